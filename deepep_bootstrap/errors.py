@@ -1,0 +1,113 @@
+"""Expected trouble, exit codes, and the one guard at the front door.
+
+Expected trouble is a value with four parts (where, what, found / wanted, try); anything else that escapes a verb is a bug.
+Exit codes and their order of severity are those of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+OK = 0
+TROUBLE = 1
+CHANGES = 2
+BUG = 3
+VERDICT = 4
+INTERRUPTED = 130
+WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, said in the form every message of this program has.
+
+    `where` is a file and key or a folded host set, `what` the fact, `found` and `wanted` the difference, `try_` a command or an
+    action that helps. Empty parts are left out of the sentence.
+    """
+
+    where: str
+    what: str
+    found: str = ""
+    wanted: str = ""
+    try_: str = ""
+
+    def __str__(self) -> str:
+        parts = [part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part]
+        difference = f" — {', '.join(parts)}" if parts else ""
+        remedy = f". Try: {self.try_}" if self.try_ else ""
+        return f"{self.where}: {self.what}{difference}{remedy}"
+
+    def as_json(self) -> dict[str, str]:
+        """Return the five keys of `errors` in every JSON document."""
+        return {"where": self.where, "what": self.what, "found": self.found, "wanted": self.wanted, "try": self.try_}
+
+
+class Trouble(Exception):
+    """Expected trouble: one or more problems, shown one a line, never as a traceback."""
+
+    def __init__(self, *problems: Problem, code: int = TROUBLE) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+        self.code = code
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Return the most severe of `codes`; 0 when there are none. An unknown code counts as expected trouble."""
+    known = [code if code in WORST_FIRST else TROUBLE for code in codes]
+    return min(known, key=WORST_FIRST.index, default=OK)
+
+
+def state_dir() -> Path:
+    """Return the directory for logs on the control machine (XDG base directory specification)."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "deepep-bootstrap"
+
+
+def guarded(verb: str, body: Callable[[], int], *, as_json: bool = False) -> int:
+    """Run one verb and return its exit code; the only place where every exception is caught.
+
+    `body` returns an exit code and prints its own result. Expected trouble becomes one message per problem on stderr (with
+    `as_json` one document on stdout instead), ^C becomes 130, anything else a log file and two lines.
+    """
+    try:
+        return body()
+    except Trouble as trouble:
+        return _tell(verb, trouble.problems, trouble.code, as_json=as_json)
+    except KeyboardInterrupt:
+        stopped = Problem(verb, "interrupted", try_="the same command again: it goes on from what is already there")
+        return _tell(verb, (stopped,), INTERRUPTED, as_json=as_json)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: point stdout elsewhere so that the interpreter's own flush stays silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return TROUBLE
+    except Exception:  # noqa: BLE001 - the front door: a bug must not end in a traceback on an admin's screen
+        log = _write_bug_log(verb)
+        bug = Problem(verb, f"internal error, details in {log}", try_="sending that file with a report of what you did")
+        return _tell(verb, (bug,), BUG, as_json=as_json)
+
+
+def _tell(verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool) -> int:
+    if as_json:
+        document = {"schema": 1, "verb": verb, "exit": code, "errors": [problem.as_json() for problem in problems]}
+        print(json.dumps(document, ensure_ascii=False, indent=2))
+    else:
+        for problem in problems:
+            print(problem, file=sys.stderr)
+    return code
+
+
+def _write_bug_log(verb: str) -> Path:
+    folder = state_dir() / "bugs"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{os.getpid()}.log"
+    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\nargv: {sys.argv[1:]}\n\n"
+    log.write_text(facts + traceback.format_exc(), encoding="utf-8")
+    return log
