@@ -106,7 +106,8 @@ class Slurm:
 @dataclass(frozen=True)
 class Prefix:
     """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing parent), `id` the
-    content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none)."""
+    content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none), `manifest`
+    the JSON text of that generation's manifest."""
 
     path: str = ""
     exists: bool = False
@@ -116,7 +117,7 @@ class Prefix:
     id: str = ""
     entries: tuple[str, ...] = ()
     generation: int = 0
-    offer: str = ""
+    manifest: str = ""
 
 
 @dataclass(frozen=True)

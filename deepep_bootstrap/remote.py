@@ -41,6 +41,16 @@ class Reply:
     seconds: float
 
 
+class Hold(Protocol):
+    """A watched script that stays until it is closed: a scratch directory, a Slurm allocation."""
+
+    def wait_for(self, key: str, timeout: float | None = None) -> str:
+        """Return the value of the first `key=value` line the script printed; Trouble when it ends or `timeout` passes before."""
+
+    def close(self) -> Reply:
+        """Close the script's stdin, wait for its clean-up, return what it left."""
+
+
 class Door(Protocol):
     """What the rest of the program knows of hosts. Safe to use from several threads."""
 
@@ -50,6 +60,9 @@ class Door(Protocol):
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
         """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its own."""
+
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> Hold:
+        """Start a watched script and return while it runs; it ends on `close`, or by its watcher when we are gone."""
 
     def run_all(self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None) -> dict[str, Reply | Trouble]:
         """Run a job on every host in a bounded pool; a host that fails is a Trouble in the result and delays no other.
