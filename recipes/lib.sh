@@ -1,0 +1,119 @@
+# shellcheck shell=bash
+# Common ground of every recipe: strict mode, messages, data lines, waiting for the package manager.
+#
+# The engine puts this text in front of a recipe and sends both as one script. Standard output carries data lines (`key=value`) and
+# nothing else; everything said to a person goes to standard error. Nothing here acts on the machine by being read.
+set -Eeuo pipefail
+umask 022
+
+# Every recipe and the tools it runs speak one language and sort in one order, whatever the account's locale is.
+export LC_ALL=C
+
+trap 'report_failure "$?" "${BASH_SOURCE[0]:-script}" "${LINENO}" "${BASH_COMMAND}"' ERR
+
+# say TEXT…: a line for the person who watches.
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+# warn TEXT…: something to know that stops nothing.
+warn() {
+    printf 'warning: %s\n' "$*" >&2
+}
+
+# die TEXT…: end the recipe with one line that says why; newlines in the text become spaces.
+die() {
+    local -r text="$*"
+    printf 'error: %s\n' "${text//$'\n'/ }" >&2
+    exit 1
+}
+
+# report_failure CODE FILE LINE COMMAND: the ERR trap. A subshell reports too, so the message may come twice; the innermost is first.
+report_failure() {
+    local -r code="$1" file="$2" line="$3" command="$4"
+    printf 'error: %s line %s: exit code %s from: %s\n' "${RECIPE:-${file##*/}}" "${line}" "${code}" "${command%%$'\n'*}" >&2
+}
+
+# data KEY VALUE: one result for the engine. The engine reads line by line, so a newline in either is refused.
+data() {
+    local -r key="$1" value="$2"
+    [[ "${key}" =~ ^[a-z][a-z0-9_.-]*$ ]] || die "data: bad key '${key}'"
+    [[ "${value}" != *$'\n'* ]] || die "data: the value of ${key} has more than one line"
+    printf '%s=%s\n' "${key}" "${value}"
+}
+
+# need_env NAME…: end here when one of the inputs is missing or empty, naming all of them at once.
+need_env() {
+    local name
+    local -a missing=()
+    for name in "$@"; do
+        [[ -n "${!name:-}" ]] || missing+=("${name}")
+    done
+    ((${#missing[@]} == 0)) || die "missing input: ${missing[*]}"
+}
+
+# need_command NAME…: end here when one of the programs is not on PATH, naming all of them at once.
+need_command() {
+    local name
+    local -a missing=()
+    for name in "$@"; do
+        command -v "${name}" >/dev/null || missing+=("${name}")
+    done
+    ((${#missing[@]} == 0)) || die "not installed on this machine: ${missing[*]}"
+}
+
+# run_step TITLE COMMAND…: say what begins, run it with its output on standard error, say how long it took.
+run_step() {
+    local -r title="$1" start="${SECONDS}"
+    shift
+    say "== ${title}"
+    "$@" >&2
+    say "== ${title}: done in $((SECONDS - start)) s"
+}
+
+# is_locked FILE: true when some process holds a lock on FILE. dpkg uses POSIX (fcntl) locks, which flock(1) cannot see, but
+# /proc/locks lists them all by device and inode.
+is_locked() {
+    local -r file="$1"
+    local device inode major minor
+    [[ -e "${file}" ]] || return 1
+    read -r device inode < <(stat -c '%d %i' -- "${file}")
+    # The bit layout of st_dev under Linux; /proc/locks prints major and minor as two hexadecimal digits or more.
+    major=$(((device >> 8) & 0xfff))
+    minor=$(((device & 0xff) | ((device >> 12) & 0xfff00)))
+    grep -qE "$(printf ' %02x:%02x:%d ' "${major}" "${minor}" "${inode}")" /proc/locks
+}
+
+# wait_for_locks LIMIT FILE…: wait up to LIMIT seconds until no process holds a lock on any FILE, else end here naming the file.
+wait_for_locks() {
+    local -r limit="$1"
+    shift
+    local -r end=$((SECONDS + limit))
+    local file said=""
+    for file in "$@"; do
+        while is_locked "${file}"; do
+            ((SECONDS < end)) || die "${file} is held by another program after ${limit} s of waiting (an automatic upgrade?)"
+            [[ -n "${said}" ]] || say "waiting for ${file} (up to ${limit} s): another program is installing packages"
+            said=yes
+            sleep 1
+        done
+    done
+}
+
+# with_package_lock COMMAND…: run a package manager when no other one is at work. PACKAGE_LOCK_WAIT is the limit in seconds.
+with_package_lock() {
+    wait_for_locks "${PACKAGE_LOCK_WAIT:-300}" /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock
+    "$@" >&2
+}
+
+# write_file TARGET MODE: standard input becomes TARGET in one rename, so that nobody ever reads half of it.
+write_file() {
+    local -r target="$1" mode="$2"
+    local aside
+    aside="$(mktemp "${target}.XXXXXX")"
+    if cat >"${aside}" && chmod "${mode}" "${aside}" && mv -f -- "${aside}" "${target}"; then
+        return 0
+    fi
+    rm -f -- "${aside}"
+    die "cannot write ${target}"
+}
