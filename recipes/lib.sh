@@ -71,39 +71,24 @@ run_step() {
     say "== ${title}: done in $((SECONDS - start)) s"
 }
 
-# is_locked FILE: true when some process holds a lock on FILE. dpkg uses POSIX (fcntl) locks, which flock(1) cannot see, but
-# /proc/locks lists them all by device and inode.
-is_locked() {
-    local -r file="$1"
-    local device inode major minor
-    [[ -e "${file}" ]] || return 1
-    read -r device inode < <(stat -c '%d %i' -- "${file}")
-    # The bit layout of st_dev under Linux; /proc/locks prints major and minor as two hexadecimal digits or more.
-    major=$(((device >> 8) & 0xfff))
-    minor=$(((device & 0xff) | ((device >> 12) & 0xfff00)))
-    grep -qE "$(printf ' %02x:%02x:%d ' "${major}" "${minor}" "${inode}")" /proc/locks
-}
-
-# wait_for_locks LIMIT FILE…: wait up to LIMIT seconds until no process holds a lock on any FILE, else end here naming the file.
-wait_for_locks() {
-    local -r limit="$1"
-    shift
-    local -r end=$((SECONDS + limit))
-    local file said=""
-    for file in "$@"; do
-        while is_locked "${file}"; do
-            ((SECONDS < end)) || die "${file} is held by another program after ${limit} s of waiting (an automatic upgrade?)"
-            [[ -n "${said}" ]] || say "waiting for ${file} (up to ${limit} s): another program is installing packages"
-            said=yes
-            sleep 1
-        done
-    done
-}
-
-# with_package_lock COMMAND…: run a package manager when no other one is at work. PACKAGE_LOCK_WAIT is the limit in seconds.
+# with_package_lock COMMAND…: run apt-get, dpkg or dnf; while another program holds the package database, wait and try again, up to
+# PACKAGE_LOCK_WAIT seconds in all. Looking at what the tool says works on every filesystem; /proc/locks does not on an overlay.
 with_package_lock() {
-    wait_for_locks "${PACKAGE_LOCK_WAIT:-300}" /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock
-    "$@" >&2
+    local -r limit="${PACKAGE_LOCK_WAIT:-300}"
+    local -r end=$((SECONDS + limit))
+    local answer code said=""
+    while true; do
+        code=0
+        # Its talk goes to the person as it comes; its complaints are kept for the question below, then shown too.
+        { answer="$("$@" 2>&1 >&3)" || code="$?"; } 3>&2
+        [[ -z "${answer}" ]] || say "${answer}"
+        ((code != 0)) || return 0
+        [[ "${answer}" =~ (Could not get lock|Unable to (acquire|lock)|is another process using it|locked by another process) ]] || return "${code}"
+        ((SECONDS < end)) || die "the package database is still held by another program after ${limit} s: ${answer%%$'\n'*}"
+        [[ -n "${said}" ]] || say "another program is installing packages: waiting up to ${limit} s"
+        said=yes
+        sleep 2
+    done
 }
 
 # write_file TARGET MODE: standard input becomes TARGET in one rename, so that nobody ever reads half of it.
