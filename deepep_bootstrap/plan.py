@@ -1,9 +1,25 @@
-"""What is to be done and why: facts and wishes in, steps out. Pure."""
+"""What is to be done and why: facts and wishes in, steps out. Pure.
+
+A step is in the plan because something wanted was not found; the reason says both. No step: nothing to do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from deepep_bootstrap import choose, store
+from deepep_bootstrap.choose import Choice, Request
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.facts import Facts
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.store import Entry
+
+UNPACKED = 2.2
+"""Size of an installed environment over the size of its wheels: torch 2.10 and its CUDA wheels, 3.0 GB packed, 6.6 GB unpacked."""
+
+MIB = 1024**2
 
 
 @dataclass(frozen=True)
@@ -16,17 +32,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. `kind` is "prefix", "host", "build", "offer" or "verify"; `name` the recipe or the store entry;
-    `hosts` where; `after` names of steps that must have ended well before."""
+    """One thing to do. `kind` is "prefix", "host", "build", "offer" or "verify"; `name` the recipe or the store entry; `hosts`
+    where it is done; `env` what its recipe needs to know."""
 
     kind: str
     name: str
     title: str
     hosts: tuple[str, ...]
     reason: Reason
-    args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,3 +54,140 @@ class Outcome:
     seconds: float = 0.0
     code: int = 0
     log: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the prefix."""
+
+    steps: tuple[Step, ...]
+    choice: Choice
+    notes: tuple[str, ...] = ()
+    download_bytes: int = 0
+    disk_bytes: int = 0
+
+    def of_kind(self, kind: str) -> tuple[Step, ...]:
+        """Return the steps of one kind."""
+        return tuple(step for step in self.steps if step.kind == kind)
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the choices a reader of the plan wants to know, for JSON."""
+        choice = self.choice
+        return {
+            "build_host": choice.build_host,
+            "prefix_host": choice.prefix_host,
+            "slurm_host": choice.slurm_host,
+            "target": choice.target,
+            "python": choice.python.path,
+            "cuda_home": choice.toolkit.path,
+            "archs": list(choice.record.archs),
+            "profile": choice.record.profile,
+            "module": choice.record.module,
+            "entries": [entry.name for entry in choice.entries],
+        }
+
+
+def make(request: Request, facts: Mapping[str, Facts]) -> Plan:
+    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done."""
+    choice = choose.choose(request, facts)
+    missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
+    check_space(request, choice, facts, missing)
+    steps = [
+        *host_steps(request, choice, facts, missing),
+        *build_steps(choice, missing),
+        *offer_steps(choice, facts),
+    ]
+    if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
+        steps.insert(0, prefix_step(request, choice, facts))
+    if steps:
+        steps.append(verify_step(request, choice, facts))
+    wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
+    return Plan(tuple(steps), choice, choice.notes, wheels, int(wheels * UNPACKED))
+
+
+def missing_entries(choice: Choice, present: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the entries the store does not hold, dependencies first."""
+    return tuple(entry for entry in choice.entries if entry.name not in present)
+
+
+def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+    """Return the step that makes the prefix and proves by writing that all hosts share it."""
+    marker = facts[choice.prefix_host].prefix.id
+    found = f"prefix {marker[:8]}" if marker else "no prefix there"
+    hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
+    return Step("prefix", "prefix", f"share {request.prefix}", hosts, Reason(found, "one directory, writable, the same on every host"))
+
+
+def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield the host recipes that have something to do; a new one is a row of this table."""
+    table: tuple[tuple[str, str, Callable[[Host], Reason | None], dict[str, str]], ...] = (
+        (
+            "build-deps",
+            "install build dependencies",
+            lambda host: lacking_build_deps(choice, facts[host.name]) if missing and host.name == choice.build_host else None,
+            choice.build_deps_env,
+        ),
+        (
+            "module-hook",
+            "MODULEPATH hook",
+            lambda host: lacking_hook(request, facts[host.name]),
+            {"MODULEFILES": f"{request.prefix}/modulefiles"},
+        ),
+    )
+    for name, title, reason_for, env in table:
+        groups: dict[Reason, list[str]] = {}
+        for host in request.inventory.hosts:
+            if host.name in facts and (reason := reason_for(host)):
+                groups.setdefault(reason, []).append(host.name)
+        for reason, hosts in groups.items():
+            yield Step("host", name, title, tuple(hosts), reason, env)
+
+
+def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
+    """Return why the build host needs packages, or None."""
+    lacking = choose.lacking_build_tools(facts, choice)
+    return Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers") if lacking else None
+
+
+def lacking_hook(request: Request, facts: Facts) -> Reason | None:
+    """Return why a host needs the MODULEPATH hook, or None (also where no module system would read it)."""
+    wanted = f"{request.prefix}/modulefiles"
+    if facts.modules.kind == "none" or facts.modules.hook == wanted:
+        return None
+    return Reason(facts.modules.hook or "no hook", wanted)
+
+
+def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield one step for each entry to build."""
+    for entry in missing:
+        title = f"build {entry.kind} {entry.version}"
+        yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
+
+
+def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
+    """Yield the step that publishes a new generation, unless the current one offers the same."""
+    prefix = facts[choice.prefix_host].prefix
+    current = store.read_offer(prefix.manifest)
+    if current is None or store.offer_digest(current) != store.offer_digest(choice.offer):
+        found = f"generation {prefix.generation}, another offer" if current else "no generation"
+        wanted = f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
+        yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
+
+
+def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+    """Return the check at the end of every run that changed something."""
+    hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
+    return Step("verify", "verify", "load and import", hosts, Reason("not seen since the change", f"{choice.record.module} loads"))
+
+
+def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
+    """Raise Trouble when the prefix has less room than the wheels alone need."""
+    if not any(entry.kind == "python" for entry in missing):
+        return
+    needed = int(sum(wheel.size for wheel in choice.wheels) * UNPACKED) // MIB
+    free = facts[choice.prefix_host].prefix.free_mib
+    if free < needed:
+        remedy = "another --prefix, or free space there"
+        raise Trouble(
+            Problem(f"{fold([choice.prefix_host])} {request.prefix}", "not enough space", f"{free} MiB", f"{needed} MiB or more", remedy)
+        )

@@ -1,0 +1,34 @@
+# make demo   the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
+# make test   all tests
+# make check  types, style, shell, budgets
+# make clean  everything these made
+
+PYTHON := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: demo test check bench clean
+
+.venv/.ready: pyproject.toml tests/setup.sh
+	bash tests/setup.sh venv
+
+demo: .venv/.ready
+	bash tests/setup.sh demo
+	bash tests/demo.sh
+
+test: .venv/.ready
+	bash tests/setup.sh test
+	$(PYTHON) -m pytest -n 2 --dist loadgroup tests
+
+check: .venv/.ready
+	ruff check .
+	ruff format --check .
+	mypy
+	$(PYTHON) tests/shellcheck_all.py
+
+bench: .venv/.ready
+	for bench in tests/bench/bench_*.py; do $(PYTHON) "$$bench" || exit; done
+
+clean:
+	if [ -x $(PYTHON) ]; then $(PYTHON) -m invoke lab down; fi
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis *-test.sbatch
+	find . -name __pycache__ -type d -prune -exec rm -r {} +

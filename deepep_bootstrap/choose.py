@@ -1,0 +1,271 @@
+"""The decisions a plan stands on: which hosts do what, which Python, which toolkit, which entries, which offer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap import slurm, store, topology
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.facts import Facts, Python, Toolkit
+from deepep_bootstrap.hosts import Host, Inventory, fold
+from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
+
+CMAKE_FLOOR = (3, 19)
+"""NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by relative path."""
+
+    lock: Lock
+    stack: Stack
+    inventory: Inventory
+    prefix: str
+    recipes: Mapping[str, str]
+    templates: Mapping[str, str]
+    external_python: str = ""
+    on_busy_host: str = "leave"
+    control_has_slurm: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this machine."""
+
+    build_host: str
+    prefix_host: str
+    slurm_host: str
+    slurm_node: str
+    target: str
+    python: Python
+    toolkit: Toolkit
+    wheels: tuple[Wheel, ...]
+    entries: tuple[Entry, ...]
+    record: StackRecord
+    offer: Offer
+    build_deps_env: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def entry(self, kind: str) -> Entry | None:
+        """Return the entry of one kind, or None."""
+        return next((entry for entry in self.entries if entry.kind == kind), None)
+
+
+CONTROL = "@control"
+
+
+def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
+    """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
+    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+    if not gpu_hosts:
+        raise Trouble(Problem(request.inventory.path, "no host with role=gpu answered", wanted="at least one"))
+    check_shared(request.prefix, facts)
+    notes: list[str] = []
+    build_host = choose_build_host(request, gpu_hosts, notes)
+    prefix_host = named_host(request, "prefix_host", facts) or build_host
+    slurm_host = choose_slurm_host(request, facts)
+    derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
+    notes.extend(derived.notes)
+    here = facts[build_host]
+    target, python = choose_python(request, gpu_hosts, here)
+    toolkit = choose_toolkit(request.stack, build_host, here)
+    wheels = () if request.external_python else request.stack.wheels[target]
+    entries = store.entries(
+        store.Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target)
+    )
+    record = make_record(request, derived, entries, toolkit, python, gpu_hosts)
+    current = store.read_offer(facts[prefix_host].prefix.manifest)
+    packages = request.lock.systems.get(system_id(here))
+    return Choice(
+        build_host, prefix_host, slurm_host, here.slurm.node if here.slurm.works else "", target, python, toolkit, wheels, entries,
+        record, merge_offer(request, current, record),
+        {"MANAGER": packages.manager, "PACKAGES": " ".join(packages.packages.get("build-deps", ()))} if packages else {},
+        tuple(notes),
+    )  # fmt: skip
+
+
+def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
+    """Raise Trouble when some hosts see another prefix, or none, where others see one."""
+    ids: dict[str, list[str]] = {}
+    for name, seen in facts.items():
+        ids.setdefault(seen.prefix.id, []).append(name)
+    if len(ids) > 1:
+        views = "; ".join(f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in sorted(ids.items(), key=lambda item: -len(item[1])))
+        odd = min(ids.values(), key=len)
+        raise Trouble(
+            Problem(fold(odd), f"{prefix} is not the same directory everywhere", views, "one shared directory", "mounting it there, or --limit")
+        )
+
+
+def named_host(request: Request, key: str, facts: Mapping[str, Facts]) -> str:
+    """Return the host a setting of the hosts file names, or "" where it names none."""
+    name: str = getattr(request.inventory.settings, key)
+    if name and name not in facts:
+        raise Trouble(Problem(f"{request.inventory.path}: {key}", "this host did not answer", found=name))
+    return name
+
+
+def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: list[str]) -> str:
+    """Return the host to build on: the one the hosts file names, else the first free GPU host."""
+    if name := named_host(request, "build_host", gpu_hosts):
+        return name
+    free = [name for name, facts in gpu_hosts.items() if not busy_with(facts)]
+    busy = {name: busy_with(facts) for name, facts in gpu_hosts.items() if name not in free}
+    if busy and request.on_busy_host == "leave":
+        notes.extend(f"{name} is busy ({why}) and is left alone" for name, why in busy.items())
+    if free:
+        return free[0]
+    if request.on_busy_host == "use":
+        return next(iter(gpu_hosts))
+    raise Trouble(
+        Problem(fold(busy), "every GPU host is busy", next(iter(busy.values())), "one free host to build on", "later, or --on-busy-host=use")
+    )
+
+
+def busy_with(facts: Facts) -> str:
+    """Return what keeps a host's GPUs busy, or "" for a free host. Under Slurm the allocation decides, jobs only make it wait."""
+    if facts.slurm.works and facts.slurm.node:
+        return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
+    count = sum(gpu.processes for gpu in facts.gpus)
+    return f"{count} GPU processes" if count else ""
+
+
+def choose_slurm_host(request: Request, facts: Mapping[str, Facts]) -> str:
+    """Return where sbatch is run: the named host, this machine, the first host with a working Slurm client, or ""."""
+    if name := named_host(request, "slurm_host", facts):
+        return name
+    if request.control_has_slurm:
+        return CONTROL
+    working = [name for name, seen in facts.items() if seen.slurm.works and seen.slurm.sbatch]
+    logins = {host.name for host in request.inventory.hosts if host.role == "login"}
+    return next((name for name in working if name in logins), working[0] if working else "")
+
+
+def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts) -> tuple[str, Python]:
+    """Return target (`cp312-x86_64`; "" for an external Python) and interpreter."""
+    if request.external_python:
+        return "", check_external(request, gpu_hosts, here)
+    machines = {seen.machine for seen in gpu_hosts.values()}
+    if len(machines) > 1:
+        raise Trouble(Problem(fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"))
+    targets = sorted(request.stack.wheels, key=minor_of, reverse=True)
+    for target in targets:
+        path = f"/usr/bin/python3.{minor_of(target)}"
+        fits = target.endswith(f"-{here.machine}") and all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values())
+        if fits:
+            return target, next(python for python in here.pythons if python.path == path)
+    wanted = " or ".join(f"/usr/bin/python3.{minor_of(target)}" for target in targets)
+    raise Trouble(
+        *(
+            Problem(
+                fold([name]),
+                f"no Python that stack {request.stack.name} has wheels for is on every host",
+                ", ".join(python.path for python in seen.pythons) or "none",
+                f"{wanted} ({seen.machine})",
+                "installing one of them, or --python=/path/to/python with torch in it",
+            )
+            for name, seen in gpu_hosts.items()
+        )
+    )
+
+
+def minor_of(target: str) -> int:
+    """Return 12 for the target `cp312-x86_64`."""
+    return int(target.split("-")[0].removeprefix("cp3"))
+
+
+def check_external(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts) -> Python:
+    """Return the external interpreter as the build host sees it; Trouble where a host lacks it or its torch does not fit."""
+    problems = []
+    for name, seen in gpu_hosts.items():
+        python = seen.external_python
+        if python is None or python.problem:
+            found = python.problem if python else "not asked for"
+            problems.append(Problem(name, f"--python={request.external_python} cannot be used", found, "an interpreter with torch"))
+        elif python.torch_cuda.split(".")[0] != request.stack.cuda:
+            found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"
+            remedy = f"--stack with cuda = \"{python.torch_cuda.split('.')[0]}\""
+            problems.append(Problem(name, "torch's CUDA major does not fit the stack", found, f"CUDA {request.stack.cuda}", remedy))
+        elif here.external_python and (python.torch, python.version) != (here.external_python.torch, here.external_python.version):
+            found = f"Python {python.version}, torch {python.torch}"
+            wanted = f"Python {here.external_python.version}, torch {here.external_python.torch} as on the build host"
+            problems.append(Problem(name, "the external Python differs between hosts", found, wanted))
+    if problems or here.external_python is None:
+        raise Trouble(*problems)
+    return here.external_python
+
+
+def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:
+    """Return the CUDA toolkit of the stack's major on the build host: /usr/local/cuda where that fits, else the newest."""
+    fitting = [toolkit for toolkit in here.toolkits if toolkit.version.split(".")[0] == stack.cuda]
+    if not fitting:
+        found = ", ".join(f"{toolkit.version} in {toolkit.path}" for toolkit in here.toolkits) or "none"
+        remedy = f"installing cuda-toolkit {stack.cuda}, or a stack of another CUDA major"
+        raise Trouble(Problem(name, "no CUDA toolkit fits the stack", found, f"CUDA {stack.cuda} with nvcc", remedy))
+    default = [toolkit for toolkit in fitting if toolkit.path == "/usr/local/cuda"]
+    return default[0] if default else max(fitting, key=lambda toolkit: [int(part) for part in toolkit.version.split(".") if part.isdigit()])
+
+
+def lacking_build_tools(facts: Facts, choice: Choice) -> list[str]:
+    """Return which build tools and headers a host lacks."""
+    tools = dict(facts.tools)
+    lacking = [name for name in ("gcc", "g++", "make", "ninja", "git") if not tools.get(name)]
+    cmake = tuple(int(part) for part in tools.get("cmake", "0").split(".")[:2] if part.isdigit())
+    if cmake < CMAKE_FLOOR:
+        lacking.append(f"cmake ≥ 3.19 (found {tools['cmake']})" if tools.get("cmake") else "cmake")
+    lacking.extend(header for header in ("infiniband/mlx5dv.h",) if header not in facts.headers)
+    return lacking
+
+
+def system_id(facts: Facts) -> str:
+    """Return the lock's `[system.<id>]` key of a host, e.g. `ubuntu-24_04`."""
+    version = facts.os_version.replace(".", "_")
+    major = facts.os_version.split(".")[0]
+    return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
+
+
+def make_record(
+    request: Request, derived: topology.Derived, entries: Sequence[Entry], toolkit: Toolkit, python: Python, gpu_hosts: Mapping[str, Facts]
+) -> StackRecord:
+    """Return what a generation says of the stack."""
+    names = {entry.kind: entry.name for entry in entries}
+    source = request.lock.sources[request.stack.deepep]
+    settings = request.inventory.settings
+    gres = slurm.resolve_gres(settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
+    return StackRecord(
+        stack=request.stack.name,
+        module=f"deepep/{source.version}-{source.rev[:7]}-{request.stack.name}",
+        prefix=request.prefix,
+        deepep=names["deepep"],
+        nvshmem=names["nvshmem"],
+        gdrcopy=names["gdrcopy"],
+        python=names.get("python", ""),
+        external_python=request.external_python,
+        python_version=".".join(python.version.split(".")[:2]),
+        cuda_home=toolkit.path,
+        archs=derived.archs,
+        profile=derived.profile,
+        environment=derived.environment,
+        site=Site(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args),
+    )
+
+
+def merge_offer(request: Request, current: Offer | None, record: StackRecord) -> Offer:
+    """Return the current offer with the record's stack replaced or added; a prefix that was moved starts afresh."""
+    kept = {
+        name: replace(old, prefix=request.prefix)
+        for name, old in (current.stacks.items() if current else ())
+        if name != record.stack
+    }
+    stacks = {**kept, record.stack: record}
+    default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
+    templates = store.digest({name: text for name, text in request.templates.items() if not name.startswith("profiles/")})
+    return Offer(default, dict(sorted(stacks.items())), templates)
+
+
+def host_of(request: Request, name: str) -> Host:
+    """Return the host called `name`."""
+    return next(host for host in request.inventory.hosts if host.name == name)

@@ -1,0 +1,187 @@
+"""What every conductor does first: read the files a command names, open the door to the hosts, gather facts from all of them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepep_bootstrap import hosts, lock, slurm
+from deepep_bootstrap.errors import Problem, Trouble, state_dir
+from deepep_bootstrap.facts import Facts, parse
+from deepep_bootstrap.hosts import Host, Inventory
+from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.remote import Fleet, Job, Options, Secret
+
+FACTS_TIMEOUT = 60.0
+"""Seconds for the fact script; each slow tool in it has its own, shorter limit."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The common flags of a verb, as given. `root` is the folder of tasks.py with recipes/, env/ and the lock."""
+
+    root: Path
+    hosts: str = ""
+    limit: str = ""
+    lock: str = ""
+    stack: str = ""
+    prefix: str = ""
+    mirror: tuple[str, ...] = ()
+    python: str = ""
+    json: bool = False
+    accept_new_host_keys: bool = False
+    sudo_password_prompt: bool = False
+    on_busy_host: str = "leave"
+    forks: int = 64
+
+    @classmethod
+    def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
+        """Return the flags among a task's local variables; the rest of them is the verb's own business."""
+        known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+        known["mirror"] = tuple(known.get("mirror") or ())
+        flags = cls(root=root, **known)
+        if flags.on_busy_host not in {"leave", "use"}:
+            raise Trouble(Problem("--on-busy-host", "unknown value", found=flags.on_busy_host, wanted="leave or use"))
+        if flags.prefix:
+            hosts.check_prefix(flags.prefix, "--prefix")
+        return flags
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a verb: its name (time, verb, random part) and the folder its logs go to on the control machine."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def start(cls, verb: str) -> Run:
+        """Return a new run; the folder is made when the first log is written."""
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
+        return cls(name, state_dir() / "logs" / name)
+
+    def log(self, host: str, step: str, text: str) -> Path:
+        """Append `text` to the log of one step on one host and return the file's path."""
+        path = self.folder / host / f"{step}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The hosts of a command and what is known of them. Hosts that could not be asked are in `problems`, not in `facts`."""
+
+    inventory: Inventory
+    prefix: str
+    facts: Mapping[str, Facts]
+    problems: tuple[Problem, ...] = field(default=())
+
+    def host(self, name: str) -> Host:
+        """Return the host called `name`."""
+        return next(host for host in self.inventory.hosts if host.name == name)
+
+    @property
+    def reached(self) -> tuple[Host, ...]:
+        """The hosts that answered, in the file's order."""
+        return tuple(host for host in self.inventory.hosts if host.name in self.facts)
+
+
+def read_tree(folder: Path) -> dict[str, str]:
+    """Return the text files below `folder` by their path relative to it: recipes, templates, profiles."""
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def read_lock(flags: Flags) -> tuple[Lock, Stack]:
+    """Return the lock and the stack the flags choose."""
+    found = lock.read(flags.lock or flags.root / "deepep.lock.toml")
+    name = flags.stack or found.default_stack
+    if name not in found.stacks:
+        raise Trouble(Problem("--stack", "no such stack in the lock", found=name, wanted=" or ".join(found.stacks)))
+    return found, found.stacks[name]
+
+
+def read_inventory(flags: Flags) -> tuple[Inventory, str]:
+    """Return the hosts a command names and the prefix."""
+    if not flags.hosts:
+        raise Trouble(Problem("--hosts", "no hosts named", wanted="a hosts file or a node set", try_="--hosts=hosts/local.txt"))
+    inventory = hosts.from_flag(flags.hosts, flags.limit)
+    return inventory, flags.prefix or inventory.settings.prefix
+
+
+@contextmanager
+def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
+    """Yield the door to the hosts; every connection is closed on the way out, whatever happened."""
+    password = None
+    if flags.sudo_password_prompt:
+        if not sys.stdin.isatty():
+            raise Trouble(Problem("--sudo-password-prompt", "there is no terminal to ask on", try_="sudo without a password, or root"))
+        password = Secret(getpass.getpass("sudo password on the hosts: "))
+    options = Options(
+        forks=flags.forks,
+        accept_new_host_keys=flags.accept_new_host_keys,
+        sudo_password=password,
+        ssh_config=os.environ.get("DEEPEP_SSH_CONFIG", ""),
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    fleet = Fleet(inventory.hosts, options)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
+    """Ask every host for its facts at the same time; trouble when none of them answers."""
+    script = (flags.root / "recipes" / "facts.sh").read_text(encoding="utf-8")
+    job = Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+    replies = door.run_all(inventory.hosts, lambda host: job)
+    facts: dict[str, Facts] = {}
+    problems: list[Problem] = []
+    for name, reply in replies.items():
+        try:
+            if isinstance(reply, Trouble):
+                raise reply
+            if reply.code:
+                raise Trouble(Problem(name, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
+            facts[name] = parse(reply.out, name)
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+    if not facts:
+        raise Trouble(*fold_problems(problems))
+    return Survey(inventory, prefix, facts, fold_problems(problems))
+
+
+def fold_problems(problems: list[Problem]) -> tuple[Problem, ...]:
+    """Say equal problems of several hosts once, with the folded set of hosts as their place."""
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for problem in problems:
+        groups.setdefault((problem.what, problem.found, problem.wanted, problem.try_), []).append(problem.where)
+    return tuple(
+        Problem(hosts.fold(where) if len(where) > 1 else where[0], what, found, wanted, try_)
+        for (what, found, wanted, try_), where in groups.items()
+    )
+
+
+def control_has_slurm(prefix: str, prefix_id: str) -> bool:
+    """Return whether this machine is a client of Slurm and sees the very same prefix (by its id)."""
+    marker = Path(prefix) / ".id"
+    try:
+        same = bool(prefix_id) and marker.read_text(encoding="utf-8").strip() == prefix_id
+    except OSError:
+        same = False
+    return same and shutil.which(slurm.SBATCH) is not None

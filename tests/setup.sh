@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Set up what `make` needs on a fresh Debian or Ubuntu that has only git, python3 and make.
+# Usage: tests/setup.sh venv | demo | test
+#   venv  the virtual environment .venv with this package and its tools
+#   demo  Debian packages the embedded cluster needs on this machine (its hosts have an image of their own)
+#   test  Debian packages the tests run for real; services among them are unpacked below .venv, never installed or started
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+install_packages() {
+    # <program or file>=<package>… : install the packages whose program is missing
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null || [ -e "${pair%%=*}" ] || missing+=("${pair#*=}")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    echo "setup: installing ${missing[*]}" >&2
+    as_root apt-get update -q >&2
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+}
+
+unpack_packages() {
+    # <folder> <package>… : unpack Debian packages below a folder without installing them
+    local -r folder=$1
+    shift
+    [ ! -e "$folder/.complete" ] || return 0
+    local scratch
+    scratch=$(mktemp -d)
+    echo "setup: unpacking $*" >&2
+    as_root apt-get update -q >&2
+    (cd "$scratch" && apt-get download -q "$@" >&2)
+    mkdir -p "$folder"
+    local deb
+    for deb in "$scratch"/*.deb; do dpkg-deb -x "$deb" "$folder"; done
+    rm -r "$scratch"
+    touch "$folder/.complete"
+}
+
+make_venv() {
+    python3 -c 'import ensurepip' 2>/dev/null || install_packages "/nonexistent=python3-venv"
+    [ -x .venv/bin/python ] || python3 -m venv .venv
+    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+    touch .venv/.ready
+}
+
+case "${1:-}" in
+    venv) make_venv ;;
+    demo) install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux setpriv=util-linux mount=mount ;;
+    test)
+        install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ cmake=cmake ninja=ninja-build \
+            busybox=busybox dash=dash nix=nix-bin sudo=sudo bash=bash
+        unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
+        ;;
+    *) echo "usage: tests/setup.sh venv | demo | test" >&2; exit 1 ;;
+esac

@@ -1,0 +1,146 @@
+"""The house rules that a machine can check: imports point downward, budgets hold, the tree has what others rely on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "deepep_bootstrap"
+
+# Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
+LEVELS: dict[str, int] = {
+    "errors": 0, "command": 0,
+    "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "topology": 10, "slurm": 10,
+    "sshconf": 20, "remote": 30, "fetch": 30, "store": 30,
+    "plan": 40, "doctor": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
+    "apply": 50, "build": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "report": 50, "html": 50,
+    "survey": 60,
+    "verbs": 70,
+    "front": 80,
+}  # fmt: skip
+TEST_EQUIPMENT = re.compile(r"lab(_\w+)?$")
+
+MODULE_LINES = 300
+RECIPE_LINES = 150
+BASH_FUNCTION_LINES = 40
+FUNCTION_BODY_MAX = 60
+FUNCTION_BODY_P90 = 30
+POSITIONAL_MAX = 4
+
+
+def package_modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def level_of(name: str) -> int:
+    return LEVELS[name.split(".")[0]]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the modules of our package that `path` imports, relative to the package (`verbs.plan`)."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("deepep_bootstrap"):
+            yield from (
+                [(node.module or "").removeprefix("deepep_bootstrap.")]
+                if node.module != "deepep_bootstrap"
+                else [alias.name for alias in node.names]
+            )
+        elif isinstance(node, ast.Import):
+            yield from (a.name.removeprefix("deepep_bootstrap.") for a in node.names if a.name.startswith("deepep_bootstrap."))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body
+    docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+    first = body[1] if docstring and len(body) > 1 else body[0]
+    return (function.end_lineno or first.lineno) - first.lineno + 1
+
+
+@pytest.mark.parametrize("path", package_modules(), ids=module_name)
+def test_imports_point_downward(path: Path) -> None:
+    name = module_name(path)
+    if TEST_EQUIPMENT.match(name):
+        return
+    for imported in imports_of(path):
+        if TEST_EQUIPMENT.match(imported):
+            assert name == "verbs.lab", f"{name} imports {imported}: only the lab's verb may"
+            continue
+        assert level_of(imported) < level_of(name), f"{name} (level {level_of(name)}) imports {imported} (level {level_of(imported)})"
+
+
+def test_package_inits_are_empty() -> None:
+    for path in PACKAGE.rglob("__init__.py"):
+        assert path.read_text() == "", f"{path}: an __init__ that holds code makes import knots"
+
+
+@pytest.mark.parametrize("path", [*package_modules(), ROOT / "tasks.py"], ids=lambda path: path.stem)
+def test_module_budgets(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MODULE_LINES
+    for function in functions(path):
+        where = f"{path.name}:{function.lineno} {function.name}"
+        assert body_lines(function) <= FUNCTION_BODY_MAX, f"{where} has {body_lines(function)} lines"
+        positional = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args) if arg.arg not in {"self", "cls"}]
+        if path.name != "tasks.py":  # Invoke makes a flag of every positional argument of a task
+            assert len(positional) <= POSITIONAL_MAX, f"{where} takes {len(positional)} positional arguments"
+
+
+def test_function_bodies_are_short_as_a_rule() -> None:
+    sizes = sorted(body_lines(function) for path in package_modules() for function in functions(path))
+    assert sizes[int(len(sizes) * 0.9)] <= FUNCTION_BODY_P90
+
+
+def test_one_broad_except_in_the_tree() -> None:
+    broad = [
+        f"{path.name}:{node.lineno}"
+        for path in [*package_modules(), ROOT / "tasks.py"]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
+    ]
+    assert len(broad) == 1, broad
+    assert broad[0].startswith("errors.py")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listing.stdout.split() if (ROOT / name).exists()]
+
+
+def test_recipe_budgets() -> None:
+    for path in tracked("recipes/*.sh", "recipes/**/*.sh"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= RECIPE_LINES, f"{path}: {len(lines)} lines"
+        start, name = 0, ""
+        for number, line in enumerate(lines):
+            if match := re.match(r"(\w+)\(\) *\{", line):
+                start, name = number, match.group(1)
+            elif line == "}" and name:
+                assert number - start <= BASH_FUNCTION_LINES + 1, f"{path}: {name} has {number - start - 1} lines"
+                name = ""
+
+
+def test_environment_folder_is_tracked() -> None:
+    # Many stock .gitignore files swallow a folder called env.
+    assert subprocess.run(["git", "ls-files", "env"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_no_unfinished_marks() -> None:
+    marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+    for path in tracked("*.py", "*.sh", "Makefile"):
+        assert not marks.search(path.read_text(encoding="utf-8", errors="replace")), path
