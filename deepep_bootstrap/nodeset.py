@@ -1,0 +1,59 @@
+"""Names out of a node set such as `b200-[001-016]`, by ClusterShell, without its group upcalls and with a bound on the size."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+MOST_NAMES = 10_000
+OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/([1-9]\d{0,5}))?)?", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+
+
+def pieces(entry: str) -> list[str]:
+    """Return the parts of `a[1-2,5],b,user@c:22` between the commas that stand outside brackets, in their order."""
+    return OUTER_COMMA.split(entry)
+
+
+def expand(pattern: str) -> list[str] | str:
+    """Return the names of a ClusterShell pattern, or, as one string, what a right one would look like."""
+    if pattern.count(":") > 1:
+        try:
+            return [str(ipaddress.ip_address(pattern))]
+        except ValueError:
+            return "a host name, a node set or an IP address"
+    if not NAME.fullmatch(BRACKETS.sub("0", pattern)):
+        return "a node set of letters, digits, '.', '_', '-' such as b200-[001-016]"
+    sizes = [_range_size(group) for group in BRACKETS.findall(pattern)]
+    if not all(sizes):
+        return "ranges such as [001-016] or [1-9/2,12]"
+    if math.prod(sizes) > MOST_NAMES:
+        return f"at most {MOST_NAMES} hosts"
+    try:
+        names = [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
+    except NodeSetException as error:
+        return f"a node set that ClusterShell can read ({error})"
+    return names
+
+
+def _range_size(group: str) -> int:
+    """Return how many numbers a bracket group such as `001-016,20` holds; 0 when it is malformed."""
+    total = 0
+    for part in group.split(","):
+        match = RANGE.fullmatch(part)
+        first, last, step = match.groups() if match else ("1", "0", None)
+        size = (int(last or first) - int(first)) // int(step or 1) + 1
+        if size < 1:
+            return 0
+        total += size
+    return total
+
+
+def outside_brackets(entry: str) -> str:
+    """Return `entry` without its bracketed ranges, in which a slash is a step and no path."""
+    return BRACKETS.sub("", entry)
