@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deepep_bootstrap import hosts, lock, slurm
+from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble, state_dir
 from deepep_bootstrap.facts import Facts, parse
 from deepep_bootstrap.hosts import Host, Inventory
@@ -185,3 +186,19 @@ def control_has_slurm(prefix: str, prefix_id: str) -> bool:
     except OSError:
         same = False
     return same and shutil.which(slurm.SBATCH) is not None
+
+
+def request_for(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> Request:
+    """Return what is wanted, with the texts of recipes and templates read from the repository."""
+    markers = {facts.prefix.id for facts in survey.facts.values()}
+    return Request(
+        lock=found,
+        stack=stack,
+        inventory=survey.inventory,
+        prefix=survey.prefix,
+        recipes=read_tree(flags.root / "recipes"),
+        templates=read_tree(flags.root / "env"),
+        external_python=flags.python,
+        on_busy_host=flags.on_busy_host,
+        control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
+    )

@@ -18,7 +18,7 @@ LEVELS: dict[str, int] = {
     "errors": 0, "command": 0,
     "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "topology": 10, "slurm": 10,
     "sshconf": 20, "remote": 30, "fetch": 30, "store": 30,
-    "plan": 40, "doctor": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
+    "choose": 35, "plan": 40, "doctor": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
     "apply": 50, "build": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "report": 50, "html": 50,
     "survey": 60,
     "verbs": 70,

@@ -1,0 +1,73 @@
+"""Messages, exit codes and the front-door guard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from deepep_bootstrap.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, guarded, worst
+from deepep_bootstrap.front import refuse_core_flags
+
+
+def test_a_problem_is_one_sentence_with_its_parts() -> None:
+    whole = Problem("deepep.lock.toml: source.nvshmem.rev", "short revision", "131da55", "40 hex digits", "git rev-parse 131da55")
+    assert str(whole) == (
+        "deepep.lock.toml: source.nvshmem.rev: short revision — found 131da55, wanted 40 hex digits. Try: git rev-parse 131da55"
+    )
+    assert str(Problem("n001", "refused")) == "n001: refused"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], OK),
+        ([OK, CHANGES], CHANGES),
+        ([CHANGES, VERDICT], VERDICT),
+        ([VERDICT, TROUBLE], TROUBLE),
+        ([TROUBLE, INTERRUPTED], INTERRUPTED),
+        ([INTERRUPTED, BUG, OK], BUG),
+        ([77, VERDICT], TROUBLE),
+    ],
+)
+def test_worst_code_wins(codes: list[int], expected: int) -> None:
+    assert worst(codes) == expected
+
+
+def raising(error: BaseException) -> int:
+    raise error
+
+
+def test_trouble_is_one_line_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    trouble = Trouble(Problem("a", "x"), Problem("b", "y"), code=VERDICT)
+    assert guarded("plan", lambda: raising(trouble)) == VERDICT
+    assert capsys.readouterr() == ("", "a: x\nb: y\n")
+
+
+def test_trouble_as_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("plan", lambda: raising(Trouble(Problem("a", "x", "f", "w", "t"))), as_json=True) == TROUBLE
+    out, err = capsys.readouterr()
+    wanted = {"where": "a", "what": "x", "found": "f", "wanted": "w", "try": "t"}
+    assert json.loads(out) == {"schema": 1, "verb": "plan", "exit": 1, "errors": [wanted]}
+    assert err == ""
+
+
+def test_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("bootstrap", lambda: raising(KeyboardInterrupt())) == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_bug_leaves_a_log_and_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert guarded("plan", lambda: raising(ZeroDivisionError("boom"))) == BUG
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    (log,) = (tmp_path / "deepep-bootstrap" / "bugs").iterdir()
+    assert str(log) in err
+    assert "ZeroDivisionError: boom" in log.read_text()
+
+
+def test_flags_of_invoke_behind_a_verb_are_refused() -> None:
+    with pytest.raises(Trouble, match=r"--dry is a flag of Invoke itself.*did you mean --dry-run\?"):
+        refuse_core_flags("bootstrap", ["hosts", "dry_run"], ["bootstrap", "--hosts=x", "--dry"])
+    refuse_core_flags("bootstrap", ["hosts", "dry_run"], ["--echo", "bootstrap", "--dry-run"])
