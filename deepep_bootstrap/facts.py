@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, natural, number, read
+from deepep_bootstrap.errors import Trouble
 
 
 @dataclass(frozen=True)
@@ -22,17 +28,20 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit: its directory and the version nvcc states, e.g. "13.0.88"; `stubs`: has lib64/stubs/libcuda.so."""
+    """A CUDA toolkit: its directory and the version nvcc states, e.g. "13.0.88"; `stubs`: has lib64/stubs/libcuda.so;
+    `real` is the directory behind a link such as /usr/local/cuda."""
 
     path: str
     version: str
     split_compile: bool
     stubs: bool
+    real: str = ""
 
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter: path and version "3.12.3"; for the one asked about with --python also its torch (empty when absent)."""
+    """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python also its torch (empty
+    when absent) and `problem`, why it cannot be used ("" when it can)."""
 
     path: str
     version: str
@@ -42,6 +51,7 @@ class Python:
     torch_cuda: str = ""
     torch_abi: str = ""
     problem: str = ""
+    header: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Rdma:
 @dataclass(frozen=True)
 class Modules:
     """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash, MODULEPATH of a
-    login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without a hook)."""
+    login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one, or with half of one)."""
 
     kind: str = "none"
     version: str = ""
@@ -92,7 +102,8 @@ class Modules:
 @dataclass(frozen=True)
 class Slurm:
     """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no compute node),
-    `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there."""
+    `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there,
+    `gres` and `partitions` as scontrol shows them."""
 
     works: bool = False
     version: str = ""
@@ -101,13 +112,14 @@ class Slurm:
     state: str = ""
     jobs: tuple[str, ...] = ()
     gres: str = ""
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prefix:
     """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing parent), `id` the
     content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none), `manifest`
-    the JSON text of that generation's manifest."""
+    the JSON text of that generation's manifest, `source` what is mounted there, `problem` why nothing more is known."""
 
     path: str = ""
     exists: bool = False
@@ -118,11 +130,15 @@ class Prefix:
     entries: tuple[str, ...] = ()
     generation: int = 0
     manifest: str = ""
+    source: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the fact script says of one host. A missing tool is an empty value, never an error."""
+    """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free space are in
+    MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed, gave no list. Whole numbers
+    among `nvidia_params` are decimal whatever the driver's spelling."""
 
     os_id: str = ""
     os_version: str = ""
@@ -148,3 +164,139 @@ class Facts:
     modules: Modules = Modules()
     slurm: Slurm = Slurm()
     prefix: Prefix = Prefix()
+    cpu_model: str = ""
+    glibc: str = ""
+    memory_free_mib: int = 0
+    scratch_free_mib: int = 0
+    gpu_problem: str = ""
+
+
+SCRIPT = "facts.sh"
+PARTS = "facts/"
+VERSION = "1"
+"""Of the data lines: facts.sh says which one it prints."""
+
+FORM = Form(
+    single={
+        "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
+        "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
+        "external_python": 9, "modules": 4, "slurm": 3, "slurm_node": 4, "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1,
+        "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1, "prefix_generation": 1, "prefix_manifest": 1,
+    },
+    many={
+        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "port": 5, "gid": 6, "tool": 2, "toolkit": 5,
+        "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "prefix_entry": 1,
+    },
+    end="end",
+)  # fmt: skip
+
+
+def script(recipes: Mapping[str, str]) -> str:
+    """Return the fact script as it is sent: its parts, then facts.sh, which calls them. `recipes` are texts by relative path."""
+    parts = [text for name, text in sorted(recipes.items()) if name.startswith(PARTS)]
+    return "\n".join([*parts, recipes[SCRIPT]])
+
+
+def parse(text: str, host: str) -> Facts:
+    """Return the facts in the output of facts.sh; Trouble that names `host` for anything the script of this version does not print.
+
+    Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused."""
+    records = read(text, FORM, host, SCRIPT)
+    try:
+        if records.text("facts") != VERSION:
+            raise ValueError(f"version {records.text('facts')[:20]!r}")
+        return _facts(records)
+    except ValueError as error:
+        raise Trouble(disagreement(host, SCRIPT, str(error))) from None
+
+
+def _facts(records: Records) -> Facts:
+    words = ("os_id", "os_version", "os_name", "kernel", "machine", "hostname", "boot_id", "user", "cpu_model", "glibc")
+    numbers = ("cpus", "memory_mib", "memory_free_mib", "scratch_free_mib")
+    return Facts(
+        **{key: records.text(key) for key in words},  # type: ignore[arg-type]
+        **{key: records.number(key) for key in numbers},  # type: ignore[arg-type]
+        uid=records.number("uid", -1),
+        gpus=_gpus(records),
+        gpu_problem="; ".join(records.words("gpu_problem")),
+        nvidia_params=tuple((name, driver_value(value)) for name, value in records.rows("nvidia_param")),
+        toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
+        tools=tuple((name, version) for name, version in records.rows("tool")),
+        headers=records.words("header"),
+        pythons=tuple(Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))),
+        external_python=next((_external(f) for f in records.rows("external_python")), None),
+        rdma=_rdma(records),
+        kernel_modules=records.words("kernel_module"),
+        gdrdrv=records.truth("gdrdrv"),
+        modules=_modules(records),
+        slurm=_slurm(records),
+        prefix=_prefix(records),
+    )
+
+
+def _external(f: Sequence[str]) -> Python:
+    return Python(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[8], f[7] == "1")
+
+
+def _gpus(records: Records) -> tuple[Gpu, ...]:
+    users = records.words("gpu_process")
+    gpus = [
+        Gpu(number(f[0]), f[1], number(f[2]), "" if f[3].startswith("[") else f[3], f[4], f[5], f[6], number(f[7], -1), users.count(f[5]))
+        for f in records.rows("gpu")
+    ]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _rdma(records: Records) -> tuple[Rdma, ...]:
+    gids: dict[tuple[str, str], list[Gid]] = {}
+    for device, port, index, gid, kind, netdev in records.rows("gid"):
+        gids.setdefault((device, port), []).append(Gid(number(index), gid, kind, netdev))
+    ports: dict[str, list[Port]] = {}
+    for device, port, state, link, rate in records.rows("port"):
+        table = tuple(sorted(gids.get((device, port), []), key=lambda gid: gid.index))
+        ports.setdefault(device, []).append(Port(number(port), state, link, decimal(rate), table))
+    return tuple(
+        Rdma(name, driver, path, number(numa, -1), firmware, tuple(sorted(ports.get(name, []), key=lambda port: port.number)))
+        for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
+    )
+
+
+def _modules(records: Records) -> Modules:
+    kind, version, init, paths = next(iter(records.rows("modules")), ("none", "", "", ""))
+    hooks = {fields[0]: fields[1] for fields in records.rows("hook")}
+    hook = hooks.get("sh", "") if hooks.get("sh") == hooks.get("csh") else ""
+    return Modules(kind, version, init, tuple(path for path in paths.split(":") if path), hook)
+
+
+def _slurm(records: Records) -> Slurm:
+    works, version, sbatch = next(iter(records.rows("slurm")), ("0", "", "0"))
+    node, state, gres, partitions = next(iter(records.rows("slurm_node")), ("", "", "", ""))
+    named = tuple(name for name in partitions.split(",") if name)
+    return Slurm(works == "1", version, sbatch == "1", node, state, records.words("slurm_job"), "" if gres == "(null)" else gres, named)
+
+
+def _prefix(records: Records) -> Prefix:
+    fs, free, source = next(iter(records.rows("prefix_fs")), ("", "", ""))
+    return Prefix(
+        path=records.text("prefix_path"),
+        exists=records.truth("prefix_exists"),
+        writable=records.truth("prefix_writable"),
+        fs=fs,
+        free_mib=number(free),
+        id=records.text("prefix_id"),
+        entries=tuple(sorted(records.words("prefix_entry"))),
+        generation=records.number("prefix_generation"),
+        manifest=base64.b64decode(records.text("prefix_manifest"), validate=True).decode(),
+        source=source,
+        problem=records.text("prefix_problem"),
+    )
+
+
+def driver_value(text: str) -> str:
+    """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is "PeerMappingOverride=1"."""
+    parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
+    return ";".join(f"{name}={_plain(value)}" if equals else _plain(name) for name, equals, value in parts)
+
+
+def _plain(text: str) -> str:
+    return str(int(text, 0)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}", text) else text
