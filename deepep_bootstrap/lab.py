@@ -1,0 +1,200 @@
+"""The embedded cluster: what a lab is, where its things are, and the files it writes for its users. Test equipment."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from deepep_bootstrap import command
+from deepep_bootstrap.errors import Problem, Trouble
+
+NAMESPACES = "namespaces"
+LOOPBACK = "loopback"
+LAYERS = {"lmod": "lmod", "environment-modules": "environment-modules"}
+"""The module systems a lab can have, by the name users give, with the package that brings each; they exclude each other."""
+
+MARK = "DEEPEP_LAB"
+"""Environment variable of every process of a lab: its value, the lab's folder, is how they are found again."""
+
+CLEAN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
+ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
+LAST_NUMBERS = {"n001": 11, "n002": 12, "login1": 21}
+DATA = Path(__file__).resolve().parent.parent / "tests"
+"""The lab's scripts stand in the repository's tests; an installed package has none and so no lab."""
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """One host of the lab: `role` "gpu" (slurmd, eight GPUs) or "login" (slurmctld), `address` and `port` of its sshd."""
+
+    name: str
+    role: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One embedded cluster. `dir` is its folder, `kind` how its hosts are made (NAMESPACES or LOOPBACK), `layer` its module
+    system, `index` the number in its addresses, `image` the folder of installed packages below its hosts."""
+
+    dir: str
+    kind: str
+    layer: str
+    index: int
+    image: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The lab's folder."""
+        return Path(self.dir)
+
+    @property
+    def bridge(self) -> str:
+        """The name of the bridge all hosts are plugged into."""
+        return f"labbr{self.index}"
+
+    @property
+    def subnet(self) -> str:
+        """The first three numbers of every address."""
+        return f"10.77.{self.index}" if self.kind == NAMESPACES else f"127.77.{self.index}"
+
+    @property
+    def hosts(self) -> tuple[LabHost, ...]:
+        """The hosts, GPU nodes first."""
+        port = 22 if self.kind == NAMESPACES else 2222
+        return tuple(LabHost(name, role, f"{self.subnet}.{LAST_NUMBERS[name]}", port) for name, role in ROLES.items())
+
+    @property
+    def controller(self) -> LabHost:
+        """The host that runs slurmctld."""
+        return next(host for host in self.hosts if host.role == "login")
+
+    @property
+    def ssh_config(self) -> Path:
+        """An ssh_config that reaches every host by its name: what DEEPEP_SSH_CONFIG is set to."""
+        return self.path / "ssh_config"
+
+    @property
+    def hosts_file(self) -> Path:
+        """A hosts file for `--hosts`."""
+        return self.path / "hosts.txt"
+
+    @property
+    def identity(self) -> Path:
+        """The private key that opens every host."""
+        return self.path / "keys" / "id"
+
+    @property
+    def shared(self) -> Path:
+        """The folder that every host sees as its shared filesystem (namespaces: mounted on /shared)."""
+        return self.path / "shared"
+
+    @property
+    def prefix(self) -> str:
+        """The prefix as the hosts name it."""
+        return "/shared/deepep" if self.kind == NAMESPACES else str(self.shared / "deepep")
+
+    def home(self, name: str) -> Path:
+        """The folder of one host: disk, console, pid, and lab/ (its fakes), outside the host."""
+        return self.path / "hosts" / name
+
+
+def default_dir() -> str:
+    """Return the folder of the lab nobody named: root's is gone after a reboot, a plain user's is told apart by number."""
+    return "/run/deepep-lab" if os.geteuid() == 0 else f"/var/tmp/deepep-lab-{os.geteuid()}"
+
+
+def cache_dir() -> Path:
+    """Return the folder that keeps package layers between labs; the one thing `down` leaves."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/deepep-lab")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "deepep-lab"
+
+
+def folder_of(wanted: str) -> str:
+    """Return the absolute folder for `--dir` (empty: the default); Trouble when mount options could not carry its name."""
+    folder = os.path.realpath(wanted or default_dir())
+    if not all(character.isalnum() or character in "/._-" for character in folder) or folder.count("/") < 2:
+        wish = "a folder two levels deep of letters, digits, dot, dash and underscore"
+        raise Trouble(Problem("--dir", "this folder cannot hold a lab", found=folder, wanted=wish))
+    return folder
+
+
+def new_lab(folder: str, kind: str, layer: str) -> Lab:
+    """Return a lab with addresses that no network device of this machine has yet."""
+    first = 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
+    taken = command.run(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
+    for index in [first, *range(1, 251)]:
+        if f" 10.77.{index}." not in taken:
+            return Lab(folder, kind, layer, index)
+    raise Trouble(Problem("lab", "no free addresses", found="all of 10.77.0.0/16 in use", try_="invoke lab down"))
+
+
+def save(lab: Lab) -> None:
+    """Write what a later `down` or `status` must know; the first file of a lab and the sign that its folder is one."""
+    (lab.path / "lab.json").write_text(json.dumps(asdict(lab)) + "\n", encoding="utf-8")
+
+
+def load(folder: str) -> Lab | None:
+    """Return the lab recorded in `folder`; None when there is none, or only the beginning of one."""
+    try:
+        fields = json.loads((Path(folder) / "lab.json").read_text(encoding="utf-8"))
+        return replace(Lab(**fields), dir=folder)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def data_folder() -> Path:
+    """Return the folder of the lab's scripts; Trouble where this is an installed package without them."""
+    if not (DATA / "lab" / "hostinit.sh").is_file():
+        raise Trouble(Problem(str(DATA / "lab"), "the lab's scripts are not here", try_="invoke lab from a clone of the repository"))
+    return DATA
+
+
+def write_user_files(lab: Lab, user: str) -> None:
+    """Make the keys, and write ssh_config, known_hosts and hosts.txt: all that a user of the lab needs to reach it."""
+    keys = lab.identity.parent
+    keys.mkdir(mode=0o700, exist_ok=True)
+    for name in ("id", *ROLES):
+        if not (keys / name).exists():
+            must(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab-{name}", "-f", keys / name])
+    known = []
+    blocks = []
+    for host in lab.hosts:
+        public = " ".join((keys / f"{host.name}.pub").read_text(encoding="ascii").split()[:2])
+        address = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+        known.append(f"{host.name},{address} {public}\n")
+        blocks.append(f"Host {host.name}\n    HostName {host.address}\n    Port {host.port}\n")
+    (lab.path / "known_hosts").write_text("".join(known), encoding="ascii")
+    common = f"""Host {" ".join(ROLES)}
+    User {user}
+    IdentityFile {lab.identity}
+    IdentitiesOnly yes
+    UserKnownHostsFile {lab.path / "known_hosts"}
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+"""
+    lab.ssh_config.write_text("".join(blocks) + common, encoding="utf-8")
+    lines = [f"{host.name} user={user} identity={lab.identity} role={host.role}\n" for host in lab.hosts]
+    lab.hosts_file.write_text(f"defaults prefix={lab.prefix}\n" + "".join(lines), encoding="utf-8")
+    _give_to_sudo_user(lab)
+
+
+def _give_to_sudo_user(lab: Lab) -> None:
+    # Under sudo the person who asked must be able to use the key; ssh wants it private to that person.
+    owner = os.environ.get("SUDO_UID", "")
+    if os.geteuid() == 0 and owner.isdigit():
+        os.chown(lab.identity.parent, int(owner), -1)
+        os.chown(lab.identity, int(owner), -1)
+
+
+def must(argv: list[str | Path], timeout: float | None = None) -> str:
+    """Run a command that has no reason to fail, in a clean environment, and return its stdout; Trouble with its last lines."""
+    done = command.run(argv, env=CLEAN_ENV, timeout=timeout)
+    if done.code != 0:
+        raise Trouble(Problem(" ".join(done.argv[:4]), f"failed with code {done.code}", found=done.tail))
+    return done.out

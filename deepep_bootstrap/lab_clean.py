@@ -1,0 +1,126 @@
+"""Taking a lab away, whatever state it is in: its processes, mounts, network devices and folder, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from deepep_bootstrap import command, lab
+from deepep_bootstrap.errors import Problem, Trouble
+
+MOUNT_SOURCE = "deepep-lab"
+"""What the lab's tmpfs is called in the mount table: a mount of another name is not ours."""
+
+END_LIMIT = 15.0
+
+
+def sweep(folder: str) -> None:
+    """Remove every trace of the lab in `folder`. What is not there is fine; Trouble when something cannot be removed."""
+    _end_processes(folder)
+    _delete_links(folder)
+    _unmount(folder)
+    path = Path(folder)
+    if (path / "lab.json").exists():
+        shutil.rmtree(path)
+    elif path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+
+
+def power_off(folder: str, home: str) -> None:
+    """End one host at once, as by a power cut, with its supervisor; `home` is the host's folder."""
+    _end_processes(folder, home)
+
+
+def _end_processes(folder: str, home: str = "") -> None:
+    deadline = time.monotonic() + END_LIMIT
+    while left := [pid for pid in _numbers() if _kill_if_marked(pid, folder, home)]:
+        if time.monotonic() > deadline:
+            raise Trouble(Problem(folder, "processes of the lab do not end", found=" ".join(map(str, left))))
+        time.sleep(0.02)
+
+
+def _numbers() -> list[int]:
+    own = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+
+
+def _kill_if_marked(pid: int, folder: str, home: str) -> bool:
+    """Kill one process if it carries the lab's mark. A pidfd holds on to the process whose environment was read: a number that
+    goes to another process in between does no harm."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        marks = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"{lab.MARK}={folder}".encode() not in marks or (home and f"{lab.MARK}_HOST={home}".encode() not in marks):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _delete_links(folder: str) -> None:
+    shown = command.run(["ip", "-j", "link", "show"], env=lab.CLEAN_ENV)
+    links = json.loads(shown.out) if shown.code == 0 and shown.out.strip() else []
+    bridges = {link["ifname"] for link in links if link.get("ifalias") == f"{lab.MARK}={folder}"}
+    recorded = lab.load(folder)
+    if recorded is not None and recorded.kind == lab.NAMESPACES:
+        # Killed between making the bridge and giving it its alias.
+        bridges |= {link["ifname"] for link in links if link["ifname"] == recorded.bridge and not link.get("ifalias")}
+    for name in [link["ifname"] for link in links if link.get("master") in bridges] + sorted(bridges):
+        # A cable disappears on its own when its host's network namespace does.
+        command.run(["ip", "link", "del", name], env=lab.CLEAN_ENV)
+
+
+def mounts(folder: str) -> list[tuple[str, str]]:
+    """Return (mount point, source) of every mount at or below `folder`, in the order they were made."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = fields.split()[4].encode().decode("unicode_escape")
+        if point == folder or point.startswith(f"{folder}/"):
+            found.append((point, rest.split()[1]))
+    return found
+
+
+def _unmount(folder: str) -> None:
+    if (folder, MOUNT_SOURCE) not in mounts(folder):
+        return
+    deadline = time.monotonic() + END_LIMIT
+    while points := [point for point, _ in mounts(folder)]:
+        # Mount namespaces of dead hosts go some moments after their processes: until then the folder is busy.
+        done = command.run(["umount", points[-1]], env=lab.CLEAN_ENV)
+        if done.code != 0 and time.monotonic() > deadline:
+            users = ", ".join(_users(folder)) or "nobody that can be seen"
+            raise Trouble(Problem(points[-1], "cannot be unmounted", found=f"in use by {users}", try_="ending them, then invoke lab down"))
+        if done.code != 0:
+            time.sleep(0.05)
+
+
+def _users(folder: str) -> list[str]:
+    found = []
+    for pid in _numbers():
+        for link in (Path(f"/proc/{pid}/cwd"), Path(f"/proc/{pid}/root"), *_open_files(pid)):
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target == folder or target.startswith(f"{folder}/"):
+                found.append(f"process {pid} ({target})")
+                break
+    return found
+
+
+def _open_files(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,102 @@
+"""One lab from beginning to end: up, down, state, reset. What the verb and the tests' fixtures call."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from deepep_bootstrap import lab, lab_clean, lab_hosts, lab_image, lab_slurm
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.lab import Lab
+
+Say = Callable[[str], None]
+
+
+def up(folder: str, layer: str, say: Say) -> Lab:
+    """Bring up the lab in `folder` and return it; what already runs is left alone, a host that is off is booted again.
+
+    Remains of a lab that was killed while starting are removed first. Trouble when the lab there has another layer.
+    """
+    if layer not in lab.LAYERS:
+        raise Trouble(Problem("--layer", "no such module system", found=layer, wanted=" or ".join(lab.LAYERS)))
+    with lab_image.locked(_lock_name(folder)):
+        found = lab.load(folder)
+        if found is None or not (found.path / "complete").exists():
+            _check_free(folder)
+            lab_clean.sweep(folder)
+            found = _create(folder, layer, say)
+        elif found.layer != layer:
+            what = f"the lab in {folder} has another module system"
+            raise Trouble(Problem("--layer", what, found=found.layer, wanted=layer, try_=f"invoke lab down --dir={folder}"))
+        _start(found)
+        (found.path / "complete").touch()
+        return found
+
+
+def down(folder: str) -> None:
+    """Take the lab in `folder` away: processes, mounts, network devices, folder. Only the cached packages stay."""
+    with lab_image.locked(_lock_name(folder)):
+        lab_clean.sweep(folder)
+
+
+def reset(the_lab: Lab) -> None:
+    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew."""
+    with lab_image.locked(_lock_name(the_lab.dir)):
+        lab_clean.power_off(the_lab.dir, "")
+        for host in the_lab.hosts:
+            shutil.rmtree(the_lab.home(host.name))
+        for path in the_lab.shared.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        _start(the_lab)
+
+
+def state(folder: str) -> dict[str, object]:
+    """Return what `status` tells: whether a lab is there, and of each host address, role, boot id and Slurm state."""
+    found = lab.load(folder)
+    if found is None:
+        return {"dir": folder, "state": "down", "hosts": []}
+    nodes = {}
+    if lab_hosts.alive(found, found.controller.name):
+        nodes = lab_slurm.node_states(lab_hosts.enter(found, found.controller.name))
+    hosts = [
+        {"name": host.name, "address": host.address, "port": host.port, "role": host.role,
+         "boot_id": lab_hosts.boot_id(found, host.name), "slurm": nodes.get(host.name, "")}
+        for host in found.hosts
+    ]  # fmt: skip
+    whole = all(host["boot_id"] for host in hosts) and (found.path / "complete").exists()
+    return {"dir": folder, "state": "up" if whole else "broken", "kind": found.kind, "layer": found.layer, "hosts": hosts}
+
+
+def _create(folder: str, layer: str, say: Say) -> Lab:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", lab_clean.MOUNT_SOURCE, folder])
+    new = lab.new_lab(folder, lab.NAMESPACES, layer)
+    lab.save(new)
+    new = replace(new, image=str(lab_image.ensure_image(new, say)))
+    lab.save(new)
+    lab_hosts.prepare(new)
+    return new
+
+
+def _start(the_lab: Lab) -> None:
+    off = [host for host in the_lab.hosts if not lab_hosts.alive(the_lab, host.name)]
+    lab_hosts.boot(the_lab, *off)
+    enter = lab_hosts.enter(the_lab, the_lab.controller.name)
+    lab_slurm.wait_idle(the_lab, enter, lab_hosts.logs(the_lab))
+
+
+def _check_free(folder: str) -> None:
+    path = Path(folder)
+    ours = (folder, lab_clean.MOUNT_SOURCE) in lab_clean.mounts(folder) or (path / "lab.json").exists()
+    if path.exists() and not ours and (not path.is_dir() or any(path.iterdir())):
+        raise Trouble(Problem("--dir", f"{folder} holds something else", wanted="a folder that is empty or not there"))
+
+
+def _lock_name(folder: str) -> str:
+    return f"lab-{zlib.crc32(folder.encode()):08x}"

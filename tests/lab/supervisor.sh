@@ -1,0 +1,37 @@
+#!/bin/bash
+# Keeps one lab host running: boots it, waits for its end, boots it again when it asked for a reboot.
+#
+# A power cut (killing the host's PID 1) ends the supervisor too: `invoke lab up` boots the host again.
+# Arguments: lab folder, host name, image folder, address with prefix length, bridge, name of the outer end of its cable.
+set -Eeuo pipefail
+
+boot_host() {
+  local -r lab=$1 name=$2 image=$3 address=$4 bridge=$5 cable=$6
+  local -r home=$lab/hosts/$name
+  local child pid up
+  rm -f "$home"/{pid,ready,lab/reboot}
+  read -r up _ </proc/uptime
+  unshare -n -m -u -p -i -f -T --boottime "-${up%.*}" --kill-child \
+    "$lab/bin/hostinit.sh" "$lab" "$name" "$image" "$address" &
+  child=$!
+  until [[ -s $home/pid ]]; do
+    if ! kill -0 "$child"; then return; fi
+    sleep 0.003
+  done
+  read -r pid <"$home/pid"
+  ip link del "$cable" 2>/dev/null || true # the cable of the boot before is usually gone with its network namespace
+  ip link add "$cable" type veth peer name eth0 netns "$pid"
+  ip link set "$cable" master "$bridge" up
+  wait "$child" || true # however it ended, what it left on its disk says whether to boot again
+}
+
+main() {
+  local -r home=$1/hosts/$2
+  exec >>"$home/console" 2>&1 </dev/null
+  while :; do
+    boot_host "$@"
+    if [[ ! -e $home/lab/reboot ]]; then break; fi
+  done
+}
+
+main "$@"
