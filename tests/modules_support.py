@@ -1,0 +1,70 @@
+"""A small offer for the tests of modules and verify."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from deepep_bootstrap import modules
+from deepep_bootstrap.store import Offer, Site, StackRecord
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def templates() -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((REPOSITORY / "env").glob("*.j2"))}
+
+
+def record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """A stack with a Python of the store."""
+    plain = StackRecord(
+        stack="v1",
+        module="deepep/1.2.1-8a07e7e-v1",
+        prefix=prefix,
+        deepep="0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1",
+        nvshmem="1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5",
+        gdrcopy="2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1",
+        python="3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3",
+        external_python="",
+        python_version="3.12.3",
+        cuda_home="/usr/local/cuda-12.8",
+        archs=("9.0", "10.0"),
+        profile="b200",
+        environment={"NVSHMEM_IB_GID_INDEX": "3", "NCCL_IB_TC": "52", "TORCH_NCCL_USE_COMM_NONBLOCKING": ""},
+        site=Site(),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def external_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """A stack that joins an existing Python environment."""
+    return record(
+        prefix,
+        **{
+            "stack": "v1-cu13",
+            "module": "deepep/1.2.1-8a07e7e-v1-cu13",
+            "deepep": "4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1",
+            "nvshmem": "5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5",
+            "python": "",
+            "external_python": "/opt/venv/bin/python",
+            "cuda_home": "/usr/local/cuda",
+            "profile": "h200",
+            "environment": {"NVSHMEM_IB_GID_INDEX": "5"},
+            "site": Site(partition="batch", account="ml", qos="high", gres="gpu:8", sbatch_args=("-C", "h200", "--reservation=maint")),
+        }
+        | changes,
+    )
+
+
+def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
+    stacks = records or (record(prefix), external_record(prefix))
+    return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
+
+
+def write(folder: Path, files: dict[str, modules.File]) -> None:
+    """Write a rendered generation into `folder`."""
+    for name, file in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.content)
+        path.chmod(0o755 if file.executable else 0o644)
