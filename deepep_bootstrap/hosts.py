@@ -247,6 +247,12 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
     return dataclasses.replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name in names))
 
 
+def check_prefix(value: str, where: str) -> None:
+    """Raise Trouble unless `value` may be a prefix; `where` is what gave it, such as `--prefix`."""
+    if wanted := _prefix(value):
+        raise Trouble(Problem(where, "not a usable prefix", found=value[:80], wanted=wanted))
+
+
 def _matches(pattern: re.Pattern[str], wanted: str) -> Callable[[str], str]:
     """Return a check of one value: "" when it matches, otherwise what was wanted."""
     return lambda value: "" if pattern.fullmatch(value) else wanted
