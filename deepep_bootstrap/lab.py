@@ -16,8 +16,9 @@ LOOPBACK = "loopback"
 LAYERS = {"lmod": "lmod", "environment-modules": "environment-modules"}
 """The module systems a lab can have, by the name users give, with the package that brings each; they exclude each other."""
 
-MARK = "DEEPEP_LAB"
-"""Environment variable of every process of a lab: its value, the lab's folder, is how they are found again."""
+MARK = "DEEPEP_LAB_PROCESS_OF"
+"""Environment variable of every process of a lab: its value, the lab's folder, is how they are found again. Nothing reads it as
+a setting, so nobody has a reason to set it."""
 
 CLEAN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
 ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
@@ -105,7 +106,7 @@ class Lab:
 
 def default_dir() -> str:
     """Return the folder of the lab nobody named: root's is gone after a reboot, a plain user's is told apart by number."""
-    return "/run/deepep-lab" if os.geteuid() == 0 else f"/var/tmp/deepep-lab-{os.geteuid()}"
+    return "/run/deepep-lab" if os.geteuid() == 0 else f"/var/tmp/deepep-lab-{os.geteuid()}"  # noqa: S108 - never reused unless it holds our record
 
 
 def cache_dir() -> Path:
@@ -179,7 +180,7 @@ def write_user_files(lab: Lab, user: str) -> None:
     StrictHostKeyChecking yes
 """
     lab.ssh_config.write_text("".join(blocks) + common, encoding="utf-8")
-    lines = [f"{host.name} user={user} identity={lab.identity} role={host.role}\n" for host in lab.hosts]
+    lines = [f"{host.name} role={host.role}\n" for host in lab.hosts]
     lab.hosts_file.write_text(f"defaults prefix={lab.prefix}\n" + "".join(lines), encoding="utf-8")
     _give_to_sudo_user(lab)
 

@@ -20,7 +20,7 @@ END_LIMIT = 15.0
 
 def sweep(folder: str) -> None:
     """Remove every trace of the lab in `folder`. What is not there is fine; Trouble when something cannot be removed."""
-    _end_processes(folder)
+    end_processes(folder)
     _delete_links(folder)
     _unmount(folder)
     path = Path(folder)
@@ -30,12 +30,9 @@ def sweep(folder: str) -> None:
         path.rmdir()
 
 
-def power_off(folder: str, home: str) -> None:
-    """End one host at once, as by a power cut, with its supervisor; `home` is the host's folder."""
-    _end_processes(folder, home)
-
-
-def _end_processes(folder: str, home: str = "") -> None:
+def end_processes(folder: str, home: str = "") -> None:
+    """Kill every process with the mark `folder` and wait until none is left; with `home`, a host's folder, that host's only:
+    a power cut."""
     deadline = time.monotonic() + END_LIMIT
     while left := [pid for pid in _numbers() if _kill_if_marked(pid, folder, home)]:
         if time.monotonic() > deadline:

@@ -45,7 +45,7 @@ def down(folder: str) -> None:
 def reset(the_lab: Lab) -> None:
     """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew."""
     with lab_image.locked(_lock_name(the_lab.dir)):
-        lab_clean.power_off(the_lab.dir, "")
+        lab_clean.end_processes(the_lab.dir)
         for host in the_lab.hosts:
             shutil.rmtree(the_lab.home(host.name))
         for path in the_lab.shared.iterdir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -55,8 +56,9 @@ def make_disk(the_lab: Lab, host: LabHost) -> None:
     for folder in (*FOLDERS, "etc/ssh", "etc/slurm", "usr/sbin", "usr/bin"):
         (disk / folder).mkdir(parents=True)
     (disk / "tmp").chmod(0o1777)
-    for link in [path for path in Path("/").iterdir() if path.is_symlink() and (path.name in ("bin", "sbin") or path.name.startswith("lib"))]:
-        (disk / link.name).symlink_to(os.readlink(link))
+    for link in Path("/").iterdir():
+        if link.is_symlink() and re.fullmatch(r"bin|sbin|lib\w*", link.name):
+            (disk / link.name).symlink_to(os.readlink(link))
     # The machine's own host keys and client settings must not show.
     os.setxattr(disk / "etc" / "ssh", "trusted.overlay.opaque", b"y")
     _write_etc(the_lab, host, disk / "etc")
@@ -116,8 +118,8 @@ def boot(the_lab: Lab, *hosts: LabHost) -> None:
         (home / "ready").unlink(missing_ok=True)
         cable = f"lab{the_lab.index}-{host.name}"
         marks = {lab.MARK: the_lab.dir, f"{lab.MARK}_HOST": str(home)}
-        argv = ["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", the_lab.dir, host.name, the_lab.image]
-        command.run([*argv, f"{host.address}/24", the_lab.bridge, cable], env=lab.CLEAN_ENV | marks)
+        words = [the_lab.dir, host.name, the_lab.image, f"{host.address}/24", the_lab.bridge, cable]
+        command.run(["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", *words], env=lab.CLEAN_ENV | marks)
     deadline = time.monotonic() + BOOT_LIMIT
     for host in hosts:
         while not (the_lab.home(host.name) / "ready").exists():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deepep_bootstrap import command, lab
+from deepep_bootstrap import command, lab, lab_clean
 from deepep_bootstrap.errors import Problem, Trouble
 
 PACKAGES = (
@@ -67,6 +67,7 @@ def ensure_image(the_lab: lab.Lab, say: Callable[[str], None]) -> Path:
         image = cache / key_of(the_lab.layer)
         if not image.exists():
             for rest in cache.glob(".tmp-*"):
+                lab_clean.end_processes(str(rest))
                 shutil.rmtree(rest)
             say(f"installing the lab's packages into {image} (once; this machine's own system stays as it is)")
             _build(cache / f".tmp-{image.name}", the_lab.layer).rename(image)
@@ -101,9 +102,11 @@ def _filesystem(folder: Path) -> str:
 def _build(folder: Path, layer: str) -> Path:
     script = lab.data_folder() / "lab" / "image.sh"
     folder.mkdir(parents=True)
-    argv: list[str | Path] = ["unshare", "-m", "-p", "-f", "--kill-child", "bash", script, folder, *words_for(layer)]
+    # Whoever kills us ends the installation too: --kill-child ends everything below unshare, --pdeathsig unshare itself.
+    argv: list[str | Path] = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "bash", script, folder]
     proxies = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}
-    done = command.run(argv, env=lab.CLEAN_ENV | proxies, timeout=BUILD_LIMIT)
+    environment = lab.CLEAN_ENV | proxies | {lab.MARK: str(folder)}
+    done = command.run([*argv, *words_for(layer)], env=environment, timeout=BUILD_LIMIT)
     if done.code != 0:
         shutil.rmtree(folder)
         raise Trouble(Problem("lab", "installing the lab's packages failed", found=done.tail, try_="apt-get update, then invoke lab up"))

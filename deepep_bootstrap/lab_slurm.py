@@ -44,7 +44,8 @@ def wait_idle(the_lab: lab.Lab, enter: Sequence[str], logs: Sequence[Path]) -> N
     while any(states.get(name) not in ("idle", "mixed", "allocated") for name in wanted):
         if time.monotonic() > deadline:
             found = ", ".join(f"{name} {state}" for name, state in sorted(states.items())) or "no answer from sinfo"
-            raise Trouble(Problem("lab", f"Slurm is not ready after {IDLE_LIMIT:g} s", found=found, wanted="idle nodes"), *_last_lines(logs))
+            late = Problem("lab", f"Slurm is not ready after {IDLE_LIMIT:g} s", found=found, wanted="idle nodes")
+            raise Trouble(late, *_last_lines(logs))
         time.sleep(0.05)
         states = node_states(enter)
 

@@ -10,7 +10,7 @@ from deepep_bootstrap import lab as labs
 from deepep_bootstrap.errors import Problem, Trouble
 
 
-def lab(action: str, *, layer: str = "lmod", dir: str = "", json: bool = False) -> int:
+def lab(action: str, *, layer: str = "lmod", dir: str = "", json: bool = False) -> int:  # noqa: A002 - names of flags
     """Bring the lab in folder `dir` up, take it down, or say how it is. `layer` is its module system ("lmod" or
     "environment-modules"). Prints for people, or one JSON document; returns an exit code."""
     folder = labs.folder_of(dir)

@@ -66,7 +66,8 @@ drop_private_files() { # <layer>: what belongs to the machine's owner, or is onl
   rm -f "$root/etc/ssh/"ssh_host_* "$root/etc/environment"
   : >"$root/etc/environment"
   umount -R "$root"/{proc,sys,dev,run,tmp} "$root"/{usr,etc,var}
-  rm -rf "${layer:?}"/var/{cache,log,tmp,spool,mail,backups} "$layer/var/lib/apt" "$layer/work" "$layer/usr/local" "$layer/root"
+  cd "$layer"
+  rm -rf var/{cache,log,tmp,spool,mail,backups} var/lib/apt work usr/local root
   mkdir -p "$layer"/var/{cache/apt/archives/partial,cache/debconf,log/apt,spool,backups,mail,lib/apt/lists/partial,lib/dpkg}
   install -d -m 1777 "$layer/var/tmp"
   ln -sfn /run "$layer/var/run"
