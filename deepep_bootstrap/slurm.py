@@ -1,0 +1,246 @@
+"""Slurm: command lines as argument lists, and parsers of what its clients print. Pure; others run the commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from deepep_bootstrap.errors import Problem, Trouble
+
+SBATCH = "sbatch"
+SALLOC = "salloc"
+SRUN = "srun"
+SQUEUE = "squeue"
+SCONTROL = "scontrol"
+
+RUNNING = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD"})
+"""State words of a job that will still change; every other word is an end."""
+
+UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "RESERVED", "NOT_RESPONDING", "UNKNOWN")
+"""Parts of a node's state that keep a job from starting there now."""
+
+GRES = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?(:[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks for. Empty fields ask for nothing; `nodes` are node names, `count` how many, `minutes` a time limit."""
+
+    name: str = ""
+    nodes: tuple[str, ...] = ()
+    count: int = 0
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = ""
+    minutes: int = 0
+    exclusive: bool = False
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as `scontrol show job` or squeue shows it. `code` is its exit code, 128 + the number when a signal ended it; `output` the
+    file of its standard output ("" where squeue was asked)."""
+
+    id: str
+    state: str
+    reason: str = ""
+    code: int = 0
+    nodes: tuple[str, ...] = ()
+    output: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is final."""
+        return self.state not in RUNNING
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as `scontrol show node` shows it: its name, the host's own name, state word, gres, partitions, and why it is drained."""
+
+    name: str
+    host: str
+    state: str
+    gres: str
+    partitions: tuple[str, ...]
+    reason: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether a job could start there now, or once other jobs have ended."""
+        return is_usable(self.state)
+
+
+def request_options(request: Request) -> tuple[str, ...]:
+    """Return the options that salloc, sbatch and srun share, in a stable order; the site's own words come last and so win."""
+    named = (
+        ("job-name", request.name),
+        ("nodes", str(request.count or "")),
+        ("nodelist", fold(request.nodes)),
+        ("partition", request.partition),
+        ("account", request.account),
+        ("qos", request.qos),
+        ("gres", request.gres),
+        ("time", str(request.minutes or "")),
+    )
+    options = tuple(f"--{option}={value}" for option, value in named if value)
+    return (*options, *(("--exclusive",) if request.exclusive else ()), *request.extra)
+
+
+def salloc(request: Request, command: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command that waits for an allocation and runs `command` in it."""
+    return (SALLOC, *request_options(request), *command)
+
+
+def sbatch(request: Request, file: str, arguments: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command that submits `file`, handing `arguments` on to it; it prints what `parse_submitted` reads."""
+    return (SBATCH, "--parsable", *request_options(request), file, *arguments)
+
+
+def srun(job: str, command: Sequence[str], *, node: str = "", tasks: int = 1) -> tuple[str, ...]:
+    """Return the command that runs a step beside other steps in allocation `job`, each task with its own copy of the inputs."""
+    placed = (f"--nodelist={node}",) if node else ()
+    return (SRUN, f"--jobid={job}", "--overlap", f"--ntasks={tasks}", f"--nodes={tasks}", *placed, *command)
+
+
+def show_job(job: str) -> tuple[str, ...]:
+    """Return the command whose output `parse_job` reads."""
+    return (SCONTROL, "show", "job", "-o", job)
+
+
+def show_nodes(nodes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the command whose output `parse_nodes` reads; all nodes when none is named."""
+    folded = fold(nodes)
+    return (SCONTROL, "show", "node", "-o", *((folded,) if folded else ()))
+
+
+def queue(job: str) -> tuple[str, ...]:
+    """Return the command whose output `parse_queue` reads."""
+    return (SQUEUE, "--noheader", f"--jobs={job}", "--states=all", "--format=%A|%T|%N|%r")
+
+
+def cancel(job: str) -> tuple[str, ...]:
+    """Return the command that ends a job."""
+    return ("scancel", job)
+
+
+def fold(nodes: Iterable[str]) -> str:
+    """Return node names as one folded list, `n[001-002]`; "" for none."""
+    return str(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
+
+
+def unfold(text: str) -> tuple[str, ...]:
+    """Return the node names of a folded list; Trouble for one that cannot be read."""
+    try:
+        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise Trouble(Problem("Slurm", "a node list that cannot be read", text[:80], f"names such as n[001-002] ({error})")) from None
+
+
+def is_usable(state: str) -> bool:
+    """Return whether a node in this state (`IDLE`, `MIXED+PLANNED`, `idle*`) could run a job, now or after others. A star after the
+    word means that the node does not answer."""
+    return not state.endswith("*") and not any(word in state.upper() for word in UNUSABLE)
+
+
+def parse_submitted(text: str) -> str:
+    """Return the job id in what sbatch printed: `12`, `12;cluster` (--parsable) or `Submitted batch job 12`; Trouble without one."""
+    for line in reversed(text.splitlines()):
+        if match := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?", line.strip()):
+            return match.group(1)
+    raise Trouble(Problem(SBATCH, "no job id in its answer", text.strip()[-200:] or "nothing", "Submitted batch job NUMBER"))
+
+
+def parse_job(text: str) -> Job | None:
+    """Return the job in the output of `show_job`; None when Slurm no longer knows it."""
+    pairs = _pairs(next((line for line in text.splitlines() if line.startswith("JobId=")), ""))
+    if not pairs:
+        return None
+    return Job(
+        id=pairs["JobId"],
+        state=pairs.get("JobState", ""),
+        reason=_said(pairs.get("Reason", "")),
+        code=parse_exit(pairs.get("ExitCode", "0:0")),
+        nodes=unfold(_said(pairs.get("NodeList", ""))),
+        output=_said(pairs.get("StdOut", "")),
+    )
+
+
+def parse_queue(text: str) -> tuple[Job, ...]:
+    """Return the jobs in the output of `queue`, without exit codes; lines of another form are Trouble."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 4:
+            raise Trouble(Problem(SQUEUE, "a line that cannot be read", line[:80], "four fields"))
+        jobs.append(Job(fields[0], fields[1], _said(fields[3]), nodes=unfold(fields[2])))
+    return tuple(jobs)
+
+
+def parse_exit(text: str) -> int:
+    """Return the exit code in Slurm's `code:signal`: the code, or 128 + the signal's number as shells say it."""
+    match = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,3})", text)
+    if not match:
+        raise Trouble(Problem("Slurm", "an exit code that cannot be read", text[:40], "code:signal"))
+    code, signal = int(match.group(1)), int(match.group(2))
+    return 128 + signal if signal else code
+
+
+def parse_nodes(text: str) -> tuple[Node, ...]:
+    """Return the nodes in the output of `show_nodes`; what is no node's line is passed over."""
+    lines = [_pairs(line) for line in text.splitlines() if line.startswith("NodeName=")]
+    return tuple(
+        Node(
+            name=pairs["NodeName"],
+            host=pairs.get("NodeHostName", pairs["NodeName"]),
+            state=pairs.get("State", ""),
+            gres=_said(pairs.get("Gres", "")),
+            partitions=tuple(name for name in pairs.get("Partitions", "").split(",") if name),
+            reason=pairs.get("Reason", ""),
+        )
+        for pairs in lines
+    )
+
+
+def _pairs(line: str) -> dict[str, str]:
+    """Split `Key=value Other=a b` where a value may hold spaces; of a key that comes twice the first counts."""
+    found: dict[str, str] = {}
+    for match in re.finditer(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)", line):
+        found.setdefault(match.group(1), match.group(2))
+    return found
+
+
+def _said(text: str) -> str:
+    return "" if text in {"(null)", "None", "N/A"} else text
+
+
+def gpus_of(gres: str) -> int:
+    """Return how many GPUs a node's gres has: 8 for `gpu:8`, `gpu:h100:8(S:0-1)` and `gpu:a100:4,gpu:v100:4`; 0 for `(null)`."""
+    bare = re.sub(r"\([^)]*\)", "", gres)
+    counts = [re.fullmatch(r"gpu(?::[^:]*?)??(?::([0-9]+))?", part.strip()) for part in bare.split(",")]
+    return sum(int(match.group(1) or 1) for match in counts if match)
+
+
+def resolve_gres(setting: str, nodes: Iterable[str]) -> str:
+    """Return what a job of one node asks for: "" for nothing, else such as `gpu:8`.
+
+    `setting` is that of the hosts file; `nodes` the gres of each GPU node. `auto` asks for every GPU of the node that has the fewest,
+    without a type, since a count fits every type. Where only some nodes have GPUs for Slurm, nobody can tell: Trouble."""
+    if setting == "none":
+        return ""
+    if setting != "auto":
+        if not all(GRES.fullmatch(part) for part in setting.split(",")):
+            raise Trouble(Problem("hosts file: gres", "not a request that Slurm knows", setting[:80], "auto, none or such as gpu:8"))
+        return setting
+    counts = [gpus_of(gres) for gres in nodes]
+    if any(counts) and not all(counts):
+        found = f"gres of {', '.join(str(count) for count in counts)} GPUs"
+        raise Trouble(
+            Problem("hosts file: gres", "only some of the nodes have GPUs for Slurm", found, "the same on all", "gres=gpu:8 or --limit")
+        )
+    return f"gpu:{min(counts)}" if any(counts) else ""
