@@ -1,0 +1,114 @@
+# shellcheck shell=bash
+# The MODULEPATH hook: two small files in /etc/profile.d through which a login shell finds our modulefiles, under Lmod and under
+# Environment Modules alike. They look at no file: a shared directory that does not answer must not stop people from logging in.
+#
+# Arguments: check, apply or remove. Inputs: MODULEFILES, the directory to name. HOOK_ROOT, for tests, stands before /etc and /usr.
+
+readonly HOOK="${HOOK_ROOT:-}/etc/profile.d/zz-deepep"
+
+# The modulefiles line of the header is what facts.sh reads.
+print_header() {
+    local -r folder="$1"
+    printf '# modulefiles: %s\n' "${folder}"
+    cat <<'HEADER'
+# Written by deepep-bootstrap (recipes/host/module-hook.sh), so that `module load deepep` works in every login shell. The next
+# `invoke bootstrap` writes it anew; `invoke remove` takes it away.
+HEADER
+}
+
+print_sh() {
+    local -r folder="$1"
+    print_header "${folder}"
+    cat <<SH
+case ":\${MODULEPATH:-}:" in
+    *:${folder}:*) ;;
+    *) export MODULEPATH="${folder}\${MODULEPATH:+:\$MODULEPATH}" ;;
+esac
+SH
+}
+
+print_csh() {
+    local -r folder="$1"
+    print_header "${folder}"
+    cat <<CSH
+if ( ! \$?MODULEPATH ) setenv MODULEPATH ""
+if ( "\$MODULEPATH" == "" ) then
+    setenv MODULEPATH "${folder}"
+else if ( ":\${MODULEPATH}:" !~ *:${folder}:* ) then
+    setenv MODULEPATH "${folder}:\${MODULEPATH}"
+endif
+CSH
+}
+
+# Is there anything that would read MODULEPATH? Either where packages put it, or, for one installed by hand, in a login shell.
+has_module_system() {
+    local -r root="${HOOK_ROOT:-}"
+    local init
+    for init in "${root}"/usr/share/{lmod/lmod,modules,Modules}/init/bash "${root}"/opt/apps/lmod/lmod/init/bash; do
+        [[ ! -e "${init}" ]] || return 0
+    done
+    [[ -z "${root}" ]] && bash -lc 'type module' >/dev/null 2>&1 </dev/null
+}
+
+# is_same FILE TEXT: true when FILE holds exactly TEXT and can be read by everybody.
+is_same() {
+    local -r file="$1" text="$2"
+    [[ -f "${file}" && "$(stat -c %a -- "${file}")" == 644 ]] && cmp -s -- "${file}" - <<<"${text}"
+}
+
+named_folder() {
+    [[ -r "${HOOK}.sh" ]] && sed -n 's/^# modulefiles: //p' "${HOOK}.sh" | head -n 1
+}
+
+report_state() {
+    local -r folder="$1"
+    local found
+    data wanted "${folder}"
+    if ! has_module_system; then
+        data state ok
+        data found "no module system"
+        data note "no module system here: users load the environment with . ${folder%/modulefiles}/current/env.sh"
+    elif is_same "${HOOK}.sh" "$(print_sh "${folder}")" && is_same "${HOOK}.csh" "$(print_csh "${folder}")"; then
+        data state ok
+        data found "${folder}"
+    else
+        found="$(named_folder)" || found=""
+        data state todo
+        data found "$([[ "${found}" == "${folder}" ]] && echo "the hook of another version" || echo "${found:-no hook}")"
+    fi
+}
+
+apply_hook() {
+    local -r folder="$1"
+    mkdir -p -- "${HOOK%/*}"
+    print_sh "${folder}" | write_file "${HOOK}.sh" 644
+    print_csh "${folder}" | write_file "${HOOK}.csh" 644
+    say "wrote ${HOOK}.sh and ${HOOK}.csh"
+}
+
+remove_hook() {
+    rm -f -- "${HOOK}.sh" "${HOOK}.csh"
+    data state ok
+    data found "no hook"
+}
+
+main() {
+    local -r verb="${1:-check}"
+    [[ "${verb}" == remove ]] || need_env MODULEFILES
+    local -r folder="${MODULEFILES:-}"
+    # The path goes into shell text that every login reads: only what needs no quoting anywhere may stand in it.
+    [[ "${verb}" == remove || "${folder}" =~ ^/[A-Za-z0-9._/+-]+$ ]] || die "MODULEFILES: not a plain absolute path: ${folder}"
+    case "${verb}" in
+        check) report_state "${folder}" ;;
+        apply)
+            if [[ "$(report_state "${folder}")" == *state=todo* ]]; then apply_hook "${folder}"; fi
+            local -r after="$(report_state "${folder}")"
+            [[ "${after}" == *state=ok* ]] || die "the hook in ${HOOK}.sh is not what was written: ${after}"
+            printf '%s\n' "${after}"
+            ;;
+        remove) remove_hook ;;
+        *) die "unknown argument ${verb}: check, apply or remove" ;;
+    esac
+}
+
+main "$@"
