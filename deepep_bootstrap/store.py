@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.facts import Facts, Python, Toolkit
+from deepep_bootstrap.lock import Lock, Source, Stack
+
+NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
+DIGEST_BYTES = 20
+COMMON_RECIPES = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "build/common.sh", "prefix/publish.sh")
+"""Texts in front of every entry's own recipe, in this order; together they are one script."""
+OWN_RECIPES = {
+    "gdrcopy": ("build/gdrcopy.sh",),
+    "nvshmem": ("build/nvshmem.sh",),
+    "python": ("build/python.sh",),
+    "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
+}
+RELOCATOR = "build/relocate.py"
 
 
 @dataclass(frozen=True)
 class Entry:
     """One store entry to be. `inputs` is everything its digest covers; `name` is `<hash32>-<kind>-<version>`.
 
-    `needs` are the entry names that must be published before it is complete, `early` those whose headers suffice to begin.
+    `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may begin
+    (its recipe waits for what it misses). `source` is the lock's name of its source tree ("" for none), `env` what its recipe
+    gets besides places.
     """
 
     kind: str
     version: str
     inputs: Mapping[str, object]
     needs: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+    source: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -24,9 +48,19 @@ class Entry:
         return f"{digest(self.inputs)}-{self.kind}-{self.version}"
 
 
-def digest(inputs: Mapping[str, object]) -> str:
-    """Return the 32 characters (Nix base-32, 160 bits of SHA-256) that stand for `inputs`, independent of key order."""
-    raise NotImplementedError
+@dataclass(frozen=True)
+class Wanted:
+    """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of the build host
+    its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means `python` is an external one."""
+
+    lock: Lock
+    stack: Stack
+    recipes: Mapping[str, str]
+    archs: tuple[str, ...]
+    facts: Facts
+    toolkit: Toolkit
+    python: Python
+    target: str
 
 
 @dataclass(frozen=True)
@@ -74,11 +108,165 @@ class Offer:
     """Digest of the template texts, so that a changed template is a changed offer."""
 
 
+def digest(inputs: Mapping[str, object]) -> str:
+    """Return the 32 characters (Nix base-32, 160 bits of SHA-256) that stand for `inputs`, independent of key order."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    folded = bytearray(DIGEST_BYTES)
+    for position, byte in enumerate(hashlib.sha256(text.encode()).digest()):
+        folded[position % DIGEST_BYTES] ^= byte
+    number = int.from_bytes(folded, "little")
+    return "".join(NIX_BASE32[number >> 5 * place & 31] for place in reversed(range(DIGEST_BYTES * 8 // 5)))
+
+
+def strip_comments(text: str) -> str:
+    """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on."""
+    kept: list[str] = []
+    quote = ""
+    skip_to = -1
+    for position, char in enumerate(text):
+        if position < skip_to:
+            continue
+        before = text[position - 1] if position else "\n"
+        if char == "#" and not quote and before.isspace():
+            end = text.find("\n", position)
+            skip_to = end if end >= 0 else len(text)
+            continue
+        if char == "\\" and quote != "'":
+            kept.append(text[position : position + 2])
+            skip_to = position + 2
+            continue
+        if char in "'\"" and quote in {"", char}:
+            quote = "" if quote else char
+        kept.append(char)
+    lines = (line.rstrip() for line in "".join(kept).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def recipe_names(kind: str) -> tuple[str, ...]:
+    """Return the paths of the recipe texts that make the script of an entry, in order."""
+    return (*COMMON_RECIPES, *OWN_RECIPES[kind])
+
+
+def entries(wanted: Wanted) -> tuple[Entry, ...]:
+    """Return the store entries of the wanted stack, dependencies first: gdrcopy, nvshmem, python (unless external), deepep."""
+    sources = wanted.lock.sources
+    gdrcopy = _built(wanted, "gdrcopy", sources[wanted.stack.gdrcopy], {})
+    nvshmem = _built(wanted, "nvshmem", sources[wanted.stack.nvshmem], {"GDRCOPY": gdrcopy.name})
+    if not wanted.target:
+        deepep = _built(wanted, "deepep", sources[wanted.stack.deepep], {"NVSHMEM": nvshmem.name}, early=(nvshmem.name,))
+        return gdrcopy, nvshmem, deepep
+    python = _environment(wanted, nvshmem.name)
+    names = {"NVSHMEM": nvshmem.name, "PYTHON_ENTRY": python.name}
+    deepep = _built(wanted, "deepep", sources[wanted.stack.deepep], names, early=(nvshmem.name, python.name))
+    return gdrcopy, nvshmem, python, deepep
+
+
+def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], *, early: tuple[str, ...] = ()) -> Entry:
+    """Return the entry compiled from `source`; `needs` maps the recipe's variable to the entry it needs."""
+    inputs: dict[str, object] = {
+        **_surroundings(wanted, kind),
+        "source": source.hash,
+        "version": source.version,
+        "submodules": source.submodules,
+        "substitutes": [asdict(substitute) for substitute in source.substitutes],
+        "options": list(source.options),
+        "checks": list(source.checks),
+        "cuda": wanted.toolkit.version,
+        "needs": sorted(needs.values()),
+    }
+    if kind != "gdrcopy":
+        inputs["archs"] = list(wanted.archs)
+    if kind == "deepep" and not wanted.target:
+        inputs["python"] = _external(wanted.python)
+    env = {
+        **_common_env(wanted),
+        **needs,
+        "OPTIONS": "\n".join(source.options),
+        "CHECKS": " ".join(source.checks),
+        "VERSION": source.version,
+        "SOURCE_DATE_EPOCH": str(source.last_modified),
+    }
+    return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env)
+
+
+def _environment(wanted: Wanted, nvshmem: str) -> Entry:
+    """Return the entry of the Python environment made of the locked wheels; its version is torch's, where torch is in it.
+
+    A patch release of the distribution's Python keeps the ABI, so only major and minor count: a security update of the
+    operating system does not rebuild the environment.
+    """
+    wheels = wanted.stack.wheels[wanted.target]
+    version = next((wheel.version for wheel in wheels if wheel.name == "torch"), wanted.target)
+    inputs: dict[str, object] = {
+        **_surroundings(wanted, "python"),
+        "target": wanted.target,
+        "interpreter": wanted.python.path,
+        "python": ".".join(wanted.python.version.split(".")[:2]),
+        "wheels": sorted([wheel.name, wheel.version, wheel.hash] for wheel in wheels),
+        "needs": [nvshmem],
+    }
+    env = {**_common_env(wanted), "NVSHMEM": nvshmem, "VERSION": version, "CUDA_MAJOR": wanted.stack.cuda}
+    return Entry("python", version, inputs, (nvshmem,), (nvshmem,), "", env)
+
+
+def _surroundings(wanted: Wanted, kind: str) -> dict[str, object]:
+    """Return what the digest of every entry covers: recipe texts, compiler, operating system."""
+    names = (*recipe_names(kind), RELOCATOR)
+    tools = dict(wanted.facts.tools)
+    return {
+        "kind": kind,
+        "recipes": {name: hashlib.sha256(strip_comments(wanted.recipes[name]).encode()).hexdigest() for name in names},
+        "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if kind != "python" else {},
+        "os": [wanted.facts.os_id, wanted.facts.os_version, wanted.facts.machine],
+    }
+
+
+def _external(python: Python) -> dict[str, str]:
+    keys = ("path", "version", "soabi", "torch", "torch_git", "torch_cuda", "torch_abi")
+    return {key: getattr(python, key) for key in keys}
+
+
+def _common_env(wanted: Wanted) -> dict[str, str]:
+    return {
+        "CUDA_HOME": wanted.toolkit.path,
+        "CUDA_VERSION": wanted.toolkit.version,
+        "SPLIT_COMPILE": "1" if wanted.toolkit.split_compile else "0",
+        "ARCHS": " ".join(wanted.archs),
+        "PYTHON": wanted.python.path,
+    }
+
+
+def offer_document(offer: Offer) -> dict[str, Any]:
+    """Return the offer as JSON values, for the key "offer" of a generation's manifest."""
+    return asdict(offer)
+
+
 def offer_digest(offer: Offer) -> str:
     """Return the digest that tells whether two offers are equal."""
-    raise NotImplementedError
+    return digest(offer_document(offer))
 
 
 def read_offer(manifest: str) -> Offer | None:
-    """Return the offer recorded in a generation's manifest.json text (its key "offer"); None for an empty text."""
-    raise NotImplementedError
+    """Return the offer recorded in a generation's manifest.json text (its key "offer"); None for an empty text.
+
+    A text that is no manifest of ours, or one of another version of this program, raises Trouble.
+    """
+    if not manifest.strip():
+        return None
+    try:
+        found = json.loads(manifest)["offer"]
+        stacks = {name: _read_record(record) for name, record in found["stacks"].items()}
+        return Offer(found["default_stack"], stacks, found["templates"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = "this generation's manifest cannot be read"
+        reason = f"{type(error).__name__}: {error}"
+        remedy = "invoke rollback, or the version of this program that wrote it"
+        raise Trouble(Problem("manifest.json", what, reason, "a manifest of schema 1", remedy)) from error
+
+
+def _read_record(found: Mapping[str, Any]) -> StackRecord:
+    missing = {item.name for item in fields(StackRecord)} - set(found)
+    if missing:
+        raise KeyError(", ".join(sorted(missing)))
+    site = {**found["site"], "sbatch_args": tuple(found["site"]["sbatch_args"])}
+    return StackRecord(**{**found, "archs": tuple(found["archs"]), "site": Site(**site)})

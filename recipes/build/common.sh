@@ -1,0 +1,80 @@
+# shellcheck shell=bash
+# What the recipes of all kinds of entries share: a clean environment, how many jobs, waiting for entries built beside this one.
+
+NVCC_MEMORY_KIB=$((2 * 1024 * 1024))
+
+# is_published NAME: whether an entry is in the store. Its name is all that counts: it appears by one rename, complete.
+is_published() {
+    [[ -d "${PREFIX}/store/$1" ]]
+}
+
+# clear_environment: forget settings of the account or the image that would change what is compiled.
+clear_environment() {
+    unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
+        CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
+        PYTHONDONTWRITEBYTECODE GIT_DIR "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"
+    export PATH="${PATH}:/usr/sbin:/sbin" # GDRCopy's Makefile calls ldconfig
+    export CFLAGS="-ffile-prefix-map=${SCRATCH}=." CXXFLAGS="-ffile-prefix-map=${SCRATCH}=."
+    export SOURCE_DATE_EPOCH CUDA_HOME
+}
+
+# count_jobs: print how many compilers to run at once: one per processor we may use, as long as each has the memory nvcc wants.
+count_jobs() {
+    local cpus free
+    cpus="$(nproc)"
+    free="$(awk '$1 == "MemAvailable:" { print $2 }' /proc/meminfo)"
+    ((cpus <= free / NVCC_MEMORY_KIB)) || cpus=$((free / NVCC_MEMORY_KIB))
+    ((cpus > 0)) || cpus=1
+    printf '%s\n' "${cpus}"
+}
+
+# builder_lives NAME: whether the process that builds NAME in this run is there; one that has not begun yet counts for two minutes.
+builder_lives() {
+    local -r name="$1" waited="$2"
+    local pid start
+    if read -r pid start 2>/dev/null <"${SCRATCH}/early/${name}.builder"; then
+        [[ "$(find_start "${pid}")" == "${start}" ]]
+    else
+        ((waited < 240))
+    fi
+}
+
+# wait_for_entry NAME [MARK]: wait until NAME is published, or (with MARK) until its builder in this run has made the file MARK.
+wait_for_entry() {
+    local -r name="$1" mark="${2:-}"
+    local waited=0
+    until is_published "${name}" || [[ -n "${mark}" && -e "${mark}" ]]; do
+        # The builder's last act is to publish: look again after seeing it gone.
+        builder_lives "${name}" "${waited}" || is_published "${name}" || die "${name} was not built, ${ENTRY} needs it"
+        ((waited > 0)) || say "waiting for ${name}"
+        waited=$((waited + 1))
+        sleep 0.5
+    done
+}
+
+# find_driver: print the path of the NVIDIA driver's library, or nothing.
+find_driver() {
+    { ldconfig -p 2>/dev/null || true; } | awk '$1 == "libcuda.so.1" { print $NF; exit }' # no ldconfig: no driver to be found
+}
+
+# with_driver_stub COMMAND…: run a program that links the driver's library; where no driver is, with the toolkit's stub in its place.
+with_driver_stub() {
+    local -r stub="${CUDA_HOME}/lib64/stubs/libcuda.so" folder="${SCRATCH}/stub"
+    local path="${LD_LIBRARY_PATH:-}"
+    if [[ -z "$(find_driver)" && -e "${stub}" ]]; then
+        mkdir -p -- "${folder}"
+        ln -sfn -- "${stub}" "${folder}/libcuda.so.1"
+        path="${folder}${path:+:${path}}"
+    fi
+    LD_LIBRARY_PATH="${path}" "$@"
+}
+
+# compile_modules ROOT FOLDER: byte-compile every module below ROOT/FOLDER for good. Unchecked hashes instead of times: no copy and no
+# move makes Python compile again (as root it would write into the store). Paths in tracebacks are relative to ROOT.
+compile_modules() {
+    local -r root="$1" folder="$2"
+    local -r python="${3:-${root}/bin/python}"
+    # Some packages carry files that are no valid Python on purpose (templates, test data); nothing imports them.
+    "${python}" -m compileall -q -q -j "${JOBS}" --invalidation-mode unchecked-hash -s "${root}" "${root}/${folder}" ||
+        say "some files of ${folder} are not valid Python and stay uncompiled"
+}

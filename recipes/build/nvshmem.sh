@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# NVSHMEM, built by its own CMake project with the options of the lock. Its headers are offered to DeepEP's build as soon as they are there.
+# Inputs besides those of prefix/publish.sh: SRC, VERSION, CUDA_HOME, ARCHS ("9.0 10.0"), OPTIONS (NAME=VALUE, one a line), GDRCOPY (entry),
+# SPLIT_COMPILE (1 where nvcc has --split-compile).
+
+BUILD="${SCRATCH}/build/${ENTRY}"
+
+build_entry() {
+    local generator="Unix Makefiles"
+    need_command cmake gcc g++
+    [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
+    ! command -v ninja >/dev/null || generator=Ninja
+    wait_for_entry "${GDRCOPY}"
+    configure "${generator}"
+    offer_headers
+    cmake --build "${BUILD}" --parallel "${JOBS}"
+    cmake --install "${BUILD}"
+}
+
+# configure GENERATOR: nvshmem-info links the driver's library, so a machine without a driver needs the toolkit's stub of it.
+configure() {
+    local -r generator="$1"
+    local -a options=()
+    local option numbers="${ARCHS//./}"
+    while IFS= read -r option; do
+        [[ -z "${option}" ]] || options+=("-D${option}")
+    done <<<"${OPTIONS:-}"
+    cmake -S "${SRC}" -B "${BUILD}" -G "${generator}" "${options[@]}" \
+        -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_INSTALL_PREFIX="${OUT}" \
+        -DCMAKE_INSTALL_LIBDIR=lib \
+        -DCMAKE_CUDA_ARCHITECTURES="${numbers// /;}" \
+        -DCMAKE_CUDA_COMPILER="${CUDA_HOME}/bin/nvcc" \
+        -DCUDAToolkit_ROOT="${CUDA_HOME}" \
+        -DGDRCOPY_HOME="${PREFIX}/store/${GDRCOPY}" || explain_configure
+}
+
+# explain_configure: the configure step has failed; say the reason that CMake does not name well.
+explain_configure() {
+    if [[ -z "$(find_driver)" && ! -e "${CUDA_HOME}/lib64/stubs/libcuda.so" ]]; then
+        die "cmake cannot configure NVSHMEM: there is neither a driver's libcuda.so.1 nor ${CUDA_HOME}/lib64/stubs/libcuda.so"
+    fi
+    die "cmake cannot configure NVSHMEM"
+}
+
+# offer_headers: DeepEP's objects compile while NVSHMEM is still being built: its headers are complete after the configure step. The
+# libraries are reached through a link that begins to work when the entry is published.
+offer_headers() {
+    local -r early="${SCRATCH}/early/${ENTRY}"
+    [[ -e "${BUILD}/src/include/nvshmem.h" ]] || return 0 # this version puts them elsewhere: they come with the entry
+    mkdir -p -- "${early}"
+    ln -sfn -- "${BUILD}/src/include" "${early}/include"
+    ln -sfn -- "${PREFIX}/store/${ENTRY}/lib" "${early}/lib"
+    touch -- "${early}.ready"
+}
+
+check_entry() {
+    local told
+    [[ -e "${OUT}/lib/libnvshmem_host.so" && -e "${OUT}/lib/libnvshmem_device.a" && -e "${OUT}/include/nvshmem.h" ]] ||
+        die "NVSHMEM's install tree lacks lib/libnvshmem_host.so, lib/libnvshmem_device.a or include/nvshmem.h"
+    told="$(with_driver_stub "${OUT}/bin/nvshmem-info" -a)"
+    grep -q 'NVSHMEM_IBGDA_SUPPORT=ON' <<<"${told}" ||
+        die "nvshmem-info -a: found $(grep -m 1 IBGDA_SUPPORT <<<"${told}" || echo 'no IBGDA line'), wanted NVSHMEM_IBGDA_SUPPORT=ON"
+    [[ -e "${OUT}/lib/libnvshmem_host.so.${VERSION}" ]] || grep -qwF -- "${VERSION}" <<<"${told}" ||
+        die "NVSHMEM: found $(cd "${OUT}/lib" && echo libnvshmem_host.so.*), wanted version ${VERSION}"
+}
+
+main "$@"
