@@ -1,0 +1,139 @@
+"""Fixtures for tests on the embedded cluster: one lab per test run, a reset between tests that change hosts.
+
+Use it with `from tests.lab_support import ...` or `pytest_plugins = ["lab_support"]`; the fixtures are `lab` (Lmod) and `modules_lab`
+(Environment Modules), both shared by the whole run, and `fresh_lab`: `lab` with fresh disks and an empty /shared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts
+from deepep_bootstrap.lab import Lab
+
+TEST_LABS = Path("/run")
+TEST_PREFIX = "deepep-lab-test-"
+
+
+@dataclass(frozen=True)
+class LiveLab:
+    """A running lab as a test sees it."""
+
+    lab: Lab
+
+    @property
+    def dir(self) -> Path:
+        return self.lab.path
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Addresses by host name."""
+        return {host.name: host.address for host in self.lab.hosts}
+
+    @property
+    def hosts_file(self) -> Path:
+        return self.lab.hosts_file
+
+    @property
+    def shared(self) -> Path:
+        """The folder that hosts see as /shared, from outside."""
+        return self.lab.shared
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What to add to the environment of `invoke` so that it finds the hosts."""
+        return {"DEEPEP_SSH_CONFIG": str(self.lab.ssh_config)}
+
+    def disk(self, host: str) -> Path:
+        """What a host's disk holds beyond image and machine: exactly the files that it wrote; deletions are 0/0 devices."""
+        return self.lab.home(host) / "disk"
+
+    def ssh(self, host: str, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command line on a host over SSH, as a person would; stdin is empty."""
+        argv = ["ssh", "-F", str(self.lab.ssh_config), "-o", "ConnectTimeout=10", host, command]
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def nsenter(self, host: str, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command line in a host as root without SSH, e.g. to break its sshd."""
+        argv = [*lab_hosts.enter(self.lab, host), "bash", "-c", command]
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def fake(self, host: str, name: str, value: str | None) -> None:
+        """Change one answer of a host's fakes (names: tests/lab/nvidia-smi, tests/lab/fakes.sh); None takes the change back.
+        nvidia-smi follows at once, files below /proc and /sys at the host's next boot."""
+        file = self.lab.home(host) / "lab" / "fake" / name
+        if value is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(f"{value}\n")
+
+    def boot_id(self, host: str) -> str:
+        """The host's boot id, empty while it is off."""
+        return lab_hosts.boot_id(self.lab, host)
+
+    def power_cut(self, host: str) -> None:
+        """Switch a host off without warning: its TCP connections stay half open. `boot` brings it back."""
+        lab_clean.end_processes(self.lab.dir, str(self.lab.home(host)))
+
+    def boot(self, *hosts: str) -> None:
+        """Boot hosts that are off; their disks are as they were."""
+        lab_hosts.boot(self.lab, *(host for host in self.lab.hosts if host.name in hosts))
+
+    def reset(self) -> None:
+        """Fresh disks for all hosts, nothing in /shared, fakes as at first, Slurm idle."""
+        lab_cluster.reset(self.lab)
+
+
+def open_lab(folder: Path, layer: str = "lmod") -> Iterator[LiveLab]:
+    """Bring a lab up, hand it over, take it down."""
+    yield_to = LiveLab(lab_cluster.up(str(folder), layer, print))
+    try:
+        yield yield_to
+    finally:
+        lab_cluster.down(str(folder))
+
+
+def _new_folder(what: str) -> Path:
+    _take_down_orphans()
+    return TEST_LABS / f"{TEST_PREFIX}{os.getpid()}-{what}"
+
+
+def _take_down_orphans() -> None:
+    """Take down labs of test runs that were killed: their folders name the run's process."""
+    for folder in TEST_LABS.glob(f"{TEST_PREFIX}*"):
+        owner = folder.name.removeprefix(TEST_PREFIX).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            lab_cluster.down(str(folder))
+
+
+def need_namespaces() -> None:
+    """Skip where hosts of their own cannot be made: the loopback lab is tested by test_lab.py and is too different for e2e tests."""
+    if not lab_hosts.possible():
+        pytest.skip("needs root and namespaces (make test uses sudo)")
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[LiveLab]:
+    """The run's lab with Lmod. Tests that change hosts take `fresh_lab`."""
+    need_namespaces()
+    yield from open_lab(_new_folder("lmod"))
+
+
+@pytest.fixture(scope="session")
+def modules_lab() -> Iterator[LiveLab]:
+    """The run's lab with Environment Modules."""
+    need_namespaces()
+    yield from open_lab(_new_folder("em"), "environment-modules")
+
+
+@pytest.fixture
+def fresh_lab(lab: LiveLab) -> LiveLab:
+    """The run's lab, reset just now."""
+    lab.reset()
+    return lab

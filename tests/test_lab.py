@@ -1,0 +1,275 @@
+"""The embedded cluster itself: real hosts, real Slurm, both module systems, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab_support import LiveLab, fresh_lab, lab, modules_lab, need_namespaces  # noqa: F401 - fixtures are found by name
+
+from deepep_bootstrap import lab as labs
+from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.verbs import lab as verb
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 60.0
+TWO_NODES = """#!/bin/bash -l
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --output=/shared/job.out
+type -t module
+echo "gpus $CUDA_VISIBLE_DEVICES"
+srun --ntasks-per-node=1 hostname
+echo end
+"""
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
+        time.sleep(0.05)
+
+
+def traces(folder: str) -> list[str]:
+    """Everything a lab in `folder` can leave on the machine, as text."""
+    mark = f"{labs.MARK}={folder}".encode()
+    found = [f"mount {point}" for point, _ in lab_clean.mounts(folder)]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(f"process {process.name}")
+        except OSError:
+            continue
+    links = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout
+    found += [f"link {link['ifname']}" for link in json.loads(links) if folder in link.get("ifalias", "")]
+    return found + [f"folder {folder}"] * Path(folder).exists()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A lab folder for one test, taken down whatever happens."""
+    need_namespaces()
+    name = f"/run/deepep-lab-test-{os.getpid()}-own"
+    yield name
+    lab_cluster.down(name)
+
+
+def test_every_host_answers_as_itself(lab: LiveLab) -> None:
+    for name, address in lab.hosts.items():
+        done = lab.ssh(name, "hostname; hostname -I; id -un; cat /proc/sys/kernel/random/boot_id")
+        assert done.stdout.split() == [name, address, "root", lab.boot_id(name)], done.stderr
+
+
+def test_hosts_do_not_show_the_machine(lab: LiveLab, tmp_path: Path) -> None:
+    (tmp_path / "private").touch()
+    secret = Path("/root/.deepep-lab-test")
+    secret.touch()
+    try:
+        shown = lab.ssh("n001", f"ls -A /root /home /opt /usr/local/bin; ls -d {tmp_path} {ROOT} {lab.dir}; which -a python3").stdout
+    finally:
+        secret.unlink()
+    assert shown.split() == "/home: builder keeper /opt: /root: .bashrc .profile .ssh /usr/local/bin: /usr/bin/python3 /bin/python3".split()
+
+
+def test_a_host_writes_to_its_own_disk_only(lab: LiveLab) -> None:
+    lab.ssh("n001", "echo options nvidia x=1 >/etc/modprobe.d/lab-test.conf; rm /usr/bin/file")
+    assert (lab.disk("n001") / "etc/modprobe.d/lab-test.conf").read_text() == "options nvidia x=1\n"
+    assert not Path("/etc/modprobe.d/lab-test.conf").exists()
+    assert lab.ssh("n002", "test -e /usr/bin/file && test ! -e /etc/modprobe.d/lab-test.conf").returncode == 0
+    lab.ssh("n001", "touch /shared/seen")
+    assert lab.ssh("login1", "ls /shared/seen").returncode == 0
+
+
+def test_plain_users_can_log_in_and_one_may_use_sudo(lab: LiveLab) -> None:
+    for user, code in (("builder", 1), ("keeper", 0)):
+        argv = ["ssh", "-F", str(lab.lab.ssh_config), "-l", user, "n001", "sudo -n id -u"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (code, "0" if code == 0 else ""), done.stderr
+
+
+def test_gpu_nodes_look_like_gpu_nodes(lab: LiveLab) -> None:
+    query = "nvidia-smi --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id,uuid --format=csv,noheader,nounits"
+    lines = lab.ssh("n001", query).stdout.splitlines()
+    assert len(lines) == 8
+    assert lines[7] == "7, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.95.05, 00000000:83:00.0, GPU-00000000-0000-4000-8000-000000000007"
+    assert "EnableStreamMemOPs: 0" in lab.ssh("n001", "cat /proc/driver/nvidia/params").stdout
+    rdma = """cd /sys/class/infiniband; for d in mlx5_*; do
+        echo $d $(basename $(readlink $d/device/driver)) $(cat $d/device/numa_node $d/ports/1/link_layer $d/ports/1/state); done"""
+    lines = lab.ssh("n001", rdma).stdout.splitlines()
+    assert lines == [f"mlx5_{index} mlx5_core {index // 4} InfiniBand 4: ACTIVE" for index in range(8)]
+    assert lab.ssh("login1", "ls /dev/nvidia0 /sys/class/infiniband; which nvidia-smi").stdout == ""
+
+
+def test_a_test_can_change_a_fake(lab: LiveLab) -> None:
+    lab.fake("n002", "capability", "10.0")
+    lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
+    try:
+        asked = "nvidia-smi --query-gpu=compute_cap --format=csv,noheader; nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader"
+        assert lab.ssh("n002", asked).stdout.splitlines() == ["10.0"] * 8 + ["4711, 1024 MiB"]
+        assert lab.ssh("n001", asked).stdout.splitlines() == ["9.0"] * 8
+    finally:
+        lab.fake("n002", "capability", None)
+        lab.fake("n002", "compute_apps", None)
+
+
+def submit(lab: LiveLab) -> str:
+    (lab.shared / "job.sh").write_text(TWO_NODES)
+    assert lab.ssh("login1", "cd /shared; sbatch job.sh").returncode == 0
+    output = lab.shared / "job.out"
+    wait_for("the job's end", lambda: output.exists() and output.read_text().endswith("end\n"))
+    return output.read_text()
+
+
+def test_a_job_runs_on_two_nodes_with_their_gpus(lab: LiveLab) -> None:
+    lines = submit(lab).splitlines()
+    assert lines[:2] == ["function", "gpus 0,1,2,3,4,5,6,7"]
+    assert sorted(lines[2:4]) == ["n001", "n002"]
+
+
+def test_modules_work_in_login_shells_with_lmod(lab: LiveLab) -> None:
+    for name in lab.hosts:
+        assert "Modules based on Lua" in lab.ssh(name, "bash -lc 'module --version' 2>&1").stdout
+
+
+def test_modules_work_in_login_shells_with_environment_modules(modules_lab: LiveLab, lab: LiveLab) -> None:
+    assert modules_lab.hosts["n001"] != lab.hosts["n001"]  # two labs run side by side
+    for name in modules_lab.hosts:
+        assert "Modules Release" in modules_lab.ssh(name, "bash -lc 'module --version' 2>&1").stdout
+    assert submit(modules_lab).splitlines()[0] == "function"
+
+
+def test_reboot_gives_a_new_boot_id_and_keeps_the_disk(lab: LiveLab) -> None:
+    before = lab.boot_id("n001")
+    lab.ssh("n001", "touch /root/kept /tmp/lost")
+    assert lab.ssh("n001", "reboot").returncode == 255
+    wait_for("the reboot", lambda: lab.boot_id("n001") not in ("", before))
+    assert lab.ssh("n001", "ls /root/kept; ls /tmp").stdout == "/root/kept\n"
+    assert float(lab.ssh("n001", "cut -d' ' -f1 /proc/uptime").stdout) < PATIENCE
+
+
+def test_slurm_reboots_a_node(lab: LiveLab) -> None:
+    before = lab.boot_id("n002")
+    assert lab.ssh("login1", "scontrol reboot ASAP nextstate=resume reason=test n002").returncode == 0
+    wait_for("the reboot", lambda: lab.boot_id("n002") not in ("", before))
+    lab_slurm.wait_idle(lab.lab, lab_hosts.enter(lab.lab, "login1"), lab_hosts.logs(lab.lab))
+
+
+def test_after_a_power_cut_up_boots_the_host_again(lab: LiveLab) -> None:
+    before = {name: lab.boot_id(name) for name in lab.hosts}
+    lab.power_cut("n001")
+    assert lab_cluster.state(str(lab.dir))["state"] == "broken"
+    with pytest.raises(Trouble, match="this lab host is off"):
+        lab.nsenter("n001", "true")
+    lab_cluster.up(str(lab.dir), "lmod", print)
+    assert lab.boot_id("n001") not in ("", before["n001"])
+    assert {name: lab.boot_id(name) for name in ("n002", "login1")} == {name: before[name] for name in ("n002", "login1")}
+
+
+def test_reset_gives_fresh_disks(lab: LiveLab) -> None:
+    lab.ssh("n001", "touch /root/old /shared/old; rm /etc/debian_version")
+    lab.fake("n001", "gpus", "4")
+    lab.reset()
+    assert lab.ssh("n001", "ls /root /shared; test -e /etc/debian_version && nvidia-smi -L | wc -l").stdout.split() == ["/root:", "/shared:", "8"]
+
+
+def test_up_again_changes_nothing(lab: LiveLab) -> None:
+    before = lab_cluster.state(str(lab.dir))
+    lab_cluster.up(str(lab.dir), "lmod", print)
+    assert lab_cluster.state(str(lab.dir)) == before
+
+
+def test_up_with_another_layer_is_refused(lab: LiveLab) -> None:
+    with pytest.raises(Trouble, match="has another module system — found lmod, wanted environment-modules"):
+        lab_cluster.up(str(lab.dir), "environment-modules", print)
+
+
+def test_status_as_json(lab: LiveLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.lab("status", dir=str(lab.dir), json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["verb"], document["exit"], document["state"]) == (1, "lab", 0, "up")
+    assert [host["name"] for host in document["hosts"]] == ["n001", "n002", "login1"]
+    assert all(re.fullmatch(r"[0-9a-f-]{36}", host["boot_id"]) for host in document["hosts"])
+
+
+def test_the_demo_file_names_the_labs_hosts(lab: LiveLab) -> None:
+    lines = [line for line in (ROOT / "hosts" / "demo.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["defaults prefix=/shared/deepep", "n[001-002]", "login1 role=login"]
+    assert lab.hosts_file.read_text().splitlines() == ["defaults prefix=/shared/deepep", "n001 role=gpu", "n002 role=gpu", "login1 role=login"]
+
+
+def test_killed_supervisors_leave_a_lab_that_down_removes(folder: str) -> None:
+    made = lab_cluster.up(folder, "lmod", print)
+    assert len(traces(folder)) > 5
+    for name in labs.ROLES:
+        supervisor = int(Path(f"/proc/{lab_hosts.alive(made, name)}/status").read_text().split("PPid:")[1].split()[0])
+        os.kill(int(Path(f"/proc/{supervisor}/status").read_text().split("PPid:")[1].split()[0]), signal.SIGKILL)
+    lab_cluster.down(folder)
+    assert traces(folder) == []
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15, 0.3])
+def test_an_up_killed_at_any_moment_can_be_repeated_or_removed(folder: str, delay: float) -> None:
+    body = f"from deepep_bootstrap import lab_cluster; lab_cluster.up({folder!r}, 'lmod', print)"
+    process = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+    lab_cluster.up(folder, "lmod", print)
+    assert lab_cluster.state(folder)["state"] == "up"
+    lab_cluster.down(folder)
+    assert traces(folder) == []
+
+
+def test_a_bridge_whose_lab_is_gone_is_found_by_its_alias(folder: str) -> None:
+    lab_cluster.up(folder, "lmod", print)
+    lab_clean.end_processes(folder)
+    wait_for("the unmount", lambda: subprocess.run(["umount", folder], check=False, capture_output=True).returncode == 0)
+    lab_cluster.down(folder)
+    assert traces(folder) == []
+
+
+def test_down_waits_for_nobody_and_names_who_holds_the_folder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab_cluster.up(folder, "lmod", print)
+    monkeypatch.setattr(lab_clean, "END_LIMIT", 0.5)
+    holder = subprocess.Popen(["sleep", "60"], cwd=folder)
+    try:
+        with pytest.raises(Trouble, match=rf"cannot be unmounted — found in use by process {holder.pid}"):
+            lab_cluster.down(folder)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"action": "start"}, "no such action — found start, wanted up, down or status"),
+        ({"action": "up", "layer": "tcl"}, "no such module system — found tcl"),
+        ({"action": "up", "dir": "/run/a:b"}, "this folder cannot hold a lab"),
+        ({"action": "down", "dir": "/"}, "this folder cannot hold a lab"),
+    ],
+)
+def test_wrong_words_are_refused(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(Trouble, match=re.escape(message)):
+        verb.lab(arguments.pop("action"), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(Trouble, match="holds something else"):
+        lab_cluster.up(str(tmp_path), "lmod", print)
+    lab_cluster.down(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_status_without_a_lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.lab("status", dir=str(tmp_path / "none")) == 0
+    assert capsys.readouterr().out == f"lab in {tmp_path}/none: down\n"
