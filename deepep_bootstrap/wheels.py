@@ -1,0 +1,214 @@
+"""Wheel files by exact name and hash: from a directory, else through pip with the caller's own index, proxy and certificates.
+
+With fetch.py this is the only door to the network.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deepep_bootstrap import command, nar
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.lock import Wheel
+from deepep_bootstrap.mirrors import Mirrors, is_address
+
+CHUNK = 1 << 20
+AT_ONCE = 4
+PROBE_SECONDS = 15.0
+OWN_INDEX = "pypi"
+# What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index nobody named.
+KEPT = (
+    "index-url",
+    "no-index",
+    "cert",
+    "client-cert",
+    "trusted-host",
+    "proxy",
+    "timeout",
+    "default-timeout",
+    "retries",
+    "keyring-provider",
+)
+
+
+def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path) -> Path:
+    """Return the file of `wheel` in the cache, under its own name, with the locked hash; fetch it where it is not there.
+
+    Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others safely.
+    """
+    folder = cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32]
+    target = folder / wheel.file
+    try:
+        if target.is_file() and _hash(target) == wheel.hash:
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as scratch:
+            file = _get(wheel, mirrors, Path(scratch))
+            found = _hash(file)
+            if found != wheel.hash:
+                raise Trouble(Problem(f"wheel {wheel.file}", "this file is not the locked one", found, wheel.hash))
+            os.replace(file, target)
+    except OSError as error:
+        raise Trouble(
+            Problem(str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR")
+        ) from None
+    return target
+
+
+def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line: Callable[[str], None]) -> dict[str, Path]:
+    """Fetch several wheels side by side; return their files by distribution name, in the order given.
+
+    `on_line` gets one line for each wheel that is there, from any thread. Raises Trouble with every wheel that failed.
+    """
+
+    def one(wheel: Wheel) -> Path:
+        file = fetch_wheel(wheel, mirrors, cache)
+        on_line(f"{wheel.file} ({file.stat().st_size / 1e6:.1f} MB)")
+        return file
+
+    # A directory tells everything it lacks; an index that fails once is not asked again for each of the others.
+    network = any(not place or is_address(place) for place in (mirrors.index(wheel.index) for wheel in wheels))
+    with _pool() as pool:
+        futures = {wheel.name: pool.submit(one, wheel) for wheel in wheels}
+        done, waiting = wait(futures.values(), return_when=FIRST_EXCEPTION if network else ALL_COMPLETED)
+        if any(future.exception() for future in done):
+            for future in waiting:
+                future.cancel()
+    _raise_errors([future for future in futures.values() if not future.cancelled()])
+    return {name: future.result() for name, future in futures.items()}
+
+
+def index_reachable(wheel: Wheel, mirrors: Mirrors) -> bool:
+    """Return whether the index of `wheel` answers from this machine (a directory: is there). Never raises, takes seconds at most."""
+    place = mirrors.index(wheel.index)
+    if place and not is_address(place):
+        return Path(place).is_dir()
+    try:
+        asked = ("index", "versions", "--retries", "0", "--timeout", "5", wheel.name)
+        return command.run((*_pip(), *asked), env=_environment(wheel, place), timeout=PROBE_SECONDS).code == 0
+    except Trouble:
+        return False
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """Give a small pool; when its body is interrupted, what has not begun is dropped and nobody waits for the rest."""
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="wheel")
+    try:
+        yield pool
+        pool.shutdown(wait=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _raise_errors(futures: Sequence[Future[Path]]) -> None:
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, Trouble):
+            raise error
+    if problems := [problem for error in errors if isinstance(error, Trouble) for problem in error.problems]:
+        raise Trouble(*problems)
+
+
+def _get(wheel: Wheel, mirrors: Mirrors, scratch: Path) -> Path:
+    place = mirrors.index(wheel.index)
+    if place and not is_address(place):
+        return _copy(wheel, Path(place), scratch)
+    return _download(wheel, place, scratch)
+
+
+def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
+    """Copy the wheel out of a directory: flat, or with a folder per distribution."""
+    for candidate in (place / wheel.file, place / wheel.name / wheel.file):
+        if candidate.is_file():
+            return shutil.copyfile(candidate, scratch / wheel.file)
+    raise Trouble(Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file))
+
+
+def _download(wheel: Wheel, address: str, scratch: Path) -> Path:
+    """Let pip fetch exactly this file: the hash leaves no choice, the tags make pip consider it on any machine."""
+    python, abi, platforms = wheel.tags
+    wanted = scratch / "wanted.txt"
+    digest = base64.b64decode(wheel.hash.partition("-")[2]).hex()
+    wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{digest}\n", encoding="utf-8")
+    words = ["download", "--quiet", "--no-deps", "--no-cache-dir", "--ignore-requires-python", "--only-binary=:all:", "--require-hashes"]
+    words += ["--requirement", str(wanted), "--dest", str(scratch), "--abi", abi]
+    interpreter = python.split(".")[-1]
+    words += ["--implementation", interpreter[:2]]
+    if len(interpreter) > len("py3"):
+        words += ["--python-version", interpreter[2:]]
+    for platform in platforms:
+        words += ["--platform", platform]
+    done = command.run((*_pip(), *words), env=_environment(wheel, address))
+    file = scratch / wheel.file
+    if done.code != 0 or not file.is_file():
+        found = done.tail or ", ".join(sorted(path.name for path in scratch.glob("*.whl"))) or "nothing"
+        where = f"index {wheel.index}" + (f" ({_bare(address)})" if address else "")
+        remedy = f"--mirror index:{wheel.index}=DIRECTORY with this file in it"
+        raise Trouble(Problem(where, f"does not give {wheel.file} with the locked hash", found=found, try_=remedy))
+    return file
+
+
+def _pip() -> tuple[str, ...]:
+    """Return the command of a pip: this interpreter's, else the one on PATH."""
+    if importlib.util.find_spec("pip") is not None:
+        return (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name):
+            return (found, "--disable-pip-version-check", "--no-input")
+    raise Trouble(Problem("pip", "is not installed here, and wheels are fetched with it", try_=f"{sys.executable} -m ensurepip"))
+
+
+def _environment(wheel: Wheel, address: str) -> dict[str, str]:
+    """Return the environment for a pip that asks one index only: the one at `address`, or for "pypi" the caller's own.
+
+    Addresses may hold a password, so they go by environment and never by command line.
+    """
+    own = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") or key == "PIP_CONFIG_FILE"}
+    settings = _settings()
+    if address:
+        settings = {key: value for key, value in settings.items() if key not in ("index-url", "no-index")} | {"index-url": address}
+    elif wheel.index != OWN_INDEX:
+        problem = Problem(f"index {wheel.index}", "nothing says where it is", try_=f"--mirror index:{wheel.index}=URL_OR_DIRECTORY")
+        raise Trouble(problem)
+    own |= {f"PIP_{key.upper().replace('-', '_')}": value for key, value in settings.items()}
+    return own | {"PIP_CONFIG_FILE": os.devnull, "LC_ALL": "C.UTF-8"}
+
+
+def _settings() -> Mapping[str, str]:
+    """Return what pip's configuration files and environment say for downloads, the kept keys only, the strongest last."""
+    listed = command.run((*_pip(), "config", "list"))
+    settings: dict[str, str] = {}
+    for origin in ("global", "download", ":env:"):
+        for line in listed.out.splitlines():
+            name, equals, value = line.partition("=")
+            section, _, key = name.rpartition(".")
+            if equals and section == origin and key in KEPT:
+                settings[key] = str(ast.literal_eval(value))
+    return settings
+
+
+def _bare(address: str) -> str:
+    """Return an address without user and password, for a message."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _hash(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return nar.sri(digest.digest())
