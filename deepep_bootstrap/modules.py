@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import jinja2
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.store import Offer, StackRecord, offer_digest
+from deepep_bootstrap.store import Offer, StackRecord, offer_digest, offer_document
 
 PROGRAM = "deepep-bootstrap"
 KINDS = ("internode", "intranode", "low-latency")
@@ -95,7 +94,7 @@ def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_diges
         "created": created,
         "by": by,
         "lock_digest": lock_digest,
-        "offer": dataclasses.asdict(offer),
+        "offer": offer_document(offer),
         "offer_digest": offer_digest(offer),
         "hosts": list(hosts),
     }

@@ -1,0 +1,208 @@
+"""Proof on the hosts: what `module load deepep` gives a user, and the tests of the stack through Slurm or on one host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deepep_bootstrap import slurm
+from deepep_bootstrap.datalines import Form, read
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.remote import Door, Job, OnLine, Reply
+from deepep_bootstrap.store import StackRecord
+
+KINDS = ("internode", "intranode", "low-latency")
+LOOK_LIMIT = 600.0
+"""Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
+
+START_LIMIT = 900
+"""Seconds a test's job may wait for its nodes."""
+
+LOOK_FORM = Form(
+    dict.fromkeys(
+        ("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "deepep_entry", "nvshmem_entry", "driver"), 1
+    ),
+    end="driver",
+)
+SUBMIT_FORM = Form(dict.fromkeys(("job", "refused", "late", "record"), 1))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
+    `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
+    links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form."""
+
+    module_system: bool
+    loaded: str
+    said: str
+    imported: bool | None
+    error: str
+    deep_ep: str
+    torch: str
+    nvshmem: str
+    deepep_entry: str
+    nvshmem_entry: str
+    driver: bool
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test to run: its kind, the stack, upstream's arguments, and whether Slurm runs it. `start_limit` is in seconds."""
+
+    kind: str
+    record: StackRecord
+    args: tuple[str, ...] = ()
+    slurm: bool = True
+    start_limit: int = START_LIMIT
+
+    @property
+    def file(self) -> str:
+        """Return the sbatch file on the prefix."""
+        return f"{self.record.prefix}/sbatch/{self.record.stack}/{self.kind}-test.sbatch"
+
+
+def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imports: bool = True) -> Job:
+    """Return the job that looks at one host; its output is for `parse`. `load` is what to say to `module load` (default: the
+    module's full name), `imports` whether DeepEP is imported too."""
+    env = {
+        "LOAD": load or record.module,
+        "ENV_FILE": f"{record.prefix}/current/env-{record.stack}.sh",
+        "DEEPEP": f"{record.prefix}/store/{record.deepep}",
+        "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
+        "PYTHON": record.external_python,
+        "IMPORT": "yes" if imports else "no",
+    }
+    return Job(_compose(recipes, "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
+
+
+def parse(reply: Reply) -> Verdict:
+    """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
+    if reply.code:
+        raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
+    said = read(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
+    return Verdict(
+        module_system=said.text("module") == "yes",
+        loaded=said.text("loaded"),
+        said=said.text("said"),
+        imported={"yes": True, "no": False}.get(said.text("import")),
+        error=said.text("error"),
+        deep_ep=said.text("deep_ep"),
+        torch=said.text("torch"),
+        nvshmem=said.text("nvshmem"),
+        deepep_entry=said.text("deepep_entry"),
+        nvshmem_entry=said.text("nvshmem_entry"),
+        driver=said.text("driver") == "yes",
+    )
+
+
+def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem, ...]:
+    """Return everything in a verdict that is not as the stack wants it."""
+    found = []
+    if verdict.module_system and verdict.loaded != record.module:
+        missing = verdict.loaded or verdict.said or "no module"
+        found.append(Problem(host, "module load gives another module", missing, record.module, "invoke bootstrap, then a new login shell"))
+    elif not verdict.module_system and verdict.said:
+        found.append(Problem(host, "env.sh cannot be read", verdict.said, "silence"))
+    if verdict.imported is False:
+        what = "import deep_ep fails"
+        if record.external_python and not verdict.driver:
+            what += "; this host has no NVIDIA driver, so our NVSHMEM is not preloaded into the external Python"
+        found.append(Problem(host, what, verdict.error, "no error"))
+    if verdict.imported:
+        for what, file, entry in (
+            ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),
+            ("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry),
+        ):
+            if not file.startswith(f"{entry}/"):
+                found.append(Problem(host, what, file or "no such symbol", f"{entry}/…"))
+    return tuple(found)
+
+
+def verify_all(
+    door: Door, hosts: Sequence[Host], record: StackRecord, recipes: Mapping[str, str], *, load: str = ""
+) -> tuple[Outcome, ...]:
+    """Look at all hosts at once, login hosts without the import, and return one outcome per host in their order."""
+    replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu"))
+    return tuple(_judge(host.name, replies[host.name], record) for host in hosts)
+
+
+def _judge(host: str, reply: Reply | Trouble, record: StackRecord) -> Outcome:
+    try:
+        if isinstance(reply, Trouble):
+            raise reply
+        verdict = parse(reply)
+    except Trouble as trouble:
+        return Outcome("verify", host, "failed", _line(trouble.problems), code=TROUBLE)
+    wrong = problems(host, verdict, record)
+    if wrong:
+        return Outcome("verify", host, "failed", _line(wrong), reply.seconds, VERDICT)
+    return Outcome("verify", host, "done", _praise(verdict, record), reply.seconds)
+
+
+def _praise(verdict: Verdict, record: StackRecord) -> str:
+    loaded = f"module {verdict.loaded}" if verdict.module_system else f"no module system, env-{record.stack}.sh"
+    if verdict.imported is None:
+        return loaded
+    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}, NVSHMEM {verdict.nvshmem.removeprefix(record.prefix + '/')}"
+
+
+def _line(wrong: Sequence[Problem]) -> str:
+    """Return problems of one host as one line without the host, which stands beside it."""
+    return "; ".join(str(problem).removeprefix(f"{problem.where}: ") for problem in wrong)
+
+
+def run_test(door: Door, host: Host, test: Test, recipes: Mapping[str, str], *, on_line: OnLine | None = None) -> Outcome:
+    """Run one of upstream's tests and return how it ended: code 0, 4 when the test failed, 1 when it could not be run.
+
+    With Slurm the sbatch file is submitted on `host` and followed; without, it runs on `host` itself. Its output goes to `on_line`
+    line by line. An interrupt ends the job as well: the script on the host is watched.
+    """
+    if not test.slurm:
+        return _run_here(door, host, test, on_line)
+    env = {"FILE": test.file, "FOLDER": f"{test.record.prefix}/logs/tests", "START_LIMIT": str(test.start_limit)}
+    job = Job(_compose(recipes, "verify/submit.sh"), test.args, env, watched=True, timeout=None)
+    reply = door.run(host, job, _without_data(on_line))
+    if reply.code:
+        raise Trouble(Problem(host.name, f"the {test.kind} test could not be followed", reply.err.strip()[-400:]))
+    return submitted(reply, test)
+
+
+def submitted(reply: Reply, test: Test) -> Outcome:
+    """Return the outcome of a test from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
+    said = read(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
+    step = f"{test.kind} test"
+    if refused := said.text("refused"):
+        return Outcome(step, reply.host, "failed", f"sbatch: {refused}", reply.seconds, TROUBLE)
+    job = slurm.parse_job(said.text("record"))
+    name = f"job {said.text('job')}"
+    if job is None:
+        return Outcome(step, reply.host, "failed", f"{name}: Slurm has lost sight of it", reply.seconds, TROUBLE)
+    if said.text("late"):
+        waited = f"{name} did not start in {test.start_limit} s: {job.reason or job.state}"
+        return Outcome(step, reply.host, "failed", waited, reply.seconds, TROUBLE)
+    where = f"{name} on {slurm.fold(job.nodes) or 'no node'}"
+    if job.state == "COMPLETED" and job.code == 0:
+        return Outcome(step, reply.host, "done", f"{where} passed", reply.seconds, OK, job.output)
+    return Outcome(step, reply.host, "failed", f"{where}: {job.state}, exit code {job.code}", reply.seconds, VERDICT, job.output)
+
+
+def _run_here(door: Door, host: Host, test: Test, on_line: OnLine | None) -> Outcome:
+    job = Job('exec bash "$FILE" "$@"\n', test.args, {"FILE": test.file}, watched=True, timeout=None, merge=True)
+    reply = door.run(host, job, on_line)
+    state, how = ("failed", f"exit code {reply.code}") if reply.code else ("done", "passed")
+    return Outcome(f"{test.kind} test", host.name, state, f"{how}, without Slurm", reply.seconds, VERDICT if reply.code else OK)
+
+
+def _without_data(on_line: OnLine | None) -> OnLine | None:
+    """Return a callback for the job's own lines alone."""
+    if on_line is None:
+        return None
+    keys = tuple(f"{key}=" for key in SUBMIT_FORM.single)
+    return lambda line: None if line.startswith(keys) else on_line(line)
+
+
+def _compose(recipes: Mapping[str, str], name: str) -> str:
+    return "\n".join((recipes["lib.sh"], recipes[name]))
