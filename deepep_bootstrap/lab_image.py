@@ -89,8 +89,11 @@ def _check_system() -> None:
         problems.append(Problem("lab", "this machine has no apt-get", wanted="Debian 12 or Ubuntu 24.04"))
     if not Path("/bin").is_symlink():
         problems.append(Problem("lab", "/bin is a folder of its own here", wanted="a link to usr/bin, as since Debian 12"))
-    problems += [Problem("lab", f"{tool} is missing", try_="apt-get install iproute2 util-linux openssh-client")
-                 for tool in ("ip", "unshare", "nsenter", "ssh-keygen") if not shutil.which(tool, path=lab.CLEAN_ENV["PATH"])]
+    problems += [
+        Problem("lab", f"{tool} is missing", try_="apt-get install iproute2 util-linux openssh-client")
+        for tool in ("ip", "unshare", "nsenter", "ssh-keygen")
+        if not shutil.which(tool, path=lab.CLEAN_ENV["PATH"])
+    ]
     if problems:
         raise Trouble(*problems)
 

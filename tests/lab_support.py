@@ -1,6 +1,6 @@
 """Fixtures for tests on the embedded cluster: one lab per test run, a reset between tests that change hosts.
 
-Use it with `from tests.lab_support import ...` or `pytest_plugins = ["lab_support"]`; the fixtures are `lab` (Lmod) and `modules_lab`
+A test module gets the fixtures by `pytest_plugins = ["lab_support"]`, not by importing them: `lab` (Lmod) and `modules_lab`
 (Environment Modules), both shared by the whole run, and `fresh_lab`: `lab` with fresh disks and an empty /shared.
 """
 
@@ -92,9 +92,8 @@ class LiveLab:
 
 def open_lab(folder: Path, layer: str = "lmod") -> Iterator[LiveLab]:
     """Bring a lab up, hand it over, take it down."""
-    yield_to = LiveLab(lab_cluster.up(str(folder), layer, print))
     try:
-        yield yield_to
+        yield LiveLab(lab_cluster.up(str(folder), layer, print))
     finally:
         lab_cluster.down(str(folder))
 

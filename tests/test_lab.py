@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab_support import LiveLab, fresh_lab, lab, modules_lab, need_namespaces  # noqa: F401 - fixtures are found by name
+from lab_support import LiveLab, need_namespaces
 
 from deepep_bootstrap import lab as labs
 from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
@@ -21,6 +22,8 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.verbs import lab as verb
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["lab_support"]
+
 PATIENCE = 60.0
 TWO_NODES = """#!/bin/bash -l
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --output=/shared/job.out
@@ -43,11 +46,9 @@ def traces(folder: str) -> list[str]:
     mark = f"{labs.MARK}={folder}".encode()
     found = [f"mount {point}" for point, _ in lab_clean.mounts(folder)]
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if mark in (process / "environ").read_bytes().split(b"\0"):
                 found.append(f"process {process.name}")
-        except OSError:
-            continue
     links = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout
     found += [f"link {link['ifname']}" for link in json.loads(links) if folder in link.get("ifalias", "")]
     return found + [f"folder {folder}"] * Path(folder).exists()
@@ -76,7 +77,8 @@ def test_hosts_do_not_show_the_machine(lab: LiveLab, tmp_path: Path) -> None:
         shown = lab.ssh("n001", f"ls -A /root /home /opt /usr/local/bin; ls -d {tmp_path} {ROOT} {lab.dir}; which -a python3").stdout
     finally:
         secret.unlink()
-    assert shown.split() == "/home: builder keeper /opt: /root: .bashrc .profile .ssh /usr/local/bin: /usr/bin/python3 /bin/python3".split()
+    folders = ["/home:", "builder", "keeper", "/opt:", "/root:", ".bashrc", ".profile", ".ssh", "/usr/local/bin:"]
+    assert shown.split() == [*folders, "/usr/bin/python3", "/bin/python3"]
 
 
 def test_a_host_writes_to_its_own_disk_only(lab: LiveLab) -> None:
@@ -112,7 +114,7 @@ def test_a_test_can_change_a_fake(lab: LiveLab) -> None:
     lab.fake("n002", "capability", "10.0")
     lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
     try:
-        asked = "nvidia-smi --query-gpu=compute_cap --format=csv,noheader; nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader"
+        asked = "for q in gpu=compute_cap compute-apps=pid,used_memory; do nvidia-smi --query-$q --format=csv,noheader; done"
         assert lab.ssh("n002", asked).stdout.splitlines() == ["10.0"] * 8 + ["4711, 1024 MiB"]
         assert lab.ssh("n001", asked).stdout.splitlines() == ["9.0"] * 8
     finally:
@@ -177,7 +179,8 @@ def test_reset_gives_fresh_disks(lab: LiveLab) -> None:
     lab.ssh("n001", "touch /root/old /shared/old; rm /etc/debian_version")
     lab.fake("n001", "gpus", "4")
     lab.reset()
-    assert lab.ssh("n001", "ls /root /shared; test -e /etc/debian_version && nvidia-smi -L | wc -l").stdout.split() == ["/root:", "/shared:", "8"]
+    shown = lab.ssh("n001", "ls /root /shared; test -e /etc/debian_version && nvidia-smi -L | wc -l").stdout
+    assert shown.split() == ["/root:", "/shared:", "8"]
 
 
 def test_up_again_changes_nothing(lab: LiveLab) -> None:
@@ -202,7 +205,8 @@ def test_status_as_json(lab: LiveLab, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_demo_file_names_the_labs_hosts(lab: LiveLab) -> None:
     lines = [line for line in (ROOT / "hosts" / "demo.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["defaults prefix=/shared/deepep", "n[001-002]", "login1 role=login"]
-    assert lab.hosts_file.read_text().splitlines() == ["defaults prefix=/shared/deepep", "n001 role=gpu", "n002 role=gpu", "login1 role=login"]
+    written = lab.hosts_file.read_text().splitlines()
+    assert written == ["defaults prefix=/shared/deepep", "n001 role=gpu", "n002 role=gpu", "login1 role=login"]
 
 
 def test_killed_supervisors_leave_a_lab_that_down_removes(folder: str) -> None:
