@@ -1,0 +1,57 @@
+"""A script that was started behind a wire: read to its end by one thread, told to a callback line by line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deepep_bootstrap import launch
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.transcript import Transcript
+from deepep_bootstrap.wire import LineLostError, Wire
+
+OnLine = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a script left: exit code, both streams, and the seconds it took."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Script:
+    """One started script. `timeout` is in seconds (None: no limit); `done` is told when the wire is closed."""
+
+    def __init__(self, host: str, wire: Wire, timeout: float | None, *, on_out: OnLine | None, on_err: OnLine | None) -> None:
+        self.wire = wire
+        self._host, self._timeout, self._began = host, timeout, time.monotonic()
+        self._transcript = Transcript(launch.MARK, on_out, on_err)
+
+    def finish(self) -> Left:
+        """Read until both streams end and return what the script left. Raises Trouble when it never began or its host went away."""
+        try:
+            while any(came := self.wire.read(self._rest())):
+                self._transcript.feed(*came)
+            code = self.wire.code()
+        except TimeoutError:
+            raise Trouble(Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line())) from None
+        except LineLostError as lost:
+            raise Trouble(Problem(self._host, str(lost))) from None
+        finally:
+            self.wire.close()
+        self._transcript.end()
+        if not self._transcript.started:
+            raise Trouble(Problem(self._host, *launch.explain_no_start(code, self._transcript.early)))
+        return Left(code, self._transcript.out.text, self._transcript.err.text, time.monotonic() - self._began)
+
+    def _rest(self) -> float | None:
+        return None if self._timeout is None else max(self._began + self._timeout - time.monotonic(), 0.0)
+
+    def _last_line(self) -> str:
+        text = self._transcript.err.text.strip() or self._transcript.out.text.strip()
+        return text.rpartition("\n")[2][-200:]
