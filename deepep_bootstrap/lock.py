@@ -194,7 +194,7 @@ def _hash(table: Table) -> str:
     value = table.text("hash", HASH)
     # 43 characters of base 64 hold two bits more than 32 bytes: one content must not have four spellings.
     if value and base64.b64encode(binascii.a2b_base64(value[7:])).decode() != value[7:]:
-        table.complain("hash", "is not what belongs here", value, HASH.words)
+        table.complain("hash", "ends in bits that no hash has", value, HASH.words)
     return value
 
 

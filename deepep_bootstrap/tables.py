@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,23 @@ def load(text: str, path: str) -> dict[str, object]:
         data: dict[str, object] = tomlkit.parse(text).unwrap()
     except ParseError as error:
         raise Trouble(Problem(f"{path}:{error.line}", f"is not TOML: {error}")) from None
-    except (TOMLKitError, ValueError) as error:
-        raise Trouble(Problem(path, f"is not TOML: {error}")) from None
+    except TOMLKitError as error:
+        raise Trouble(Problem(f"{path}:{_line_of(text, error)}", f"is not TOML: {error}")) from None
     return data
+
+
+def _line_of(text: str, error: TOMLKitError) -> int:
+    """Return the line of an error that does not know it (a key given twice): the first with which the text before it fails so."""
+
+    def fails(count: int) -> bool:
+        try:
+            tomlkit.parse("\n".join(lines[:count]) + "\n")
+        except TOMLKitError as other:
+            return type(other) is type(error)
+        return False
+
+    lines = text.splitlines()
+    return bisect.bisect_left(range(len(lines)), True, key=lambda index: fails(index + 1)) + 1
 
 
 class Table:
@@ -68,20 +83,23 @@ class Table:
         text = "" if found is None else found if isinstance(found, str) and found.isprintable() else repr(found)
         self.problems.append(Problem(self.at(key), what, text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...", wanted))
 
-    def take(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return the value of `key`, which must be exactly of type `kind`; without a default it must be there."""
+    def take(self, key: str, kind: type[T], default: T | None = None, wanted: str = "") -> T:
+        """Return the value of `key`, which must be exactly of type `kind`; without a default it must be there. `wanted`: in words."""
         self.known.append(key)
         if key not in self.data and default is not None:
             return default
         value = self.data.get(key)
         if type(value) is kind:
             return value
-        self.complain(key, "is of the wrong type" if key in self.data else "is missing", value, KINDS[kind])
+        if key in self.data:
+            self.complain(key, "is of the wrong type", repr(value), KINDS[kind])
+        else:
+            self.complain(key, "is missing", wanted=wanted or KINDS[kind])
         return kind()
 
     def text(self, key: str, form: Form) -> str:
         """Return the text of `key`, which must be there and have `form`; "" when it has not."""
-        value = self.take(key, str)
+        value = self.take(key, str, wanted=form.words)
         if type(self.data.get(key)) is not str:
             return ""
         if not form.fits(value):
@@ -118,7 +136,9 @@ class Table:
         for name in inner.data:
             if not form.fits(name):
                 inner.complain(name, "this name cannot be used", wanted=form.words)
-            yield name, inner.inner(name)
+            table = inner.inner(name)
+            if isinstance(inner.data[name], dict):
+                yield name, table
 
     def inner(self, key: str) -> Table:
         """Return the table of `key`, empty when it is absent."""
