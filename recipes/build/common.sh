@@ -12,10 +12,11 @@ is_published() {
 clear_environment() {
     unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
         CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
-        PYTHONDONTWRITEBYTECODE GIT_DIR "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"
+        GIT_DIR "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"
     export PATH="${PATH}:/usr/sbin:/sbin" # GDRCopy's Makefile calls ldconfig
     export CFLAGS="-ffile-prefix-map=${SCRATCH}=." CXXFLAGS="-ffile-prefix-map=${SCRATCH}=."
-    export SOURCE_DATE_EPOCH CUDA_HOME
+    # Byte code comes from compile_modules alone: what Python writes by itself names the folder it was in.
+    export SOURCE_DATE_EPOCH CUDA_HOME PYTHONDONTWRITEBYTECODE=1
 }
 
 # count_jobs: print how many compilers to run at once: one per processor we may use, as long as each has the memory nvcc wants.
@@ -75,6 +76,6 @@ compile_modules() {
     local -r root="$1" folder="$2"
     local -r python="${3:-${root}/bin/python}"
     # Some packages carry files that are no valid Python on purpose (templates, test data); nothing imports them.
-    "${python}" -m compileall -q -q -j "${JOBS}" --invalidation-mode unchecked-hash -s "${root}" "${root}/${folder}" ||
+    "${python}" -m compileall -q -q -f -j "${JOBS}" --invalidation-mode unchecked-hash -s "${root}" "${root}/${folder}" ||
         say "some files of ${folder} are not valid Python and stay uncompiled"
 }

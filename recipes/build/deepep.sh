@@ -33,8 +33,12 @@ choose_python_and_nvshmem() {
     BUILD_PYTHON="${PYTHON}"
     if [[ -n "${PYTHON_ENTRY:-}" ]]; then
         wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
-        BUILD_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python"
-        [[ -x "${BUILD_PYTHON}" ]] || BUILD_PYTHON="${early}/${PYTHON_ENTRY}/bin/python"
+        BUILD_PYTHON="${early}/${PYTHON_ENTRY}/bin/python"
+        # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
+        if is_published "${PYTHON_ENTRY}" || ! "${BUILD_PYTHON}" -c 'import torch'; then
+            wait_for_entry "${PYTHON_ENTRY}"
+            BUILD_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python"
+        fi
     fi
     wait_for_entry "${NVSHMEM}" "${early}/${NVSHMEM}.ready"
     export NVSHMEM_DIR="${PREFIX}/store/${NVSHMEM}"
@@ -47,6 +51,7 @@ export_settings() {
     export TORCH_CUDA_ARCH_LIST="${ARCHS// /;}" MAX_JOBS="${JOBS}"
     export GIT_CEILING_DIRECTORIES="${SCRATCH}" GIT_DIR="${WORK}/no-repository" # the version must not depend on a git above us
     export PATH="${CUDA_HOME}/bin:${PATH}"
+    unset CFLAGS CXXFLAGS # for setuptools they would replace Python's own flags; the compilers below add ours
     # Room in the RUNPATH for the path that is right after publishing.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../'"${NVSHMEM}/lib"
@@ -79,10 +84,12 @@ write_waiting_compilers() {
     export PATH="${TOOLKIT}/bin:${PATH}" PYTORCH_NVCC="${TOOLKIT}/bin/nvcc"
 }
 
-# write_waiting_compiler REAL: print the wrapper of one compiler. It gives up when the process that builds NVSHMEM is gone.
+# write_waiting_compiler REAL: print the wrapper of one compiler. It gives up when the process that builds NVSHMEM is gone. What nvcc
+# hands to the host compiler passes unchanged; other code names its files without the scratch folder.
 write_waiting_compiler() {
     local -r real="$1"
-    local pid=0
+    local pid=0 map=""
+    [[ "${real}" == */nvcc ]] || map="-ffile-prefix-map=${SCRATCH}=."
     read -r pid _ 2>/dev/null <"${SCRATCH}/early/${NVSHMEM}.builder" || true # published before this run: nobody builds it
     cat <<WRAPPER
 #!/bin/sh
@@ -93,6 +100,8 @@ case " \$* " in
         sleep 0.2
     done
     ;;
+*__CUDACC__*) ;;
+*" -c "*) exec "${real}" ${map} "\$@" ;;
 esac
 exec "${real}" "\$@"
 WRAPPER

@@ -101,6 +101,24 @@ remove_leftover() {
     rm -f -- "${LOCK_DIR}/.own-${name}-${token}"
 }
 
+# sweep_leftovers NAME: with the lock of NAME, remove what dead owners left. One we cannot judge (another host's) stays until its lock
+# is broken.
+sweep_leftovers() {
+    local -r name="$1"
+    local path token own
+    for path in "${LOCK_DIR}/.trash-${name}-"* "${LOCK_DIR}/.tmp-${name}-"* "${LOCK_DIR}/.own-${name}-"*; do
+        [[ -e "${path}" ]] || continue
+        token="${path##*-"${name}"-}"
+        own="${LOCK_DIR}/.own-${name}-${token}"
+        if [[ "${path}" == */.trash-* ]]; then
+            rm -rf -- "${path}" || warn "cannot remove ${path}"
+        elif [[ "${token}" != "${TOKEN}" ]] && { [[ ! -e "${own}" ]] || is_dead "$(<"${own}")"; }; then
+            say "removing what a dead owner left: ${path##*/}"
+            remove_leftover "${name}" "${token}"
+        fi
+    done
+}
+
 # release_lock: stop the heart and let the lock go, if it is (still) ours.
 release_lock() {
     [[ -n "${BEAT}" ]] || return 0

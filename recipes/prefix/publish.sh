@@ -63,26 +63,10 @@ build_and_publish() {
     begin_phase check
     run_aside check_entry
     write_manifest "$((SECONDS - start))"
-    find "${OUT}" -type f -exec chmod a-w,a+r {} +
+    find "${OUT}" \( -type f -exec chmod a-w,a+r {} + \) -o \( -type d -exec chmod a+rx {} + \)
     begin_phase publish
     sync -f "${OUT}"
     rename_into_place
-}
-
-# sweep_leftovers: remove what dead builders of this entry left. One we cannot judge (another host's) stays until its lock is broken.
-sweep_leftovers() {
-    local path token own
-    for path in "${STORE}/.trash-${ENTRY}-"* "${STORE}/.tmp-${ENTRY}-"* "${STORE}/.own-${ENTRY}-"*; do
-        [[ -e "${path}" ]] || continue
-        token="${path##*-"${ENTRY}"-}"
-        own="${STORE}/.own-${ENTRY}-${token}"
-        if [[ "${path}" == */.trash-* ]]; then
-            rm -rf -- "${path}" || warn "cannot remove ${path}"
-        elif [[ "${token}" != "${TOKEN}" ]] && { [[ ! -e "${own}" ]] || is_dead "$(<"${own}")"; }; then
-            say "removing what a dead builder left: ${path##*/}"
-            remove_leftover "${ENTRY}" "${token}"
-        fi
-    done
 }
 
 # explain_full PATH: say so when a filesystem has no room left; a compiler's own message about it is often hard to see.
@@ -127,6 +111,6 @@ main() {
         data state present
         return 0
     fi
-    sweep_leftovers
+    sweep_leftovers "${ENTRY}"
     build_and_publish
 }

@@ -1,0 +1,259 @@
+"""Build store entries on one host: a session there, sources sent once, every entry's recipe as soon as what it needs is there."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import secrets
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepep_bootstrap import datalines, slurm, store
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.lock import Wheel
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.remote import Door, Job
+from deepep_bootstrap.store import Entry
+
+SESSION = ("lib.sh", "prefix/owner.sh", "prefix/session.sh")
+RECEIVE = ("lib.sh", "prefix/receive.sh")
+LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
+SHOWN_LINES = 12
+PUBLISH_FORM = datalines.Form({"state": 1}, {"phase": 1, "waiting": 1})
+NOISE = ("phase=", "state=", "waiting=")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or "skipped";
+    `line` the last line of output, or the reason."""
+
+    entry: str
+    state: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…` and `bin/uv`
+    for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine.
+
+    `user` builds ("" for the connection's own), `allocation` is what to ask Slurm for (None without Slurm), `jobs` a number of
+    compilers (0: by processors and memory), `heartbeat` the locks' interval in seconds.
+    """
+
+    prefix: str
+    entries: tuple[Entry, ...]
+    recipes: Mapping[str, str]
+    chunks: Callable[[], Iterable[bytes]]
+    logs: Path
+    wheels: tuple[Wheel, ...] = ()
+    user: str = ""
+    allocation: slurm.Request | None = None
+    jobs: int = 0
+    heartbeat: float = 10.0
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session on the build host: its scratch folder and its Slurm job ("" without Slurm)."""
+
+    scratch: str
+    job: str
+
+
+def compose(texts: Mapping[str, str], *names: str) -> str:
+    """Return the recipe texts called `names`, put together as one script; Trouble names one that is missing."""
+    missing = [name for name in names if name not in texts]
+    if missing:
+        raise Trouble(*(Problem(f"recipes/{name}", "this recipe is missing", try_="a fresh checkout") for name in missing))
+    return "\n".join(texts[name] for name in names)
+
+
+def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> tuple[Outcome, ...]:
+    """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the request.
+
+    An entry that fails stops those that need it; the others finish. Trouble (the host has gone, no allocation, no scratch) and ^C
+    leave nothing running: the session's end removes scratch, and the watchers end the recipes.
+    """
+    if not request.entries:
+        return ()
+    with open_session(door, host, request, on_event) as session:
+        feed(door, host, request, session)
+        outcomes = _Run(door, host, request, session, on_event).all()
+    return tuple(outcomes[entry.name] for entry in request.entries)
+
+
+@contextmanager
+def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> Iterator[Session]:
+    """Hold a session open on `host`: scratch, and an allocation where one is asked for; both are gone afterwards."""
+    options = slurm.request_options(request.allocation) if request.allocation else ()
+    env = {"PREFIX": request.prefix, "TOKEN": request.token}
+    job = Job(compose(request.recipes, *SESSION), args=options, env=env, user=request.user, watched=True, timeout=None)
+
+    def tell(line: str) -> None:
+        if line.startswith("waiting="):
+            for entry in request.entries:
+                on_event(Event(entry.name, "waiting", line.partition("=")[2]))
+
+    hold = door.hold(host, job, tell)
+    try:
+        scratch = hold.wait_for("scratch", 60.0)
+        number = hold.wait_for("jobid")
+        yield Session(scratch, "" if number == "0" else number)
+    except BaseException:
+        with suppress(Trouble):  # what ended us is what is to be told
+            hold.close()
+        raise
+    hold.close()
+
+
+def feed(door: Door, host: Host, request: BuildRequest, session: Session) -> None:
+    """Send what the recipes work on into the session's scratch folder; Trouble when it cannot be unpacked there."""
+    files = {f"bin/{Path(store.RELOCATOR).name}": request.recipes[store.RELOCATOR], "requirements.txt": requirements(request.wheels)}
+    job = Job(compose(request.recipes, *RECEIVE), env={"SCRATCH": session.scratch}, user=request.user, timeout=None)
+    for chunks in (tar_texts(files), request.chunks()):
+        reply = door.send(host, job, chunks)
+        if reply.code:
+            raise Trouble(Problem(host.name, "cannot unpack the sources there", last_lines(reply.err), try_=f"room in {session.scratch}"))
+
+
+def tar_texts(files: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield a tar stream of small text files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(text.encode()))
+    yield buffer.getvalue()
+
+
+def requirements(wheels: Iterable[Wheel]) -> str:
+    """Return pip's requirements text for exactly these wheels, with their hashes in the form pip knows."""
+    hashes = {wheel.file: base64.b64decode(wheel.hash.removeprefix("sha256-")).hex() for wheel in wheels}
+    return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{hashes[wheel.file]}\n" for wheel in wheels)
+
+
+def manifest(entry: Entry, request: BuildRequest) -> str:
+    """Return the JSON text of an entry's manifest; the recipe adds where and when it was built."""
+    document = {"schema": 1, "name": entry.name, "kind": entry.kind, "version": entry.version, "inputs": entry.inputs, "needs": entry.needs}
+    return json.dumps({**document, "prefix": request.prefix}, ensure_ascii=False)
+
+
+def last_lines(text: str) -> str:
+    """Return the last lines of a program's output, for a message."""
+    return "\n".join(text.strip().splitlines()[-SHOWN_LINES:])
+
+
+class _Run:
+    """One run of the recipes of a request: which entries have ended, which can begin."""
+
+    def __init__(self, door: Door, host: Host, request: BuildRequest, session: Session, on_event: Callable[[Event], None]) -> None:
+        self.door, self.host, self.request, self.session, self.on_event = door, host, request, session, on_event
+        self.outcomes: dict[str, Outcome] = {}
+        self.started: set[str] = set()
+        self.writing = threading.Lock()
+
+    def all(self) -> dict[str, Outcome]:
+        """Run every entry as soon as it can begin; return the outcomes by entry name."""
+        order = sorted(self.request.entries, key=lambda entry: LONGEST_FIRST.index(entry.kind))
+        running: set[Future[Outcome]] = set()
+        with ThreadPoolExecutor(max_workers=len(order)) as pool:
+            try:
+                while len(self.outcomes) < len(order):
+                    running |= self.begin(pool, order)
+                    if not running:
+                        continue
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for outcome in [future.result() for future in done]:
+                        self.outcomes[outcome.step] = outcome
+            except BaseException:
+                # The threads end when their scripts do, and those only when nobody holds their connections any more.
+                self.door.close()
+                raise
+        return self.outcomes
+
+    def begin(self, pool: ThreadPoolExecutor, order: Iterable[Entry]) -> set[Future[Outcome]]:
+        """Start what can begin now, and skip what never can; return the started ones."""
+        begun: set[Future[Outcome]] = set()
+        for entry in order:
+            if entry.name in self.started or entry.name in self.outcomes:
+                continue
+            lost = [name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}]
+            if lost:
+                self.outcomes[entry.name] = Outcome(entry.name, self.host.name, "skipped", f"needs {lost[0]}")
+                self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
+            elif all(self.is_ready(name, entry) for name in entry.needs):
+                self.started.add(entry.name)
+                begun.add(pool.submit(self.one, entry))
+        return begun
+
+    def is_ready(self, name: str, entry: Entry) -> bool:
+        """Return whether what `entry` needs of the entry `name` is there, or will be while it waits."""
+        if name not in {other.name for other in self.request.entries}:
+            return True
+        return name in self.outcomes or (name in entry.early and name in self.started)
+
+    def one(self, entry: Entry) -> Outcome:
+        """Run one entry's recipe to its end and return its outcome."""
+        log = self.request.logs / f"build-{entry.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        self.on_event(Event(entry.name, "running"))
+        with log.open("w", encoding="utf-8") as file:
+
+            def tell(line: str) -> None:
+                with self.writing:
+                    file.write(line + "\n")
+                    file.flush()
+                state = "waiting" if line.startswith("waiting=") else "running"
+                self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
+
+            reply = self.door.run(self.host, self.job(entry), tell)
+        seconds = time.monotonic() - start
+        if reply.code:
+            outcome = Outcome(entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log))
+        else:
+            found = datalines.read(reply.out, PUBLISH_FORM, self.host.name, "publish.sh").text("state")
+            state, detail = ("unchanged", "already published") if found == "present" else ("done", "published")
+            outcome = Outcome(entry.name, self.host.name, state, detail, seconds, 0, str(log))
+        self.on_event(Event(entry.name, outcome.state, outcome.detail))
+        return outcome
+
+    def job(self, entry: Entry) -> Job:
+        """Return the recipe of one entry as a job; in an allocation, one that runs it as a step there."""
+        scratch = self.session.scratch
+        env = {
+            **entry.env,
+            "PREFIX": self.request.prefix,
+            "ENTRY": entry.name,
+            "TOKEN": self.request.token,
+            "SCRATCH": scratch,
+            "SRC": f"{scratch}/src/{entry.source}" if entry.source else "",
+            "JOBS": str(self.request.jobs),
+            "HEARTBEAT": f"{self.request.heartbeat:g}",
+            "MANIFEST": manifest(entry, self.request),
+            "RECIPE": f"{entry.kind}.sh",
+        }
+        script = compose(self.request.recipes, *store.recipe_names(entry.kind))
+        if self.session.job:
+            script = as_step(script, self.session.job, f"{scratch}/step-{entry.name}.sh", self.request.token)
+        return Job(script, env=env, user=self.request.user, watched=True, timeout=None)
+
+
+def as_step(script: str, job: str, path: str, token: str) -> str:
+    """Return a script that writes `script` to `path` and runs it as a step of the Slurm allocation `job`, with all its processors."""
+    end = f"END_{token}"
+    command = " ".join(slurm.srun(job, ("--cpu-bind=none", "bash", path)))
+    return f"cat >{path} <<'{end}'\n{script}\n{end}\nexec {command}\n"

@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# A build session on one host, held open by the control machine: a scratch folder on the host's own disk and, where Slurm owns the host,
+# an allocation. It needs prefix/owner.sh before it. Both go when the session ends: on end of standard input or on SIGTERM.
+#
+# Arguments: options for salloc; none where there is no Slurm. Inputs: TOKEN, PREFIX. Results: scratch=FOLDER, waiting=…, jobid=NUMBER
+# (0 without Slurm), in this order.
+
+SCRATCH=""
+JOB_NAME="deepep-build"
+SALLOC=""
+
+# choose_base: print the folder for scratch: on this host's disk, writable, and programs may run from it.
+choose_base() {
+    local base try
+    for base in "${TMPDIR:-}" /var/tmp /tmp; do
+        [[ -n "${base}" && -d "${base}" && -w "${base}" ]] || continue
+        try="$(mktemp "${base}/deepep-try-XXXXXXXX")" || continue
+        printf '#!/bin/sh\n' >"${try}"
+        chmod 700 -- "${try}"
+        if "${try}" 2>/dev/null; then
+            rm -f -- "${try}"
+            (cd -- "${base}" && pwd -P)
+            return 0
+        fi
+        rm -f -- "${try}"
+    done
+    die "no folder to build in: ${TMPDIR:+${TMPDIR}, }/var/tmp and /tmp are not writable, or programs may not run from them (noexec)"
+}
+
+# remove_dead BASE: remove scratch folders, and cancel allocations, of sessions that were killed.
+remove_dead() {
+    local -r base="$1"
+    local folder
+    for folder in "${base}"/deepep-scratch-*/; do
+        [[ -O "${folder}" && -r "${folder}.owner" ]] || continue
+        is_dead "$(<"${folder}.owner")" || continue
+        say "removing what a dead session left: ${folder}"
+        [[ ! -s "${folder}.job" ]] || cancel_job "$(<"${folder}.job")"
+        rm -rf -- "${folder}" || warn "cannot remove all of ${folder}"
+    done
+}
+
+cancel_job() {
+    scancel --name="${JOB_NAME}" "$1" >&2 || warn "cannot cancel Slurm job $1"
+}
+
+# record_job FILE: remember the job as soon as salloc names it, pending or granted, so that it can be cancelled.
+record_job() {
+    local -r said="$1"
+    sed -n 's/.*\(Pending\|Granted\) job allocation \([0-9][0-9]*\).*/\2/p' "${said}" | head -n 1 >"${SCRATCH}/.job"
+}
+
+# allocate OPTIONS…: wait for an allocation and print its number as a result.
+allocate() {
+    local -r said="${SCRATCH}/salloc"
+    local told=""
+    salloc --no-shell --job-name="${JOB_NAME}" --mem=0 "$@" >"${said}" 2>&1 </dev/null &
+    SALLOC="$!"
+    while kill -0 "${SALLOC}" 2>/dev/null; do
+        sleep 0.2
+        record_job "${said}"
+        if [[ -z "${told}" ]] && grep -q Pending "${said}"; then
+            told=yes
+            say "waiting for Slurm: $(tail -n 1 "${said}")"
+            data waiting "Slurm job $(<"${SCRATCH}/.job")"
+        fi
+    done
+    wait "${SALLOC}" || die "Slurm gives no allocation: $(tail -n 1 "${said}")"
+    SALLOC=""
+    record_job "${said}"
+    [[ -s "${SCRATCH}/.job" ]] || die "salloc named no job: $(tail -n 1 "${said}")"
+    data jobid "$(<"${SCRATCH}/.job")"
+}
+
+# clean_up: on every way out. Removing gigabytes can outlast the patience of whoever ends us, so the removal has a session of its own.
+clean_up() {
+    local -r code="$?"
+    trap - ERR
+    set +e
+    [[ -z "${SALLOC}" ]] || kill "${SALLOC}" 2>/dev/null
+    [[ ! -s "${SCRATCH}/.job" ]] || cancel_job "$(<"${SCRATCH}/.job")"
+    setsid rm -rf -- "${SCRATCH}" </dev/null >/dev/null 2>&1 &
+    wait "$!"
+    exit "${code}"
+}
+
+# wait_for_end: until our standard input ends; where the engine's watcher keeps it for itself, until its signal.
+wait_for_end() {
+    if [[ /dev/stdin -ef /dev/null ]]; then
+        sleep infinity &
+        wait "$!"
+    else
+        cat >/dev/null
+    fi
+}
+
+main() {
+    local base
+    need_env TOKEN PREFIX
+    umask 077
+    base="$(choose_base)"
+    [[ "${base}/" != "${PREFIX%/}/"* ]] || die "scratch ${base} lies in the prefix ${PREFIX}: set TMPDIR to a folder on the host's own disk"
+    remove_dead "${base}"
+    SCRATCH="$(mktemp -d "${base}/deepep-scratch-XXXXXXXX")"
+    trap clean_up EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    describe_owner 0 >"${SCRATCH}/.owner"
+    mkdir -p -- "${SCRATCH}"/{bin,build,early,src,wheels}
+    data scratch "${SCRATCH}"
+    if (($# == 0)); then
+        data jobid 0
+    else
+        allocate "$@"
+    fi
+    wait_for_end
+}
+
+main "$@"

@@ -1,0 +1,103 @@
+"""What the tests of the store share: a door to this machine, recipe texts, the stand-in sources built once, small made-up entries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.survey import read_tree
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES: Mapping[str, str] = read_tree(ROOT / "recipes")
+HERE = Host("here", connection="local")
+PUBLISH = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "build/common.sh", "prefix/publish.sh")
+FAST = "0.2"
+"""Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
+
+BUILD_SMALL = """
+build_entry() {
+    ${HOOK_BUILD:-true}
+    mkdir -p -- "${OUT}/lib"
+    printf 'made by %s\\n' "${TOKEN}" >"${OUT}/lib/content"
+}
+check_entry() {
+    ${HOOK_CHECK:-true}
+    [[ -s "${OUT}/lib/content" ]]
+}
+main "$@"
+"""
+
+
+def script(*names: str, extra: str = "") -> str:
+    """Return recipes composed as the engine does it."""
+    return "\n".join([*(RECIPES[name] for name in names), extra])
+
+
+def make_prefix(folder: Path) -> Path:
+    """Return a prefix made by init.sh."""
+    prefix = folder / "prefix"
+    done = run_bash(script("lib.sh", "prefix/init.sh"), {"PREFIX": str(prefix), "TOKEN": "init"})
+    assert done.returncode == 0, done.stderr
+    return prefix
+
+
+def environment(prefix: Path, scratch: Path, token: str, **more: str) -> dict[str, str]:
+    """Return the inputs of publish.sh for the small entry `e-small-1`."""
+    (scratch / "bin").mkdir(parents=True, exist_ok=True)
+    (scratch / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
+    return {
+        "PREFIX": str(prefix), "SCRATCH": str(scratch), "ENTRY": "e-small-1", "TOKEN": token, "PYTHON": "/usr/bin/python3", "MANIFEST": "{}",
+        "HEARTBEAT": FAST, "JOBS": "1", **more,
+    }  # fmt: skip
+
+
+def start_bash(text: str, env: Mapping[str, str], *, user: str = "", stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """Start a composed script in a process group of its own, as the engine's watcher does."""
+    inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
+    words = ["runuser", "-u", user, "--"] if user else []
+    return subprocess.Popen(
+        [*words, "bash", "-c", text], env=inputs, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def run_bash(text: str, env: Mapping[str, str], *args: str, user: str = "", data: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run a composed script to its end."""
+    inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
+    words = ["runuser", "-u", user, "--"] if user else []
+    done = subprocess.run([*words, "bash", "-c", text, "script", *args], env=inputs, input=data, capture_output=True, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def values(out: str) -> dict[str, str]:
+    """Return the data lines of a script's output, the last of each key."""
+    return dict(line.split("=", 1) for line in out.splitlines())
+
+
+def until(condition, what: str) -> None:  # noqa: ANN001 - any callable without arguments
+    """Wait until `condition()` holds; the guard against waiting for ever is generous and says what was waited for."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"never came: {what}")
+
+
+def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
+    """Kill a script and everything it started, and reap it."""
+    os.killpg(process.pid, signum)
+    process.wait()
+
+
+def store_names(prefix: Path) -> set[str]:
+    """Return every name in the store, hidden ones too."""
+    return {path.name for path in (prefix / "store").iterdir()}
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below `folder`."""
+    yield from sorted(folder.rglob("*"))
