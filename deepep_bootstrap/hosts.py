@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import posixpath
 import re
 import shlex
@@ -72,7 +73,7 @@ def from_flag(value: str, limit: str = "") -> Inventory:
 
     `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names unknown to the file.
     """
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))
     if path.is_file():
         inventory = parse(_read(path), value)
     elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or path.is_dir():
@@ -179,7 +180,6 @@ def _unknown(where: str, what: str, word: str, known: Iterable[str]) -> Problem:
 
 
 def _few(words: Iterable[str]) -> str:
-    """Return a few words of a list for a message: at most twelve, sorted."""
     ordered = sorted(set(words))
     return ", ".join(ordered[:12]) + (" …" if len(ordered) > 12 else "")
 
@@ -214,10 +214,8 @@ def _host(host: Host, values: Mapping[str, str]) -> Host:
 
 def _settings(values: Mapping[str, str]) -> Settings:
     fields = {key: value for key, value in values.items() if key in SETTING_KEYS}
-    arguments = tuple(shlex.split(fields.pop("sbatch_args", "")))
-    if "prefix" in fields:
-        fields["prefix"] = posixpath.normpath(fields["prefix"])
-    return Settings(**fields, sbatch_args=arguments)
+    fields["prefix"] = "/" + posixpath.normpath(fields.get("prefix", Settings.prefix)).strip("/")
+    return Settings(sbatch_args=tuple(shlex.split(fields.pop("sbatch_args", ""))), **fields)
 
 
 def _repeated(hosts: list[Host]) -> Iterator[Problem]:
@@ -244,7 +242,7 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
             problems.append(Problem("--limit", f"leaves out {needed}, which is {key}", try_=f"--limit={limit},{needed}"))
     if problems:
         raise Trouble(*problems)
-    return dataclasses.replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name in names))
+    return dataclasses.replace(inventory, hosts=tuple(filter(lambda host: host.name in names, inventory.hosts)))
 
 
 def check_prefix(value: str, where: str) -> None:

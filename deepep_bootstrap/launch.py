@@ -63,13 +63,13 @@ child='' job=''
 forget() { [ -z "$job" ] || rm -f "$job" "$job.end"; }
 # Signal everything in the script's session: its own group and the groups that programs such as timeout(1) make.
 signal_session() {
-  kill "-$1" -- "-$child"
+  kill "-$1" "-$child"
   for stat in /proc/[0-9]*/stat; do
     read -r line <"$stat" || continue
     pid=${line%% *}
     # shellcheck disable=SC2086 # the fields after the program's name are numbers: state, parent, group, session
     set -- "$1" ${line##*) }
-    [ "$5" != "$child" ] || { kill "-$1" "$pid" && left=1; }
+    [ "$5" != "$child" ] || [ "$2" = Z ] || { kill "-$1" "$pid" && left=1; }
   done
 }
 end_session() {

@@ -63,7 +63,7 @@ class Resolver:
 
     def _read(self, path: str, *, required: bool) -> None:
         try:
-            text = "".join(_lines(Path(path).expanduser(), 0, required=required))
+            text = "".join(_lines(Path(os.path.expanduser(path)), 0, required=required))
             self._config.parse(StringIO(text))
         except (paramiko.ConfigParseError, ValueError) as error:
             raise Trouble(Problem(path, "this SSH configuration cannot be read", str(error))) from None
@@ -175,9 +175,9 @@ def _lines(path: Path, depth: int, *, required: bool) -> Iterator[str]:
         if not include:
             yield line + "\n"
             continue
-        base = Path("/etc/ssh") if str(path).startswith("/etc/ssh/") else Path("~/.ssh").expanduser()
+        base = Path("/etc/ssh") if str(path).startswith("/etc/ssh/") else Path(os.path.expanduser("~/.ssh"))
         for pattern in shlex.split(include[1]):
-            for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
+            for name in sorted(glob.glob(str(base / os.path.expanduser(pattern)))):
                 yield from _lines(Path(name), depth + 1, required=False)
                 # What follows belongs to the block the Include stands in, not to the last one of the included file.
                 yield block

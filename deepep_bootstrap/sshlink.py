@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import paramiko
 from fabric import Config, Connection
+from paramiko.kex_curve25519 import KexCurve25519
 from paramiko.packet import Packetizer
 
 from deepep_bootstrap.command import end_group
@@ -23,6 +24,7 @@ from deepep_bootstrap.sshconf import Account
 from deepep_bootstrap.sshlogin import LogIn, Verifier
 
 MISSED_ANSWERS = 3
+CURVE25519, OLD_CURVE25519 = "curve25519-sha256", "curve25519-sha256@libssh.org"
 RSA_NAMES = re.compile("rsa-sha2-(256|512)")
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL)
 CONNECT_FAILED = 2  # RFC 4254, 5.1: the code of a channel that could not reach its destination
@@ -60,6 +62,12 @@ class _Transport(paramiko.Transport):
     def __init__(self, sock: socket.socket, **options: object) -> None:
         super().__init__(sock, packetizer_class=_Packets, **options)  # type: ignore[arg-type]
         self.went_silent = False
+        # RFC 8731 gave this key exchange a second name, the only one that some servers offer; paramiko knows the first.
+        names = list(self._preferred_kex)  # type: ignore[has-type]
+        if CURVE25519 not in names and OLD_CURVE25519 in names:
+            names.insert(names.index(OLD_CURVE25519), CURVE25519)
+        self._preferred_kex = tuple(names)
+        self._kex_info = {CURVE25519: KexCurve25519, **self._kex_info}  # type: ignore[has-type]
 
     def probe_every(self, seconds: int) -> None:
         """Ask a quiet host for an answer every `seconds`; after three questions without one the session ends."""
