@@ -24,6 +24,11 @@ from typing import Any
 import tomlkit
 
 HERE = Path(__file__).resolve().parent
+if str(HERE.parent.parent) not in sys.path:  # run as a script, from a checkout that is not installed
+    sys.path.insert(0, str(HERE.parent.parent))
+
+from deepep_bootstrap.nar import hash_path  # noqa: E402 - after the line that makes it importable
+
 LOCK = HERE / "demo.lock.toml"
 WHEELS_INDEX = "standin"
 COMMIT_TIME = 1767225600  # 2026-01-01T00:00:00Z, for every commit
@@ -99,7 +104,7 @@ def git(*arguments: str, folder: Path, **environment: str) -> str:
 def make_repository(repository: Repository, outdir: Path) -> str:
     """Make OUTDIR/git/standin/<name>.git from the tree of that name and return the commit's id."""
     folder = outdir / "git" / "standin" / f"{repository.name}.git"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     git("init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(folder), folder=folder)
     (folder / "info").mkdir(exist_ok=True)
     (folder / "info" / "exclude").write_text("\n".join(LEFT_OUT) + "\n")
@@ -174,9 +179,6 @@ def _sri(content: bytes) -> str:
 
 def hash_tree(name: str, outdir: Path) -> str:
     """Return the NAR hash (SRI) of the tree of a made repository."""
-    sys.path.insert(0, str(HERE.parent.parent))
-    from deepep_bootstrap.nar import hash_path
-
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / name
         tree.mkdir()
@@ -200,7 +202,7 @@ def lock_text(text: str, revisions: dict[str, str], outdir: Path) -> str:
 
 
 def make_all(outdir: Path) -> dict[str, str]:
-    """Make every repository and wheel below `outdir` (git/ in it must not exist) and return the commit ids by name."""
+    """Make every repository and wheel below `outdir`, again where they are there already, and return the commit ids by name."""
     for wheel in WHEELS:
         make_wheel(wheel, outdir)
     return {repository.name: make_repository(repository, outdir) for repository in REPOSITORIES}
@@ -213,9 +215,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lock", action="store_true", help="write their revisions and hashes into demo.lock.toml")
     chosen = parser.parse_args(arguments)
     outdir = chosen.outdir.resolve()
-    if (outdir / "git").exists():
-        print(f"{outdir}/git is there already: give a new folder", file=sys.stderr)
-        return 1
     revisions = make_all(outdir)
     if chosen.lock:
         LOCK.write_text(lock_text(LOCK.read_text(encoding="utf-8"), revisions, outdir), encoding="utf-8")
