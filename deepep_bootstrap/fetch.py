@@ -147,7 +147,7 @@ def _replaced(before: bytes, each: Substitute, where: str, problems: list[Proble
     text = each.text.encode()
     count = before.count(text)
     if count != each.count:
-        problems.append(Problem(where, "the text to replace is not there as often as it should", f"{count} times", f"{each.count} times"))
+        problems.append(Problem(where, "the text to replace is not there as often as it should", str(count), str(each.count)))
     return before.replace(text, each.replacement.encode())
 
 

@@ -1,0 +1,335 @@
+"""Sources from real git repositories: what is fetched, what attributes and settings cannot change, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from deepep_bootstrap import fetch, mirrors, nar
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.lock import Source, Substitute
+from deepep_bootstrap.mirrors import Mirrors
+
+BASE = "https://host.invalid/"
+WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
+# Every attribute that makes git write something else than what was committed.
+ATTRIBUTES = """*.bin filter=lfs diff=lfs merge=lfs -text
+*.txt text eol=crlf
+*.bat text
+version export-subst
+hidden export-ignore
+id ident
+wide text working-tree-encoding=UTF-16
+"""
+FILES = {
+    ".gitattributes": ATTRIBUTES,
+    "pointer.bin": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    "text.txt": "one\ntwo\n",
+    "dos.bat": "one\ntwo\n",
+    "version": "$Format:%H$\n",
+    "hidden": "here\n",
+    "id": "$Id$\n",
+    "wide": "w\n",
+    "src/main.cpp": "int old;\nint old;\n",
+    "src/.gitattributes": "main.cpp text eol=crlf ident\n",
+}
+
+
+def git(where: Path, *words: str | Path) -> str:
+    argv = ("git", "-c", "user.name=Nobody", "-c", "user.email=nobody@host.invalid", "-c", "protocol.file.allow=always", *words)
+    return subprocess.run(argv, cwd=where, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(tree: Path) -> None:
+    """Write the tree as it was committed, byte for byte."""
+    for name, text in FILES.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    (tree / "run").write_text("#!/bin/sh\n")
+    (tree / "run").chmod(0o755)
+    (tree / "link").symlink_to("src/nowhere")
+    Path(os.fsdecode(os.fsencode(tree) + b"/n\xff")).write_text("x")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A directory of bare repositories with one of them, and the pin of a commit that only refs/pull/7/head reaches."""
+
+    folder: Path
+    source: Source
+
+    @property
+    def bare(self) -> Path:
+        return self.folder / "owner/engine.git"
+
+    @property
+    def mirrors(self) -> Mirrors:
+        return mirrors.read([f"{BASE}={self.folder}"], {}, {})
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    work, plain = tmp_path / "work", tmp_path / "plain"
+    work.mkdir()
+    git(work, "init", "--quiet", "--initial-branch=main")
+    write(work)
+    (work / ".git/info/attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
+    git(work, "add", "--all", "--force")
+    git(work, "commit", "--quiet", "--message=first")
+    rev = git(work, "rev-parse", "HEAD")
+    git(work, "tag", "v1")
+    (work / "later").write_text("later")
+    git(work, "add", "--all")
+    git(work, "commit", "--quiet", "--message=second")
+    bare = tmp_path / "mirror/owner/engine.git"
+    git(tmp_path, "clone", "--quiet", "--mirror", work, bare)
+    git(bare, "update-ref", "refs/pull/7/head", rev)
+    write(plain)
+    return Upstream(tmp_path / "mirror", Source("engine", f"{BASE}owner/engine", "refs/pull/7/head", rev, nar.hash_path(plain), 0, "1"))
+
+
+def left_in(cache: Path) -> list[str]:
+    return sorted(os.listdir(cache / "sources"))
+
+
+def refused(source: Source, mirrors: Mirrors, cache: Path) -> str:
+    """Fetch what cannot be fetched; return the message, having made sure that nothing is left."""
+    with pytest.raises(Trouble) as caught:
+        fetch.fetch_source(source, mirrors, cache)
+    assert left_in(cache) == []
+    return str(caught.value)
+
+
+def test_attributes_and_settings_change_nothing(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = tmp_path / "template/hooks/post-checkout"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("#!/bin/sh\ntouch hooked\n")
+    hook.chmod(0o755)
+    (tmp_path / "attributes").write_text("* filter=lfs ident\n")
+    (tmp_path / "config").write_text(
+        '[filter "lfs"]\n\tsmudge = echo smudged\n\trequired = true\n'
+        f"[core]\n\tautocrlf = true\n\tattributesFile = {tmp_path}/attributes\n\thooksPath = {hook.parent}\n"
+        f'[init]\n\ttemplateDir = {tmp_path}/template\n[url "/nowhere/"]\n\tinsteadOf = /\n'
+    )
+    settings = {"GIT_CONFIG_GLOBAL": f"{tmp_path}/config", "GIT_TEMPLATE_DIR": f"{tmp_path}/template", "GIT_DIR": "/nowhere"}
+    for name, value in {**settings, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.eol", "GIT_CONFIG_VALUE_0": "crlf"}.items():
+        monkeypatch.setenv(name, value)
+    tree = fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert nar.hash_path(tree) == upstream.source.hash
+    assert not (tree / ".git").exists()
+    monkeypatch.undo()
+    git(tmp_path, "clone", "--quiet", "--branch=v1", upstream.bare, tmp_path / "checkout")
+    shutil.rmtree(tmp_path / "checkout/.git")
+    assert nar.hash_path(tmp_path / "checkout") != upstream.source.hash, "the attributes have no effect: this test would prove nothing"
+    assert left_in(tmp_path / "cache") == [tree.name]
+
+
+@pytest.mark.parametrize("ref", ["refs/pull/7/head", "v1", "main", "gone"])
+def test_the_commit_decides_and_not_the_ref(ref: str, upstream: Upstream, tmp_path: Path) -> None:
+    tree = fetch.fetch_source(replace(upstream.source, ref=ref), upstream.mirrors, tmp_path / "cache")
+    assert nar.hash_path(tree) == upstream.source.hash
+
+
+def test_a_commit_that_no_ref_reaches(upstream: Upstream, tmp_path: Path) -> None:
+    for ref in ("refs/pull/7/head", "refs/tags/v1"):
+        git(upstream.bare, "update-ref", "-d", ref)
+    git(upstream.bare, "update-ref", "refs/heads/main", git(upstream.bare, "commit-tree", "-m", "other", "main^{tree}"))
+    assert fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache").is_dir()
+
+
+def test_a_repository_with_its_work_tree_and_of_another_owner(upstream: Upstream, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "--quiet", upstream.bare, tmp_path / "other/owner/engine")
+    for folder, _, files in os.walk(tmp_path / "other"):
+        for name in (folder, *(os.path.join(folder, file) for file in files)):
+            if os.geteuid() == 0:
+                os.chown(name, 65534, 65534, follow_symlinks=False)
+    other = mirrors.read([f"{BASE}={tmp_path}/other"], {}, {})
+    assert fetch.fetch_source(upstream.source, other, tmp_path / "cache").is_dir()
+
+
+@pytest.fixture
+def plain_server(upstream: Upstream) -> Iterator[str]:
+    """The repositories over the simple HTTP protocol, which gives out neither shallow copies nor bare commits."""
+    git(upstream.bare, "update-server-info")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(upstream.folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("ref", ["refs/pull/7/head", "v1", "gone"])
+def test_a_server_that_gives_out_refs_only(ref: str, upstream: Upstream, plain_server: str, tmp_path: Path) -> None:
+    over_http = mirrors.read([f"{BASE}owner/engine={plain_server}owner/engine.git"], {}, {})
+    tree = fetch.fetch_source(replace(upstream.source, ref=ref), over_http, tmp_path / "cache")
+    assert nar.hash_path(tree) == upstream.source.hash
+
+
+def test_a_wrong_hash_leaves_nothing(upstream: Upstream, tmp_path: Path) -> None:
+    message = refused(replace(upstream.source, hash=WRONG), upstream.mirrors, tmp_path / "cache")
+    assert message == (
+        f"source engine: the tree of {upstream.source.rev[:12]} from {upstream.bare} is not the locked one"
+        f" — found {upstream.source.hash}, wanted {WRONG}"
+    )
+
+
+def test_a_tampered_repository(upstream: Upstream, tmp_path: Path) -> None:
+    """Somebody put another blob in the place of one: git's own check or ours says so, and nothing is left."""
+    blob = git(upstream.bare, "rev-parse", f"{upstream.source.rev}:run")
+    loose = upstream.bare / "objects" / blob[:2] / blob[2:]
+    pack = next((upstream.bare / "objects/pack").glob("*.pack"), None)
+    if pack:
+        pack.with_suffix(".idx").unlink()
+        moved = pack.rename(tmp_path / "pack")
+        with moved.open("rb") as stream:
+            subprocess.run(["git", "unpack-objects", "-q"], cwd=upstream.bare, stdin=stream, check=True)
+    evil = subprocess.run(["git", "hash-object", "-w", "--stdin"], cwd=upstream.bare, input=b"evil", capture_output=True, check=True)
+    name = evil.stdout.decode().strip()
+    loose.unlink()
+    shutil.copy(upstream.bare / "objects" / name[:2] / name[2:], loose)
+    assert "source engine: " in refused(upstream.source, upstream.mirrors, tmp_path / "cache")
+
+
+def test_a_repository_of_the_same_name_with_another_history(upstream: Upstream, tmp_path: Path) -> None:
+    shutil.rmtree(upstream.bare)
+    git(tmp_path, "init", "--quiet", "--bare", upstream.bare)
+    message = refused(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert message.startswith(f"source engine: {upstream.bare} does not give out the locked commit — found ")
+    assert f"wanted {upstream.source.rev}. Try: --mirror PREFIX=DIRECTORY" in message
+
+
+def test_a_missing_repository(upstream: Upstream, plain_server: str, tmp_path: Path) -> None:
+    gone = replace(upstream.source, url=f"{BASE}owner/gone")
+    assert "has no repository for https://host.invalid/owner/gone" in refused(gone, upstream.mirrors, tmp_path / "cache")
+    (upstream.folder / "owner/gone").mkdir()
+    assert f"{upstream.folder}/owner/gone cannot be reached — found " in refused(gone, upstream.mirrors, tmp_path / "cache")
+    over_http = mirrors.read([f"{BASE}={plain_server}"], {}, {})
+    assert f"{plain_server}owner/gone cannot be reached — found " in refused(gone, over_http, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written(upstream: Upstream, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(Trouble, match=r"cache/sources: the cache cannot be used: Not a directory\. Try: XDG_CACHE_HOME=DIR"):
+        fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+
+
+SUBSTITUTES = (Substitute("src/main.cpp", "int old;\n", "int new_;\n", 2), Substitute("src/main.cpp", "new_", "new", 2))
+
+
+def test_substitutions(upstream: Upstream, tmp_path: Path) -> None:
+    source = replace(upstream.source, substitutes=(*SUBSTITUTES, Substitute("run", "#!/bin/sh", "#!/bin/bash", 1)))
+    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
+    assert (tree / "run").read_text() == "#!/bin/bash\n"
+    assert os.access(tree / "run", os.X_OK)
+    assert (tree / "link").is_symlink()
+    plain = fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert nar.hash_path(plain) == upstream.source.hash
+    assert left_in(tmp_path / "cache") == sorted([plain.name, tree.name])
+
+
+def test_substitutions_that_do_not_fit(upstream: Upstream, tmp_path: Path) -> None:
+    wrong = (
+        Substitute("src/main.cpp", "int old;", "x", 1),
+        Substitute("src/gone.cpp", "a", "b", 1),
+        Substitute("link", "a", "b", 1),
+        Substitute("src", "a", "b", 1),
+        Substitute("run", "absent", "b", 1),
+    )
+    with pytest.raises(Trouble) as caught:
+        fetch.fetch_source(replace(upstream.source, substitutes=wrong), upstream.mirrors, tmp_path / "cache")
+    often = "the text to replace is not there as often as it should"
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"source engine, substitute 1 (src/main.cpp): {often} — found 2, wanted 1",
+        "source engine, substitute 2 (src/gone.cpp): there is no such file in the tree",
+        "source engine, substitute 3 (link): there is no such file in the tree",
+        "source engine, substitute 4 (src): there is no such file in the tree",
+        f"source engine, substitute 5 (run): {often} — found 0, wanted 1",
+    ]
+
+
+def test_the_cache_serves_without_the_repository(upstream: Upstream, tmp_path: Path) -> None:
+    source = replace(upstream.source, substitutes=SUBSTITUTES)
+    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    shutil.rmtree(upstream.folder)
+    assert fetch.fetch_source(source, Mirrors(), tmp_path / "cache") == tree
+
+
+def test_a_tampered_cache_is_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
+    source = replace(upstream.source, substitutes=SUBSTITUTES)
+    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    plain = tree.with_name(tree.name.split("-")[0])
+    for damaged in (tree, plain):
+        (damaged / "src/main.cpp").write_text("evil")
+        os.mkfifo(damaged / "fifo")
+        assert fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache") == tree
+        assert nar.hash_path(plain) == upstream.source.hash
+        assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
+    assert left_in(tmp_path / "cache") == sorted([plain.name, tree.name])
+
+
+def test_many_at_once(upstream: Upstream, tmp_path: Path) -> None:
+    source = replace(upstream.source, substitutes=SUBSTITUTES)
+    with ThreadPoolExecutor(6) as pool:
+        trees = set(pool.map(lambda _: fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache"), range(6)))
+    (tree,) = trees
+    assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
+    assert len(left_in(tmp_path / "cache")) == 2
+
+
+def test_submodules(upstream: Upstream, tmp_path: Path) -> None:
+    """A module with a relative address in a module with an absolute one; without `submodules` it is an empty directory."""
+    work = tmp_path / "outer"
+    work.mkdir()
+    for name, inner, url in (("middle", "engine", "../engine"), ("outer", "middle", f"{BASE}owner/middle.git")):
+        folder = tmp_path / f"make-{name}"
+        folder.mkdir()
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        git(folder, "submodule", "--quiet", "add", upstream.folder / f"owner/{inner}.git", f"third/{inner}")
+        pinned = upstream.source.rev if inner == "engine" else "HEAD"
+        git(folder / "third" / inner, "checkout", "--quiet", pinned)
+        git(folder, "config", "--file", ".gitmodules", f"submodule.third/{inner}.url", url)
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", f"--message={name}")
+        git(tmp_path, "clone", "--quiet", "--bare", folder, upstream.folder / f"owner/{name}.git")
+    rev = git(upstream.folder / "owner/outer.git", "rev-parse", "HEAD")
+    expected = tmp_path / "expected"
+    for name, inner in (("make-outer", "third/middle"), ("make-middle", "third/middle/third/engine")):
+        (expected / inner).mkdir(parents=True)
+        shutil.copy(tmp_path / name / ".gitmodules", (expected / inner).parents[1] / ".gitmodules")
+    source = Source("outer", f"{BASE}owner/outer", "main", rev, "", 0, "1")
+    shutil.rmtree(expected / "third/middle")
+    (expected / "third/middle").mkdir()
+    empty = replace(source, hash=nar.hash_path(expected))
+    assert list((fetch.fetch_source(empty, upstream.mirrors, tmp_path / "cache") / "third/middle").iterdir()) == []
+    shutil.copytree(tmp_path / "make-middle", expected / "third/middle", dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git", "third"))
+    write(expected / "third/middle/third/engine")
+    filled = replace(source, hash=nar.hash_path(expected), submodules=True)
+    assert (fetch.fetch_source(filled, upstream.mirrors, tmp_path / "cache") / "third/middle/third/engine/run").is_file()
+
+
+@pytest.mark.parametrize(
+    ("url", "absolute"),
+    [
+        ("https://other.invalid/x", "https://other.invalid/x"),
+        ("../fmt.git", "https://host.invalid/owner/fmt.git"),
+        ("../../else/fmt", "https://host.invalid/else/fmt"),
+        ("./inner", "https://host.invalid/owner/engine/inner"),
+    ],
+)
+def test_addresses_of_submodules(url: str, absolute: str) -> None:
+    assert fetch._absolute(url, f"{BASE}owner/engine") == absolute
