@@ -145,10 +145,10 @@ def requirements(wheels: Iterable[Wheel]) -> str:
     return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{hashes[wheel.file]}\n" for wheel in wheels)
 
 
-def manifest(entry: Entry, request: BuildRequest) -> str:
+def manifest(entry: Entry) -> str:
     """Return the JSON text of an entry's manifest; the recipe adds where and when it was built."""
     document = {"schema": 1, "name": entry.name, "kind": entry.kind, "version": entry.version, "inputs": entry.inputs, "needs": entry.needs}
-    return json.dumps({**document, "prefix": request.prefix}, ensure_ascii=False)
+    return json.dumps(document, ensure_ascii=False)
 
 
 def last_lines(text: str) -> str:
@@ -243,7 +243,7 @@ class _Run:
             "SRC": f"{scratch}/src/{entry.source}" if entry.source else "",
             "JOBS": str(self.request.jobs),
             "HEARTBEAT": f"{self.request.heartbeat:g}",
-            "MANIFEST": manifest(entry, self.request),
+            "MANIFEST": manifest(entry),
             "RECIPE": f"{entry.kind}.sh",
         }
         script = compose(self.request.recipes, *store.recipe_names(entry.kind))

@@ -89,7 +89,7 @@ write_waiting_compilers() {
 write_waiting_compiler() {
     local -r real="$1"
     local pid=0 map=""
-    [[ "${real}" == */nvcc ]] || map="-ffile-prefix-map=${SCRATCH}=."
+    [[ "${real}" == */nvcc ]] || map="-ffile-prefix-map=${SCRATCH}=. -ffile-prefix-map=${PREFIX}=."
     read -r pid _ 2>/dev/null <"${SCRATCH}/early/${NVSHMEM}.builder" || true # published before this run: nobody builds it
     cat <<WRAPPER
 #!/bin/sh

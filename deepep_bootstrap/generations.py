@@ -1,0 +1,139 @@
+"""The prefix itself: made once, proved to be shared, its generations published, the logs of runs kept. Recipes do the file work."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from deepep_bootstrap import datalines
+from deepep_bootstrap.datalines import Form, Records
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.remote import Door, Job, Reply
+
+INIT = ("lib.sh", "prefix/init.sh")
+PROBE = ("lib.sh", "prefix/probe.sh")
+OFFER = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/offer.sh")
+LOGS = ("lib.sh", "prefix/logs.sh")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a prefix is reached: the host that works on it for us, its path, the recipe texts, and the user who works there ("" for
+    the connection's own)."""
+
+    host: Host
+    prefix: str
+    recipes: Mapping[str, str]
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Content:
+    """One file of a generation: its path inside it, its bytes, and whether it may be run."""
+
+    path: str
+    data: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of an offer. `stale` means that another generation became current meanwhile and nothing was changed: compose
+    again from `generation`."""
+
+    generation: int
+    stale: bool
+
+
+def prepare_prefix(door: Door, place: Place, owner: str = "") -> str:
+    """Make the prefix and return its id. `owner` is the user who builds, given the new folders when root makes them; Trouble says
+    what stands in the way."""
+    env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
+    reply = door.run(place.host, Job(_script(place.recipes, INIT), env=env, user=place.user))
+    return _answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
+
+
+def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:
+    """Prove that all `hosts` see the prefix of `place` as one directory: one writes a file of a fresh name, all look for it.
+
+    Trouble names the hosts that see another directory or none, and those that could not be asked.
+    """
+    name = secrets.token_hex(8)
+    _probe(door, place, "write", name)
+    try:
+        script = _script(place.recipes, PROBE)
+        others = [host for host in hosts if host.name != place.host.name]
+        replies = door.run_all(others, lambda _: Job(script, args=("look", name), env={"PREFIX": place.prefix}))
+    finally:
+        _probe(door, place, "clean", name)
+    seen: dict[str, list[str]] = {}
+    problems: list[Problem] = []
+    for host, reply in replies.items():
+        if isinstance(reply, Trouble):
+            problems.extend(reply.problems)
+        elif reply.code:
+            problems.append(Problem(host, "the prefix cannot be looked at", _last(reply.err)))
+        else:
+            seen.setdefault(datalines.read(reply.out, Form({"state": 1, "id": 1}), host, "probe.sh").text("state"), []).append(host)
+    problems.extend(_unshared(place, state, names) for state, names in seen.items() if state != "seen")
+    if problems:
+        raise Trouble(*problems)
+
+
+def _unshared(place: Place, state: str, names: Sequence[str]) -> Problem:
+    found = "no such directory" if state == "absent" else f"another directory than on {place.host.name}"
+    wanted = "one directory shared by all hosts (NFS or similar), at the same path"
+    return Problem(f"{fold(names)} {place.prefix}", "the prefix is not shared", found, wanted, "mounting it there, or --limit")
+
+
+def _probe(door: Door, place: Place, verb: str, name: str) -> Records:
+    job = Job(_script(place.recipes, PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
+    return _answer(door.run(place.host, job), place, "probe.sh", Form({"state": 1, "id": 1}))
+
+
+def publish_generation(door: Door, place: Place, files: Iterable[Content], base: int) -> Published:
+    """Publish `files` as the next generation, composed from generation `base` (0 for none), and make it current.
+
+    `manifest.json` must be among them with a key "generation", which gets its number there.
+    """
+    env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base)}
+    reply = door.send(place.host, Job(_script(place.recipes, OFFER), env=env, user=place.user, timeout=None), tar_files(files))
+    answer = _answer(reply, place, "offer.sh", Form({"state": 1, "generation": 1}, {"waiting": 1}))
+    return Published(answer.number("generation"), answer.text("state") == "stale")
+
+
+def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> str:
+    """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
+    job = Job(_script(place.recipes, LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
+    return _answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
+
+
+def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
+    """Yield a tar stream of a generation's files, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for content in sorted(files, key=lambda each: each.path):
+            member = tarfile.TarInfo(content.path)
+            member.size = len(content.data)
+            member.mode = 0o755 if content.executable else 0o644
+            archive.addfile(member, io.BytesIO(content.data))
+    yield buffer.getvalue()
+
+
+def _script(recipes: Mapping[str, str], names: Sequence[str]) -> str:
+    return "\n".join(recipes[name] for name in names)
+
+
+def _answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:
+    where = f"{place.host.name} {place.prefix}"
+    if reply.code:
+        raise Trouble(Problem(where, f"{recipe} ended with exit code {reply.code}", _last(reply.err)))
+    return datalines.read(reply.out, form, where, recipe)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].removeprefix("error: ")
