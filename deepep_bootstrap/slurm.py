@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
+from deepep_bootstrap import nodeset
 from deepep_bootstrap.errors import Problem, Trouble
 
 SBATCH = "sbatch"
@@ -136,10 +137,13 @@ def fold(nodes: Iterable[str]) -> str:
 
 def unfold(text: str) -> tuple[str, ...]:
     """Return the node names of a folded list; Trouble for one that cannot be read."""
-    try:
-        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        raise Trouble(Problem("Slurm", "a node list that cannot be read", text[:80], f"names such as n[001-002] ({error})")) from None
+    names: list[str] = []
+    for piece in nodeset.pieces(text) if text else ():
+        found = nodeset.expand(piece)
+        if isinstance(found, str):
+            raise Trouble(Problem("Slurm", "a node list that cannot be read", text[:80], found))
+        names += found
+    return tuple(names)
 
 
 def is_usable(state: str) -> bool:
@@ -158,7 +162,9 @@ def parse_submitted(text: str) -> str:
 
 def parse_job(text: str) -> Job | None:
     """Return the job in the output of `show_job`; None when Slurm no longer knows it."""
-    pairs = _pairs(next((line for line in text.splitlines() if line.startswith("JobId=")), ""))
+    line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
+    # A job's name is free text and stands before everything that counts.
+    pairs = _pairs(re.sub(r" JobName=.*? (?=UserId=\S+\([0-9]+\) GroupId=)", " ", line))
     if not pairs:
         return None
     return Job(
@@ -193,18 +199,15 @@ def parse_exit(text: str) -> int:
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
     """Return the nodes in the output of `show_nodes`; what is no node's line is passed over."""
-    lines = [_pairs(line) for line in text.splitlines() if line.startswith("NodeName=")]
-    return tuple(
-        Node(
-            name=pairs["NodeName"],
-            host=pairs.get("NodeHostName", pairs["NodeName"]),
-            state=pairs.get("State", ""),
-            gres=_said(pairs.get("Gres", "")),
-            partitions=tuple(name for name in pairs.get("Partitions", "").split(",") if name),
-            reason=pairs.get("Reason", ""),
-        )
-        for pairs in lines
-    )
+    nodes = []
+    for line in text.splitlines():
+        # An administrator's reason is free text and stands last.
+        said, _, reason = line.partition(" Reason=")
+        if pairs := _pairs(said) if line.startswith("NodeName=") else {}:
+            partitions = tuple(name for name in pairs.get("Partitions", "").split(",") if name)
+            host, state, gres = pairs.get("NodeHostName", pairs["NodeName"]), pairs.get("State", ""), _said(pairs.get("Gres", ""))
+            nodes.append(Node(pairs["NodeName"], host, state, gres, partitions, reason.strip()))
+    return tuple(nodes)
 
 
 def _pairs(line: str) -> dict[str, str]:

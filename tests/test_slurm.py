@@ -1,0 +1,155 @@
+"""Slurm: parsers on what a real Slurm 22.05 printed, command lines, and both together on the embedded cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepep_bootstrap import slurm
+from deepep_bootstrap.errors import Trouble
+
+if TYPE_CHECKING:
+    from lab_support import LiveLab
+
+pytest_plugins = ["lab_support"]
+
+CASES = sorted((Path(__file__).parent / "cases" / "slurm").glob("*.json"))
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON would make of a parser's result."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    elif isinstance(value, tuple):
+        value = [plain(item) for item in value]
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_recorded_output(path: Path) -> None:
+    case = json.loads(path.read_text(encoding="utf-8"))
+    assert plain(getattr(slurm, case["parser"])(case["input"])) == case["expected"]
+
+
+@pytest.mark.parametrize("parser", ["parse_job", "parse_nodes", "parse_queue", "parse_submitted", "parse_exit", "unfold", "gpus_of"])
+@given(text=st.text() | st.from_regex(r"(JobId=1 (JobState|NodeList|ExitCode)=\S*)|NodeName=\S* Gres=\S*|\d+\|\w+\|n\[\d-\d+\]\|"))
+def test_any_text_is_a_value_or_trouble(parser: str, text: str) -> None:
+    with contextlib.suppress(Trouble):
+        getattr(slurm, parser)(text)
+
+
+@pytest.mark.parametrize("text", ["sbatch: error: Batch job submission failed", "", "job 12", "Submitted batch job x"])
+def test_an_answer_without_a_job_is_trouble_that_shows_it(text: str) -> None:
+    with pytest.raises(Trouble) as caught:
+        slurm.parse_submitted(text)
+    assert (text or "nothing") in str(caught.value)
+
+
+@given(st.lists(st.integers(0, 300), unique=True, max_size=40))
+def test_folding_comes_back(numbers: list[int]) -> None:
+    names = [f"b200-{number:03d}" for number in numbers]
+    assert sorted(slurm.unfold(slurm.fold(names))) == sorted(names)
+
+
+def test_a_huge_node_list_is_refused_and_not_unfolded() -> None:
+    with pytest.raises(Trouble, match="10000"):
+        slurm.unfold("n[1-999999999]")
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:8", 8),
+        ("gpu:h100:8(S:0-1)", 8),
+        ("gpu:a100:4,gpu:v100:2", 6),
+        ("gpu:tesla:2(IDX:0-1),nic:4", 2),
+        ("gpu", 1),
+        ("shard:8", 0),
+        ("(null)", 0),
+        ("", 0),
+    ],
+)
+def test_gpus_of_a_node(gres: str, gpus: int) -> None:
+    assert slurm.gpus_of(gres) == gpus
+
+
+@pytest.mark.parametrize(
+    ("setting", "nodes", "wanted"),
+    [
+        ("auto", ["gpu:8", "gpu:8"], "gpu:8"),
+        ("auto", ["gpu:h100:8(S:0-1)", "gpu:h200:8"], "gpu:8"),
+        ("auto", ["gpu:8", "gpu:4"], "gpu:4"),
+        ("auto", ["(null)", ""], ""),
+        ("auto", [], ""),
+        ("none", ["gpu:8"], ""),
+        ("gpu:h100:4", ["gpu:8"], "gpu:h100:4"),
+        ("gpu:8,nic:2", [], "gpu:8,nic:2"),
+    ],
+)
+def test_what_a_job_asks_for(setting: str, nodes: list[str], wanted: str) -> None:
+    assert slurm.resolve_gres(setting, nodes) == wanted
+
+
+@pytest.mark.parametrize(("setting", "nodes"), [("auto", ["gpu:8", "(null)"]), ("8", ["gpu:8"]), ("gpu:8 --wrap=x", []), ("", [])])
+def test_a_request_that_nobody_can_fill_is_trouble(setting: str, nodes: list[str]) -> None:
+    with pytest.raises(Trouble, match="gres"):
+        slurm.resolve_gres(setting, nodes)
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [("IDLE", True), ("MIXED+PLANNED", True), ("ALLOCATED", True), ("COMPLETING", True), ("IDLE+DRAIN", False), ("DOWN*", False),
+     ("idle*", False), ("IDLE+NOT_RESPONDING", False), ("DOWN+DRAIN", False), ("IDLE+REBOOT_REQUESTED", False), ("INVAL", False)],
+)  # fmt: skip
+def test_usable_nodes(state: str, usable: bool) -> None:
+    assert slurm.is_usable(state) is usable
+
+
+def test_command_lines_are_argument_lists_with_the_sites_words_last() -> None:
+    request = slurm.Request(
+        name="deepep build", nodes=("n002", "n001"), partition="gpu", account="ml", qos="high", gres="gpu:8", minutes=60, exclusive=True,
+        extra=("--reservation=deepep", "--time=10"),
+    )  # fmt: skip
+    wanted = ["--job-name=deepep build", "--nodelist=n[001-002]", "--partition=gpu", "--account=ml", "--qos=high", "--gres=gpu:8"]
+    wanted += ["--time=60", "--exclusive", "--reservation=deepep", "--time=10"]
+    assert slurm.salloc(request, ["bash", "-s"]) == ("salloc", *wanted, "bash", "-s")
+    assert slurm.sbatch(slurm.Request(count=2), "a b.sbatch", ["--num-tokens", "2048"])[:3] == ("sbatch", "--parsable", "--nodes=2")
+    assert slurm.sbatch(slurm.Request(), "a b.sbatch", ["--num-tokens", "2048"])[-3:] == ("a b.sbatch", "--num-tokens", "2048")
+
+
+@pytest.mark.e2e
+def test_a_real_job_from_submission_to_its_end(lab: LiveLab) -> None:
+    def run(*argv: str) -> str:
+        done = lab.ssh("login1", " ".join(f"'{word}'" for word in argv))
+        assert done.returncode == 0, done
+        return done.stdout
+
+    lab.ssh("login1", "printf '#!/bin/bash\\nsrun hostname; exit 7\\n' >/shared/seven.sh")
+    request = slurm.Request(
+        name="JobState=FAILED UserId=x(0)", count=2, gres="gpu:8", extra=("--output=/shared/seven.out", "--wait-all-nodes=1")
+    )
+    job = slurm.parse_submitted(run(*slurm.sbatch(request, "/shared/seven.sh")))
+    while True:
+        seen = slurm.parse_job(run(*slurm.show_job(job)))
+        assert seen is not None
+        if seen.ended:
+            break
+    assert (seen.state, seen.code, seen.output, seen.nodes) == ("FAILED", 7, "/shared/seven.out", ("n001", "n002"))
+    assert [(queued.id, queued.state) for queued in slurm.parse_queue(run(*slurm.queue(job)))] == [(job, "FAILED")]
+    nodes = slurm.parse_nodes(run(*slurm.show_nodes()))
+    assert [(node.name, node.usable, slurm.gpus_of(node.gres)) for node in nodes] == [("n001", True, 8), ("n002", True, 8)]
+
+
+@pytest.mark.e2e
+def test_a_real_step_inside_a_held_allocation(lab: LiveLab) -> None:
+    step = " ".join(slurm.srun("$SLURM_JOB_ID", ["hostname"], node="n002"))
+    request = slurm.Request(nodes=("n002",), gres="gpu:8")
+    done = lab.ssh("login1", f"{' '.join(slurm.salloc(request))} sh -c '{step}'")
+    assert (done.returncode, done.stdout) == (0, "n002\n"), done
