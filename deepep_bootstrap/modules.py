@@ -39,7 +39,7 @@ CALLERS_OWN = ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISAB
 LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATH = re.compile(r"/[A-Za-z0-9._+@%=,~/-]*")
+_PATH = re.compile(r"/[A-Za-z0-9._+@%=,/-]*")
 _MODULE = re.compile(r"deepep/[A-Za-z0-9][A-Za-z0-9._+-]*")
 _STACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.,:;=+@%/()*&|!\[\]^~-]+")
@@ -180,8 +180,9 @@ def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[P
             yield Problem(where, f"{name} is set by the module itself", value, "no such line")
         elif name == "NVSHMEM_REMOTE_TRANSPORT" and value == "ibgda":
             yield Problem(where, "NVSHMEM knows no remote transport of that name and would load none", value, "no such line")
-        if not value.isprintable():
-            yield Problem(where, f"the value of {name} has characters that cannot be printed", repr(value))
+        if not (value.isascii() and value.isprintable()) or "~" in value:
+            # Environment Modules leaves a tilde to the shell, and reads files in the encoding of the moment.
+            yield Problem(where, f"the value of {name} would not arrive to the letter", repr(value), "printable ASCII without ~")
 
 
 def _check_site(where: str, record: StackRecord) -> Iterator[Problem]:
