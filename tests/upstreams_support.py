@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import socket
@@ -128,13 +129,19 @@ def make_environment(sources: Sources, target: Path, downloads: Path, stack: str
     wheels = sources.lock().stacks[stack].wheels[TARGET]
     real = [wheel for wheel in wheels if wheel.index == "pypi"]
     downloads.mkdir(parents=True, exist_ok=True)
-    for wheel in real:
-        if not (downloads / wheel.file).exists():
-            must(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", downloads, f"{wheel.name}=={wheel.version}", **_pip())
+    pins = [f"{wheel.name}=={wheel.version} --hash=sha256:{_hexadecimal(wheel.hash)}" for wheel in real]
+    (target.parent / "real-wheels.txt").write_text("\n".join(pins) + "\n")
+    if not all((downloads / wheel.file).exists() for wheel in real):
+        given = ("--require-hashes", "--no-deps", "-d", downloads, "-r", target.parent / "real-wheels.txt")
+        must(sys.executable, "-m", "pip", "download", "-q", *given, **_pip())
     must(*UV, "venv", "--no-python-downloads", "--python", sys.executable, target)
     files = [(downloads if wheel in real else sources.outdir / "wheels") / wheel.file for wheel in wheels]
     must(*UV, "pip", "install", "--python", target / "bin" / "python", "--no-index", "--no-deps", *files)
     return target / "bin" / "python"
+
+
+def _hexadecimal(sri: str) -> str:
+    return base64.b64decode(sri.removeprefix("sha256-")).hex()
 
 
 def _pip() -> dict[str, str]:
