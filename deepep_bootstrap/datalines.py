@@ -15,7 +15,7 @@ SHOWN = 80
 @dataclass(frozen=True)
 class Form:
     """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with the number of its
-    fields. `end` is the key of the last line, "" where a recipe has none."""
+    fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
 
     single: Mapping[str, int]
     many: Mapping[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def read(text: str, form: Form, where: str, printer: str) -> Records:
             lines.setdefault(key, []).append(fields)
     if faults:
         raise Trouble(*(disagreement(where, printer, fault) for fault in faults))
-    if form.end and form.end not in lines:
+    if form.end and lines.get(form.end) != [("1",)]:
         cut = f"{len(text)} characters without the last line"
         raise Trouble(Problem(where, f"the answer of {printer} is cut off", cut, f"{form.end}=1", "the same command again"))
     return Records(lines)

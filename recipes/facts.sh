@@ -60,7 +60,7 @@ probe_gpus() { # the driver may need many seconds to wake eight GPUs when no per
     done
 }
 probe_gpu_processes() {
-    limit 30 nvidia-smi --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid; do
+    limit 30 nvidia-smi --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
         case $pci in *:*:*.*) pci_address "$pci"; put gpu_process "$pci" "${pid# }" ;; esac
     done
 }
