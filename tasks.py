@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent
 
 @verb
 def bootstrap(
-    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=(), python="", dry_run=False, yes=False, json=False,
+    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=None, python="", dry_run=False, yes=False, json=False,
     accept_new_host_keys=False, sudo_password_prompt=False, on_busy_host="leave", forks=64,
 ) -> int:  # fmt: skip
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
@@ -29,7 +29,7 @@ def bootstrap(
 
 @verb
 def plan(
-    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=(), python="", check=False, json=False,
+    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=None, python="", check=False, json=False,
     accept_new_host_keys=False, sudo_password_prompt=False, on_busy_host="leave", forks=64,
 ) -> int:  # fmt: skip
     """Say what bootstrap would do and why; change nothing."""
@@ -62,14 +62,14 @@ def verify(
 
 @verb
 def test(
-    c: Any, kind="internode", hosts="", limit="", stack="", prefix="", nodes=2, args="", start_timeout=600, json=False,
+    c: Any, kind="internode", hosts="", limit="", stack="", prefix="", args="", start_timeout=600, json=False,
     accept_new_host_keys=False, sudo_password_prompt=False, forks=64,
 ) -> int:  # fmt: skip
     """Run upstream's internode, intranode or low-latency test (through Slurm where it runs) and pass its verdict on."""
-    return _test.test(Flags.of(ROOT, locals()), kind=kind, nodes=nodes, args=args, start_timeout=start_timeout)
+    return _test.test(Flags.of(ROOT, locals()), kind=kind, args=args, start_timeout=start_timeout)
 
 
 @verb
-def lab(c: Any, action="status", layer="lmod", dir="", json=False) -> int:
-    """Bring the embedded cluster up or down (`invoke lab up`): real hosts, sshd and Slurm in namespaces of this machine."""
+def lab(c: Any, action, layer="lmod", dir="", json=False) -> int:
+    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): real hosts, sshd and Slurm in namespaces of this machine."""
     return _lab.lab(action, layer=layer, dir=dir, json=json)

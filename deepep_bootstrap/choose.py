@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap import slurm, store, topology
@@ -68,7 +68,7 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    notes.extend(derived.notes)
+    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(facts)))
     here = facts[build_host]
     target, python = choose_python(request, gpu_hosts, here)
     toolkit = choose_toolkit(request.stack, build_host, here)
@@ -209,6 +209,15 @@ def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:
     return default[0] if default else max(fitting, key=lambda toolkit: [int(part) for part in toolkit.version.split(".") if part.isdigit()])
 
 
+def absences(facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Yield one note for each thing that is not there and not needed, so that nobody looks for it in vain."""
+    if not any(seen.slurm.works for seen in facts.values()):
+        yield "no Slurm: tests run with `bash` on one node, `sbatch` is not checked"
+    bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
+    if bare:
+        yield f"no module system on {fold(bare)}: load with `. PREFIX/current/env.sh` there"
+
+
 def lacking_build_tools(facts: Facts, choice: Choice) -> list[str]:
     """Return which build tools and headers a host lacks."""
     tools = dict(facts.tools)
@@ -262,7 +271,7 @@ def merge_offer(request: Request, current: Offer | None, record: StackRecord) ->
     }
     stacks = {**kept, record.stack: record}
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
-    templates = store.digest({name: text for name, text in request.templates.items() if not name.startswith("profiles/")})
+    templates = store.digest({name: text for name, text in request.templates.items() if name.endswith(".j2")})
     return Offer(default, dict(sorted(stacks.items())), templates)
 
 

@@ -98,6 +98,12 @@ class Screen:
         else:
             self.say(f"{host}: {step} …")
 
+    def waiting(self, host: str, step: str, text: str) -> None:
+        """A step waits for somebody; a person should know for whom."""
+        self.line(host, step, f"waiting for {text}")
+        if not self._progress:
+            self.say(f"{host}: {step} waits for {text}")
+
     def line(self, host: str, step: str, text: str) -> None:
         """A running step printed a line (live table only; logs have them all)."""
         if self._progress:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, slurm
+from deepep_bootstrap import hosts, lock, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble, state_dir
 from deepep_bootstrap.facts import Facts, parse
 from deepep_bootstrap.hosts import Host, Inventory
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.remote import Fleet, Job, Options, Secret
+from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
@@ -136,8 +137,8 @@ def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
         forks=flags.forks,
         accept_new_host_keys=flags.accept_new_host_keys,
         sudo_password=password,
-        ssh_config=os.environ.get("DEEPEP_SSH_CONFIG", ""),
-        say=lambda text: print(text, file=sys.stderr),
+        ssh_config=os.environ.get("DEEPEP_SSH_CONFIG"),
+        tell=lambda text: print(text, file=sys.stderr),
     )
     fleet = Fleet(inventory.hosts, options)
     try:
@@ -178,6 +179,24 @@ def fold_problems(problems: list[Problem]) -> tuple[Problem, ...]:
     )
 
 
+def current_offer(survey: Survey) -> Offer:
+    """Return what the prefix offers now, as any host that sees it says; Trouble where there is nothing yet."""
+    for facts in survey.facts.values():
+        if (offer := store.read_offer(facts.prefix.manifest)) is not None:
+            return offer
+    remedy = "invoke bootstrap"
+    raise Trouble(Problem(survey.prefix, "nothing is offered there", "no generation on any host that answered", "one", remedy))
+
+
+def offered_stack(survey: Survey, stack: str) -> StackRecord:
+    """Return the record of the stack that was asked for, else of the default one."""
+    offer = current_offer(survey)
+    name = stack or offer.default_stack
+    if name not in offer.stacks:
+        raise Trouble(Problem("--stack", "this stack is not offered", found=name, wanted=" or ".join(offer.stacks)))
+    return offer.stacks[name]
+
+
 def control_has_slurm(prefix: str, prefix_id: str) -> bool:
     """Return whether this machine is a client of Slurm and sees the very same prefix (by its id)."""
     marker = Path(prefix) / ".id"
@@ -185,7 +204,7 @@ def control_has_slurm(prefix: str, prefix_id: str) -> bool:
         same = bool(prefix_id) and marker.read_text(encoding="utf-8").strip() == prefix_id
     except OSError:
         same = False
-    return same and shutil.which(slurm.SBATCH) is not None
+    return same and shutil.which("sbatch") is not None
 
 
 def request_for(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> Request:

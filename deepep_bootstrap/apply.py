@@ -1,0 +1,47 @@
+"""Host recipes on many hosts: what a step of kind "host" does, with one outcome per host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from deepep_bootstrap import datalines
+from deepep_bootstrap.errors import TROUBLE, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.remote import Door, Job, Reply
+
+STATE_FORM = datalines.Form({"state": 1, "found": 1, "wanted": 1, "note": 1})
+SHOWN_LINES = 12
+
+
+def apply_step(
+    door: Door, hosts: Sequence[Host], step: Step, recipes: Mapping[str, str], *, on_line: Callable[[str, str], None]
+) -> tuple[tuple[Outcome, str], ...]:
+    """Run a host recipe as root on `hosts` at the same time; return outcome and log text for each, in their order.
+
+    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done" or "unchanged", or
+    "failed" with the last lines the recipe said. A host that goes away is a failed outcome and delays no other.
+    """
+    job = Job(
+        "\n".join((recipes["lib.sh"], recipes[f"host/{step.name}.sh"])),
+        args=("apply",), env=step.env, user="root", watched=True, timeout=None,
+    )  # fmt: skip
+    begin = time.monotonic()
+    replies = door.run_all(hosts, lambda host: job, on_line)
+    return tuple(judge(step, host.name, replies[host.name], time.monotonic() - begin) for host in hosts)
+
+
+def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tuple[Outcome, str]:
+    """Return the outcome of a host recipe's reply, and what it said."""
+    if isinstance(reply, Trouble):
+        return Outcome(step.title, host, "failed", reply.problems[0].what, seconds, TROUBLE), str(reply)
+    said = reply.out + reply.err
+    if reply.code:
+        last = "\n".join((reply.err or reply.out).strip().splitlines()[-SHOWN_LINES:])
+        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), said
+    try:
+        records = datalines.read(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
+    except Trouble as trouble:
+        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), said
+    return Outcome(step.title, host, "done", records.text("note"), reply.seconds), said

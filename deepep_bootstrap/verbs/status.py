@@ -1,0 +1,51 @@
+"""`invoke status`: what is installed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from deepep_bootstrap.errors import OK, TROUBLE
+from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory
+
+
+def status(flags: Flags) -> int:
+    """Print the current generation, its stacks and modules, and which hosts see it and have the hook."""
+    screen = Screen("status", as_json=flags.json)
+    inventory, prefix = read_inventory(flags)
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+    manifest = newest_manifest(survey)
+    screen.say(f"prefix {prefix}", style="bold")
+    if manifest:
+        screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
+        for record in manifest["offer"]["stacks"].values():
+            default = ", the default" if record["stack"] == manifest["offer"]["default_stack"] else ""
+            screen.say(f"  {record['module']}: CUDA {record['cuda_home']}, GPUs {', '.join(record['archs'])}, {record['profile']}{default}")
+    else:
+        screen.say("  nothing is offered yet")
+    hooks = hooks_of(survey)
+    for hook, names in hooks.items():
+        screen.say(f"  hook {hook}: {fold(names)}")
+    for problem in survey.problems:
+        screen.problem(problem)
+    code = TROUBLE if survey.problems else OK
+    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks)
+    return code
+
+
+def newest_manifest(survey: Survey) -> dict[str, Any] | None:
+    """Return the manifest of the newest generation any host sees, or None."""
+    seen = [json.loads(facts.prefix.manifest) for facts in survey.facts.values() if facts.prefix.manifest]
+    return max(seen, key=lambda manifest: int(manifest["generation"]), default=None)
+
+
+def hooks_of(survey: Survey) -> dict[str, list[str]]:
+    """Return the hosts by what their MODULEPATH hook names."""
+    hooks: dict[str, list[str]] = {}
+    for name, facts in survey.facts.items():
+        system = "no module system" if facts.modules.kind == "none" else "none"
+        hooks.setdefault(facts.modules.hook or system, []).append(name)
+    return hooks

@@ -1,0 +1,107 @@
+"""Choices and plans: facts in, steps with reasons out. Cases are data; the cluster they change is in plan_support.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepep_bootstrap import choose, modules, plan
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Facts, Python
+from deepep_bootstrap.hosts import fold
+from plan_support import PREFIX, READY, changed, cluster, request
+
+CASES = Path(__file__).parent / "cases" / "plan"
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    cases = json.loads((CASES / f"{name}.json").read_text())
+    for case in cases:
+        for changes in case["changes"].values():
+            for key, value in changes.items():
+                if isinstance(value, list):
+                    changes[key] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return cases
+
+
+def built(facts: dict[str, Facts]) -> dict[str, Facts]:
+    """Return facts of the same cluster after a bootstrap: entries in the store, the generation's manifest readable."""
+    choice = choose.choose(request(), facts)
+    manifest = modules.manifest(choice.offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts))
+    entries = tuple(entry.name for entry in choice.entries)
+    done = {"prefix.entries": entries, "prefix.generation": 1, "prefix.manifest": manifest}
+    return {name: changed(seen, done) for name, seen in facts.items()}
+
+
+def named(step: plan.Step) -> str:
+    kind = step.name.split("-")[1] if step.kind == "build" else step.name
+    return f"{kind} on {fold(step.hosts).rsplit(' (', 1)[0]}"
+
+
+@pytest.mark.parametrize("case", load("steps"), ids=lambda case: case["name"])
+def test_steps(case: dict[str, Any]) -> None:
+    facts = built(cluster()) if case.get("built") else cluster()
+    facts = {name: changed(seen, case["changes"].get(name, {})) for name, seen in facts.items()}
+    made = plan.make(request(), facts)
+    assert [named(step) for step in made.steps] == case["steps"]
+    assert all(step.reason.found and step.reason.wanted for step in made.steps)
+    assert case.get("note", "") in "\n".join(made.notes)
+
+
+@pytest.mark.parametrize("case", load("trouble"), ids=lambda case: case["name"])
+def test_trouble(case: dict[str, Any]) -> None:
+    with pytest.raises(Trouble) as caught:
+        plan.make(request(), cluster(**case["changes"]))
+    assert case["message"] in str(caught.value)
+
+
+def test_prefix_is_not_in_the_digests() -> None:
+    here = choose.choose(request(), cluster())
+    text = "defaults prefix=/elsewhere\nn[001-002]\nlogin1 role=login\n"
+    there = choose.choose(request(text), cluster())
+    assert [entry.name for entry in here.entries] == [entry.name for entry in there.entries]
+    assert here.record.prefix == PREFIX
+    assert there.record.prefix == "/elsewhere"
+
+
+def test_architectures_of_all_hosts_are_built() -> None:
+    blackwell = tuple(changed(gpu, {"capability": "10.0"}) for gpu in READY.gpus)
+    choice = choose.choose(request(), cluster(n002={"gpus": blackwell}))
+    assert choice.record.archs == ("9.0", "10.0")
+
+
+def external(**fields: str) -> Python:
+    return Python("/opt/venv/bin/python", "3.12.3", "cpython-312-x86_64-linux-gnu", "2.11.0+cu130", "70d99e9", "13.0", "1", **fields)
+
+
+def test_external_python_needs_no_wheels_and_names_misfits() -> None:
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = cluster(n001={"external_python": external(), "toolkits": (toolkit,)}, n002={"external_python": external()})
+    wish = request(stack="v1-cu13", external_python="/opt/venv/bin/python")
+    choice = choose.choose(wish, facts)
+    assert choice.wheels == ()
+    assert [entry.kind for entry in choice.entries] == ["gdrcopy", "nvshmem", "deepep"]
+    assert choice.record.external_python == "/opt/venv/bin/python"
+    with pytest.raises(Trouble, match="torch's CUDA major does not fit the stack"):
+        choose.choose(request(external_python="/opt/venv/bin/python"), facts)
+    facts["n002"] = changed(facts["n002"], {"external_python": external(problem="no torch in it")})
+    with pytest.raises(Trouble, match="n002: --python=/opt/venv/bin/python cannot be used — found no torch in it"):
+        choose.choose(wish, facts)
+
+
+def test_another_stack_is_added_beside_the_first() -> None:
+    facts = built(cluster(n001={"external_python": external()}, n002={"external_python": external()}))
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = {name: changed(seen, {"toolkits": (toolkit,)}) for name, seen in facts.items()}
+    offer = choose.choose(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts).offer
+    assert set(offer.stacks) == {"v1", "v1-cu13"}
+    assert offer.default_stack == "v1"
+
+
+def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
+    assert choose.choose(request(), cluster()).slurm_host == "login1"
+    assert choose.choose(request(control_has_slurm=True), cluster()).slurm_host == choose.CONTROL
+    named_host = request(f"defaults prefix={PREFIX} slurm_host=n002\nn[001-002]\nlogin1 role=login\n")
+    assert choose.choose(named_host, cluster()).slurm_host == "n002"
