@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import socket
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,9 +24,13 @@ MARK = "DEEPEP_LAB_PROCESS_OF"
 """Environment variable of every process of a lab: its value, the lab's folder, is how they are found again. Nothing reads it as
 a setting, so nobody has a reason to set it."""
 
+DAEMON = re.compile(r"(sshd|munged|slurmd|slurmctld|slurmstepd|slurmscriptd)\b")
 CLEAN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
 ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
 LAST_NUMBERS = {"n001": 11, "n002": 12, "login1": 21}
+Say = Callable[[str], None]
+"""Where a lab tells what it is doing."""
+
 DATA = Path(__file__).resolve().parent.parent / "tests"
 """The lab's scripts stand in the repository's tests; an installed package has none and so no lab."""
 
@@ -129,10 +137,20 @@ def new_lab(folder: str, kind: str, layer: str) -> Lab:
     """Return a lab with addresses that no network device of this machine has yet."""
     first = 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
     taken = command.run(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
-    for index in [first, *range(1, 251)]:
-        if f" 10.77.{index}." not in taken:
-            return Lab(folder, kind, layer, index)
-    raise Trouble(Problem("lab", "no free addresses", found="all of 10.77.0.0/16 in use", try_="invoke lab down"))
+    for candidate in (Lab(folder, kind, layer, index) for index in (first, *range(1, 251))):
+        if f" {candidate.subnet}." not in taken and (kind == NAMESPACES or _can_listen(candidate.hosts[0])):
+            return candidate
+    raise Trouble(Problem("lab", "no free addresses", found="every network of labs in use", try_="invoke lab down"))
+
+
+def _can_listen(host: LabHost) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.address, host.port))
+        except OSError:
+            return False
+    return True
 
 
 def save(lab: Lab) -> None:
@@ -193,9 +211,53 @@ def _give_to_sudo_user(lab: Lab) -> None:
         os.chown(lab.identity, int(owner), -1)
 
 
-def must(argv: list[str | Path], timeout: float | None = None) -> str:
-    """Run a command that has no reason to fail, in a clean environment, and return its stdout; Trouble with its last lines."""
-    done = command.run(argv, env=CLEAN_ENV, timeout=timeout)
+def alive(the_lab: Lab, name: str) -> int:
+    """Return the number, as this machine counts, of a host's first process (PID 1, or its sshd), 0 when the host is off."""
+    try:
+        pid = int((the_lab.home(name) / "pid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+    ready = (the_lab.home(name) / "ready").exists()
+    return pid if ready and belongs(pid, the_lab.dir) else 0
+
+
+def belongs(pid: int, folder: str, home: str = "") -> bool:
+    """Say whether a process is part of the lab in `folder`; with `home`, a host's folder, of that host.
+
+    A process of a lab carries its mark. sshd, munged and Slurm's daemons write their titles over their environment or hide it:
+    they are known by program and by an argument or an open file in the lab's folder, both together.
+    """
+    process = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):
+        marks = (process / "environ").read_bytes().split(b"\0")
+        if f"{MARK}={folder}".encode() in marks:
+            return not home or f"{MARK}_HOST={home}".encode() in marks
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    if home or not DAEMON.match(os.path.basename(re.split("[ :\0]", words, maxsplit=1)[0])):
+        return False
+    return f"{folder}/" in words or any(path.startswith(f"{folder}/") for path in open_files(pid))
+
+
+def open_files(pid: int) -> list[str]:
+    """Return the names of a process's open files, its folder and its root; empty when they may not be seen or it is gone."""
+    process = Path(f"/proc/{pid}")
+    links = [process / "cwd", process / "root"]
+    names = []
+    with contextlib.suppress(OSError):
+        links += (process / "fd").iterdir()
+    for link in links:
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(link))
+    return names
+
+
+def must(argv: list[str | Path], *, env: Mapping[str, str] = CLEAN_ENV, timeout: float | None = None) -> str:
+    """Run a command that has no reason to fail, in a clean environment unless `env` says another, and return its stdout; Trouble
+    with its last lines when it does fail."""
+    done = command.run(argv, env=env, timeout=timeout)
     if done.code != 0:
         raise Trouble(Problem(" ".join(done.argv[:4]), f"failed with code {done.code}", found=done.tail))
     return done.out

@@ -31,10 +31,10 @@ def sweep(folder: str) -> None:
 
 
 def end_processes(folder: str, home: str = "") -> None:
-    """Kill every process with the mark `folder` and wait until none is left; with `home`, a host's folder, that host's only:
+    """Kill every process of the lab in `folder` and wait until none is left; with `home`, a host's folder, that host's only:
     a power cut."""
     deadline = time.monotonic() + END_LIMIT
-    while left := [pid for pid in _numbers() if _kill_if_marked(pid, folder, home)]:
+    while left := [pid for pid in _numbers() if _kill_if_ours(pid, folder, home)]:
         if time.monotonic() > deadline:
             raise Trouble(Problem(folder, "processes of the lab do not end", found=" ".join(map(str, left))))
         time.sleep(0.02)
@@ -45,16 +45,15 @@ def _numbers() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
 
 
-def _kill_if_marked(pid: int, folder: str, home: str) -> bool:
-    """Kill one process if it carries the lab's mark. A pidfd holds on to the process whose environment was read: a number that
-    goes to another process in between does no harm."""
+def _kill_if_ours(pid: int, folder: str, home: str) -> bool:
+    """Kill one process if it is the lab's. A pidfd holds on to the process that was looked at: a number that goes to another
+    process in between does no harm."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        marks = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"{lab.MARK}={folder}".encode() not in marks or (home and f"{lab.MARK}_HOST={home}".encode() not in marks):
+        if not lab.belongs(pid, folder, home):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         return True
@@ -103,21 +102,5 @@ def _unmount(folder: str) -> None:
 
 
 def _users(folder: str) -> list[str]:
-    found = []
-    for pid in _numbers():
-        for link in (Path(f"/proc/{pid}/cwd"), Path(f"/proc/{pid}/root"), *_open_files(pid)):
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            if target == folder or target.startswith(f"{folder}/"):
-                found.append(f"process {pid} ({target})")
-                break
-    return found
-
-
-def _open_files(pid: int) -> list[Path]:
-    try:
-        return list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return []
+    held = {pid: [name for name in lab.open_files(pid) if name == folder or name.startswith(f"{folder}/")] for pid in _numbers()}
+    return [f"process {pid} ({names[0]})" for pid, names in held.items() if names]

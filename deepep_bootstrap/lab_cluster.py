@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from deepep_bootstrap import lab, lab_clean, lab_hosts, lab_image, lab_slurm
+from deepep_bootstrap import lab, lab_clean, lab_hosts, lab_image, lab_loopback, lab_slurm
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.lab import Lab
+from deepep_bootstrap.lab import Lab, LabHost, Say
 
-Say = Callable[[str], None]
+
+class Maker(Protocol):
+    """What both ways of making hosts offer: the modules lab_hosts and lab_loopback."""
+
+    def prepare(self, the_lab: Lab, /) -> None:
+        """Write what the hosts need outside their disks."""
+
+    def boot(self, the_lab: Lab, /, *hosts: LabHost) -> None:
+        """Start hosts that are off."""
+
+    def enter(self, the_lab: Lab, name: str, /) -> Sequence[str]:
+        """Return a command prefix that runs something in a host."""
+
+    def boot_id(self, the_lab: Lab, name: str, /) -> str:
+        """Return the boot id of a host, empty when it is off."""
+
+    def logs(self, the_lab: Lab, /) -> Sequence[Path]:
+        """Return Slurm's logs."""
+
+
+def maker(kind: str) -> Maker:
+    """Return the module that makes hosts of `kind`."""
+    return lab_hosts if kind == lab.NAMESPACES else lab_loopback
 
 
 def up(folder: str, layer: str, say: Say) -> Lab:
@@ -24,7 +48,7 @@ def up(folder: str, layer: str, say: Say) -> Lab:
         raise Trouble(Problem("--layer", "no such module system", found=layer, wanted=" or ".join(lab.LAYERS)))
     with lab_image.locked(_lock_name(folder)):
         found = lab.load(folder)
-        if found is None or not (found.path / "complete").exists():
+        if found is None or not _worth_keeping(found):
             _check_free(folder)
             lab_clean.sweep(folder)
             found = _create(folder, layer, say)
@@ -43,7 +67,10 @@ def down(folder: str) -> None:
 
 
 def reset(the_lab: Lab) -> None:
-    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew."""
+    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew. Trouble for a lab
+    without root: its hosts have no disks."""
+    if the_lab.kind != lab.NAMESPACES:
+        raise Trouble(Problem(the_lab.dir, "a lab without root has no disks to reset", try_="invoke lab down, then invoke lab up"))
     with lab_image.locked(_lock_name(the_lab.dir)):
         lab_clean.end_processes(the_lab.dir)
         for host in the_lab.hosts:
@@ -62,11 +89,12 @@ def state(folder: str) -> dict[str, object]:
     if found is None:
         return {"dir": folder, "state": "down", "hosts": []}
     nodes = {}
-    if lab_hosts.alive(found, found.controller.name):
-        nodes = lab_slurm.node_states(lab_hosts.enter(found, found.controller.name))
+    made_by = maker(found.kind)
+    if lab.alive(found, found.controller.name):
+        nodes = lab_slurm.node_states(made_by.enter(found, found.controller.name))
     hosts = [
         {"name": host.name, "address": host.address, "port": host.port, "role": host.role,
-         "boot_id": lab_hosts.boot_id(found, host.name), "slurm": nodes.get(host.name, "")}
+         "boot_id": made_by.boot_id(found, host.name), "slurm": nodes.get(host.name, "")}
         for host in found.hosts
     ]  # fmt: skip
     whole = all(host["boot_id"] for host in hosts) and (found.path / "complete").exists()
@@ -74,21 +102,32 @@ def state(folder: str) -> dict[str, object]:
 
 
 def _create(folder: str, layer: str, say: Say) -> Lab:
+    kind = lab.NAMESPACES if lab_hosts.possible() else lab.LOOPBACK
+    if kind == lab.LOOPBACK and os.geteuid() == 0:
+        raise Trouble(Problem("lab", "root may not make namespaces here", try_="invoke lab up as a plain user, for a lab without them"))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", lab_clean.MOUNT_SOURCE, folder])
-    new = lab.new_lab(folder, lab.NAMESPACES, layer)
+    if kind == lab.NAMESPACES:
+        lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", lab_clean.MOUNT_SOURCE, folder])
+    new = lab.new_lab(folder, kind, layer)
     lab.save(new)
-    new = replace(new, image=str(lab_image.ensure_image(new, say)))
+    image = lab_image.ensure_image(new, say) if kind == lab.NAMESPACES else lab_loopback.ensure_image(say)
+    new = replace(new, image=str(image))
     lab.save(new)
-    lab_hosts.prepare(new)
+    maker(kind).prepare(new)
     return new
 
 
 def _start(the_lab: Lab) -> None:
-    off = [host for host in the_lab.hosts if not lab_hosts.alive(the_lab, host.name)]
-    lab_hosts.boot(the_lab, *off)
-    enter = lab_hosts.enter(the_lab, the_lab.controller.name)
-    lab_slurm.wait_idle(the_lab, enter, lab_hosts.logs(the_lab))
+    made_by = maker(the_lab.kind)
+    made_by.boot(the_lab, *(host for host in the_lab.hosts if not lab.alive(the_lab, host.name)))
+    enter = made_by.enter(the_lab, the_lab.controller.name)
+    lab_slurm.wait_idle(the_lab, enter, made_by.logs(the_lab))
+
+
+def _worth_keeping(found: Lab) -> bool:
+    """Say whether booting what is off makes `found` whole: not when it never was, nor when only files of it survived a reboot."""
+    running = found.kind == lab.NAMESPACES or any(lab.alive(found, host.name) for host in found.hosts)
+    return running and (found.path / "complete").exists()
 
 
 def _check_free(folder: str) -> None:

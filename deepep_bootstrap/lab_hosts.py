@@ -129,20 +129,9 @@ def boot(the_lab: Lab, *hosts: LabHost) -> None:
             time.sleep(0.01)
 
 
-def alive(the_lab: Lab, name: str) -> int:
-    """Return the number of a host's PID 1 as this machine counts, 0 when the host is off."""
-    try:
-        pid = int((the_lab.home(name) / "pid").read_text(encoding="ascii"))
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return 0
-    ready = (the_lab.home(name) / "ready").exists()
-    return pid if ready and f"{lab.MARK}={the_lab.dir}".encode() in environment else 0
-
-
 def enter(the_lab: Lab, name: str) -> tuple[str, ...]:
     """Return the command prefix that runs something in a host without SSH; Trouble when the host is off."""
-    pid = alive(the_lab, name)
+    pid = lab.alive(the_lab, name)
     if pid == 0:
         raise Trouble(Problem(name, "this lab host is off", try_="invoke lab up"))
     return ("nsenter", "-t", str(pid), "-n", "-m", "-u", "-p", "-i", "-T", "-r", "-w", "--")
@@ -150,7 +139,7 @@ def enter(the_lab: Lab, name: str) -> tuple[str, ...]:
 
 def boot_id(the_lab: Lab, name: str) -> str:
     """Return the boot id of a running host, empty when it is off."""
-    pid = alive(the_lab, name)
+    pid = lab.alive(the_lab, name)
     path = Path(f"/proc/{pid}/root/run/boot_id")
     return path.read_text(encoding="ascii").strip() if pid and path.exists() else ""
 

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def key_of(layer: str) -> str:
     return f"{release}-{layer}-{hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def ensure_image(the_lab: lab.Lab, say: Callable[[str], None]) -> Path:
+def ensure_image(the_lab: lab.Lab, say: lab.Say) -> Path:
     """Return the folder of the lab's package layer, installing it first where the cache has none.
 
     Where the cache lies on an overlay itself (this machine is a container), the kernel takes no layer from it: then the layer

@@ -111,23 +111,22 @@ def _take_down_orphans() -> None:
             lab_cluster.down(str(folder))
 
 
-def need_namespaces() -> None:
+@pytest.fixture(scope="session")
+def namespaces() -> None:
     """Skip where hosts of their own cannot be made: the loopback lab is tested by test_lab.py and is too different for e2e tests."""
     if not lab_hosts.possible():
         pytest.skip("needs root and namespaces (make test uses sudo)")
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[LiveLab]:
+def lab(namespaces: None) -> Iterator[LiveLab]:
     """The run's lab with Lmod. Tests that change hosts take `fresh_lab`."""
-    need_namespaces()
     yield from open_lab(_new_folder("lmod"))
 
 
 @pytest.fixture(scope="session")
-def modules_lab() -> Iterator[LiveLab]:
+def modules_lab(namespaces: None) -> Iterator[LiveLab]:
     """The run's lab with Environment Modules."""
-    need_namespaces()
     yield from open_lab(_new_folder("em"), "environment-modules")
 
 

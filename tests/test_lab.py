@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from lab_support import LiveLab, need_namespaces
 
 from deepep_bootstrap import lab as labs
 from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
@@ -22,6 +24,9 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.verbs import lab as verb
 
 ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from lab_support import LiveLab
+
 pytest_plugins = ["lab_support"]
 
 PATIENCE = 60.0
@@ -55,9 +60,8 @@ def traces(folder: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest) -> Iterator[str]:
+def folder(namespaces: None) -> Iterator[str]:
     """A lab folder for one test, taken down whatever happens."""
-    need_namespaces()
     name = f"/run/deepep-lab-test-{os.getpid()}-own"
     yield name
     lab_cluster.down(name)
@@ -213,7 +217,7 @@ def test_killed_supervisors_leave_a_lab_that_down_removes(folder: str) -> None:
     made = lab_cluster.up(folder, "lmod", print)
     assert len(traces(folder)) > 5
     for name in labs.ROLES:
-        supervisor = int(Path(f"/proc/{lab_hosts.alive(made, name)}/status").read_text().split("PPid:")[1].split()[0])
+        supervisor = int(Path(f"/proc/{labs.alive(made, name)}/status").read_text().split("PPid:")[1].split()[0])
         os.kill(int(Path(f"/proc/{supervisor}/status").read_text().split("PPid:")[1].split()[0]), signal.SIGKILL)
     lab_cluster.down(folder)
     assert traces(folder) == []
@@ -277,3 +281,68 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 def test_status_without_a_lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb.lab("status", dir=str(tmp_path / "none")) == 0
     assert capsys.readouterr().out == f"lab in {tmp_path}/none: down\n"
+
+
+AS_PLAIN_USER = """
+import json, subprocess, sys
+from deepep_bootstrap import lab_cluster
+from deepep_bootstrap.verbs import lab
+folder = sys.argv[1]
+made = lab_cluster.up(folder, "lmod", lambda text: print(text, file=sys.stderr))
+def ssh(host, words):
+    done = subprocess.run(["ssh", "-F", made.ssh_config, host, words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return (done.stdout + done.stderr).split()
+probe = "echo $LAB_HOST $HOME; nvidia-smi -L 2>/dev/null | wc -l"
+seen = {host.name: ssh(host.name, probe) for host in made.hosts}
+seen["job"] = ssh("login1", "cd; srun -N2 --gpus-per-node=8 sh -c 'echo $SLURMD_NODENAME:$CUDA_VISIBLE_DEVICES'")
+seen["state"] = lab_cluster.state(folder)
+lab_cluster.up(folder, "lmod", print)
+lab.lab("status", dir=folder)
+lab_cluster.down(folder)
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def plain_user(namespaces: None) -> Iterator[tuple[Path, list[str]]]:
+    """A home and a command prefix that runs something as a user whom only a mount namespace of its own knows."""
+    with tempfile.TemporaryDirectory(prefix="deepep-lab-user-", dir="/var/tmp") as name:
+        home = Path(name)
+        for part in ("deepep_bootstrap", "tests/lab", "tests/fakes"):
+            shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, line in (("passwd", f"labuser:x:7100:7100::{home}:/bin/bash"), ("group", "labuser:x:7100:")):
+            (home / file).write_text(Path("/etc", file).read_text() + line + "\n")
+        subprocess.run(["chown", "-R", "7100:7100", home], check=True)
+        home.chmod(0o755)
+        (home / file).chmod(0o644)
+        binds = f"mount --bind {home}/passwd /etc/passwd; mount --bind {home}/group /etc/group"
+        become = "exec setpriv --reuid 7100 --regid 7100 --clear-groups --inh-caps=-all env -i"
+        script = f'set -e; {binds}; cd {home}; {become} HOME={home} PATH=/usr/bin:/bin "$@"'
+        yield home, ["unshare", "-m", "bash", "-c", script, "bash"]
+
+
+def test_a_plain_user_gets_a_lab_without_namespaces(plain_user: tuple[Path, list[str]]) -> None:
+    home, prefix = plain_user
+    folder = f"{home}/the-lab"
+    done = subprocess.run([*prefix, "/usr/bin/python3", "-c", AS_PLAIN_USER, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "without root: hosts are sshd processes of this user" in done.stdout
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert [seen[name] for name in labs.ROLES] == [
+        ["n001", f"{folder}/hosts/n001/home", "8"],
+        ["n002", f"{folder}/hosts/n002/home", "8"],
+        ["login1", f"{folder}/hosts/login1/home", "0"],
+    ]
+    assert sorted(line.partition(":")[0] for line in seen["job"]) == ["n001", "n002"]
+    assert (seen["state"]["state"], seen["state"]["kind"]) == ("up", "loopback")
+    left = [process for process in Path("/proc").glob("[0-9]*") if is_users(process, 7100)]
+    assert (left, traces(folder)) == ([], [])
+
+
+def is_users(process: Path, number: int) -> bool:
+    """Say whether a process that still runs (no zombie) is a user's."""
+    try:
+        status = (process / "status").read_text()
+    except OSError:
+        return False
+    return f"Uid:\t{number}\t" in status and "State:\tZ" not in status

@@ -39,13 +39,14 @@ def _lines(state: dict[str, object]) -> list[str]:
     if state["state"] == "down":
         return lines
     if state["kind"] == labs.LOOPBACK:
-        lines.append("without root: hosts are sshd processes of this user; they share hostname, /etc, ports and devices")
+        lines.append("without root: hosts are sshd processes of this user; they share hostname, /etc, ports, devices and module system")
     hosts = state["hosts"]
     for host in hosts if isinstance(hosts, list) else []:
         power = f"boot {host['boot_id']}" if host["boot_id"] else "off"
         slurm = f"  slurm {host['slurm']}" if host["slurm"] else ""
         lines.append(f"  {host['name']:<7} {host['address']}:{host['port']}  {host['role']:<5}  {power}{slurm}")
-    lines.append(f"modules by {state['layer']}")
+    if state["kind"] != labs.LOOPBACK:
+        lines.append(f"modules by {state['layer']}")
     return lines
 
 
