@@ -159,12 +159,14 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
         yield Problem(where, "a stack's name is used in file names", repr(record.stack), "letters, digits and ._+-")
     if not _MODULE.fullmatch(record.module):
         yield Problem(where, "not a module name", repr(record.module), "deepep/ and letters, digits and ._+-")
-    paths = {"prefix": record.prefix, "python": interpreter(record), "CUDA_HOME": record.cuda_home or "/"}
-    names = {"deepep": record.deepep, "nvshmem": record.nvshmem, "gdrcopy": record.gdrcopy or "-"}
-    for what, path in {**paths, **{name: entry(record, value) for name, value in names.items()}}.items():
-        if not _PATH.fullmatch(path):
+    paths = {"prefix": record.prefix, "python": record.external_python, "CUDA_HOME": record.cuda_home}
+    for what, path in paths.items():
+        if not _PATH.fullmatch(path) and (path or what == "prefix" or (what == "python" and not record.python)):
             wanted = "an absolute path without spaces, colons and quotes"
             yield Problem(where, f"the path of {what} cannot be written into path lists", repr(path), wanted)
+    for name in (record.deepep, record.nvshmem, record.gdrcopy, record.python):
+        if name and not _STACK.fullmatch(name):
+            yield Problem(where, "not the name of a store entry", repr(name))
 
 
 def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[Problem]:

@@ -53,7 +53,9 @@ class Session:
 
 def unpack(system: str) -> Path:
     """Return the folder with the unpacked packages of a module system, filling it first where needed."""
-    base = REPOSITORY / ".venv" if (REPOSITORY / ".venv").is_dir() else Path(tempfile.gettempdir()) / f"deepep-bootstrap-tests-{os.getuid()}"
+    base = (
+        REPOSITORY / ".venv" if (REPOSITORY / ".venv").is_dir() else Path(tempfile.gettempdir()) / f"deepep-bootstrap-tests-{os.getuid()}"
+    )
     base.mkdir(mode=0o700, exist_ok=True)
     folder = base / f"layer-{system}"
     with (base / f"{system}.lock").open("w") as lock:

@@ -68,3 +68,13 @@ def write(folder: Path, files: dict[str, modules.File]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.content)
         path.chmod(0o755 if file.executable else 0o644)
+
+
+def is_copy(name: str) -> bool:
+    """Whether a file is left out of tests/golden: it has the text of another, or differs from another by names alone."""
+    return name == "env.sh" or (name.startswith("sbatch/") and not name.startswith("sbatch/v1-cu13/"))
+
+
+if __name__ == "__main__":
+    GOLDEN = REPOSITORY / "tests" / "golden" / "generation"
+    write(GOLDEN, {name: file for name, file in modules.render(offer(), templates()).items() if not is_copy(name)})

@@ -32,7 +32,9 @@ class Generation:
         templates = support.templates()
         if not pushenv:
             assert "info commands pushenv" in templates["modulefile.tcl.j2"]
-            templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace("info commands pushenv", "info commands no-such-command")
+            templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace(
+                "info commands pushenv", "info commands no-such-command"
+            )
         offer = support.offer(str(prefix), *records)
         support.write(prefix / "generations" / "1", modules.render(offer, templates))
         (prefix / "current").symlink_to("generations/1")
@@ -191,9 +193,13 @@ def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -
     generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
     other = "deepep/1.2.1-8a07e7e-v1-cu13"
     # Lmod changes versions by itself, Environment Modules asks for `module switch`.
-    change = f"module load {other}" if variant == "lmod" else f"module load {other} && exit 7\nsnapshot refused\nmodule switch deepep {other}"
+    change = (
+        f"module load {other}" if variant == "lmod" else f"module load {other} && exit 7\nsnapshot refused\nmodule switch deepep {other}"
+    )
     prior = exports({LIST: "/a:/a:", "CUDA_HOME": "", "NVSHMEM_IB_GID_INDEX": "9", "PYTHONPATH": ""})
-    script = f"{prior}snapshot before\nmodule load deepep\nsnapshot first\n{change}\nsnapshot second\nmodule unload deepep\nsnapshot after\n"
+    script = (
+        f"{prior}snapshot before\nmodule load deepep\nsnapshot first\n{change}\nsnapshot second\nmodule unload deepep\nsnapshot after\n"
+    )
     session = generation.run(variant, script, driver=driver)
     states = session.environments
     assert session.code == 0, session.err
