@@ -22,9 +22,9 @@ START_LIMIT = 900
 
 LOOK_FORM = Form(
     dict.fromkeys(
-        ("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "deepep_entry", "nvshmem_entry", "driver"), 1
+        ("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "deepep_entry", "nvshmem_entry", "driver", "end"), 1
     ),
-    end="driver",
+    end="end",
 )
 SUBMIT_FORM = Form(dict.fromkeys(("job", "refused", "late", "record"), 1))
 

@@ -85,6 +85,7 @@ main() {
     data deepep_entry "$(realpath -m -- "${DEEPEP}")"
     data nvshmem_entry "$(realpath -m -- "${NVSHMEM}")"
     if [[ -d /proc/driver/nvidia ]]; then data driver yes; else data driver no; fi
+    data end 1
 }
 
 main "$@"
