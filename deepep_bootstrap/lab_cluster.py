@@ -138,4 +138,5 @@ def _check_free(folder: str) -> None:
 
 
 def _lock_name(folder: str) -> str:
-    return f"lab-{zlib.crc32(folder.encode()):08x}"
+    # A few locks shared by all folders: one per folder would fill the cache with files of labs long gone.
+    return f"lab-{zlib.crc32(folder.encode()) % 16:x}"
