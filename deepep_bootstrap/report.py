@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,17 +120,19 @@ class Screen:
             self._console.print(f"{mark} {escape(outcome.step)} on {escape(outcome.host)} ({outcome.seconds:.1f} s){escape(detail)}")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Print the outcome table, equal outcomes folded over hosts, the bad ones last."""
+        """Print the outcome table, equal outcomes folded over hosts, the bad ones last and with their logs."""
         groups: dict[tuple[str, str, str, str], list[str]] = {}
         for outcome in outcomes:
-            groups.setdefault((outcome.step, outcome.state, outcome.detail, outcome.log), []).append(outcome.host)
-        order = list(MARKS)
+            log = outcome.log if outcome.state == "failed" else ""
+            groups.setdefault((outcome.step, outcome.state, outcome.detail, log), []).append(outcome.host)
         self.say()
-        for (step, state, detail, log), names in sorted(groups.items(), key=lambda item: order.index(item[0][1]) == order.index("failed")):
+        for (step, state, detail, log), names in sorted(groups.items(), key=lambda item: item[0][1] == "failed"):
+            below = [detail, log and f"full log: {log}"] if state == "failed" else []
+            beside = f" — {escape(detail)}" if detail and state != "failed" else ""
             with self._lock:
-                tail = "".join(f"\n    {escape(text)}" for text in (detail if state == "failed" else "", log and f"log: {log}") if text)
-                extra = f" — {escape(detail)}" if detail and state != "failed" else ""
-                self._console.print(f"{MARKS[state]:>9} {escape(step)}: {escape(fold(names))}{extra}{tail}")
+                self._console.print(f"{MARKS[state]} {escape(step)}: {escape(fold(names))}{beside}")
+                for text in filter(None, below):
+                    self._console.print(textwrap.indent(text, "    "), markup=False)
 
     def next_commands(self, commands: Sequence[str]) -> None:
         """Print what to type next."""

@@ -43,7 +43,7 @@ unpack_packages() {
 make_venv() {
     python3 -c 'import ensurepip' 2>/dev/null || install_packages "/nonexistent=python3-venv"
     [ -x .venv/bin/python ] || python3 -m venv .venv
-    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+    .venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
     touch .venv/.ready
 }
 
@@ -51,7 +51,7 @@ case "${1:-}" in
     venv) make_venv ;;
     demo) install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux setpriv=util-linux mount=mount ;;
     test)
-        install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ cmake=cmake ninja=ninja-build \
+        install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ make=make /usr/include/python3*/Python.h=python3-dev cmake=cmake ninja=ninja-build \
             busybox=busybox dash=dash nix=nix-bin sudo=sudo bash=bash
         unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
         ;;

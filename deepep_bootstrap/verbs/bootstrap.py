@@ -170,14 +170,16 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
         allocation=allocation(work),
     )
     titles = {step.name: step.title for step in work.plan.of_kind("build")}
+    begun: set[str] = set()
 
     def show(event: build.Event) -> None:
         title = titles[event.entry]
-        if event.state == "running" and not event.line:
+        if event.entry not in begun:
+            begun.add(event.entry)
             work.screen.started(host.name, title)
-        elif event.state == "waiting":
+        if event.state == "waiting":
             work.screen.waiting(host.name, title, event.line)
-        else:
+        elif event.line:
             work.screen.line(host.name, title, event.line)
 
     outcomes = build.build_all(work.door, host, request, show)

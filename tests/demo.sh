@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# The main job on the embedded cluster, from nothing: hosts, stand-in sources, bootstrap, modules, a test under Slurm, and once more.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=$PWD/.venv/bin/python
+DEMO=$PWD/build/demo
+SECONDS=0
+
+title() {
+    printf '\n== %s (%d s)\n' "$1" "$SECONDS"
+}
+
+run_lab() {
+    # As root where that can be had: without it the lab's hosts share one machine's name, /etc and ports.
+    if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
+        sudo -E "$PYTHON" -m invoke lab "$@"
+    else
+        "$PYTHON" -m invoke lab "$@"
+    fi
+}
+
+read_lab() {
+    # <key>: one value of the lab's state
+    run_lab status --json | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"
+}
+
+bootstrap() {
+    "$PYTHON" -m invoke bootstrap --hosts="$HOSTS" --lock=tests/upstreams/demo.lock.toml \
+        --mirror "https://example.invalid/standin/=$DEMO/git/standin/" --mirror "index:standin=$DEMO/wheels" --yes
+}
+
+title "an embedded cluster: two GPU nodes and a login host, each with its own network, sshd and disk; a real Slurm"
+run_lab up
+LAB=$(read_lab dir)
+HOSTS=$LAB/hosts.txt
+export DEEPEP_SSH_CONFIG=$LAB/ssh_config
+
+title "stand-ins for GDRCopy, NVSHMEM and DeepEP as git repositories (they compute on CPUs, over TCP)"
+"$PYTHON" tests/upstreams/make.py "$DEMO"
+
+title "invoke bootstrap"
+bootstrap
+
+title "module load deepep, in a login shell of each host"
+for host in n001 n002 login1; do
+    printf '%s: ' "$host"
+    # shellcheck disable=SC2016 # expanded on the host
+    ssh -F "$DEEPEP_SSH_CONFIG" "$host" 'bash -lc "module load deepep && echo \$LOADEDMODULES"'
+done
+
+title "sbatch internode-test.sbatch, on two nodes, followed to its end"
+"$PYTHON" -m invoke test --hosts="$HOSTS" --kind=internode
+
+title "invoke bootstrap again: nothing to do"
+START=$(date +%s%N)
+bootstrap
+printf 'second run: %d ms\n' $((($(date +%s%N) - START) / 1000000))
+
+title "done"
+cat <<END
+The cluster is up. Look around:
+    export DEEPEP_SSH_CONFIG=$LAB/ssh_config
+    .venv/bin/invoke status --hosts=$HOSTS
+    ssh -F $LAB/ssh_config login1        # then: module load deepep; sbatch /shared/deepep/sbatch/intranode-test.sbatch
+Take it away:
+    .venv/bin/invoke lab down
+END
