@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 LOADER = 'read -r n && exec /bin/sh -c "$(head -c "$n")"'
 COMMAND = f"exec /bin/sh -c {shlex.quote(LOADER)}"
 MARK = b"@deepep-bootstrap starts@\n"
-"""Written to stdout when the script is about to run: whatever stands before it comes from the account's own start-up files."""
+"""Written to both streams when the script is about to run: what stands before it comes from the account's own start-up files."""
 
 RAISE = r"""
 say() { printf 'deepep-bootstrap: %s\n' "$1" >&2; exit 1; }
@@ -83,14 +83,16 @@ end_session() {
   signal_session KILL
 }
 trap forget EXIT
-trap 'exit 143' HUP INT TERM
+# Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave the file.
+trap 'exit 143' HUP INT TERM PIPE
 job=$(mktemp "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
 head -c "$size" >"$job" && [ "$(wc -c <"$job")" -eq "$size" ] || {
   echo 'deepep-bootstrap: the script did not arrive whole' >&2
   exit 1
 }
-[ "$merge" = 0 ] || exec 2>&1
 printf '%s\n' "$mark"
+printf '%s\n' "$mark" >&2
+[ "$merge" = 0 ] || exec 2>&1
 if [ "$watched" = 0 ]; then
   bash "$job"
   exit
@@ -98,7 +100,7 @@ fi
 exec 3<&0 </dev/null
 setsid bash "$job" 3<&- &
 child=$!
-trap 'end_session 2>/dev/null; exit 143' HUP INT TERM
+trap 'end_session 2>/dev/null; exit 143' HUP INT TERM PIPE
 (
   trap - EXIT
   trap '' HUP INT

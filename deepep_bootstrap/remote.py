@@ -295,4 +295,5 @@ class Fleet:
             return ChannelWire(channel, launch.COMMAND, lambda: session.ending)
         except (paramiko.SSHException, EOFError, OSError):
             channel.close()
-            raise Trouble(Problem(host.name, "does not start a shell for us", try_="logging in by hand")) from None
+            what = "does not start a shell for us" if session.alive else session.ending
+            raise Trouble(Problem(host.name, what, try_="logging in by hand")) from None

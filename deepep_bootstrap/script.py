@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap import launch
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.transcript import Transcript
+from deepep_bootstrap.transcript import Lines
 from deepep_bootstrap.wire import LineLostError, Wire
 
 OnLine = Callable[[str], None]
@@ -30,13 +30,14 @@ class Script:
     def __init__(self, host: str, wire: Wire, timeout: float | None, *, on_out: OnLine | None, on_err: OnLine | None) -> None:
         self.wire = wire
         self._host, self._timeout, self._began = host, timeout, time.monotonic()
-        self._transcript = Transcript(launch.MARK, on_out, on_err)
+        self._out, self._err = Lines(launch.MARK, on_out), Lines(launch.MARK, on_err)
 
     def finish(self) -> Left:
         """Read until both streams end and return what the script left. Raises Trouble when it never began or its host went away."""
         try:
             while any(came := self.wire.read(self._rest())):
-                self._transcript.feed(*came)
+                self._out.feed(came[0])
+                self._err.feed(came[1])
             code = self.wire.code()
         except TimeoutError:
             raise Trouble(Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line())) from None
@@ -44,14 +45,15 @@ class Script:
             raise Trouble(Problem(self._host, str(lost))) from None
         finally:
             self.wire.close()
-        self._transcript.end()
-        if not self._transcript.started:
-            raise Trouble(Problem(self._host, *launch.explain_no_start(code, self._transcript.early)))
-        return Left(code, self._transcript.out.text, self._transcript.err.text, time.monotonic() - self._began)
+        if not self._out.started:
+            raise Trouble(Problem(self._host, *launch.explain_no_start(code, self._err.early or self._out.early)))
+        self._out.end()
+        self._err.end()
+        return Left(code, self._out.text, self._err.text, time.monotonic() - self._began)
 
     def _rest(self) -> float | None:
         return None if self._timeout is None else max(self._began + self._timeout - time.monotonic(), 0.0)
 
     def _last_line(self) -> str:
-        text = self._transcript.err.text.strip() or self._transcript.out.text.strip()
+        text = self._err.text.strip() or self._out.text.strip()
         return text.rpartition("\n")[2][-200:]

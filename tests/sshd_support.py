@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,10 +44,10 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     return path.with_suffix(".pub").read_text()
 
 
-def wait_until(condition: object, what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     """Wait until calling `condition` is true."""
     end = time.monotonic() + SAFETY
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > end:
             pytest.fail(f"still not so: {what}")
         time.sleep(0.02)
@@ -93,11 +93,12 @@ class Lab:
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
 
-    def start(self, address: str = "127.0.0.2", *, known: bool = True, lines: str = "", kind: str = "ed25519") -> Sshd:
-        """Start an sshd; with `known` its key is written into known_hosts, `lines` go into its configuration."""
+    def start(self, address: str = "127.0.0.2", *, known: bool = True, lines: str = "", prefix: Sequence[str] = ()) -> Sshd:
+        """Start an sshd; with `known` its key is written into known_hosts. `lines` go into its configuration, `prefix` is a command
+        that starts it."""
         folder = self.folder / f"sshd{len(self.servers)}"
         folder.mkdir()
-        host_key = make_key(folder / "hk", kind)
+        host_key = make_key(folder / "hk")
         (folder / "authorized_keys").write_text(self.public)
         port = free_port(address)
         config = f"""\
@@ -118,7 +119,7 @@ KexAlgorithms curve25519-sha256
         (folder / "config").write_text(config)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        words = [find_sshd(), "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
+        words = [*prefix, find_sshd(), "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
         server = Sshd(folder, address, port, process, host_key)
         self.servers.append(server)
