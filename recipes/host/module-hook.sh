@@ -9,11 +9,11 @@ readonly HOOK="${HOOK_ROOT:-}/etc/profile.d/zz-deepep"
 # The modulefiles line of the header is what facts.sh reads.
 print_header() {
     local -r folder="$1"
-    printf '# modulefiles: %s\n' "${folder}"
     cat <<'HEADER'
 # Written by deepep-bootstrap (recipes/host/module-hook.sh), so that `module load deepep` works in every login shell. The next
 # `invoke bootstrap` writes it anew; `invoke remove` takes it away.
 HEADER
+    printf '# modulefiles: %s\n' "${folder}"
 }
 
 print_sh() {
