@@ -18,9 +18,10 @@ from pathlib import Path
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Source, Substitute
-from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.mirrors import Mirrors, shown
 
 PROBE_SECONDS = 60.0
+REMOTE = "pinned"
 KEPT = ("GIT_SSL_", "GIT_SSH", "GIT_PROXY_", "GIT_EXEC_PATH")
 # Attributes of the repository are read last where info/attributes has spoken: nothing converts, expands, smudges or leaves out.
 ATTRIBUTES = "* -text -crlf !eol -ident -filter -working-tree-encoding -export-subst -export-ignore\n"
@@ -78,7 +79,7 @@ def _fetched(source: Source, mirrors: Mirrors, store: Path) -> Path:
             tree = _export(pin, mirrors, Path(scratch))
             found = nar.hash_path(tree)
             if found != source.hash:
-                what = f"the tree of {source.rev[:12]} from {mirrors.source(source.url)} is not the locked one"
+                what = f"the tree of {source.rev[:12]} from {shown(mirrors.source(source.url))} is not the locked one"
                 raise Trouble(Problem(f"source {source.name}", what, found, source.hash))
             _publish(tree, plain, source.hash)
     return _substituted(source, plain) if source.substitutes else plain
@@ -154,17 +155,20 @@ def _replaced(before: bytes, each: Substitute, where: str, problems: list[Proble
 def _export(pin: _Pin, mirrors: Mirrors, scratch: Path) -> Path:
     """Fetch the commit of `pin` into a repository below `scratch` and write out its tree; return that tree's directory."""
     repository, tree, config = scratch / "repository", scratch / "tree", scratch / "gitconfig"
-    config.write_text(CONFIG, encoding="utf-8")
+    where, place = f"source {pin.name}", mirrors.source(pin.url)
+    # The address may hold a password: it goes into a file of ours, never onto a command line.
+    quoted = place.replace("\\", "\\\\").replace('"', '\\"')
+    config.touch(mode=0o600)
+    config.write_text(f'{CONFIG}[remote "{REMOTE}"]\n\turl = "{quoted}"\n', encoding="utf-8")
     environment = _environment(config)
-    for argv in (("init", "--quiet", "--bare", "--template=", repository), ("-C", repository, "config", "core.bare", "false")):
-        _git(argv, environment, f"source {pin.name}")
+    _git(("init", "--quiet", "--bare", "--template=", repository), environment, where)
     repository.joinpath("info").mkdir(exist_ok=True)
     repository.joinpath("info", "attributes").write_text(ATTRIBUTES, encoding="utf-8")
-    _fetch(pin, mirrors.source(pin.url), repository, environment)
+    _fetch(pin, place, repository, environment)
     tree.mkdir()
-    at = (f"--git-dir={repository}", f"--work-tree={tree}")
-    _git((*at, "read-tree", pin.rev), environment, f"source {pin.name}")
-    _git((*at, "checkout-index", "--all", "--force", f"--prefix={tree}/"), environment, f"source {pin.name}")
+    at = (f"--git-dir={repository}", f"--work-tree={tree}", "-c", "core.bare=false")
+    _git((*at, "read-tree", pin.rev), environment, where)
+    _git((*at, "checkout-index", "--all", "--force", f"--prefix={tree}/"), environment, where)
     if pin.submodules:
         _export_submodules(pin, mirrors, scratch, environment)
     return tree
@@ -174,18 +178,22 @@ def _fetch(pin: _Pin, place: str, repository: Path, environment: Mapping[str, st
     """Bring the commit into `repository` from `place`: alone, else with what was asked for, else with everything there."""
     where = f"source {pin.name}"
     remedy = "--mirror PREFIX=DIRECTORY with a copy of the repository"
-    reached = command.run(("git", "ls-remote", "--", place, "HEAD"), env=environment, timeout=PROBE_SECONDS)
+    at = ("git", "-C", repository)
+    try:
+        reached = command.run((*at, "ls-remote", REMOTE, "HEAD"), env=environment, timeout=PROBE_SECONDS)
+    except Trouble:
+        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: no answer in {PROBE_SECONDS:g} s", try_=remedy)) from None
     if reached.code != 0:
-        raise Trouble(Problem(where, f"{place} cannot be reached", found=reached.tail, try_=remedy))
+        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: {_reason(reached, place)}", try_=remedy))
     said = ""
-    attempts = (("--depth=1", "--", place, pin.rev), ("--", place, pin.ref), ("--", place, "+refs/*:refs/fetched/*"))
-    for words in attempts:
-        fetched = command.run(("git", "-C", repository, "fetch", "--quiet", "--no-tags", *words), env=environment)
-        there = command.run(("git", "-C", repository, "cat-file", "-e", f"{pin.rev}^{{commit}}"), env=environment)
+    for words in (("--depth=1", REMOTE, pin.rev), (REMOTE, pin.ref), (REMOTE, "+refs/*:refs/fetched/*")):
+        fetched = command.run((*at, "fetch", "--quiet", "--no-tags", *words), env=environment)
+        there = command.run((*at, "cat-file", "-e", f"{pin.rev}^{{commit}}"), env=environment)
         if fetched.code == 0 and there.code == 0:
             return
-        said = fetched.tail or said
-    raise Trouble(Problem(where, f"{place} does not give out the locked commit", found=said, wanted=pin.rev, try_=remedy))
+        said = _reason(fetched, place) or said
+    what = f"{shown(place)} does not give out the locked commit" + (f": {said}" if said else "")
+    raise Trouble(Problem(where, what, wanted=pin.rev, try_=remedy))
 
 
 def _export_submodules(pin: _Pin, mirrors: Mirrors, scratch: Path, environment: Mapping[str, str]) -> None:
@@ -225,8 +233,15 @@ def _absolute(url: str, parent: str) -> str:
 def _git(words: Sequence[str | Path], environment: Mapping[str, str], where: str) -> str:
     done = command.run(("git", *words), env=environment)
     if done.code != 0:
-        raise Trouble(Problem(where, f"git {words[-1]} failed", found=done.tail))
+        raise Trouble(Problem(where, f"git could not write out the tree: {_reason(done, '')}"))
     return done.out
+
+
+def _reason(done: command.Completed, place: str) -> str:
+    """Return the line in which git says why it failed, without the password that `place` may hold."""
+    lines = [line for line in done.tail.splitlines() if line.startswith(("fatal: ", "error: "))] or done.tail.splitlines()
+    reason = lines[0].split(": ", 1)[-1] if lines else ""
+    return reason.replace(place, shown(place)) if place else reason
 
 
 def _environment(config: Path) -> dict[str, str]:

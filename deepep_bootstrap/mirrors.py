@@ -58,6 +58,11 @@ def is_address(place: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
 
+def shown(place: str) -> str:
+    """Return a replacement for a message: without user and password."""
+    return re.sub(r"^([a-z][a-z0-9+.-]*://)[^/]*@", r"\1", place)
+
+
 def read(flags: Iterable[str], environment: Mapping[str, str], lock_indexes: Mapping[str, str]) -> Mirrors:
     """Return the mirrors of the `--mirror` values, of the lines of DEEPEP_MIRRORS in `environment`, and of the lock's indexes.
 
@@ -79,8 +84,8 @@ def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level
     prefixes: dict[str, str] = {}
     indexes: dict[str, str] = {}
     for value in values:
-        where = f"{origin} {value}"
         key, equals, text = value.partition("=") if value.startswith("index:") else value.rpartition("=")
+        where = f"{origin} {key}={shown(text)}" if equals else f"{origin} {value}"
         place = _place(text)
         if not equals:
             problems += _written(where, place, prefixes, indexes)

@@ -28,7 +28,7 @@ def tar_tree(entries: Iterable[tuple[str, Path]], mtime: int = MTIME) -> Iterato
                 size += len(piece)
                 yield piece
     except OSError as error:
-        raise Trouble(Problem(str(error.filename), f"cannot be sent: {error.strerror}")) from None
+        raise Trouble(Problem(nar.shown(os.fsencode(error.filename)), f"cannot be sent: {error.strerror}")) from None
     end = size + 2 * tarfile.BLOCKSIZE
     yield bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE)
 

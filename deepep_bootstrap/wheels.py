@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors, is_address
+from deepep_bootstrap.mirrors import Mirrors, is_address, shown
 
 CHUNK = 1 << 20
 AT_ONCE = 4
@@ -154,8 +153,9 @@ def _download(wheel: Wheel, address: str, scratch: Path) -> Path:
     done = command.run((*_pip(), *words), env=_environment(wheel, address))
     file = scratch / wheel.file
     if done.code != 0 or not file.is_file():
-        found = done.tail or ", ".join(sorted(path.name for path in scratch.glob("*.whl"))) or "nothing"
-        where = f"index {wheel.index}" + (f" ({_bare(address)})" if address else "")
+        errors = [line for line in done.tail.splitlines() if line.startswith("ERROR: ")] or done.tail.splitlines()
+        found = errors[-1].removeprefix("ERROR: ") if errors else ", ".join(sorted(path.name for path in scratch.glob("*.whl")))
+        where = f"index {wheel.index}" + (f" ({shown(address)})" if address else "")
         remedy = f"--mirror index:{wheel.index}=DIRECTORY with this file in it"
         raise Trouble(Problem(where, f"does not give {wheel.file} with the locked hash", found=found, try_=remedy))
     return file
@@ -198,12 +198,6 @@ def _settings() -> Mapping[str, str]:
             if equals and section == origin and key in KEPT:
                 settings[key] = str(ast.literal_eval(value))
     return settings
-
-
-def _bare(address: str) -> str:
-    """Return an address without user and password, for a message."""
-    parts = urlsplit(address)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _hash(file: Path) -> str:

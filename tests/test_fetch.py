@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deepep_bootstrap import fetch, mirrors, nar
+from deepep_bootstrap.command import Completed
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Source, Substitute
 from deepep_bootstrap.mirrors import Mirrors
@@ -167,7 +169,7 @@ def plain_server(upstream: Upstream) -> Iterator[str]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(upstream.folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
 
@@ -208,17 +210,38 @@ def test_a_repository_of_the_same_name_with_another_history(upstream: Upstream, 
     shutil.rmtree(upstream.bare)
     git(tmp_path, "init", "--quiet", "--bare", upstream.bare)
     message = refused(upstream.source, upstream.mirrors, tmp_path / "cache")
-    assert message.startswith(f"source engine: {upstream.bare} does not give out the locked commit — found ")
-    assert f"wanted {upstream.source.rev}. Try: --mirror PREFIX=DIRECTORY" in message
+    assert message.startswith(f"source engine: {upstream.bare} does not give out the locked commit: ")
+    assert f" — wanted {upstream.source.rev}. Try: --mirror PREFIX=DIRECTORY" in message
 
 
 def test_a_missing_repository(upstream: Upstream, plain_server: str, tmp_path: Path) -> None:
     gone = replace(upstream.source, url=f"{BASE}owner/gone")
     assert "has no repository for https://host.invalid/owner/gone" in refused(gone, upstream.mirrors, tmp_path / "cache")
     (upstream.folder / "owner/gone").mkdir()
-    assert f"{upstream.folder}/owner/gone cannot be reached — found " in refused(gone, upstream.mirrors, tmp_path / "cache")
+    assert f"{upstream.folder}/owner/gone cannot be reached: " in refused(gone, upstream.mirrors, tmp_path / "cache")
     over_http = mirrors.read([f"{BASE}={plain_server}"], {}, {})
-    assert f"{plain_server}owner/gone cannot be reached — found " in refused(gone, over_http, tmp_path / "cache")
+    assert f"{plain_server}owner/gone cannot be reached: " in refused(gone, over_http, tmp_path / "cache")
+
+
+def test_a_password_in_an_address_stays_hidden(
+    upstream: Upstream, plain_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    run = fetch.command.run
+
+    def record(argv: Sequence[str | Path], **rest: Any) -> Completed:
+        seen.extend(map(str, argv))
+        return run(argv, **rest)
+
+    monkeypatch.setattr(fetch.command, "run", record)
+    secret = plain_server.replace("http://", "http://user:secret@")
+    over_http = mirrors.read([f"{BASE}owner/engine={secret}owner/engine.git", f"{BASE}owner/gone={secret}gone"], {}, {})
+    assert "secret" not in refused(replace(upstream.source, url=f"{BASE}owner/gone"), over_http, tmp_path / "cache")
+    assert "secret" not in refused(replace(upstream.source, hash=WRONG), over_http, tmp_path / "cache")
+    assert "secret" not in refused(replace(upstream.source, rev="0" * 40), over_http, tmp_path / "cache")
+    assert fetch.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
+    assert seen
+    assert "secret" not in " ".join(seen)
 
 
 def test_a_cache_that_cannot_be_written(upstream: Upstream, tmp_path: Path) -> None:
