@@ -98,6 +98,11 @@ def decimal(text: str, missing: float = 0.0) -> float:
     return float(text)
 
 
+def one_spelling(text: str) -> str:
+    """Return a whole number in decimal, whatever its spelling (0x1F, 31); any other text as it is."""
+    return str(int(text, 0)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}", text) else text
+
+
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts mlx5_2 before mlx5_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name)]

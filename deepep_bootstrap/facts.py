@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, natural, number, read
+from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, natural, number, one_spelling, read
 from deepep_bootstrap.errors import Trouble
 
 
@@ -171,8 +171,9 @@ class Facts:
     gpu_problem: str = ""
 
 
-SCRIPT = "facts.sh"
-PARTS = "facts/"
+SCRIPT, PARTS = "facts.sh", "facts/"
+"""The fact script and its parts, below recipes/."""
+
 VERSION = "1"
 """Of the data lines: facts.sh says which one it prints."""
 
@@ -295,8 +296,4 @@ def _prefix(records: Records) -> Prefix:
 def driver_value(text: str) -> str:
     """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is "PeerMappingOverride=1"."""
     parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
-    return ";".join(f"{name}={_plain(value)}" if equals else _plain(name) for name, equals, value in parts)
-
-
-def _plain(text: str) -> str:
-    return str(int(text, 0)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}", text) else text
+    return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)

@@ -111,6 +111,12 @@ def test_every_gpu_has_a_nic_and_no_nic_more_than_its_share(gpus: list[tuple[str
     assert all(count <= share for count in Counter(found.name for found in assigned.values()).values())
 
 
+def test_a_slow_nic_carries_no_gpu_traffic_however_near_it_is() -> None:
+    slow, fast, far = replace(nic("mlx5_0", "a"), rate=25.0), nic("mlx5_1", "b"), replace(nic("mlx5_2", "c"), rate=200.0)
+    other = replace(nic("mlx5_3"), link="InfiniBand", rate=800.0)
+    assert topology.fabric_nics([slow, fast, far, other], "Ethernet") == (fast, far)
+
+
 def test_eight_gpus_on_four_nics_use_each_twice() -> None:
     assigned = topology.assign_nics([gpu(i, f"r{i // 4}/g{i}") for i in range(8)], [nic(f"mlx5_{i}", f"r{i // 2}/n{i}") for i in range(4)])
     assert [found.name[-1] for found in assigned.values()] == ["0", "0", "1", "1", "2", "2", "3", "3"]
