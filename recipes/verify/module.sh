@@ -23,9 +23,11 @@ fi
 report said "$(cat "$messages")"
 rm -f "$messages"
 if [ "$IMPORT" = yes ]; then
-    if ! "${PYTHON:-python}" -c "$PROBE" >&3; then
+    code=0
+    "${PYTHON:-python}" -c "$PROBE" || code=$?
+    if [ "$code" -ne 0 ]; then
         report import no
-        report error "the interpreter ${PYTHON:-python} ended with code $?"
+        report error "the interpreter ${PYTHON:-python} ended with code $code"
     fi
 fi
 SCRIPT
@@ -43,8 +45,8 @@ class Info(ctypes.Structure):
     _fields_ = [(name, kind) for name, kind in zip(("file", "base", "name", "at"), (ctypes.c_char_p, ctypes.c_void_p) * 2)]
 
 
-def report(key, value):
-    print(key + "=" + " ".join(str(value).split())[:400])
+def describe(key, value):
+    return key + "=" + " ".join(str(value).split())[:400] + "\n"
 
 
 def defining_file(extension, names):
@@ -60,17 +62,23 @@ def defining_file(extension, names):
     return ""
 
 
-try:
-    import deep_ep
-    import deep_ep_cpp
-except (ImportError, OSError, RuntimeError, AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
-    report("import", "no")
-    report("error", "%s: %s" % (type(error).__name__, error))
-    sys.exit(0)
-report("import", "yes")
-report("deep_ep", os.path.realpath(deep_ep.__file__))
-report("torch", getattr(sys.modules.get("torch"), "__version__", ""))
-report("nvshmem", defining_file(deep_ep_cpp.__file__, ("nvshmem_malloc", "nvshmem_my_pe", "nvshmem_align")))
+def look():
+    try:
+        import deep_ep
+        import deep_ep_cpp
+    except (ImportError, OSError, RuntimeError, AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
+        return [("import", "no"), ("error", "%s: %s" % (type(error).__name__, error))]
+    return [
+        ("import", "yes"),
+        ("deep_ep", os.path.realpath(deep_ep.__file__)),
+        ("torch", getattr(sys.modules.get("torch"), "__version__", "")),
+        ("nvshmem", defining_file(deep_ep_cpp.__file__, ("nvshmem_malloc", "nvshmem_my_pe", "nvshmem_align"))),
+    ]
+
+
+# One write at the end: libraries print on standard output too, and a crash must leave no half answer.
+lines = "".join(describe(*pair) for pair in look())
+os.write(3, lines.encode("utf-8", "replace"))
 PROBE
 }
 
