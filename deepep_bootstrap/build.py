@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deepep_bootstrap import datalines, slurm, store
@@ -182,7 +182,21 @@ class _Run:
                 # The threads end when their scripts do, and those only when nobody holds their connections any more.
                 self.door.close()
                 raise
+        for entry in self.request.entries:
+            self.blame_what_was_needed(entry)
         return self.outcomes
+
+    def blame_what_was_needed(self, entry: Entry) -> None:
+        """Turn the failure of an entry that began beside one it needs into a skip, when that one failed."""
+        outcome = self.outcomes[entry.name]
+        lost = self.lost(entry)
+        if outcome.state == "failed" and lost and f"{lost[0]} was not built" in outcome.detail:
+            self.outcomes[entry.name] = replace(outcome, state="skipped", detail=f"needs {lost[0]}", code=0)
+            self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
+
+    def lost(self, entry: Entry) -> list[str]:
+        """Return what `entry` needs and will never get in this run."""
+        return [name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}]
 
     def begin(self, pool: ThreadPoolExecutor, order: Iterable[Entry]) -> set[Future[Outcome]]:
         """Start what can begin now, and skip what never can; return the started ones."""
@@ -190,8 +204,7 @@ class _Run:
         for entry in order:
             if entry.name in self.started or entry.name in self.outcomes:
                 continue
-            lost = [name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}]
-            if lost:
+            if lost := self.lost(entry):
                 self.outcomes[entry.name] = Outcome(entry.name, self.host.name, "skipped", f"needs {lost[0]}")
                 self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
             elif all(self.is_ready(name, entry) for name in entry.needs):

@@ -119,7 +119,10 @@ def digest(inputs: Mapping[str, object]) -> str:
 
 
 def strip_comments(text: str) -> str:
-    """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on."""
+    """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on.
+
+    `#!` is kept: it may be the first line of a program that the recipe writes.
+    """
     kept: list[str] = []
     quote = ""
     skip_to = -1
@@ -127,7 +130,7 @@ def strip_comments(text: str) -> str:
         if position < skip_to:
             continue
         before = text[position - 1] if position else "\n"
-        if char == "#" and not quote and before.isspace():
+        if char == "#" and not quote and before.isspace() and text[position + 1 : position + 2] != "!":
             end = text.find("\n", position)
             skip_to = end if end >= 0 else len(text)
             continue

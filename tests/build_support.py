@@ -61,7 +61,13 @@ def start_bash(text: str, env: Mapping[str, str], *, user: str = "", stdin: int 
     inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
     words = ["runuser", "-u", user, "--"] if user else []
     return subprocess.Popen(
-        [*words, "bash", "-c", text], env=inputs, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*words, "bash", "-c", text],
+        env=inputs,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

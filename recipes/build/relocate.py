@@ -207,7 +207,7 @@ def main(entry: str, store: str, scratch: str) -> int:
                 continue
             try:
                 remark = relocate_file(path, places)
-            except (ValueError, IndexError, struct.error) as error:
+            except (ValueError, OverflowError, IndexError, struct.error) as error:
                 problems += 1
                 remark = f"cannot be made relocatable: {error}"
             if remark:

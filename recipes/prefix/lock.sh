@@ -33,7 +33,7 @@ take_lock() {
     local owner seen="" pause
     local unchanged=0 lost=0
     pause="$(awk -v beat="${HEARTBEAT}" 'BEGIN { print beat / 10 }')"
-    announce_ourselves "${name}"
+    [[ -n "${BEAT}" ]] || announce_ourselves "${name}"
     until ln -- "${OWN}" "${LOCK}" 2>/dev/null || [[ "${OWN}" -ef "${LOCK}" ]]; do
         ! "$@" || return 1
         if owner="$(cat -- "${LOCK}" 2>/dev/null)"; then
@@ -54,7 +54,8 @@ take_lock() {
     done
 }
 
-# announce_ourselves NAME: write our description beside the lock and start the heart that keeps it fresh.
+# announce_ourselves NAME: write our description beside the lock and start the heart that keeps it fresh. What is made under a name
+# with our token before the lock is ours needs this first, or the lock's holder sweeps it away as a dead owner's.
 announce_ourselves() {
     local -r name="$1"
     LOCK="${LOCK_DIR}/.lock-${name}"

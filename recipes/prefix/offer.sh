@@ -89,6 +89,7 @@ main() {
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    announce_ourselves offer
     receive
     take_lock offer never
     sweep_leftovers offer
