@@ -1,0 +1,114 @@
+"""The main job on the embedded cluster: everything a person of the README does, seen to work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from deepep_bootstrap.nar import hash_path
+from e2e_support import Engine
+
+pytest_plugins = ["lab_support", "e2e_support"]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+
+
+@pytest.fixture
+def ready(engine: Engine) -> Engine:
+    ended = engine.run("bootstrap")
+    assert ended.code == 0, ended.text
+    return engine
+
+
+def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
+    # Every host loads the module in a login shell; the one without GPUs too.
+    for host in ready.lab.hosts:
+        loaded = ready.lab.ssh(host, 'bash -lc "module load deepep && echo $LOADEDMODULES" 2>&1 | cat; bash -lc "module load deepep && which python"')
+        assert loaded.returncode == 0, loaded.stderr
+        assert "/shared/deepep/store/" in loaded.stdout
+    verified = ready.json("verify")
+    assert [outcome["state"] for outcome in verified["outcomes"]] == ["done"] * 3
+    # A user's own sbatch, with an argument for upstream's test.
+    done = ready.lab.ssh("login1", 'cd /shared && bash -lc "sbatch --wait --output=job.out /shared/deepep/sbatch/internode-test.sbatch --num-tokens 128"')
+    log = (ready.lab.shared / "job.out").read_text()
+    assert done.returncode == 0, log
+    assert "num_tokens=128" in log
+    assert log.count("passed") >= 32
+    assert "n001 n002" in log
+    # Nothing is left to do, and the second run says so.
+    again = ready.run("bootstrap")
+    assert again.code == 0
+    assert "Nothing to do" in again.out
+    assert ready.run("plan", "--check").code == 0
+    assert sorted(path.name for path in (ready.on_disk / "generations").iterdir()) == ["1"]
+
+
+@pytest.mark.parametrize("kind", ["intranode", "low-latency"])
+def test_invoke_test_passes_the_verdict_on(ready: Engine, kind: str) -> None:
+    passed = ready.run("test", f"--kind={kind}")
+    assert passed.code == 0, passed.text
+    assert "passed" in passed.out
+    assert "stand-in" in passed.out
+    failed = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc 'sbatch --wait --output=bad.out /shared/deepep/sbatch/{kind}-test.sbatch'")
+    assert failed.returncode != 0
+
+
+def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
+    before = {host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts}
+    planned = engine.json("plan")
+    assert [step["kind"] for step in planned["steps"]] == ["prefix", "host", "build", "build", "build", "build", "offer", "verify"]
+    assert all(step["reason"]["found"] and step["reason"]["wanted"] for step in planned["steps"])
+    assert engine.run("plan", "--check").code == 2
+    assert engine.run("bootstrap", "--dry-run").code == 0
+    assert not engine.on_disk.exists()
+    after = {host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts}
+    assert after == before
+
+
+def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path: Path) -> None:
+    moved = Engine(ready.lab, ready.sources, prefix="/shared/elsewhere")
+    ready.on_disk.rename(moved.on_disk)
+    store = hash_path(moved.on_disk / "store")
+    ended = moved.run("bootstrap")
+    assert ended.code == 0, ended.text
+    assert "build" not in ended.out.split("\n\n")[0], "a move is no reason to build anything"
+    entries = [name for name in moved.store() if not name.startswith(".")]
+    assert len(entries) == 4
+    # As root, with bytecode allowed: an import must not write into the store.
+    done = moved.lab.ssh("n001", 'unset PYTHONDONTWRITEBYTECODE; bash -lc "module load deepep && python -c \'import deep_ep, torch, numpy, setuptools\'"')
+    assert done.returncode == 0, done.stderr
+    deepep = next(name for name in entries if "-deepep-" in name)
+    unbound = moved.lab.ssh("n001", f"ldd /shared/elsewhere/store/{deepep}/lib/python/*.so")
+    assert "not found" not in unbound.stdout
+    assert "/shared/deepep/" not in unbound.stdout
+    assert hash_path(moved.on_disk / "store") == store
+
+
+def test_no_build_path_is_left_in_the_store(ready: Engine) -> None:
+    scratch = ready.lab.ssh("n001", "grep -rlaF deepep-scratch /shared/deepep/store --include='*' || true").stdout.split()
+    assert scratch == []
+
+
+def test_two_stacks_side_by_side(ready: Engine) -> None:
+    for host in ("n001", "n002"):
+        done = ready.lab.nsenter(host, "bash /usr/local/cuda/install /usr/local/cuda-13.0 13.0.88")
+        assert done.returncode == 0, done.stderr
+    ended = ready.run("bootstrap", "--stack=v1-cu13")
+    assert ended.code == 0, ended.text
+    manifest = json.loads((ready.on_disk / "generations" / "2" / "manifest.json").read_text())
+    assert set(manifest["offer"]["stacks"]) == {"v1", "v1-cu13"}
+    names = manifest["offer"]["stacks"]["v1-cu13"]["module"], manifest["offer"]["stacks"]["v1"]["module"]
+    switched = ready.lab.ssh("n001", f'bash -lc "module load deepep; echo $LOADEDMODULES; module load {names[0]}; python -c \'import torch; print(torch.version.cuda)\'"')
+    assert "13.0" in switched.stdout, switched.stderr
+    default = ready.lab.ssh("n001", 'bash -lc "module load deepep; echo \\$LOADEDMODULES"')
+    assert names[1] in default.stdout
+
+
+def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path) -> None:
+    engine = Engine(modules_lab, standin_sources)
+    shutil.rmtree(engine.on_disk, ignore_errors=True)
+    ended = engine.run("bootstrap")
+    assert ended.code == 0, ended.text
+    tested = engine.run("test", "--kind=internode")
+    assert tested.code == 0, tested.text
