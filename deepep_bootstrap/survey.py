@@ -17,7 +17,7 @@ from typing import Any
 from deepep_bootstrap import hosts, lock, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble, state_dir
-from deepep_bootstrap.facts import Facts, parse
+from deepep_bootstrap.facts import Facts, parse, script
 from deepep_bootstrap.hosts import Host, Inventory
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.remote import Fleet, Job, Options, Secret
@@ -149,8 +149,7 @@ def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
 
 def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
     """Ask every host for its facts at the same time; trouble when none of them answers."""
-    script = (flags.root / "recipes" / "facts.sh").read_text(encoding="utf-8")
-    job = Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+    job = Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
     replies = door.run_all(inventory.hosts, lambda host: job)
     facts: dict[str, Facts] = {}
     problems: list[Problem] = []

@@ -50,10 +50,8 @@ def environment(prefix: Path, scratch: Path, token: str, **more: str) -> dict[st
     """Return the inputs of publish.sh for the small entry `e-small-1`."""
     (scratch / "bin").mkdir(parents=True, exist_ok=True)
     (scratch / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
-    return {
-        "PREFIX": str(prefix), "SCRATCH": str(scratch), "ENTRY": "e-small-1", "TOKEN": token, "PYTHON": "/usr/bin/python3", "MANIFEST": "{}",
-        "HEARTBEAT": FAST, "JOBS": "1", **more,
-    }  # fmt: skip
+    places = {"PREFIX": str(prefix), "SCRATCH": str(scratch), "ENTRY": "e-small-1", "TOKEN": token}
+    return places | {"PYTHON": "/usr/bin/python3", "MANIFEST": "{}", "HEARTBEAT": FAST, "JOBS": "1", **more}
 
 
 def start_bash(text: str, env: Mapping[str, str], *, user: str = "", stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -84,7 +82,7 @@ def values(out: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in out.splitlines())
 
 
-def until(condition, what: str) -> None:  # noqa: ANN001 - any callable without arguments
+def until(condition, what: str) -> None:
     """Wait until `condition()` holds; the guard against waiting for ever is generous and says what was waited for."""
     for _ in range(3000):
         if condition():

@@ -123,10 +123,10 @@ class TwoViews(Fleet):
         super().__init__(hosts)
         self.views = views
 
-    def run(self, host: Host, job: Job, on_line=None):  # noqa: ANN001, ANN202 - as Fleet.run
+    def run(self, host: Host, job: Job, on_line=None):
         return super().run(host, replace(job, env={**job.env, "PREFIX": str(self.views[host.name]), "SECONDS_TO_LOOK": "1"}), on_line)
 
-    def run_all(self, hosts, job_for, on_line=None):  # noqa: ANN001, ANN201 - as Fleet.run_all
+    def run_all(self, hosts, job_for, on_line=None):
         return {host.name: self.run(host, job_for(host)) for host in hosts}
 
 

@@ -187,6 +187,6 @@ def test_preload_follows_the_driver(system: str, driver: bool, external: Prefix)
 def test_job_from_a_login_node_without_a_driver(system: str, external: Prefix) -> None:
     # The submitting shell has the module loaded, but on a node where nothing is preloaded; the job's node has a driver.
     load = f"module use {external.path}/modulefiles; module load deepep" if system else f". {external.path}/current/env.sh"
-    session, seen = external.run(f"{load}\n[ -z \"${{LD_PRELOAD-}}\" ] || exit 9\nmkdir /proc/driver/nvidia", system=system)
+    session, seen = external.run(f'{load}\n[ -z "${{LD_PRELOAD-}}" ] || exit 9\nmkdir /proc/driver/nvidia', system=system)
     assert session.code == 0, session.out + session.err
     assert seen["env"]["LD_PRELOAD"].endswith("/libnvshmem_host.so.3")

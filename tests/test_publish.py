@@ -336,7 +336,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(place: Path) -> None:
     steps = """
     mount -t tmpfs -o size=1m,mode=755 none "$PREFIX" && bash "$FOLDER/init" >&2 || exit 9
     export HOOK_BUILD="$FOLDER/fill"
-    printf '#!/bin/sh\\nexec dd if=/dev/zero bs=1M count=3 status=none of="%s/store/.tmp-%s-%s/big"\\n' "$PREFIX" "$ENTRY" "$TOKEN" >"$HOOK_BUILD"
+    BIG="$PREFIX/store/.tmp-$ENTRY-$TOKEN/big"
+    printf '#!/bin/sh\nexec dd if=/dev/zero bs=1M count=3 status=none of="%s"\n' "$BIG" >"$HOOK_BUILD"
     chmod 755 "$HOOK_BUILD"
     bash "$FOLDER/publish" >&2
     echo "first=$?"

@@ -169,6 +169,15 @@ def test_send_while_the_script_talks_more_than_a_pipe_holds(fleet: Fleet, host: 
     assert len(reply.out) == 8_000_000
 
 
+def test_send_does_not_take_an_error_of_its_source_for_the_end(fleet: Fleet, host: Host) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        fleet.send(host, Job("cat >/dev/null"), chunks())
+
+
 def test_send_passes_an_error_of_its_source_on(fleet: Fleet, host: Host) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"x"
@@ -262,7 +271,7 @@ from deepep_bootstrap.remote import Fleet, Job, Options
 host = Host(**json.loads(sys.argv[1]))
 fleet = Fleet([host], Options(ssh_config=sys.argv[2]))
 try:
-    fleet.run(host, Job(sys.argv[3], watched=True, timeout=None), lambda line: print(line, flush=True))
+    fleet.run_all([host], lambda host: Job(sys.argv[3], watched=True, timeout=None), lambda name, line: print(line, flush=True))
 except KeyboardInterrupt:
     fleet.close()
     sys.exit(130)
@@ -447,6 +456,25 @@ def test_a_key_the_host_does_not_know(lab: Lab, server: Sshd, tmp_path: Path) ->
     message = trouble_of(Fleet([host], lab.options()), host)
     assert "does not let root in, accepts only publickey" in message or "does not let" in message
     assert "1 keys tried" in message
+
+
+def test_no_key_at_all(lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = lab.host(server, identity="")
+    assert "there is no key to log in with as root" in trouble_of(Fleet([host], lab.options()), host)
+
+
+def test_the_agent_is_asked_when_no_key_is_named(lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    agent = agent_of(monkeypatch, tmp_path)
+    subprocess.run(["ssh-add", "-q", lab.folder / "id"], check=True)
+    host = lab.host(server, identity="")
+    fleet = Fleet([host], lab.options())
+    assert fleet.run(host, Job("true")).code == 0
+    fleet.close()
+    agent.terminate()
+    agent.wait()
 
 
 @pytest.mark.parametrize("content", ["", "nonsense\n", None])

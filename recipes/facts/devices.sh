@@ -1,0 +1,58 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # the variables are those of facts.sh
+# A part of the fact script: GPUs, kernel modules, driver parameters, RDMA devices. facts.sh has the helpers and the call.
+
+locate() { # DEVICE LINK: sets `path` (below /sys/devices) and `numa`
+    path=; [ -e "$1" ] && path=$(readlink -f "$1") && path=${path#"$root"/sys/devices/}
+    first_line "$1/numa_node"; numa=${value:--1}
+}
+pci_address() { # nvidia-smi writes the domain with 8 digits and capitals, sysfs with 4 and small letters
+    pci=$(printf '%s' "${1# }" | tr A-F a-f); pci=${pci#0000}
+}
+
+probe_gpus() { # the driver may need many seconds to wake eight GPUs when no persistence daemon runs
+    command -v nvidia-smi >/dev/null || return 0
+    gpus=$(limit 30 nvidia-smi --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id --format=csv,noheader,nounits)
+    code=$?; [ "$code" = 0 ] || { put gpu_problem "nvidia-smi ends with code $code: $gpus"; return 0; }
+    printf '%s\n' "$gpus" | while IFS=, read -r index name memory capability driver pci; do
+        [ -n "$pci" ] || { put gpu_problem "$index"; continue; }
+        pci_address "$pci"; locate "$root/sys/bus/pci/devices/$pci"
+        put gpu "$index" "${name# }" "${memory# }" "${capability# }" "${driver# }" "$pci" "$path" "$numa"
+    done
+}
+probe_gpu_processes() {
+    limit 30 nvidia-smi --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
+        case $pci in *:*:*.*) pci_address "$pci"; put gpu_process "$pci" "${pid# }" ;; esac
+    done
+}
+probe_kernel() {
+    [ -r "$root/proc/driver/nvidia/params" ] && while IFS= read -r line; do
+        put nvidia_param "${line%%: *}" "${line#*: }"
+    done <"$root/proc/driver/nvidia/params"
+    loaded=$(cat "$root/proc/modules" || lsmod)
+    for name in nvidia nvidia_uvm nvidia_peermem nv_peer_mem gdrdrv mlx5_core mlx5_ib ib_core ib_uverbs rdma_cm rdma_ucm irdma efa; do
+        case $newline$loaded in *"$newline$name "*) put kernel_module "$name" ;; *) [ -d "$root/sys/module/$name" ] && put kernel_module "$name" ;; esac
+    done
+    put gdrdrv "$(there "$root/dev/gdrdrv")"
+}
+probe_fabric() { # by kernel driver: the names of RDMA devices say nothing certain
+    for device in "$root"/sys/class/infiniband/*; do
+        [ -d "$device/ports" ] || continue
+        name=${device##*/}; driver=
+        [ -e "$device/device/driver" ] && driver=$(readlink -f "$device/device/driver")
+        locate "$device/device"; first_line "$device/fw_ver"
+        put rdma "$name" "${driver##*/}" "$path" "$numa" "$value"
+        for port in "$device"/ports/*; do probe_port; done
+    done
+}
+probe_port() { # of `name` and `port`: mlx5 shows 256 GIDs, nearly all of them zero
+    number=${port##*/}
+    first_line "$port/state"; state=${value#*: }; first_line "$port/link_layer"; link=$value; first_line "$port/rate"
+    put port "$name" "$number" "$state" "$link" "${value%% *}"
+    for entry in "$port"/gids/*; do
+        first_line "$entry"; gid=$value; index=${entry##*/}
+        case $gid in '' | 0000:0000:0000:0000:0000:0000:0000:0000) continue ;; esac
+        first_line "$port/gid_attrs/types/$index"; kind=$value; first_line "$port/gid_attrs/ndevs/$index"
+        put gid "$name" "$number" "$index" "$gid" "$kind" "$value"
+    done
+}

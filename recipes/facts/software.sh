@@ -1,0 +1,61 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # the variables are those of facts.sh
+# A part of the fact script: tools, headers, CUDA toolkits, Pythons. facts.sh has the helpers and the call.
+
+probe_tools() {
+    for name in gcc g++ clang cmake ninja git make curl uv; do
+        command -v "$name" >/dev/null || continue
+        version_of "$name" --version; put tool "$name" "$version"
+    done
+    for name in infiniband/mlx5dv.h infiniband/verbs.h; do [ -e "$root/usr/include/$name" ] && put header "$name"; done
+}
+probe_toolkits() { # CUDA_HOME is left out on purpose: it belongs to a person's shell, not to the host
+    for toolkit in "$root"/usr/local/cuda "$root"/usr/local/cuda-*; do
+        [ -x "$toolkit/bin/nvcc" ] || continue
+        version=$(limit 10 "$toolkit/bin/nvcc" --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')
+        split=0; limit 10 "$toolkit/bin/nvcc" --help | grep -q -e '--split-compile' && split=1
+        real=$(readlink -f "$toolkit")
+        put toolkit "${toolkit#"$root"}" "$version" "$split" "$(there "$toolkit/lib64/stubs/libcuda.so")" "${real#"$root"}"
+    done
+}
+probe_pythons() {
+    for program in "$root"/usr/bin/python3.*; do
+        name=${program##*/}
+        case ${name#python3.} in '' | *[!0-9]*) continue ;; esac
+        version_of "$program" -V
+        put python "${program#"$root"}" "$version" "$(there "$root/usr/include/$name/Python.h")"
+    done
+}
+# What one --python must say, without importing torch (seconds) and without single quotes: its version module is a few assignments, its
+# C++ ABI stands in the CMake file it ships, or else in the names of the C++ library.
+torch_questions='
+import importlib.util, os, platform, re, runpy, sysconfig
+spec = importlib.util.find_spec("torch")
+home = os.path.dirname(spec.origin) if spec and spec.origin else ""
+known, abi, problem = {}, "", "" if home else "has no torch"
+if home:
+    try:
+        known = runpy.run_path(os.path.join(home, "version.py"))
+        with open(os.path.join(home, "share/cmake/Torch/TorchConfig.cmake")) as config:
+            abi = "".join(re.findall(r"_GLIBCXX_USE_CXX11_ABI=([01])", config.read())[:1])
+        if not abi:
+            with open(os.path.join(home, "lib/libc10.so"), "rb") as library:
+                abi = str(int(b"__cxx11" in library.read()))
+    except OSError as error:
+        problem = "its torch is not complete: %s" % error
+if home and not problem and not known.get("cuda"):
+    problem = "its torch is built without CUDA"
+header = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+fields = [platform.python_version(), sysconfig.get_config_var("SOABI"), known.get("__version__"), known.get("git_version"), known.get("cuda")]
+print("\t".join(" ".join(str(field or "").split()) for field in fields + [abi, str(int(header)), problem]))
+'
+probe_external() {
+    [ -n "$python" ] || return 0
+    blank="$tab$tab$tab$tab$tab${tab}0$tab"
+    if [ ! -e "$python" ]; then put external_python "$python" "${blank}is not there"
+    elif [ ! -x "$python" ] || [ -d "$python" ]; then put external_python "$python" "${blank}is not a program"
+    else
+        answer=$(limit 20 "$python" -I -c "$torch_questions" | tail -n 1)
+        put external_python "$python" "${answer:-${blank}does not run as a Python interpreter}"
+    fi
+}
