@@ -190,7 +190,7 @@ class _Run:
         """Turn the failure of an entry that began beside one it needs into a skip, when that one failed."""
         outcome = self.outcomes[entry.name]
         lost = self.lost(entry)
-        if outcome.state == "failed" and lost and f"{lost[0]} was not built" in outcome.detail:
+        if outcome.state == "failed" and any(f"{name} was not built" in outcome.detail for name in lost):
             self.outcomes[entry.name] = replace(outcome, state="skipped", detail=f"needs {lost[0]}", code=0)
             self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
 

@@ -1,0 +1,270 @@
+"""The stand-in sources built for real, with gcc, cmake and the fake CUDA toolkit, through the engine's door to this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import standins
+from build_support import HERE, RECIPES, make_prefix, script, store_names, until, walk
+from standins import Prepared
+
+from deepep_bootstrap import build, store
+from deepep_bootstrap.build import Event
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.lock import Wheel
+from deepep_bootstrap.remote import Fleet, Job
+
+Built = tuple[Path, dict[str, str]]
+KINDS = ("gdrcopy", "nvshmem", "python", "deepep")
+CHECK_MAIN = 'main() { STORE="${PREFIX}/store"; check_entry >&2; data state ok; }'
+"""In place of publish.sh: the health checks alone, of an entry that is where it belongs."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return standins.prepare(tmp_path_factory.mktemp("standins"))
+
+
+@pytest.fixture(scope="module")
+def built(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A prefix with the demo's four entries, and their names by kind."""
+    prefix = make_prefix(tmp_path_factory.mktemp("built"))
+    request = prepared.request(prefix, prepared.wanted(prepared.toolkit()))
+    outcomes = standins.run(request)
+    assert {kind: outcome.state for kind, outcome in outcomes.items()} == dict.fromkeys(KINDS, "done"), outcomes
+    return prefix, {entry.kind: entry.name for entry in request.entries}
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    return make_prefix(tmp_path)
+
+
+@pytest.fixture
+def knobs(prepared: Prepared) -> Iterator[Path]:
+    """The folder of a fake toolkit of its own, whose nvcc reads settings from files there."""
+    folder = Path(prepared.toolkit("12.8.93").path) / "bin"
+    yield folder
+    for knob in folder.glob("FAKE_*"):
+        knob.unlink()
+
+
+def health(prefix: Path, prepared: Prepared, entry: store.Entry, folder: Path) -> None:
+    """Run an entry's own health checks where it lies now."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
+    common = [name for name in store.recipe_names(entry.kind) if name != "prefix/publish.sh"]
+    text = script(*common[:4]) + f"\n{CHECK_MAIN}\n" + script(*common[4:])
+    env = {
+        **entry.env,
+        "PREFIX": str(prefix),
+        "OUT": f"{prefix}/store/{entry.name}",
+        "SCRATCH": str(folder),
+        "ENTRY": entry.name,
+        "TOKEN": "t",
+    }
+    door = Fleet([HERE])
+    reply = door.run(HERE, Job(text, env=env, timeout=None))
+    door.close()
+    assert reply.out == "state=ok\n", reply.err
+
+
+def test_the_store_holds_the_entries_and_nothing_else(built: Built) -> None:
+    prefix, names = built
+    assert store_names(prefix) == set(names.values())
+
+
+def test_a_second_run_changes_nothing(built: Built, prepared: Prepared) -> None:
+    prefix, _ = built
+    before = [(path, path.lstat().st_mtime_ns) for path in walk(prefix)]
+    outcomes = standins.run(prepared.request(prefix, prepared.wanted(prepared.toolkit())))
+    assert {outcome.state for outcome in outcomes.values()} == {"unchanged"}
+    assert [(path, path.lstat().st_mtime_ns) for path in walk(prefix)] == before
+
+
+def test_no_entry_names_a_place_of_its_build(built: Built) -> None:
+    prefix, _ = built
+    for path in walk(prefix / "store"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            assert b"deepep-scratch-" not in content, path
+            assert os.fsencode(prefix) not in content, path
+
+
+def test_files_are_read_only_and_folders_can_be_entered(built: Built) -> None:
+    prefix, names = built
+    for path in walk(prefix / "store"):
+        mode = path.lstat().st_mode
+        assert path.is_symlink() or (mode & 0o222 == 0 and mode & 0o444 == 0o444) or (path.is_dir() and mode & 0o055 == 0o055), path
+    assert (prefix / "store" / names["deepep"] / "tests/test_internode.py").is_file()
+
+
+def test_manifests_say_what_the_name_stands_for(built: Built) -> None:
+    prefix, names = built
+    for kind, name in names.items():
+        found = json.loads((prefix / "store" / name / "manifest.json").read_text())
+        assert (found["schema"], found["kind"], found["name"]) == (1, kind, name)
+        assert name.startswith(store.digest(found["inputs"]) + "-")
+        assert set(found["built"]) == {"host", "at", "seconds"}
+
+
+def test_links_inside_the_store_are_relative_and_lead_somewhere(built: Built) -> None:
+    prefix, names = built
+    for path in walk(prefix / "store"):
+        if path.is_symlink():
+            target = os.readlink(path)
+            assert path.exists(), path
+            assert not target.startswith("/") or target.startswith("/usr/bin/python3"), (path, target)
+    library = next((prefix / "store" / names["python"]).glob("lib/python3*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3"))
+    assert library.resolve().parent == prefix / "store" / names["nvshmem"] / "lib"
+
+
+def test_a_moved_prefix_passes_every_health_check_and_is_not_written_to(built: Built, prepared: Prepared, tmp_path: Path) -> None:
+    """As root, for whom read-only files are no hindrance, and with Python free to write byte code."""
+    prefix, names = built
+    moved = tmp_path / "some where/else"
+    shutil.copytree(prefix, moved, symlinks=True)
+    hidden = prefix.rename(prefix.with_name("hidden"))
+    try:
+        before = list(walk(moved))
+        for entry in store.entries(prepared.wanted(prepared.toolkit())):
+            health(moved, prepared, entry, tmp_path / "scratch")
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{moved}/store/{names['deepep']}/lib/python"}
+        code = "import torch, deep_ep, setuptools, numpy; print(deep_ep.__file__)"
+        python = moved / "store" / names["python"] / "bin/python"
+        done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(f"{moved}/store/")
+        assert list(walk(moved)) == before
+    finally:
+        hidden.rename(prefix)
+
+
+def test_scripts_of_the_environment_find_their_own_python(built: Built, tmp_path: Path) -> None:
+    prefix, names = built
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(prefix, moved, symlinks=True)
+    script_file = moved / "store" / names["python"] / "bin/numpy-config"
+    done = subprocess.run([script_file, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout[0].isdigit()
+
+
+def test_an_external_python_builds_beside_nvshmem(built: Built, prepared: Prepared, prefix: Path, knobs: Path) -> None:
+    """DeepEP's own files compile while NVSHMEM is not there yet; only its link waits."""
+    other, names = built
+    external = f"{other}/store/{names['python']}/bin/python"
+    (knobs / "FAKE_NVCC_SLEEP").write_text("0.5")
+    events: list[Event] = []
+    request = prepared.request(prefix, prepared.wanted(prepared.toolkit("12.8.93"), external))
+    outcomes = standins.run(request, events.append)
+    assert {outcome.state for outcome in outcomes.values()} == {"done"}, [outcome.detail for outcome in outcomes.values()]
+    assert set(outcomes) == {"gdrcopy", "nvshmem", "deepep"}
+    nvshmem, deepep = request.entries[1].name, request.entries[2].name
+    ready = next(place for place, event in enumerate(events) if (event.entry, event.state) == (nvshmem, "done"))
+    compiled = [place for place, event in enumerate(events) if event.entry == deepep and " -dc " in event.line]
+    assert compiled
+    assert max(compiled) < ready
+    assert not [event for event in events if "once more when NVSHMEM is there" in event.line]
+    extension = next((prefix / "store" / deepep / "lib/python").glob("deep_ep_cpp*.so"))
+    dynamic = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
+    assert f"[$ORIGIN/../../../{nvshmem}/lib]" in dynamic
+
+
+def test_a_failing_build_keeps_what_was_good(prepared: Prepared, prefix: Path, knobs: Path) -> None:
+    (knobs / "FAKE_NVCC_FAIL").write_text("transfer_device")
+    request = prepared.request(prefix, prepared.wanted(prepared.toolkit("12.8.93")))
+    outcomes = standins.run(request)
+    assert {kind: outcome.state for kind, outcome in outcomes.items()} == {
+        "gdrcopy": "done", "nvshmem": "failed", "python": "skipped", "deepep": "skipped",
+    }  # fmt: skip
+    assert store_names(prefix) == {request.entries[0].name}
+    failed = outcomes["nvshmem"]
+    assert 'identifier "fake_failure" is undefined' in failed.detail
+    assert 'identifier "fake_failure" is undefined' in Path(failed.log).read_text()
+    assert outcomes["deepep"].detail.startswith("needs ")
+    (knobs / "FAKE_NVCC_FAIL").unlink()
+    again = standins.run(request)
+    assert {kind: outcome.state for kind, outcome in again.items()} == {
+        "gdrcopy": "unchanged", "nvshmem": "done", "python": "done", "deepep": "done",
+    }  # fmt: skip
+
+
+def test_an_architecture_without_code_is_found(built: Built, prepared: Prepared, tmp_path: Path) -> None:
+    prefix, _ = built
+    entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
+    lacking = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "ARCHS": "9.0 12.0"})
+    with pytest.raises(AssertionError, match="device code: found sm_100 sm_90 , wanted sm_120"):
+        health(prefix, prepared, lacking, tmp_path / "scratch")
+
+
+def test_an_unknown_check_word_is_named(built: Built, prepared: Prepared, tmp_path: Path) -> None:
+    prefix, _ = built
+    entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
+    wrong = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "CHECKS": "import symbols"})
+    with pytest.raises(AssertionError, match="unknown check 'symbols': known are import, device-code, nvshmem-symbols"):
+        health(prefix, prepared, wrong, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_when_the_control_process_ends_nothing_goes_on_and_a_rerun_finishes(prepared: Prepared, prefix: Path, signum: int) -> None:
+    words = [sys.executable, standins.__file__, str(prepared.folder), str(prefix)]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert running.stdout is not None
+    scratch = ""
+    for line in running.stdout:
+        if "deepep-scratch-" in line:
+            scratch = "deepep-scratch-" + line.split("deepep-scratch-")[1][:8]
+        if "Building" in line:
+            break
+    assert scratch
+    running.send_signal(signum)
+    running.communicate()
+    assert running.returncode != 0
+    until(lambda: not working_in(scratch), "the end of everything in scratch")
+    assert all(name.startswith(".") or "-gdrcopy-" in name for name in store_names(prefix))
+    outcomes = standins.run(prepared.request(prefix, prepared.wanted(prepared.toolkit())))
+    assert {outcome.state for outcome in outcomes.values()} <= {"done", "unchanged"}, outcomes
+    assert not [name for name in store_names(prefix) if name.startswith(".")]
+
+
+def working_in(scratch: str) -> list[str]:
+    """Return the command lines of processes that name this scratch folder; what is gone meanwhile does not count."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(scratch.encode() in word for word in words):
+            found.append(words[0].decode())
+    return found
+
+
+def test_two_bootstraps_at_once_make_one_store(prepared: Prepared, prefix: Path) -> None:
+    words = [sys.executable, standins.__file__, str(prepared.folder), str(prefix)]
+    runs = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [run.communicate() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], ends
+    names = {entry.name for entry in store.entries(prepared.wanted(prepared.toolkit()))}
+    assert store_names(prefix) == names
+    told = [{line.split(" ", 2)[0]: line.split(" ", 2)[1] for line in out.splitlines()} for out, _ in ends]
+    for name in names:
+        assert sorted(run[name] for run in told) == ["done", "unchanged"], name
+
+
+def test_requirements_name_hashes_as_pip_does() -> None:
+    wheel = Wheel("numpy", "2.2.6", "pypi", "numpy.whl", "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=", 1)
+    assert build.requirements([wheel]) == f"numpy==2.2.6 --hash=sha256:{'0' * 63}1\n"
+
+
+def test_a_missing_recipe_is_named() -> None:
+    with pytest.raises(Trouble, match=r"recipes/no/such\.sh: this recipe is missing"):
+        build.compose(RECIPES, "lib.sh", "no/such.sh")
