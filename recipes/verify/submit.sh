@@ -8,10 +8,11 @@
 readonly POLL=1 PATIENCE=10
 JOB=""
 
-# The whole session is being ended: the job must not go on for nobody.
+# However this script ends before the job does, the job must not go on for nobody. Signals may come twice: scancel inherits that they
+# are ignored.
 cancel_job() {
+    trap '' TERM INT HUP
     [[ -z "${JOB}" ]] || scancel "${JOB}" || true # it may have ended in the meantime
-    exit 143
 }
 
 choose_folder() {
@@ -66,7 +67,7 @@ follow_job() {
                 *JobState=PENDING* | *JobState=CONFIGURING*)
                     if ((SECONDS > START_LIMIT)); then
                         data late yes
-                        scancel "${JOB}"
+                        cancel_job
                         break
                     fi
                     ;;
@@ -87,7 +88,10 @@ follow_job() {
 main() {
     need_env FILE FOLDER START_LIMIT
     need_command sbatch scontrol scancel
-    trap cancel_job TERM INT HUP
+    trap cancel_job EXIT
+    trap 'exit 143' TERM INT HUP
+    # Nobody may be listening any more when the end comes; a word to nobody must not be the death of the cancelling.
+    trap '' PIPE
     local place answer
     place="$(choose_folder)"
     if ! answer="$(sbatch --parsable --chdir="${place}" "${FILE}" "$@" 2>&1)"; then
@@ -98,6 +102,7 @@ main() {
     [[ -n "${JOB}" ]] || die "no job id in the answer of sbatch: ${answer}"
     data job "${JOB}"
     follow_job
+    JOB=""
 }
 
 main "$@"
