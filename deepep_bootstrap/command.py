@@ -6,13 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.transcript import Lines
 
 LAST_LINES = 10
+BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,34 @@ def run(
         process.wait()
         raise
     return Completed(words, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def stream(
+    argv: Sequence[str | Path], on_line: Callable[[str], None], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Completed:
+    """Run `argv` like `run`, and hand each line of both streams, which are one here, to `on_line` as it comes; progress that is
+    shown by overwriting comes line by line too. The whole output is `out` of the result."""
+    words = tuple(str(word) for word in argv)
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=cwd, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise Trouble(Problem(words[0], "this program is not installed here", try_=f"installing {words[0]}")) from None
+    lines = Lines(b"", on_line)
+    try:
+        while process.stdout and (data := os.read(process.stdout.fileno(), BLOCK)):
+            lines.feed(data)
+        lines.end()
+        code = process.wait()
+    except BaseException:
+        end_group(process.pid)
+        process.wait()
+        raise
+    finally:
+        if process.stdout:
+            process.stdout.close()
+    return Completed(words, code, lines.text, "")
 
 
 def end_group(pid: int, signum: int = signal.SIGKILL) -> None:

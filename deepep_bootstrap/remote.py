@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -202,15 +201,15 @@ class Fleet:
         return _reply(host.name, self._finish(script))
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
-        """See Door. An error while `chunks` are made ends the script and is passed on."""
+        """See Door. An error while `chunks` are made is passed on; the script then sees its stdin end too early."""
         script = self._start(host, dataclasses.replace(job, watched=False), None, None)
         with ThreadPoolExecutor(1) as reader:
             left = reader.submit(self._finish, script)
             try:
-                # A script that ends early no longer reads: what it left says why.
-                with contextlib.suppress(OSError, ValueError):
-                    for chunk in chunks:
-                        script.wire.write(chunk)
+                for chunk in chunks:
+                    if not script.wire.offer(chunk):
+                        # A script that ended early no longer reads: what it left says why.
+                        break
                 script.wire.end_input()
                 return _reply(host.name, left.result())
             except BaseException:
@@ -276,15 +275,14 @@ class Fleet:
         )
         wire = self._wire(host, watched=job.watched)
         self._wires.add(wire)
-        script = Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err)
         try:
-            # A shell that ended at once does not read: what it left says why.
-            with contextlib.suppress(OSError):
-                wire.write(data)
+            # A shell that ended at once does not read either.
+            wire.offer(data)
         except BaseException:
+            self._wires.discard(wire)
             wire.close()
             raise
-        return script
+        return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err)
 
     def _wire(self, host: Host, *, watched: bool) -> Wire:
         if host.connection == LOCAL:

@@ -117,7 +117,9 @@ class Resolver:
                 # A pattern such as `Host *` also matches the jump host itself: it is reached directly.
                 return None, ""
             # Only the first hop may need a way of its own; the others are reached through the one before.
-            step = Host(name, user=user, port=int(port) if port.isdigit() else 0, jump="none" if via else "", identity=host.identity)
+            own_key = self._config.lookup(name).get("identityfile")
+            identity = "" if own_key else host.identity
+            step = Host(name, user=user, port=int(port) if port.isdigit() else 0, jump="none" if via else "", identity=identity)
             reached = self.account(step, depth + 1)
             via = reached if via is None else replace(reached, via=via, proxy="")
         return via, "" if via else options.get("proxycommand") or ""
@@ -137,7 +139,7 @@ class Resolver:
             elif loaded is None:
                 locked.append(path)
             elif host.identity:
-                raise Trouble(Problem(f"{host.where or host.name}: identity", loaded.what, loaded.found, loaded.wanted, loaded.try_))
+                raise Trouble(replace(loaded, where=host.name, try_=f"identity= in {host.where}" if host.where else ""))
         agent = options.get("identityagent", "SSH_AUTH_SOCK")
         common = {"SSH_AUTH_SOCK": os.environ.get("SSH_AUTH_SOCK", ""), "none": ""}
         socket = common.get(agent, os.path.expanduser(os.path.expandvars(agent)))

@@ -87,7 +87,7 @@ class LogIn:
                     raise self._problem("closed the connection during the log-in", tried) from None
                 if time.monotonic() - began > (transport.auth_timeout or 0):
                     raise self._problem("the log-in was not answered in time", tried) from None
-        raise self._refused(tried, "")
+        raise self._refused(tried, "") if tried else self._problem(f"there is no key to log in with as {account.user}", tried)
 
     def _keys(self) -> Iterator[paramiko.PKey]:
         yield from self._account.keys

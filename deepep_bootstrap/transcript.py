@@ -19,8 +19,8 @@ class Lines:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._mark, self._on_line = mark, on_line
         self._early = b""
-        self.started = False
-        """Whether the mark has come."""
+        self.started = not mark
+        """Whether the mark has come, or there is none to wait for."""
         self._parts: list[str] = []
         self._rest = ""
         self._after_return = False

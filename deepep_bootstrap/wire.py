@@ -25,10 +25,10 @@ class LineLostError(Exception):
 
 
 class Wire(Protocol):
-    """A started shell command with its three streams. `read` and `code` are for one thread, `write` may be another's."""
+    """A started shell command with its three streams. `read` and `code` are for one thread, `offer` may be another's."""
 
-    def write(self, data: bytes) -> None:
-        """Send `data` to stdin, waiting for room. OSError when the other side no longer reads."""
+    def offer(self, data: bytes) -> bool:
+        """Send `data` to stdin, waiting for room; False when the other side no longer reads."""
 
     def end_input(self) -> None:
         """Close stdin."""
@@ -70,11 +70,15 @@ class ChannelWire:
         channel.in_stderr_buffer.set_event(self._bell)  # type: ignore[arg-type]
         channel.exec_command(command)
 
-    def write(self, data: bytes) -> None:
+    def offer(self, data: bytes) -> bool:
         """See Wire."""
-        # In blocks: paramiko copies what is left after each packet.
-        for start in range(0, len(data), BLOCK):
-            self._channel.sendall(data[start : start + BLOCK])
+        try:
+            # In blocks: paramiko copies what is left after each packet.
+            for start in range(0, len(data), BLOCK):
+                self._channel.sendall(data[start : start + BLOCK])
+        except (OSError, EOFError):
+            return False
+        return True
 
     def end_input(self) -> None:
         """See Wire."""
@@ -123,11 +127,17 @@ class LocalWire:
         self._selector.register(self._stdout, selectors.EVENT_READ)
         self._selector.register(self._stderr, selectors.EVENT_READ)
 
-    def write(self, data: bytes) -> None:
+    def offer(self, data: bytes) -> bool:
         """See Wire."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._stdin.write(rest) or 0 :]
+        try:
+            while rest:
+                if self._stdin.closed:
+                    return False
+                rest = rest[self._stdin.write(rest) or 0 :]
+        except OSError:
+            return False
+        return True
 
     def end_input(self) -> None:
         """See Wire."""

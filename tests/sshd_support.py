@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,37 @@ SAFETY = 30.0
 """A test that takes this long has failed; no test measures speed."""
 
 
-def find_sshd() -> str:
-    """Return the path of sshd, which wants to be started by an absolute one."""
+UNPACKED = Path(__file__).resolve().parent.parent / ".venv" / "debian"
+"""Where tests/setup.sh unpacks the Debian package, without installing it."""
+
+
+def find_sshd() -> tuple[str, dict[str, str]]:
+    """Return the path of sshd, which wants to be started by an absolute one, and the environment it needs."""
     found = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if not found:
-        pytest.fail("sshd is not installed: apt-get install openssh-server (tests/setup.sh does)")
-    return found
+    if found:
+        return found, dict(os.environ)
+    unpacked = UNPACKED / "usr" / "sbin" / "sshd"
+    if not unpacked.exists():
+        pytest.fail("there is no sshd: tests/setup.sh test unpacks one, apt-get install openssh-server installs one")
+    libraries = ":".join(str(path.parent) for path in UNPACKED.rglob("libwrap.so.0"))
+    return str(unpacked), {**os.environ, "LD_LIBRARY_PATH": libraries}
+
+
+def with_accounts(folder: Path, accounts: Sequence[str] = (), files: Mapping[str, str] | None = None) -> list[str]:
+    """Return a command prefix for sshd: a mount namespace in which /etc/passwd has more lines and /etc/NAME other texts.
+
+    Without arguments it is needed for an sshd that was only unpacked, whose own account is missing. For root.
+    """
+    lines = Path("/etc/passwd").read_text()
+    own = () if "\nsshd:" in lines else ("sshd:x:60999:65534::/run/sshd:/usr/sbin/nologin",)
+    texts = {"passwd": lines + "".join(f"{line}\n" for line in (*own, *accounts)), **(files or {})}
+    binds = []
+    for name, text in texts.items():
+        file = folder / f"{name}.etc"
+        file.write_text(text)
+        file.chmod(0o644 if name == "passwd" else 0o440)
+        binds.append(f"mount --bind {file} /etc/{name}")
+    return ["unshare", "-m", "sh", "-ec", "\n".join(["mount --make-rprivate /", *binds, 'exec "$@"']), "sh"]
 
 
 def free_port(address: str) -> int:
@@ -102,6 +127,7 @@ class Lab:
         (folder / "authorized_keys").write_text(self.public)
         port = free_port(address)
         config = f"""\
+{lines}
 ListenAddress {address}:{port}
 HostKey {folder}/hk
 PidFile {folder}/pid
@@ -114,13 +140,14 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 200
 KexAlgorithms curve25519-sha256
-{lines}
 """
         (folder / "config").write_text(config)
+        sshd, environment = find_sshd()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        words = [*prefix, find_sshd(), "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+            prefix = prefix or with_accounts(folder)
+        words = [*prefix, sshd, "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment)
         server = Sshd(folder, address, port, process, host_key)
         self.servers.append(server)
         wait_until(lambda: process.poll() is not None or _listens(address, port), f"sshd on {address}:{port} listens")

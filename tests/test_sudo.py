@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sshd_support import SAFETY, Lab, Sshd, alive, wait_until
+from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.remote import Fleet, Job, Secret
 
 PASSWORD = "correct horse 'battery' \\ $staple"
-USERS = {"asks": 61001, "free": 61002, "barred": 61003}
+# Numbers of this process alone, so that what another one leaves for a moment is not taken for ours.
+USERS = {name: 100_000 + 3 * os.getpid() + place for place, name in enumerate(("asks", "free", "barred"))}
 SUDOERS = """\
 Defaults use_pty, timestamp_timeout=0, lecture=always
 Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -44,19 +45,14 @@ def lab() -> Iterator[Lab]:
 def in_namespace(folder: Path) -> list[str]:
     """Return a command prefix that gives sshd three more accounts, and sudo its rules, without touching the machine's own."""
     made = subprocess.run(["openssl", "passwd", "-6", "-stdin"], input=PASSWORD, check=True, capture_output=True, text=True)
-    files = {"passwd": Path("/etc/passwd").read_text(), "shadow": Path("/etc/shadow").read_text(), "sudoers": SUDOERS}
+    passwd, shadow = [], Path("/etc/shadow").read_text()
     for name, number in USERS.items():
         home = folder / name
         home.mkdir(exist_ok=True)
         os.chown(home, number, number)
-        files["passwd"] += f"{name}:x:{number}:{number}::{home}:/bin/bash\n"
-        files["shadow"] += f"{name}:{made.stdout.strip()}:19000::::::\n"
-    binds = []
-    for name, text in files.items():
-        (folder / name).with_suffix(".etc").write_text(text)
-        (folder / name).with_suffix(".etc").chmod(0o644 if name == "passwd" else 0o440)
-        binds.append(f"mount --bind {folder}/{name}.etc /etc/{name}")
-    return ["unshare", "-m", "sh", "-ec", "\n".join(["mount --make-rprivate /", *binds, 'exec "$@"']), "sh"]
+        passwd.append(f"{name}:x:{number}:{number}::{home}:/bin/bash")
+        shadow += f"{name}:{made.stdout.strip()}:19000::::::\n"
+    return with_accounts(folder, passwd, {"shadow": shadow, "sudoers": SUDOERS})
 
 
 @pytest.fixture(scope="module")
