@@ -49,6 +49,7 @@ never() {
 
 clean_up() {
     local -r code="$?"
+    trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
     trap - ERR
     rm -rf -- "${STAGE}" "${PREFIX}/.link-${TOKEN}"
     release_lock

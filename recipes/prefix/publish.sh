@@ -80,6 +80,7 @@ explain_full() {
 # clean_up: on every way out, remove what is not published and let the lock go.
 clean_up() {
     local -r code="$?"
+    trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
     trap - ERR
     set +e
     if ((code != 0)) && [[ -e "${OUT}" ]]; then

@@ -75,11 +75,13 @@ allocate() {
 # clean_up: on every way out. Removing gigabytes can outlast the patience of whoever ends us, so the removal has a session of its own.
 clean_up() {
     local -r code="$?"
+    trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
     trap - ERR
     set +e
     [[ -z "${SALLOC}" ]] || kill "${SALLOC}" 2>/dev/null
     [[ ! -s "${SCRATCH}/.job" ]] || cancel_job "$(<"${SCRATCH}/.job")"
-    setsid rm -rf -- "${SCRATCH}" </dev/null >/dev/null 2>&1 &
+    # Where we are all ended at once, recipes may write there for some seconds more: try again until it is gone.
+    setsid bash -c 'for _ in {1..20}; do rm -rf -- "$1" && exit; sleep 0.5; done' - "${SCRATCH}" </dev/null >/dev/null 2>&1 &
     wait "$!"
     exit "${code}"
 }
