@@ -10,7 +10,8 @@ from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.plan import Outcome
-from deepep_bootstrap.remote import Door, Job, OnLine, Reply
+from deepep_bootstrap.remote import Door, Job, Reply
+from deepep_bootstrap.script import OnLine
 from deepep_bootstrap.store import StackRecord
 
 KINDS = ("internode", "intranode", "low-latency")
@@ -74,6 +75,7 @@ def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imp
         "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
         "PYTHON": record.external_python,
         "IMPORT": "yes" if imports else "no",
+        "PROBE": recipes["verify/probe.py"],
     }
     return Job(_compose(recipes, "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
 

@@ -63,7 +63,9 @@ def unpack(system: str) -> Path:
         if not folder.exists():
             aside = Path(tempfile.mkdtemp(dir=base))
             (aside / "debs").mkdir()
-            subprocess.run(["apt-get", "-q", "download", *PACKAGES[system]], cwd=aside / "debs", check=True, capture_output=True, text=True)
+            fetch = ["apt-get", "-q", "download", *PACKAGES[system]]
+            done = subprocess.run(fetch, cwd=aside / "debs", capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{' '.join(fetch)} (run `apt-get update` first?): {done.stderr}"
             for package in sorted((aside / "debs").glob("*.deb")):
                 subprocess.run(["dpkg-deb", "-x", package, aside / "root"], check=True)
             (aside / "root").rename(folder)

@@ -53,9 +53,10 @@ else:
         except OSError:
             time.sleep(0.1)
     peer.sendall((names[0] + "\\n").encode())
-gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+met = {"nodes": sorted(names), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+met.update({"words": args.words, "stack": os.environ.get("DEEPEP_STACK")})
 if rank == 0:
-    print("MET " + json.dumps({"nodes": sorted(names), "gpus": gpus, "words": args.words, "stack": os.environ.get("DEEPEP_STACK")}), flush=True)
+    print("MET " + json.dumps(met), flush=True)
 time.sleep(args.sleep if rank != args.fail_on else 0)
 sys.exit(7 if rank == args.fail_on else 0)
 """
