@@ -47,12 +47,7 @@ def run(
     that outlasts the timeout (its process group is killed), raises Trouble.
     """
     words = tuple(str(word) for word in argv)
-    try:
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd, start_new_session=True
-        )
-    except FileNotFoundError:
-        raise Trouble(Problem(words[0], "this program is not installed here", try_=f"installing {words[0]}")) from None
+    process = _start(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
     try:
         out, err = process.communicate(data, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -72,12 +67,7 @@ def stream(
     """Run `argv` like `run`, and hand each line of both streams, which are one here, to `on_line` as it comes; progress that is
     shown by overwriting comes line by line too. The whole output is `out` of the result."""
     words = tuple(str(word) for word in argv)
-    try:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=cwd, start_new_session=True
-        )
-    except FileNotFoundError:
-        raise Trouble(Problem(words[0], "this program is not installed here", try_=f"installing {words[0]}")) from None
+    process = _start(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=env, cwd=cwd)
     lines = Lines(b"", on_line)
     try:
         while process.stdout and (data := os.read(process.stdout.fileno(), BLOCK)):
@@ -92,6 +82,19 @@ def stream(
         if process.stdout:
             process.stdout.close()
     return Completed(words, code, lines.text, "")
+
+
+def _start(
+    words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd, start_new_session=True)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        if cwd and not cwd.is_dir():
+            raise Trouble(Problem(str(cwd), f"no directory to run {words[0]} in")) from None
+        # A directory of PATH that may not be entered also says "permission denied" of a program that is not there.
+        found = "" if isinstance(error, FileNotFoundError) else "no permission to run it"
+        raise Trouble(Problem(words[0], "this program is not installed here", found, try_=f"installing {words[0]}")) from None
 
 
 def end_group(pid: int, signum: int = signal.SIGKILL) -> None:

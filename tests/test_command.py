@@ -41,6 +41,14 @@ def test_a_missing_program_is_trouble(call: object) -> None:
         call(["no-such-program", "x"])  # type: ignore[operator]
 
 
+def test_a_program_without_permission_and_a_missing_directory_are_trouble(tmp_path: Path) -> None:
+    (tmp_path / "program").write_text("#!/bin/sh\n")
+    with pytest.raises(Trouble, match="no permission to run it"):
+        command.run([tmp_path / "program"])
+    with pytest.raises(Trouble, match="no directory to run true in"):
+        command.run(["true"], cwd=tmp_path / "none")
+
+
 def test_a_timeout_ends_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(Trouble, match=r"sh -c .*: no end after 0.5 s"):
