@@ -102,9 +102,8 @@ setsid bash "$job" 3<&- &
 child=$!
 trap 'end_session 2>/dev/null; exit 143' HUP INT TERM PIPE
 (
-  trap - EXIT
+  trap - EXIT TERM PIPE
   trap '' HUP INT
-  trap 'exit' TERM
   while read -r _; do :; done
   trap '' TERM
   : >"$job.end"
@@ -114,7 +113,8 @@ watcher=$!
 exec 3<&-
 wait "$child" 2>/dev/null
 code=$?
-if [ -e "$job.end" ]; then wait "$watcher"; else kill "$watcher" 2>/dev/null; fi
+[ -e "$job.end" ] || kill "$watcher" 2>/dev/null
+wait "$watcher" 2>/dev/null
 exit "$code"
 """
 

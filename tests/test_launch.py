@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sshd_support import alive
 
 from deepep_bootstrap import launch
 from deepep_bootstrap.transcript import Lines
@@ -58,6 +60,34 @@ def test_the_command_means_the_same_in_each_shell(shell: str) -> None:
     data = launch.payload(launch.compose("echo $1", ("it's",), {}))
     done = subprocess.run([shell, *(["-f"] if shell == "tcsh" else []), "-c", launch.COMMAND], input=data, capture_output=True, check=False)
     assert done.stdout == launch.MARK + b"it's\n"
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
+def test_watching_works_in_each_shell_that_can_be_sh(shell: str, tmp_path: Path) -> None:
+    command = launch.COMMAND.replace("/bin/sh", shell)
+    env = {"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
+
+    def start(script: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        assert process.stdin is not None
+        process.stdin.write(launch.payload(launch.compose(script, (), {}), watched=True))
+        process.stdin.flush()
+        return process
+
+    own = start("echo said; exit 6")
+    assert own.stdout is not None
+    assert own.stdout.read() == launch.MARK + b"said\n"
+    assert own.wait() == 6
+    for handler, code in (("", 143), ("trap 'exit 9' TERM; ", 9)):
+        ended = start(f"{handler}timeout 600 sleep 600 & echo $!; wait")
+        assert ended.stdout is not None
+        assert ended.stdout.readline() == launch.MARK
+        pid = int(ended.stdout.readline())
+        out, err = ended.communicate()
+        assert (ended.returncode, out, err.removeprefix(launch.MARK)) == (code, b"", b"")
+        assert not alive(pid)
+    own.communicate()
+    assert list(tmp_path.iterdir()) == []
 
 
 def fed(chunks: list[bytes], mark: bytes = b"@m@\n") -> tuple[list[str], Lines]:
