@@ -163,12 +163,17 @@ def test_byte_code_that_names_the_build_is_an_error(store: Path) -> None:
     assert "module.pyc: cannot be made relocatable: byte code that names" in done.stderr
 
 
-def test_a_binary_that_names_the_build_is_said(store: Path) -> None:
+def test_a_build_path_inside_a_binary_is_blanked_in_its_place(store: Path) -> None:
     entry = make(store / ".tmp-new-1-token")
-    compile_c(f'const char *where = "{entry}/x";', entry / "lib.so", "-shared")
+    compile_c(f'const char *where = "{entry}/x.cu";', entry / "lib.so", "-shared")
+    (entry / "lib.a").write_bytes(b"!<arch>\n\0" + os.fsencode(entry) + b"/y.o\0")
+    sizes = [(entry / name).stat().st_size for name in ("lib.so", "lib.a")]
     done = run(entry, store)
-    assert done.returncode == 0
-    assert done.stderr.startswith("lib.so: names ")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("lib.so", "lib.a"):
+        assert os.fsencode(entry) not in (entry / name).read_bytes()
+    assert b"/build/" in (entry / "lib.so").read_bytes()
+    assert [(entry / name).stat().st_size for name in ("lib.so", "lib.a")] == sizes, "nothing after the path may move"
 
 
 def test_what_wheels_brought_is_not_read_but_their_metadata_is(store: Path) -> None:

@@ -10,9 +10,13 @@ is_published() {
 
 # clear_environment: forget settings of the account or the image that would change what is compiled.
 clear_environment() {
+    local name
     unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
         CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
-        GIT_DIR "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"
+        PYTHONDONTWRITEBYTECODE GIT_DIR
+    for name in "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"; do
+        [[ "${name}" == NVSHMEM_DISABLE_NVLS ]] || unset "${name}" # that one protects a machine shared with others, and builds nothing
+    done
     export PATH="${PATH}:/usr/sbin:/sbin" # GDRCopy's Makefile calls ldconfig
     export CFLAGS="-ffile-prefix-map=${SCRATCH}=." CXXFLAGS="-ffile-prefix-map=${SCRATCH}=."
     # Byte code comes from compile_modules alone: what Python writes by itself names the folder it was in.

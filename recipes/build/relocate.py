@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME, DT_RPATH, DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
 PT_LOAD, PT_DYNAMIC = 1, 2
 SHT_DYNSYM, SHT_GNU_VERDEF, SHT_GNU_VERNEED = 11, 0x6FFFFFFD, 0x6FFFFFFE
+ARCHIVE = b"!<arch>\n"
 LARGEST_TEXT = 16 * 1024 * 1024
 
 
@@ -149,6 +150,14 @@ class Places:
                 kept.append(new)
         return ":".join(kept)
 
+    def blank(self, data: bytes) -> bytes:
+        """Return a binary file's bytes with build paths replaced by a path of the same length: nvlink keeps its command line in what
+        it links, and nvcc the names of sources; nobody opens these."""
+        for path in self.of_build():
+            old = os.fsencode(path)
+            data = data.replace(old, b"/build".ljust(len(old), b"/"))
+        return data
+
     def text(self, file: str, data: bytes) -> bytes:
         """Return a text file's bytes with build paths replaced: relative to the file in CMake and pkg-config files, nameless elsewhere."""
         anchor = {".cmake": "${CMAKE_CURRENT_LIST_DIR}", ".pc": "${pcfiledir}"}.get(os.path.splitext(file)[1])
@@ -162,13 +171,14 @@ def relocate_file(path: str, places: Places) -> str:
     """Rewrite one file in place where it names a build path; return what remains to be said of it, or an empty string."""
     with open(path, "rb") as file:
         start = file.read(64)
-        if not is_elf(start) and os.fstat(file.fileno()).st_size > LARGEST_TEXT:
+        binary = is_elf(start) or start.startswith(ARCHIVE)
+        if not binary and os.fstat(file.fileno()).st_size > LARGEST_TEXT:
             return ""
         data = start + file.read()
     if is_elf(start):
-        new = with_run_path(data, lambda old: places.run_path(path, old))
+        new = places.blank(with_run_path(data, lambda old: places.run_path(path, old)))
     elif b"\0" in data:
-        new = data
+        new = data if path.endswith(".pyc") else places.blank(data)
     else:
         new = places.text(path, data)
     if new != data:
