@@ -89,7 +89,7 @@ def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[
         return ()
     with open_session(door, host, request, on_event) as session:
         feed(door, host, request, session)
-        outcomes = _Run(door, host, request, session, on_event).all()
+        outcomes = _Run(door, host, request, session=session, on_event=on_event).all()
     return tuple(outcomes[entry.name] for entry in request.entries)
 
 
@@ -159,7 +159,7 @@ def last_lines(text: str) -> str:
 class _Run:
     """One run of the recipes of a request: which entries have ended, which can begin."""
 
-    def __init__(self, door: Door, host: Host, request: BuildRequest, session: Session, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, door: Door, host: Host, request: BuildRequest, *, session: Session, on_event: Callable[[Event], None]) -> None:
         self.door, self.host, self.request, self.session, self.on_event = door, host, request, session, on_event
         self.outcomes: dict[str, Outcome] = {}
         self.started: set[str] = set()

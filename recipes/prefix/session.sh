@@ -86,11 +86,13 @@ clean_up() {
     exit "${code}"
 }
 
-# wait_for_end: until our standard input ends; where the engine's watcher keeps it for itself, until its signal.
+# wait_for_end: until our standard input ends; where the engine's watcher keeps it for itself, until its signal. That waits by reading
+# from a pipe without a writer: no child process that could outlive us.
 wait_for_end() {
+    local never
     if [[ /dev/stdin -ef /dev/null ]]; then
-        sleep infinity &
-        wait "$!"
+        exec {never}<> <(:)
+        read -ru "${never}" || true # only a signal ends it, and its trap exits
     else
         cat >/dev/null
     fi
