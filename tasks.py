@@ -20,25 +20,58 @@ ROOT = Path(__file__).resolve().parent
 
 @verb
 def bootstrap(
-    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=None, python="", dry_run=False, yes=False, json=False,
-    accept_new_host_keys=False, sudo_password_prompt=False, on_busy_host="leave", forks=64,
-) -> int:  # fmt: skip
+    c: Any,
+    hosts: str = "",
+    limit: str = "",
+    lock: str = "",
+    stack: str = "",
+    prefix: str = "",
+    mirror: list[str] | None = None,
+    python: str = "",
+    dry_run: bool = False,
+    yes: bool = False,
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    on_busy_host: str = "leave",
+    forks: int = 64,
+) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
     return _bootstrap.bootstrap(Flags.of(ROOT, locals()), dry_run=dry_run, yes=yes)
 
 
 @verb
 def plan(
-    c: Any, hosts="", limit="", lock="", stack="", prefix="", mirror=None, python="", check=False, json=False,
-    accept_new_host_keys=False, sudo_password_prompt=False, on_busy_host="leave", forks=64,
-) -> int:  # fmt: skip
+    c: Any,
+    hosts: str = "",
+    limit: str = "",
+    lock: str = "",
+    stack: str = "",
+    prefix: str = "",
+    mirror: list[str] | None = None,
+    python: str = "",
+    check: bool = False,
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    on_busy_host: str = "leave",
+    forks: int = 64,
+) -> int:
     """Say what bootstrap would do and why; change nothing."""
     return _plan.plan(Flags.of(ROOT, locals()), check=check)
 
 
 @verb
 def facts(
-    c: Any, hosts="", limit="", prefix="", python="", json=False, accept_new_host_keys=False, sudo_password_prompt=False, forks=64
+    c: Any,
+    hosts: str = "",
+    limit: str = "",
+    prefix: str = "",
+    python: str = "",
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    forks: int = 64,
 ) -> int:
     """Look at the hosts and say what they are."""
     return _facts.facts(Flags.of(ROOT, locals()))
@@ -46,7 +79,14 @@ def facts(
 
 @verb
 def status(
-    c: Any, hosts="", limit="", prefix="", json=False, accept_new_host_keys=False, sudo_password_prompt=False, forks=64
+    c: Any,
+    hosts: str = "",
+    limit: str = "",
+    prefix: str = "",
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    forks: int = 64,
 ) -> int:
     """Say what is installed: generation, stacks, modules, and which hosts have the MODULEPATH hook."""
     return _status.status(Flags.of(ROOT, locals()))
@@ -54,7 +94,15 @@ def status(
 
 @verb
 def verify(
-    c: Any, hosts="", limit="", stack="", prefix="", json=False, accept_new_host_keys=False, sudo_password_prompt=False, forks=64
+    c: Any,
+    hosts: str = "",
+    limit: str = "",
+    stack: str = "",
+    prefix: str = "",
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    forks: int = 64,
 ) -> int:
     """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used."""
     return _verify.verify(Flags.of(ROOT, locals()))
@@ -62,14 +110,24 @@ def verify(
 
 @verb
 def test(
-    c: Any, kind="internode", hosts="", limit="", stack="", prefix="", args="", start_timeout=600, json=False,
-    accept_new_host_keys=False, sudo_password_prompt=False, forks=64,
-) -> int:  # fmt: skip
+    c: Any,
+    kind: str = "internode",
+    hosts: str = "",
+    limit: str = "",
+    stack: str = "",
+    prefix: str = "",
+    args: str = "",
+    start_timeout: int = 600,
+    json: bool = False,
+    accept_new_host_keys: bool = False,
+    sudo_password_prompt: bool = False,
+    forks: int = 64,
+) -> int:
     """Run upstream's internode, intranode or low-latency test (through Slurm where it runs) and pass its verdict on."""
     return _test.test(Flags.of(ROOT, locals()), kind=kind, args=args, start_timeout=start_timeout)
 
 
 @verb
-def lab(c: Any, action, layer="lmod", dir="", json=False) -> int:
-    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): real hosts, sshd and Slurm in namespaces of this machine."""
+def lab(c: Any, action: str, layer: str = "lmod", dir: str = "", json: bool = False) -> int:
+    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in namespaces."""
     return _lab.lab(action, layer=layer, dir=dir, json=json)

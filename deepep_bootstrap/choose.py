@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from deepep_bootstrap import slurm, store, topology
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.hosts import Host, Inventory, fold
+from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
@@ -68,23 +68,29 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(facts)))
+    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(request.prefix, facts)))
     here = facts[build_host]
     target, python = choose_python(request, gpu_hosts, here)
     toolkit = choose_toolkit(request.stack, build_host, here)
     wheels = () if request.external_python else request.stack.wheels[target]
-    entries = store.entries(
-        store.Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target)
-    )
-    record = make_record(request, derived, entries, toolkit, python, gpu_hosts)
-    current = store.read_offer(facts[prefix_host].prefix.manifest)
-    packages = request.lock.systems.get(system_id(here))
+    entries = store.entries(store.Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target))
+    gres = slurm.resolve_gres(request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
+    record = replace(make_record(request, derived, entries, toolkit), python_version=minor_version(python), site=make_site(request, gres))
     return Choice(
-        build_host, prefix_host, slurm_host, here.slurm.node if here.slurm.works else "", target, python, toolkit, wheels, entries,
-        record, merge_offer(request, current, record),
-        {"MANAGER": packages.manager, "PACKAGES": " ".join(packages.packages.get("build-deps", ()))} if packages else {},
-        tuple(notes),
-    )  # fmt: skip
+        build_host=build_host,
+        prefix_host=prefix_host,
+        slurm_host=slurm_host,
+        slurm_node=here.slurm.node if here.slurm.works else "",
+        target=target,
+        python=python,
+        toolkit=toolkit,
+        wheels=wheels,
+        entries=entries,
+        record=record,
+        offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
+        build_deps_env=build_deps_env(request.lock, here, python),
+        notes=tuple(notes),
+    )
 
 
 def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
@@ -93,10 +99,14 @@ def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
     for name, seen in facts.items():
         ids.setdefault(seen.prefix.id, []).append(name)
     if len(ids) > 1:
-        views = "; ".join(f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in sorted(ids.items(), key=lambda item: -len(item[1])))
+        views = "; ".join(
+            f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in sorted(ids.items(), key=lambda item: -len(item[1]))
+        )
         odd = min(ids.values(), key=len)
         raise Trouble(
-            Problem(fold(odd), f"{prefix} is not the same directory everywhere", views, "one shared directory", "mounting it there, or --limit")
+            Problem(
+                fold(odd), f"{prefix} is not the same directory everywhere", views, "one shared directory", "mounting it there, or --limit"
+            )
         )
 
 
@@ -121,7 +131,9 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
     if request.on_busy_host == "use":
         return next(iter(gpu_hosts))
     raise Trouble(
-        Problem(fold(busy), "every GPU host is busy", next(iter(busy.values())), "one free host to build on", "later, or --on-busy-host=use")
+        Problem(
+            fold(busy), "every GPU host is busy", next(iter(busy.values())), "one free host to build on", "later, or --on-busy-host=use"
+        )
     )
 
 
@@ -187,7 +199,7 @@ def check_external(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts
             problems.append(Problem(name, f"--python={request.external_python} cannot be used", found, "an interpreter with torch"))
         elif python.torch_cuda.split(".")[0] != request.stack.cuda:
             found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"
-            remedy = f"--stack with cuda = \"{python.torch_cuda.split('.')[0]}\""
+            remedy = f'--stack with cuda = "{python.torch_cuda.split(".")[0]}"'
             problems.append(Problem(name, "torch's CUDA major does not fit the stack", found, f"CUDA {request.stack.cuda}", remedy))
         elif here.external_python and (python.torch, python.version) != (here.external_python.torch, here.external_python.version):
             found = f"Python {python.version}, torch {python.torch}"
@@ -209,13 +221,13 @@ def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:
     return default[0] if default else max(fitting, key=lambda toolkit: [int(part) for part in toolkit.version.split(".") if part.isdigit()])
 
 
-def absences(facts: Mapping[str, Facts]) -> Iterator[str]:
+def absences(prefix: str, facts: Mapping[str, Facts]) -> Iterator[str]:
     """Yield one note for each thing that is not there and not needed, so that nobody looks for it in vain."""
     if not any(seen.slurm.works for seen in facts.values()):
         yield "no Slurm: tests run with `bash` on one node, `sbatch` is not checked"
     bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
     if bare:
-        yield f"no module system on {fold(bare)}: load with `. PREFIX/current/env.sh` there"
+        yield f"no module system on {fold(bare)}: load with `. {prefix}/current/env.sh` there"
 
 
 def lacking_build_tools(facts: Facts, choice: Choice) -> list[str]:
@@ -226,6 +238,8 @@ def lacking_build_tools(facts: Facts, choice: Choice) -> list[str]:
     if cmake < CMAKE_FLOOR:
         lacking.append(f"cmake ≥ 3.19 (found {tools['cmake']})" if tools.get("cmake") else "cmake")
     lacking.extend(header for header in ("infiniband/mlx5dv.h",) if header not in facts.headers)
+    if not choice.python.header:
+        lacking.append(f"Python.h of {choice.python.path}")
     return lacking
 
 
@@ -236,14 +250,28 @@ def system_id(facts: Facts) -> str:
     return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
 
 
-def make_record(
-    request: Request, derived: topology.Derived, entries: Sequence[Entry], toolkit: Toolkit, python: Python, gpu_hosts: Mapping[str, Facts]
-) -> StackRecord:
-    """Return what a generation says of the stack."""
+def build_deps_env(lock: Lock, here: Facts, python: Python) -> dict[str, str]:
+    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
+    system = lock.systems.get(system_id(here))
+    packages = {"MANAGER": system.manager, "PACKAGES": " ".join(system.packages.get("build-deps", ()))} if system else {}
+    return {**packages, "PYTHON": python.path}
+
+
+def minor_version(python: Python) -> str:
+    """Return "3.12" for 3.12.3."""
+    return ".".join(python.version.split(".")[:2])
+
+
+def make_site(request: Request, gres: str) -> Site:
+    """Return what the sbatch files take from the hosts file."""
+    settings = request.inventory.settings
+    return Site(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
+
+
+def make_record(request: Request, derived: topology.Derived, entries: Sequence[Entry], toolkit: Toolkit) -> StackRecord:
+    """Return what a generation says of the stack, but for the site and the Python's version."""
     names = {entry.kind: entry.name for entry in entries}
     source = request.lock.sources[request.stack.deepep]
-    settings = request.inventory.settings
-    gres = slurm.resolve_gres(settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
     return StackRecord(
         stack=request.stack.name,
         module=f"deepep/{source.version}-{source.rev[:7]}-{request.stack.name}",
@@ -253,28 +281,19 @@ def make_record(
         gdrcopy=names["gdrcopy"],
         python=names.get("python", ""),
         external_python=request.external_python,
-        python_version=".".join(python.version.split(".")[:2]),
+        python_version="",
         cuda_home=toolkit.path,
         archs=derived.archs,
         profile=derived.profile,
         environment=derived.environment,
-        site=Site(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args),
+        site=Site(),
     )
 
 
 def merge_offer(request: Request, current: Offer | None, record: StackRecord) -> Offer:
     """Return the current offer with the record's stack replaced or added; a prefix that was moved starts afresh."""
-    kept = {
-        name: replace(old, prefix=request.prefix)
-        for name, old in (current.stacks.items() if current else ())
-        if name != record.stack
-    }
+    kept = {name: replace(old, prefix=request.prefix) for name, old in (current.stacks.items() if current else ()) if name != record.stack}
     stacks = {**kept, record.stack: record}
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
     templates = store.digest({name: text for name, text in request.templates.items() if name.endswith(".j2")})
     return Offer(default, dict(sorted(stacks.items())), templates)
-
-
-def host_of(request: Request, name: str) -> Host:
-    """Return the host called `name`."""
-    return next(host for host in request.inventory.hosts if host.name == name)

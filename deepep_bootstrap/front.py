@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
-from invoke import Exit, task
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
 from deepep_bootstrap.errors import Problem, Trouble, guarded
 
@@ -36,9 +37,11 @@ HELP = {
 
 # Invoke's own flags are also accepted behind a task's name, where `--dry` would look like --dry-run and bootstrap all the same.
 CORE_FLAGS = frozenset(
-    "--command-timeout --complete --config --debug --dry --echo --hide --list --list-depth --list-format --no-dedupe --pty"
-    " --print-completion-script --prompt-for-sudo-password --write-pyc --warn-only --collection --no-dedupe --search-root"
-    " -T -f -d -R -e -l -D -F -p -w -c -r".split()
+    (
+        *("--command-timeout", "--complete", "--config", "--debug", "--dry", "--echo", "--hide", "--list", "--list-depth", "--list-format"),
+        *("--pty", "--print-completion-script", "--prompt-for-sudo-password", "--write-pyc", "--warn-only", "--collection", "--no-dedupe"),
+        *("--search-root", "-T", "-f", "-d", "-R", "-e", "-l", "-D", "-F", "-p", "-w", "-c", "-r"),
+    )
 )
 
 

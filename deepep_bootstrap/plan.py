@@ -120,7 +120,7 @@ def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) ->
 
 def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
     """Yield the host recipes that have something to do; a new one is a row of this table."""
-    table: tuple[tuple[str, str, Callable[[Host], Reason | None], dict[str, str]], ...] = (
+    table: tuple[tuple[str, str, Callable[[Host], Reason | None], Mapping[str, str]], ...] = (
         (
             "build-deps",
             "install build dependencies",

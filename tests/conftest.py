@@ -19,7 +19,15 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # Downloads are verified by hash; sharing pip's own cache only saves the network.
     patch.setenv("PIP_CACHE_DIR", os.environ.get("PIP_CACHE_DIR") or str(REAL_HOME / ".cache" / "pip"))
     patch.setenv("HOME", str(home))
-    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "DEEPEP_MIRRORS", "DEEPEP_SSH_CONFIG", "SSH_AUTH_SOCK", "MODULEPATH"):
+    for name in (
+        "XDG_STATE_HOME",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "DEEPEP_MIRRORS",
+        "DEEPEP_SSH_CONFIG",
+        "SSH_AUTH_SOCK",
+        "MODULEPATH",
+    ):
         patch.delenv(name, raising=False)
     patch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     yield home

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,14 @@ class Engine:
 
     def run(self, verb: str, *more: str) -> Ended:
         done = subprocess.run(
-            self.argv(verb, *more), cwd=ROOT, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+            self.argv(verb, *more),
+            cwd=ROOT,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         return Ended(done.returncode, done.stdout, done.stderr)
@@ -140,16 +147,16 @@ def standin_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(fresh_lab: LiveLab, standin_sources: Path) -> Iterator[Engine]:
+def engine(fresh_lab: LiveLab, standin_sources: Path) -> Engine:
     """The program and a lab on which nothing was done yet."""
-    yield Engine(fresh_lab, standin_sources)
+    return Engine(fresh_lab, standin_sources)
 
 
 @pytest.fixture
-def private_engine(fresh_lab: LiveLab, tmp_path: Path, standin_sources: Path) -> Iterator[Engine]:
+def private_engine(fresh_lab: LiveLab, tmp_path: Path, standin_sources: Path) -> Engine:
     """Like `engine`, with sources and lock of its own that the test may change, and no cache of downloads."""
     sources = tmp_path / "standin"
     shutil.copytree(standin_sources, sources)
     lock = tmp_path / "demo.lock.toml"
     shutil.copy(LOCK, lock)
-    yield Engine(fresh_lab, sources, lock, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    return Engine(fresh_lab, sources, lock, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from deepep_bootstrap.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, guarded, worst
 from deepep_bootstrap.front import refuse_core_flags
 

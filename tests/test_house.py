@@ -114,15 +114,16 @@ def test_one_broad_except_in_the_tree() -> None:
         f"{path.name}:{node.lineno}"
         for path in [*package_modules(), ROOT / "tasks.py"]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ExceptHandler)
-        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
+        if isinstance(node, ast.ExceptHandler) and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
     ]
     assert len(broad) == 1, broad
     assert broad[0].startswith("errors.py")
 
 
 def tracked(*patterns: str) -> list[Path]:
-    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [ROOT / name for name in listing.stdout.split() if (ROOT / name).exists()]
 
 

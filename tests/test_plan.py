@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_support import PREFIX, READY, changed, cluster, request
+
 from deepep_bootstrap import choose, modules, plan
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python
 from deepep_bootstrap.hosts import fold
-from plan_support import PREFIX, READY, changed, cluster, request
 
 CASES = Path(__file__).parent / "cases" / "plan"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import sys
@@ -142,13 +143,16 @@ def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
     for step in work.plan.of_kind("host"):
         for name in step.hosts:
             work.screen.started(name, step.title)
-        pairs = apply.apply_step(
-            work.door, work.hosts(step.hosts), step, work.request.recipes,
-            on_line=lambda host, text, title=step.title: work.screen.line(host, title, text),
-        )  # fmt: skip
+        tell_line = functools.partial(show_line, work.screen, step.title)
+        pairs = apply.apply_step(work.door, work.hosts(step.hosts), step, work.request.recipes, on_line=tell_line)
         logged = tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
         outcomes.extend(tell(work, logged))
     return tuple(outcomes)
+
+
+def show_line(screen: Screen, title: str, host: str, text: str) -> None:
+    """Show the last line of a host recipe."""
+    screen.line(host, title, text)
 
 
 def build_entries(work: Work) -> tuple[Outcome, ...]:
@@ -231,7 +235,9 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
             detail = f"generation {published.generation}: {work.plan.choice.record.module}"
             return tell(work, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
         survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
-    raise Trouble(Problem(work.request.prefix, "other runs publish generations all the time", try_="invoke bootstrap, when they have ended"))
+    raise Trouble(
+        Problem(work.request.prefix, "other runs publish generations all the time", try_="invoke bootstrap, when they have ended")
+    )
 
 
 def manifest(work: Work, offer: Offer, survey: Survey) -> str:
@@ -252,7 +258,9 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     hosts = work.hosts(work.plan.of_kind("verify")[0].hosts)
     for host in hosts:
         work.screen.started(host.name, "verify")
-    return tell(work, verify.verify_all(work.door, hosts, work.plan.choice.record, work.request.recipes))
+    record = work.plan.choice.record
+    load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
+    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load))
 
 
 def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:

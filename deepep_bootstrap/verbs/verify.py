@@ -5,7 +5,7 @@ from __future__ import annotations
 from deepep_bootstrap import verify as proof
 from deepep_bootstrap.errors import TROUBLE, worst
 from deepep_bootstrap.report import Screen, outcome_json
-from deepep_bootstrap.survey import Flags, gather, offered_stack, open_door, read_inventory, read_tree
+from deepep_bootstrap.survey import Flags, current_offer, gather, offered_stack, open_door, read_inventory, read_tree
 
 
 def verify(flags: Flags) -> int:
@@ -15,8 +15,8 @@ def verify(flags: Flags) -> int:
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         record = offered_stack(survey, flags.stack)
-        with screen.progress():
-            outcomes = proof.verify_all(door, survey.reached, record, read_tree(flags.root / "recipes"), load=flags.stack and record.module)
+        load = "deepep" if current_offer(survey).default_stack == record.stack else record.module
+        outcomes = proof.verify_all(door, survey.reached, record, read_tree(flags.root / "recipes"), load=load)
     screen.outcomes(outcomes)
     for problem in survey.problems:
         screen.problem(problem)

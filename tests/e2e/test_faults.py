@@ -133,7 +133,7 @@ def test_hosts_that_refuse_and_hosts_that_never_answer_delay_nobody_and_are_name
     assert re.search(r"^silent: ", ended.err, re.MULTILINE), ended.err
     assert "SSHException" not in ended.text
     assert len(published(engine)) == 4, "the run went on for the others"
-    assert engine.lab.ssh("n002", 'bash -lc "module load deepep && python -c \'import deep_ep\'"').returncode == 0
+    assert engine.lab.ssh("n002", "bash -lc \"module load deepep && python -c 'import deep_ep'\"").returncode == 0
 
 
 def test_a_changed_host_key(engine: Engine, ssh_config: Path, tmp_path: Path) -> None:
@@ -179,7 +179,10 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
         assert "Traceback" not in out
     ours = r"nvcc|cmake|ninja|deepep-scratch|salloc|publish"
     wait_until(lambda: not engine.processes(ours), "nothing of the run is left on the host")
-    wait_until(lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout, "scratch and allocation are gone")
+    wait_until(
+        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
+        "scratch and allocation are gone",
+    )
     assert not any("-nvshmem-" in name for name in published(engine))
     engine.slow_nvcc(None)
     assert_recovers(engine)

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deepep_bootstrap.nar import hash_path
 from e2e_support import Engine
+
+from deepep_bootstrap.nar import hash_path
 
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
@@ -24,13 +25,17 @@ def ready(engine: Engine) -> Engine:
 def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     # Every host loads the module in a login shell; the one without GPUs too.
     for host in ready.lab.hosts:
-        loaded = ready.lab.ssh(host, 'bash -lc "module load deepep && echo $LOADEDMODULES" 2>&1 | cat; bash -lc "module load deepep && which python"')
+        loaded = ready.lab.ssh(
+            host, 'bash -lc "module load deepep && echo $LOADEDMODULES" 2>&1 | cat; bash -lc "module load deepep && which python"'
+        )
         assert loaded.returncode == 0, loaded.stderr
         assert "/shared/deepep/store/" in loaded.stdout
     verified = ready.json("verify")
     assert [outcome["state"] for outcome in verified["outcomes"]] == ["done"] * 3
     # A user's own sbatch, with an argument for upstream's test.
-    done = ready.lab.ssh("login1", 'cd /shared && bash -lc "sbatch --wait --output=job.out /shared/deepep/sbatch/internode-test.sbatch --num-tokens 128"')
+    done = ready.lab.ssh(
+        "login1", 'cd /shared && bash -lc "sbatch --wait --output=job.out /shared/deepep/sbatch/internode-test.sbatch --num-tokens 128"'
+    )
     log = (ready.lab.shared / "job.out").read_text()
     assert done.returncode == 0, log
     assert "num_tokens=128" in log
@@ -50,19 +55,25 @@ def test_invoke_test_passes_the_verdict_on(ready: Engine, kind: str) -> None:
     assert passed.code == 0, passed.text
     assert "passed" in passed.out
     assert "stand-in" in passed.out
-    failed = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc 'sbatch --wait --output=bad.out /shared/deepep/sbatch/{kind}-test.sbatch'")
+    failed = ready.lab.ssh(
+        "login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc 'sbatch --wait --output=bad.out /shared/deepep/sbatch/{kind}-test.sbatch'"
+    )
     assert failed.returncode != 0
 
 
 def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
-    before = {host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts}
+    before = {
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+    }
     planned = engine.json("plan")
     assert [step["kind"] for step in planned["steps"]] == ["prefix", "host", "build", "build", "build", "build", "offer", "verify"]
     assert all(step["reason"]["found"] and step["reason"]["wanted"] for step in planned["steps"])
     assert engine.run("plan", "--check").code == 2
     assert engine.run("bootstrap", "--dry-run").code == 0
     assert not engine.on_disk.exists()
-    after = {host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts}
+    after = {
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+    }
     assert after == before
 
 
@@ -76,7 +87,9 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
     entries = [name for name in moved.store() if not name.startswith(".")]
     assert len(entries) == 4
     # As root, with bytecode allowed: an import must not write into the store.
-    done = moved.lab.ssh("n001", 'unset PYTHONDONTWRITEBYTECODE; bash -lc "module load deepep && python -c \'import deep_ep, torch, numpy, setuptools\'"')
+    done = moved.lab.ssh(
+        "n001", "unset PYTHONDONTWRITEBYTECODE; bash -lc \"module load deepep && python -c 'import deep_ep, torch, numpy, setuptools'\""
+    )
     assert done.returncode == 0, done.stderr
     deepep = next(name for name in entries if "-deepep-" in name)
     unbound = moved.lab.ssh("n001", f"ldd /shared/elsewhere/store/{deepep}/lib/python/*.so")
@@ -99,7 +112,10 @@ def test_two_stacks_side_by_side(ready: Engine) -> None:
     manifest = json.loads((ready.on_disk / "generations" / "2" / "manifest.json").read_text())
     assert set(manifest["offer"]["stacks"]) == {"v1", "v1-cu13"}
     names = manifest["offer"]["stacks"]["v1-cu13"]["module"], manifest["offer"]["stacks"]["v1"]["module"]
-    switched = ready.lab.ssh("n001", f'bash -lc "module load deepep; echo $LOADEDMODULES; module load {names[0]}; python -c \'import torch; print(torch.version.cuda)\'"')
+    switched = ready.lab.ssh(
+        "n001",
+        f"bash -lc \"module load deepep; module load {names[0]}; python -c 'import torch; print(torch.version.cuda)'\"",
+    )
     assert "13.0" in switched.stdout, switched.stderr
     default = ready.lab.ssh("n001", 'bash -lc "module load deepep; echo \\$LOADEDMODULES"')
     assert names[1] in default.stdout
