@@ -100,20 +100,19 @@ fi
 exec 3<&0 </dev/null
 setsid bash "$job" 3<&- &
 child=$!
-trap 'end_session 2>/dev/null; exit 143' HUP INT TERM PIPE
 (
-  trap - EXIT TERM PIPE
-  trap '' HUP INT
+  trap - EXIT PIPE
+  trap '' HUP INT TERM
   while read -r _; do :; done
-  trap '' TERM
   : >"$job.end"
   end_session
 ) <&3 >/dev/null 2>&1 &
 watcher=$!
+trap 'end_session 2>/dev/null; kill -KILL "$watcher"; exit 143' HUP INT TERM PIPE
 exec 3<&-
 wait "$child" 2>/dev/null
 code=$?
-[ -e "$job.end" ] || kill "$watcher" 2>/dev/null
+[ -e "$job.end" ] || kill -KILL "$watcher" 2>/dev/null
 wait "$watcher" 2>/dev/null
 exit "$code"
 """

@@ -491,8 +491,8 @@ def test_a_key_file_that_cannot_be_used(lab: Lab, server: Sshd, tmp_path: Path, 
 def agent_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> subprocess.Popen[bytes]:
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
-    wait_until(socket.exists, "the agent listens")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+    wait_until(lambda: subprocess.run(["ssh-add", "-l"], capture_output=True, check=False).returncode != 2, "the agent answers")
     return agent
 
 
@@ -693,7 +693,7 @@ def test_more_sessions_than_the_host_allows(lab: Lab) -> None:
 
 
 def test_an_account_that_talks_or_has_no_shell(lab: Lab, server: Sshd) -> None:
-    noisy = lab.start("127.0.0.16", lines="ForceCommand echo welcome; echo be kind >&2; eval \"$SSH_ORIGINAL_COMMAND\"")
+    noisy = lab.start("127.0.0.16", lines='ForceCommand echo welcome; echo be kind >&2; eval "$SSH_ORIGINAL_COMMAND"')
     fleet = Fleet([], lab.options())
     reply = fleet.run(lab.host(noisy), Job("echo out; echo err >&2"))
     assert (reply.out, reply.err) == ("out\n", "err\n")
