@@ -84,9 +84,7 @@ def stream(
     return Completed(words, code, lines.text, "")
 
 
-def _start(
-    words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None
-) -> subprocess.Popen[bytes]:
+def _start(words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd, start_new_session=True)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:

@@ -1,6 +1,6 @@
 """Fan-out on loopback: one trivial script on N hosts, Fabric as it comes against the fleet, in one run. Read the ratio, not the seconds.
 
-    python tests/bench/bench_fanout.py [N] [ROUNDS]
+python tests/bench/bench_fanout.py [N] [ROUNDS]
 """
 
 from __future__ import annotations
