@@ -31,6 +31,7 @@ from build_support import (
 
 SMALL = script(*PUBLISH, extra=BUILD_SMALL)
 ENTRY = "e-small-1"
+MY_START = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
 PHASES = ("build", "relocate", "check", "publish")
 
 
@@ -212,7 +213,7 @@ def owner_text(**changes: str) -> str:
     ("changes", "reason"),
     [
         ({}, "its process is gone"),
-        ({"boot": "another-boot", "pid": "1"}, "its process is gone"),
+        ({"boot": "another-boot", "pid": str(os.getpid()), "start": MY_START}, "its process is gone"),
         ({"pid": str(os.getpid()), "start": "1"}, "its process is gone"),
         ({"host": "elsewhere", "pid": "1"}, "no heartbeat over three intervals"),
         ({"pidns": "pid:[1]", "pid": "1"}, "no heartbeat over three intervals"),
@@ -284,6 +285,17 @@ def test_the_heart_beats_and_stops_with_its_builder(prefix: Path, place: Path) -
     until(lambda: not left_over(), "the end of the heart and of the build without its builder")
     after = lock.read_text()
     assert int(after[-11:-1]) - int(last[-11:-1]) <= 1
+
+
+def test_leftovers_without_a_lock_are_swept_when_their_owner_is_gone(prefix: Path, place: Path) -> None:
+    store = prefix / "store"
+    for name in (f".tmp-{ENTRY}-nameless", f".tmp-{ENTRY}-gone", f".trash-{ENTRY}-gone-old"):
+        (store / name / "lib").mkdir(parents=True)
+    (store / f".own-{ENTRY}-gone").write_text(owner_text())
+    (store / f".own-{ENTRY}-waiter").write_text(owner_text(token="waiter"))
+    done = run_bash(SMALL, environment(prefix, place / "s", "new"))
+    assert values(done.stdout)["state"] == "published", done.stderr
+    assert store_names(prefix) == {ENTRY}
 
 
 def test_leftovers_of_another_host_stay_until_its_lock_is_broken(prefix: Path, place: Path) -> None:

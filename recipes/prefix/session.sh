@@ -81,6 +81,7 @@ clean_up() {
     [[ -z "${SALLOC}" ]] || kill "${SALLOC}" 2>/dev/null
     [[ ! -s "${SCRATCH}/.job" ]] || cancel_job "$(<"${SCRATCH}/.job")"
     # Where we are all ended at once, recipes may write there for some seconds more: try again until it is gone.
+    # shellcheck disable=SC2016 # expanded by the inner shell
     setsid bash -c 'for _ in {1..20}; do rm -rf -- "$1" && exit; sleep 0.5; done' - "${SCRATCH}" </dev/null >/dev/null 2>&1 &
     wait "$!"
     exit "${code}"
