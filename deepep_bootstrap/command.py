@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.transcript import Lines
 
 LAST_LINES = 10
-BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,19 @@ def run(
     cwd: Path | None = None,
     data: bytes = b"",
     timeout: float | None = None,
+    on_start: Callable[[int], None] | None = None,
 ) -> Completed:
     """Run `argv` to its end and return what it left; a non-zero exit is a value, not an exception.
 
-    `env` replaces the environment where given, `data` goes to stdin, `timeout` is in seconds. A program that is missing, or one
-    that outlasts the timeout (its process group is killed), raises Trouble.
+    `env` replaces the environment where given, `data` goes to stdin, `timeout` is in seconds. `on_start` gets the number of
+    the process group, for `end_group` from another thread. A program that is missing, or one that outlasts the timeout (its group is
+    killed), raises Trouble.
     """
     words = tuple(str(word) for word in argv)
     process = _start(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
     try:
+        if on_start:
+            on_start(process.pid)
         out, err = process.communicate(data, timeout=timeout)
     except subprocess.TimeoutExpired:
         end_group(process.pid)
@@ -59,29 +61,6 @@ def run(
         process.wait()
         raise
     return Completed(words, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
-
-
-def stream(
-    argv: Sequence[str | Path], on_line: Callable[[str], None], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Completed:
-    """Run `argv` like `run`, and hand each line of both streams, which are one here, to `on_line` as it comes; progress that is
-    shown by overwriting comes line by line too. The whole output is `out` of the result."""
-    words = tuple(str(word) for word in argv)
-    process = _start(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=env, cwd=cwd)
-    lines = Lines(b"", on_line)
-    try:
-        while process.stdout and (data := os.read(process.stdout.fileno(), BLOCK)):
-            lines.feed(data)
-        lines.end()
-        code = process.wait()
-    except BaseException:
-        end_group(process.pid)
-        process.wait()
-        raise
-    finally:
-        if process.stdout:
-            process.stdout.close()
-    return Completed(words, code, lines.text, "")
 
 
 def _start(words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[bytes]:

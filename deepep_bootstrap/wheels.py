@@ -42,10 +42,11 @@ KEPT = (
 )
 
 
-def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path) -> Path:
+def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int] | None = None) -> Path:
     """Return the file of `wheel` in the cache, under its own name, with the locked hash; fetch it where it is not there.
 
     Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others safely.
+    `running` holds the number of pip's process group while there is one.
     """
     folder = cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32]
     target = folder / wheel.file
@@ -54,7 +55,7 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path) -> Path:
             return target
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as scratch:
-            file = _get(wheel, mirrors, Path(scratch))
+            file = _get(wheel, mirrors, Path(scratch), set() if running is None else running)
             found = _hash(file)
             if found != wheel.hash:
                 raise Trouble(Problem(f"wheel {wheel.file}", "this file is not the locked one", found, wheel.hash))
@@ -72,14 +73,16 @@ def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line
     `on_line` gets one line for each wheel that is there, from any thread. Raises Trouble with every wheel that failed.
     """
 
+    running: set[int] = set()
+
     def one(wheel: Wheel) -> Path:
-        file = fetch_wheel(wheel, mirrors, cache)
+        file = fetch_wheel(wheel, mirrors, cache, running=running)
         on_line(f"{wheel.file} ({file.stat().st_size / 1e6:.1f} MB)")
         return file
 
     # A directory tells everything it lacks; an index that fails once is not asked again for each of the others.
     network = any(not place or is_address(place) for place in (mirrors.index(wheel.index) for wheel in wheels))
-    with _pool() as pool:
+    with _pool(running) as pool:
         futures = {wheel.name: pool.submit(one, wheel) for wheel in wheels}
         done, waiting = wait(futures.values(), return_when=FIRST_EXCEPTION if network else ALL_COMPLETED)
         if any(future.exception() for future in done):
@@ -102,14 +105,17 @@ def index_reachable(wheel: Wheel, mirrors: Mirrors) -> bool:
 
 
 @contextmanager
-def _pool() -> Iterator[ThreadPoolExecutor]:
-    """Give a small pool; when its body is interrupted, what has not begun is dropped and nobody waits for the rest."""
+def _pool(running: set[int]) -> Iterator[ThreadPoolExecutor]:
+    """Give a small pool; when its body is interrupted, what has not begun is dropped and what runs is ended: pip has a process group
+    of its own, which ^C on the terminal does not reach."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="wheel")
     try:
         yield pool
         pool.shutdown(wait=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        for pid in tuple(running):
+            command.end_group(pid)
 
 
 def _raise_errors(futures: Sequence[Future[Path]]) -> None:
@@ -121,11 +127,11 @@ def _raise_errors(futures: Sequence[Future[Path]]) -> None:
         raise Trouble(*problems)
 
 
-def _get(wheel: Wheel, mirrors: Mirrors, scratch: Path) -> Path:
+def _get(wheel: Wheel, mirrors: Mirrors, scratch: Path, running: set[int]) -> Path:
     place = mirrors.index(wheel.index)
     if place and not is_address(place):
         return _copy(wheel, Path(place), scratch)
-    return _download(wheel, place, scratch)
+    return _download(wheel, place, scratch, running)
 
 
 def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
@@ -136,7 +142,7 @@ def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
     raise Trouble(Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file))
 
 
-def _download(wheel: Wheel, address: str, scratch: Path) -> Path:
+def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> Path:
     """Let pip fetch exactly this file: the hash leaves no choice, the tags make pip consider it on any machine."""
     python, abi, platforms = wheel.tags
     wanted = scratch / "wanted.txt"
@@ -150,7 +156,7 @@ def _download(wheel: Wheel, address: str, scratch: Path) -> Path:
         words += ["--python-version", interpreter[2:]]
     for platform in platforms:
         words += ["--platform", platform]
-    done = command.run((*_pip(), *words), env=_environment(wheel, address))
+    done = _run_pip(words, _environment(wheel, address), running)
     file = scratch / wheel.file
     if done.code != 0 or not file.is_file():
         errors = [line for line in done.tail.splitlines() if line.startswith("ERROR: ")] or done.tail.splitlines()
@@ -159,6 +165,19 @@ def _download(wheel: Wheel, address: str, scratch: Path) -> Path:
         remedy = f"--mirror index:{wheel.index}=DIRECTORY with this file in it"
         raise Trouble(Problem(where, f"does not give {wheel.file} with the locked hash", found=found, try_=remedy))
     return file
+
+
+def _run_pip(words: Sequence[str], environment: Mapping[str, str], running: set[int]) -> command.Completed:
+    group: list[int] = []
+
+    def started(pid: int) -> None:
+        group.append(pid)
+        running.add(pid)
+
+    try:
+        return command.run((*_pip(), *words), env=environment, on_start=started)
+    finally:
+        running.difference_update(group)
 
 
 def _pip() -> tuple[str, ...]:

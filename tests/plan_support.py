@@ -30,7 +30,7 @@ READY = Facts(
     toolkits=(Toolkit("/usr/local/cuda", "12.9.86", True, True),),
     tools=(("gcc", "13.3.0"), ("g++", "13.3.0"), ("make", "4.3"), ("cmake", "3.28.3"), ("ninja", "1.11.1"), ("git", "2.43.0")),
     headers=("infiniband/mlx5dv.h", "infiniband/verbs.h", "python3.12/Python.h"),
-    pythons=(Python("/usr/bin/python3.12", "3.12.3"),),
+    pythons=(Python("/usr/bin/python3.12", "3.12.3", header=True),),
     modules=Modules("lmod", "8.6.19", "/usr/share/lmod/lmod/init/bash", (), f"{PREFIX}/modulefiles"),
     slurm=Slurm(True, "22.05.8", True, "n001", "idle", (), "gpu:8"),
     prefix=Prefix(PREFIX, True, True, "nfs", 1 << 20, MARKER),

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,9 @@ def test_large_input_and_output_at_once() -> None:
     assert len(command.run(["cat"], data=data).out) == len(data)
 
 
-@pytest.mark.parametrize("call", [command.run, lambda argv: command.stream(argv, print)])
-def test_a_missing_program_is_trouble(call: object) -> None:
+def test_a_missing_program_is_trouble() -> None:
     with pytest.raises(Trouble, match="no-such-program: this program is not installed here"):
-        call(["no-such-program", "x"])  # type: ignore[operator]
+        command.run(["no-such-program", "x"])
 
 
 def test_a_program_without_permission_and_a_missing_directory_are_trouble(tmp_path: Path) -> None:
@@ -56,37 +54,12 @@ def test_a_timeout_ends_the_whole_group(tmp_path: Path) -> None:
     wait_until(lambda: not alive(int(pid_file.read_text())), "the sleep has ended")
 
 
-@pytest.mark.parametrize("call", ["command.run(words)", "command.stream(words, print)"])
-def test_an_interrupt_ends_the_whole_group(tmp_path: Path, call: str) -> None:
+def test_an_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     words = ["sh", "-c", f"sleep 600 & echo $! >{pid_file}; wait"]
-    code = f"from deepep_bootstrap import command\nwords = {words!r}\n{call}"
+    code = f"from deepep_bootstrap import command\nwords = {words!r}\ncommand.run(words)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as controller:
         wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the sleep runs")
         controller.send_signal(signal.SIGINT)
         controller.wait(SAFETY)
     wait_until(lambda: not alive(int(pid_file.read_text())), "the sleep has ended")
-
-
-def test_streamed_lines_come_while_the_program_runs(tmp_path: Path) -> None:
-    lines: list[str] = []
-
-    def on_line(line: str) -> None:
-        lines.append(line)
-        (tmp_path / str(len(lines))).touch()
-
-    wait = f'next() {{ while [ ! -e {tmp_path}/"$1" ]; do sleep 0.02; done; }}'
-    script = f"{wait}; echo one; next 1; echo two >&2; next 2; printf '10%%\\r20%%\\r'; next 4; printf 'end\\377'; exit 4"
-    done = command.stream(["sh", "-c", script], on_line)
-    assert lines == ["one", "two", "10%", "20%", "end\ufffd"]
-    assert (done.code, done.out) == (4, "one\ntwo\n10%\r20%\rend\ufffd")
-
-
-def test_an_error_of_the_listener_ends_the_program(tmp_path: Path) -> None:
-    def on_line(line: str) -> None:
-        raise ValueError(line)
-
-    began = time.monotonic()
-    with pytest.raises(ValueError, match="x"):
-        command.stream(["sh", "-c", "echo x; sleep 600"], on_line)
-    assert time.monotonic() - began < SAFETY * 2

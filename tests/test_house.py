@@ -15,11 +15,11 @@ PACKAGE = ROOT / "deepep_bootstrap"
 
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
-    "errors": 0, "command": 1,
+    "errors": 0, "transcript": 0, "command": 1,
     "tables": 8, "datalines": 8, "nodeset": 8,
     "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10,
     "topology": 12,
-    "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "transcript": 20, "wire": 20,
+    "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20,
     "sshconf": 22, "script": 22, "sshlink": 24, "sshlogin": 23, "sessions": 26,
     "remote": 30, "fetch": 30, "wheels": 30, "store": 30,
     "choose": 38, "plan": 40, "doctor": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,

@@ -6,9 +6,11 @@ import functools
 import hashlib
 import http.server
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.mirrors import Mirrors
 
+ROOT = Path(__file__).resolve().parent.parent
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
 
 
@@ -251,3 +254,28 @@ def test_a_closure_is_complete_or_pip_check_says_no(complete: bool, tmp_path: Pa
     checked = subprocess.run([sys.executable, "-m", "pip", "--python", python, "check"], capture_output=True, text=True, check=False)
     assert (checked.returncode == 0) == complete, checked.stdout
     assert ("first 1.0 requires second, which is not installed." in checked.stdout) != complete
+
+
+def test_an_interrupt_ends_a_download_that_is_under_way(tmp_path: Path) -> None:
+    """pip runs in a process group of its own: ^C must reach it through us, or gigabytes go on arriving."""
+    slow = tmp_path / "bin" / "pip3"
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\n[ $1 = download ] || exit 0\necho $$ >{tmp_path}/pid\nexec sleep 600\n")
+    slow.chmod(0o755)
+    program = f"""
+import signal, sys, pathlib, os
+sys.path.insert(0, {str(ROOT)!r})
+from deepep_bootstrap import wheels, mirrors
+from deepep_bootstrap.lock import Wheel
+wheels._pip = lambda: ({str(slow)!r},)
+wheel = Wheel("six", "1.0", "pypi", "six-1.0-py3-none-any.whl", "sha256-" + "A" * 43 + "=", 1)
+wheels.fetch_wheels([wheel], mirrors.Mirrors(), pathlib.Path({str(tmp_path / "cache")!r}), print)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    process.send_signal(signal.SIGINT)
+    assert b"KeyboardInterrupt" in process.communicate(timeout=60)[1]
+    assert not Path(f"/proc/{pid}").exists()
