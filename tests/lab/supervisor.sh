@@ -20,9 +20,17 @@ boot_host() {
   done
   read -r pid <"$home/pid"
   ip link del "$cable" 2>/dev/null || true # the cable of the boot before is usually gone with its network namespace
-  ip link add "$cable" type veth peer name eth0 netns "$pid"
+  # The same hardware address at every boot: others remember it, and would send to one that is gone for half a minute.
+  ip link add "$cable" type veth peer name eth0 address "$(derive_hardware_address "$address")" netns "$pid"
   ip link set "$cable" master "$bridge" up
   wait "$child" || true # however it ended, what it left on its disk says whether to boot again
+}
+
+derive_hardware_address() {
+  # <address with prefix length>: 02 says that nobody was assigned it; the four numbers of the address make it unique
+  local -a numbers
+  IFS=./ read -r -a numbers <<<"$1"
+  printf '02:00:%02x:%02x:%02x:%02x\n' "${numbers[@]:0:4}"
 }
 
 main() {
