@@ -44,7 +44,9 @@ class Event:
 @dataclass(frozen=True)
 class BuildRequest:
     """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…` and `bin/uv`
-    for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine.
+    for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine;
+    `indexes` None where the wheels are among the chunks, else the host gets them itself from these
+    addresses, the default one first ("": uv's own).
 
     `user` builds ("" for the connection's own), `allocation` is what to ask Slurm for (None without Slurm), `jobs` a number of
     compilers (0: by processors and memory), `heartbeat` the locks' interval in seconds.
@@ -56,6 +58,7 @@ class BuildRequest:
     chunks: Callable[[], Iterable[bytes]]
     logs: Path
     wheels: tuple[Wheel, ...] = ()
+    indexes: tuple[str, ...] | None = None
     user: str = ""
     allocation: slurm.Request | None = None
     jobs: int = 0
@@ -259,6 +262,8 @@ class _Run:
             "MANIFEST": manifest(entry),
             "RECIPE": f"{entry.kind}.sh",
         }
+        if self.request.indexes is not None:
+            env |= {"ONLINE": "1", "INDEXES": "\n".join(self.request.indexes)}
         script = compose(self.request.recipes, *store.recipe_names(entry.kind))
         if self.session.job:
             script = as_step(script, self.session.job, f"{scratch}/step-{entry.name}.sh", self.request.token)

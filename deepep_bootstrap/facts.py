@@ -167,6 +167,7 @@ class Facts:
     glibc: str = ""
     memory_free_mib: int = 0
     scratch_free_mib: int = 0
+    default_route: bool = False
     gpu_problem: str = ""
 
 
@@ -181,7 +182,7 @@ FORM = Form(
         "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
         "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
         "external_python": 9, "modules": 4, "slurm": 3, "slurm_node": 4, "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1,
-        "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1, "prefix_generation": 1, "prefix_manifest": 1,
+        "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1, "prefix_generation": 1, "prefix_manifest": 1, "default_route": 1,
     },
     many={
         "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "port": 5, "gid": 6, "tool": 2, "toolkit": 5,
@@ -228,6 +229,7 @@ def _facts(records: Records) -> Facts:
         rdma=_rdma(records),
         kernel_modules=records.words("kernel_module"),
         gdrdrv=records.truth("gdrdrv"),
+        default_route=records.truth("default_route"),
         modules=_modules(records),
         slurm=_slurm(records),
         prefix=_prefix(records),

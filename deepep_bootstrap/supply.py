@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import stat
+import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.fetch import fetch_source
+from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.lock import Lock, Wheel
-from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.mirrors import Mirrors, is_address
+from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.store import Entry
 from deepep_bootstrap.tarstream import tar_tree
-from deepep_bootstrap.wheels import fetch_wheels
+from deepep_bootstrap.wheels import fetch_wheels, is_cached
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,29 @@ class Supply:
     def chunks(self) -> Iterator[bytes]:
         """Yield the tar stream."""
         return tar_tree(self.files)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment to provide on `host` (its facts beside it): the locked `wheels`, `python` the interpreter they are for,
+    `user` who builds there."""
+
+    lock: Lock
+    wheels: tuple[Wheel, ...]
+    mirrors: Mirrors
+    recipes: Mapping[str, str]
+    host: Host
+    facts: Facts
+    python: str
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class EnvironmentSupply:
+    """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and uv's own."""
+
+    supply: Supply
+    indexes: tuple[str, ...] | None
 
 
 def cache_dir() -> Path:
@@ -50,11 +79,69 @@ def fetch_sources(lock: Lock, entries: Iterable[Entry], mirrors: Mirrors, on_lin
     return Supply(tuple(files))
 
 
-def fetch_environment(wheels: Sequence[Wheel], tool: Wheel, mirrors: Mirrors, on_line: Callable[[str], None]) -> Supply:
-    """Fetch and verify the wheels of a Python environment and uv, which installs them."""
-    found = fetch_wheels(wheels, mirrors, cache_dir(), on_line)
-    program = fetch_wheels([tool], mirrors, cache_dir(), on_line)[tool.name]
-    return Supply((*((f"wheels/{path.name}", path) for path in found.values()), ("bin/uv", unpack_program(program, "uv"))))
+def fetch_environment(door: Door, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
+    """Provide uv and the wheels of a Python environment from whichever machine reaches the index.
+
+    The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine has
+    already, and what a directory serves, is sent from here. Trouble when neither machine gets at the wheels.
+    """
+    uv = Supply((("bin/uv", find_uv(want, on_line)),))
+    addresses = index_addresses(want)
+    asked = addresses is not None and may_ask(want, addresses)
+    if asked and addresses is not None and host_reaches_index(door, want, uv.files[0][1], addresses):
+        on_line(f"{want.host.name} reaches the index: it gets {len(want.wheels)} wheels itself, by hash")
+        return EnvironmentSupply(uv, addresses)
+    try:
+        found = fetch_wheels(want.wheels, want.mirrors, cache_dir(), on_line)
+    except Trouble as trouble:
+        if asked:
+            raise Trouble(*trouble.problems, Problem(want.host.name, "does not reach the index either")) from None
+        raise
+    return EnvironmentSupply(join(Supply(tuple((f"wheels/{path.name}", path) for path in found.values())), uv), None)
+
+
+def index_addresses(want: Environment) -> tuple[str, ...] | None:
+    """Return the addresses of the indexes a host would ask, the default one first ("" for uv's own); None where a directory serves
+    one of them."""
+    places = {want.mirrors.index(wheel.index) for wheel in want.wheels}
+    if any(place and not is_address(place) for place in places):
+        return None
+    default = "" if "" in places else min(places, default="")
+    return (default, *sorted(places - {default}))
+
+
+def may_ask(want: Environment, addresses: Sequence[str]) -> bool:
+    """Return whether asking the build host makes sense: another machine, a way out of its network, something to get."""
+    away = want.host.connection != "local" and (want.facts.default_route or any(addresses))
+    return away and not all(is_cached(wheel, cache_dir()) for wheel in want.wheels)
+
+
+def host_reaches_index(door: Door, want: Environment, uv: Path, addresses: Sequence[str]) -> bool:
+    """Return whether the build host can resolve the smallest of the wheels on its own."""
+    wheel = min(want.wheels, key=lambda wheel: wheel.size)
+    env = {"REQUIREMENT": f"{wheel.name}=={wheel.version}", "INDEXES": "\n".join(addresses), "PYTHON": want.python}
+    script = "\n".join(want.recipes[name] for name in ("lib.sh", "prefix/probe-index.sh"))
+    reply = door.send(want.host, Job(script, env=env, user=want.user, timeout=120), _content(uv))
+    return reply.code == 0 and "index=yes" in reply.out.split()
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+def find_uv(want: Environment, on_line: Callable[[str], None]) -> Path:
+    """Return a uv for the hosts: the locked one, else (no index in reach) this machine's own where it is of the same kind."""
+    tool = tool_wheel(want.lock, "uv", want.facts.machine)
+    try:
+        return unpack_program(fetch_wheels([tool], want.mirrors, cache_dir(), on_line)[tool.name], "uv")
+    except Trouble:
+        own = shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", ""))))
+        if own is None or (platform.system(), platform.machine()) != ("Linux", want.facts.machine):
+            raise
+        on_line(f"the locked uv cannot be fetched; {own} is used, the wheels are verified all the same")
+        return Path(own)
 
 
 def tool_wheel(lock: Lock, name: str, machine: str) -> Wheel:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
@@ -48,8 +49,8 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
     Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others safely.
     `running` holds the number of pip's process group while there is one.
     """
-    folder = cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32]
-    target = folder / wheel.file
+    target = _place(wheel, cache)
+    folder = target.parent
     try:
         if target.is_file() and _hash(target) == wheel.hash:
             return target
@@ -65,6 +66,15 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
             Problem(str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR")
         ) from None
     return target
+
+
+def is_cached(wheel: Wheel, cache: Path) -> bool:
+    """Return whether the cache has a file for `wheel`; its hash is compared when it is used."""
+    return _place(wheel, cache).is_file()
+
+
+def _place(wheel: Wheel, cache: Path) -> Path:
+    return cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32] / wheel.file
 
 
 def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line: Callable[[str], None]) -> dict[str, Path]:
@@ -156,6 +166,9 @@ def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> P
         words += ["--python-version", interpreter[2:]]
     for platform in platforms:
         words += ["--platform", platform]
+    if address.startswith("http://"):
+        # pip ignores plain HTTP beyond this machine; here the hash decides, so that who answers does not matter.
+        words += ["--trusted-host", urlsplit(address).netloc.rpartition("@")[2]]
     done = _run_pip(words, _environment(wheel, address), running)
     file = scratch / wheel.file
     if done.code != 0 or not file.is_file():

@@ -41,6 +41,11 @@ probe_system() {
     while read -r name value _; do
         case $name in MemTotal:) put memory_mib $((value / 1024)) ;; MemAvailable:) put memory_free_mib $((value / 1024)) ;; esac
     done <"$root/proc/meminfo"
+    # A way out of the local network is a guess at whether the package index can be asked from here at all.
+    if grep -qs '^[^[:space:]]*[[:space:]]00000000[[:space:]]' "$root/proc/net/route" ||
+        grep -sE '^0{32} 00 ' "$root/proc/net/ipv6_route" | grep -qv ' lo$'; then
+        put default_route 1
+    fi
     set -- "$(limit 5 df -P -k "${TMPDIR:-/tmp}" | awk 'END { print int($(NF - 2) / 1024) }')"; put scratch_free_mib "$1"
 }
 probe_prefix() { # a dead NFS server must cost seconds, not the run: `stat` in a child of its own asks first

@@ -49,6 +49,7 @@ class Engine:
     lock: Path = LOCK
     hosts: Path | None = None
     prefix: str = PREFIX
+    wheels_from_folder: bool = True
     env: dict[str, str] = field(default_factory=dict)
 
     def argv(self, verb: str, *more: str) -> list[str]:
@@ -57,8 +58,9 @@ class Engine:
             flags += [
                 f"--lock={self.lock}",
                 f"--mirror=https://example.invalid/standin/={self.sources}/git/standin/",
-                f"--mirror=index:standin={self.sources}/wheels",
             ]
+            if self.wheels_from_folder:
+                flags.append(f"--mirror=index:standin={self.sources}/wheels")
         return [sys.executable, "-m", "invoke", verb, *flags, *more]
 
     def environment(self) -> dict[str, str]:

@@ -167,9 +167,10 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
         prefix=work.request.prefix,
         entries=entries,
         recipes=work.request.recipes,
-        chunks=supplies.chunks,
+        chunks=supplies.supply.chunks,
         logs=work.run.folder / host.name,
         wheels=work.plan.choice.wheels,
+        indexes=supplies.indexes,
         user=work.build_user,
         allocation=allocation(work),
     )
@@ -190,20 +191,28 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
     return tell(work, tuple(replace(outcome, step=titles[outcome.step]) for outcome in outcomes))
 
 
-def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.Supply:
-    """Fetch sources, and wheels where an environment is to be built."""
+def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.EnvironmentSupply:
+    """Fetch sources, and see to the wheels where an environment is to be built."""
 
     def say(text: str) -> None:
         work.screen.line("control", "fetch", text)
 
     work.screen.started("control", "fetch")
+    begin = time.monotonic()
     sources = supply.fetch_sources(work.request.lock, entries, work.mirrors, say)
+    indexes = None
     if any(entry.kind == "python" for entry in entries):
-        machine = work.survey.facts[work.plan.choice.build_host].machine
-        tool = supply.tool_wheel(work.request.lock, "uv", machine)
-        sources = supply.join(sources, supply.fetch_environment(work.plan.choice.wheels, tool, work.mirrors, say))
-    work.screen.ended(Outcome("fetch", "control", "done", f"{len(sources.files)} files, hashes as locked"))
-    return sources
+        choice = work.plan.choice
+        host = work.survey.host(choice.build_host)
+        want = supply.Environment(
+            work.request.lock, choice.wheels, work.mirrors, work.request.recipes, host, work.survey.facts[host.name],
+            choice.python.path, work.build_user,
+        )  # fmt: skip
+        environment = supply.fetch_environment(work.door, want, say)
+        sources, indexes = supply.join(sources, environment.supply), environment.indexes
+    detail = f"{len(sources.files)} files, hashes as locked" + ("" if indexes is None else "; the build host gets the wheels itself")
+    work.screen.ended(Outcome("fetch", "control", "done", detail, time.monotonic() - begin))
+    return supply.EnvironmentSupply(sources, indexes)
 
 
 def allocation(work: Work) -> slurm.Request | None:

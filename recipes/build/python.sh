@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # A Python environment of the locked wheels, relocatable, with torch's own NVSHMEM replaced by ours.
 # Inputs besides those of prefix/publish.sh: SCRATCH/bin/uv, SCRATCH/wheels, SCRATCH/requirements.txt (with hashes), NVSHMEM (entry),
-# CUDA_MAJOR.
+# CUDA_MAJOR; ONLINE=1 where the wheels come from the index and not from SCRATCH/wheels, with the addresses of the indexes in
+# INDEXES (one a line; the first is the default one, empty: uv's own). Hashes decide in either case.
 
 WORK="${SCRATCH}/early/${ENTRY}"
 
@@ -9,10 +10,19 @@ WORK="${SCRATCH}/early/${ENTRY}"
 # compiles against it while it is still being copied to the prefix.
 build_entry() {
     local -r uv="${SCRATCH}/bin/uv"
-    local -ra quiet=(--offline --no-config --no-progress --cache-dir "${SCRATCH}/uv-cache")
+    local -ra quiet=(--no-progress --cache-dir "${SCRATCH}/uv-cache")
+    local -a from=(--offline --no-config --no-index --find-links "${SCRATCH}/wheels")
+    local address option=--default-index
     export UV_PYTHON_DOWNLOADS=never
-    "${uv}" venv "${quiet[@]}" --relocatable --no-project --python "${PYTHON}" "${WORK}"
-    "${uv}" pip install "${quiet[@]}" --python "${WORK}/bin/python" --no-index --find-links "${SCRATCH}/wheels" \
+    if [[ -n "${ONLINE:-}" ]]; then
+        from=(--index-strategy unsafe-best-match) # the site's own uv settings (mirrors, proxies) hold here
+        while IFS= read -r address; do
+            [[ -z "${address}" ]] || from+=("${option}" "${address}")
+            option=--index
+        done <<<"${INDEXES:-}"
+    fi
+    "${uv}" venv "${quiet[@]}" --offline --no-config --relocatable --no-project --python "${PYTHON}" "${WORK}"
+    "${uv}" pip install "${quiet[@]}" "${from[@]}" --python "${WORK}/bin/python" \
         --no-deps --require-hashes --no-build --link-mode hardlink -r "${SCRATCH}/requirements.txt"
     touch -- "${WORK}.ready"
     cp -a -- "${WORK}/." "${OUT}"

@@ -1,0 +1,33 @@
+# shellcheck shell=bash
+# Does this host reach the index of wheels? A uv arrives on standard input and is asked to resolve one small wheel, without installing it.
+# Inputs: REQUIREMENT (name==version), INDEXES (addresses, one a line; the first one is the default, empty: uv's own), PYTHON. Result: index=yes|no.
+
+FOLDER=""
+
+clean_up() {
+    [[ -z "${FOLDER}" ]] || rm -rf -- "${FOLDER}"
+}
+
+main() {
+    local address option=--default-index
+    local -a from=()
+    need_env REQUIREMENT PYTHON
+    FOLDER="$(mktemp -d)"
+    trap clean_up EXIT
+    cat >"${FOLDER}/uv"
+    chmod 700 -- "${FOLDER}/uv"
+    while IFS= read -r address; do
+        [[ -z "${address}" ]] || from+=("${option}" "${address}")
+        option=--index
+    done <<<"${INDEXES:-}"
+    # Seconds, not uv's patience of minutes: this is a question, and the control machine is the other answer.
+    export UV_HTTP_TIMEOUT=5 UV_HTTP_RETRIES=0 UV_PYTHON_DOWNLOADS=never
+    if timeout 30 "${FOLDER}/uv" pip install --dry-run --no-deps --no-cache --no-progress --target "${FOLDER}/none" \
+        --python "${PYTHON}" "${from[@]}" "${REQUIREMENT}" >&2; then
+        data index yes
+    else
+        data index no
+    fi
+}
+
+main "$@"
