@@ -93,7 +93,8 @@ class Built:
         """What the extension's build and its tests need around them."""
         home = self.toolkit.home
         cccl = {"CPLUS_INCLUDE_PATH": str(home / "include" / "cccl")} if self.toolkit.stack == "v1-cu13" else {}
-        return {"NVSHMEM_DIR": str(self.root / "nvshmem"), "TORCH_CUDA_ARCH_LIST": "9.0 10.0", "CUDA_HOME": str(home), **cccl}
+        fixed = {"TORCH_CUDA_ARCH_LIST": "9.0 10.0", "CUDA_HOME": str(home), "LIBRARY_PATH": str(home / "lib64" / "stubs")}
+        return {"NVSHMEM_DIR": str(self.root / "nvshmem"), **fixed, **cccl}
 
     @property
     def library(self) -> Path:

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # What the recipes of all kinds of entries share: a clean environment, how many jobs, waiting for entries built beside this one.
 
-NVCC_MEMORY_KIB=$((2 * 1024 * 1024))
+# Memory that one compiler may need; a recipe whose sources are known to need less says so.
+COMPILER_MEMORY_KIB=$((2 * 1024 * 1024))
 
 # is_published NAME: whether an entry is in the store. Its name is all that counts: it appears by one rename, complete.
 is_published() {
@@ -13,7 +14,7 @@ clear_environment() {
     local name
     unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
         CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
-        PYTHONDONTWRITEBYTECODE GIT_DIR
+        PYTHONDONTWRITEBYTECODE GIT_DIR LDSHARED LDCXXSHARED TOPK_IDX_BITS
     for name in "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"; do
         [[ "${name}" == NVSHMEM_DISABLE_NVLS ]] || unset "${name}" # that one protects a machine shared with others, and builds nothing
     done
@@ -23,12 +24,12 @@ clear_environment() {
     export SOURCE_DATE_EPOCH CUDA_HOME PYTHONDONTWRITEBYTECODE=1
 }
 
-# count_jobs: print how many compilers to run at once: one per processor we may use, as long as each has the memory nvcc wants.
+# count_jobs: print how many compilers to run at once: one per processor we may use, as long as each has memory enough.
 count_jobs() {
     local cpus free
     cpus="$(nproc)"
     free="$(awk '$1 == "MemAvailable:" { print $2 }' /proc/meminfo)"
-    ((cpus <= free / NVCC_MEMORY_KIB)) || cpus=$((free / NVCC_MEMORY_KIB))
+    ((cpus <= free / COMPILER_MEMORY_KIB)) || cpus=$((free / COMPILER_MEMORY_KIB))
     ((cpus > 0)) || cpus=1
     printf '%s\n' "${cpus}"
 }
@@ -57,8 +58,17 @@ wait_for_entry() {
     done
 }
 
-# find_driver: print the path of the NVIDIA driver's library, or nothing.
+# find_driver: print the path of the NVIDIA driver's library, or nothing. Some images name its folder in LD_LIBRARY_PATH alone.
 find_driver() {
+    local -a folders=()
+    local folder
+    IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}"
+    for folder in "${folders[@]}"; do
+        if [[ "${folder}" == /* && ! "${folder%/}" =~ /stubs?$ && -e "${folder}/libcuda.so.1" ]]; then
+            printf '%s\n' "${folder%/}/libcuda.so.1"
+            return 0
+        fi
+    done
     { ldconfig -p 2>/dev/null || true; } | awk '$1 == "libcuda.so.1" { print $NF; exit }' # no ldconfig: no driver to be found
 }
 

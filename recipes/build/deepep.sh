@@ -55,11 +55,23 @@ export_settings() {
     # Room in the RUNPATH for the path that is right after publishing.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../'"${NVSHMEM}/lib"
+    offer_driver
     ((${CUDA_VERSION%%.*} < 13)) || export CPLUS_INCLUDE_PATH="${CUDA_HOME}/include/cccl"
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
     while IFS= read -r option; do
         [[ "${option}" != *=* ]] || export "${option?}"
     done <<<"${OPTIONS:-}"
+}
+
+# offer_driver: DeepEP links libcuda.so, which is in none of the linker's own folders: it is the toolkit's stub, or else the driver.
+offer_driver() {
+    local -r folder="${WORK}/driver"
+    local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
+    [[ -e "${library}" ]] || library="$(find_driver)"
+    [[ -n "${library}" ]] || return 0
+    mkdir -p -- "${folder}"
+    ln -sfn -- "${library}" "${folder}/libcuda.so"
+    export LIBRARY_PATH="${folder}"
 }
 
 # check_version: the tree must be of the version that the lock promises; setup.py may add a local part.

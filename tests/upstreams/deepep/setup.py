@@ -99,7 +99,9 @@ def cuda_runtime() -> list[str]:
     return [f"-L{CUDA_HOME}/lib64", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
-LINK_FLAGS = [f"-L{NVSHMEM_DIR}/lib", "-l:libnvshmem_host.so", "-l:libnvshmem_device.a", f"-Wl,-rpath,{NVSHMEM_DIR}/lib", *cuda_runtime()]
+NVSHMEM_FLAGS = [f"-L{NVSHMEM_DIR}/lib", "-l:libnvshmem_host.so", "-l:libnvshmem_device.a", f"-Wl,-rpath,{NVSHMEM_DIR}/lib"]
+# The driver's library without a folder: it is for whoever builds to let the linker find it.
+LINK_FLAGS = ["-lcuda", *NVSHMEM_FLAGS, *cuda_runtime()]
 
 print("Build summary (CPU stand-in of DeepEP, no GPU needed):")
 print(f" > Version: {VERSION}")
