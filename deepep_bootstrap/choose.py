@@ -61,7 +61,7 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
     gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
     if not gpu_hosts:
-        raise Trouble(Problem(request.inventory.path, "no host with role=gpu answered", wanted="at least one"))
+        raise Trouble(Problem(request.inventory.path, "no GPU host answered", found=fold(facts), wanted="at least one host with role=gpu"))
     check_shared(request.prefix, facts)
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)

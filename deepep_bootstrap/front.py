@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from inspect import Parameter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from deepep_bootstrap.errors import Problem, Trouble, guarded
+from deepep_bootstrap.errors import OK, Problem, Trouble, guarded
+from deepep_bootstrap.survey import Flags
 
-# Flags that mean the same in every verb; a task that takes one of these parameters gets this help text.
 HELP = {
     "hosts": "a hosts file (hosts/b200.txt) or a node set (b200-[001-016])",
     "limit": "only these hosts of it, as a node set",
-    "lock": "the lock file",
-    "stack": "the stack of the lock to offer (default: the lock's default_stack)",
+    "lock": "the lock file (default: deepep.lock.toml beside tasks.py)",
+    "stack": "which stack (bootstrap, plan: the lock's default_stack; verify, test: what `module load deepep` gives)",
     "prefix": "the shared directory everything is installed under (default: the hosts file's)",
     "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL or DIR; may be given more than once",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
-    "dry_run": "print the plan and change nothing",
+    "dry_run": "say what would be done and change nothing",
     "yes": "do not ask before changing something",
     "json": "one JSON document on stdout and nothing else",
     "check": "exit 2 when anything is to be done",
     "accept_new_host_keys": "trust hosts seen for the first time: print their key's fingerprint and record it",
     "sudo_password_prompt": "ask once for the password of sudo",
-    "on_busy_host": "leave (default) or use a host whose GPUs are in use",
-    "forks": "how many hosts to talk to at the same time",
+    "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
+    "forks": "how many hosts to talk to at the same time (default 64)",
+    "kind": "internode (default), intranode or low-latency",
+    "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
+    "start_timeout": "seconds to wait for the nodes (default 600)",
+    "action": "up, down or status",
+    "layer": "the lab's module system: lmod (default) or environment-modules",
+    "dir": "the lab's folder (default: /run/deepep-lab for root)",
 }
+"""One help text a flag: a flag means the same in every verb."""
 
 # Invoke's own flags are also accepted behind a task's name, where `--dry` would look like --dry-run and bootstrap all the same.
 CORE_FLAGS = frozenset(
@@ -43,38 +55,93 @@ CORE_FLAGS = frozenset(
         *("--search-root", "-T", "-f", "-d", "-R", "-e", "-l", "-D", "-F", "-p", "-w", "-c", "-r"),
     )
 )
+ASKS_FOR_HELP = frozenset(("--help", "-h"))
 
 
 def verb(function: Callable[..., int]) -> Any:
-    """Make `function(c, …flags) -> exit code` an Invoke task with our guard, our help texts and no short flags."""
-    parameters = list(inspect.signature(function).parameters)[1:]
+    """Make a function an Invoke task with our guard, our help texts and no short flags.
+
+    `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not begin with
+    a parameter called `flags` has only its own.
+    """
+    own = list(inspect.signature(function).parameters.values())
+    has_common = bool(own) and own[0].name == "flags"
+    parameters = own[1:] + common_parameters() if has_common else own
+    names = [parameter.name for parameter in parameters]
     name = function.__name__.strip("_").replace("_", "-")
+    root = Path(inspect.getfile(function)).resolve().parent
+    if "invoke" in Path(sys.argv[0]).parts[-2:]:
+        # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def body(given: Mapping[str, Any]) -> int:
+        positional = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+        if ASKS_FOR_HELP.intersection(str(given[key]) for key in positional):
+            # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
+            print(usage(name, function.__doc__ or "", parameters))
+            return OK
+        refuse_core_flags(name, names, sys.argv[1:])
+        if not has_common:
+            return function(**given)
+        mine = {parameter.name: given[parameter.name] for parameter in own[1:]}
+        return function(Flags.of(root, given), **mine)
 
     @functools.wraps(function)
-    def guarded_body(c: Any, *args: Any, **flags: Any) -> None:
-        def body() -> int:
-            refuse_core_flags(name, parameters, sys.argv[1:])
-            return function(c, *args, **flags)
-
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, _interrupt)
-        code = guarded(name, body, as_json=bool(flags.get("json", False)))
+    def task_body(c: Any, *args: Any, **given: Any) -> None:
+        end_cleanly_on_signals()
+        values = {**dict(zip(names, args, strict=False)), **given}
+        code = guarded(name, lambda: body(values), as_json=bool(values.get("json", False)))
         if code:
             raise Exit(code=code)
 
+    context = Parameter("c", Parameter.POSITIONAL_OR_KEYWORD)
+    task_body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
     return task(
-        guarded_body,
+        task_body,
         name=name,
         auto_shortflags=False,
-        iterable=[parameter for parameter in parameters if parameter in {"mirror", "log"}],
-        help={parameter: HELP[parameter] for parameter in parameters if parameter in HELP},
+        iterable=[key for key in names if key in {"mirror", "log"}],
+        help={key: HELP[key] for key in names},
     )
+
+
+def common_parameters() -> list[Parameter]:
+    """Return the flags of `Flags` as parameters of a task; Invoke makes options of them and takes their kind from the default.
+
+    Numbers are strings here: `Flags.of` reads them and says what is wrong with one, where Invoke would end in a traceback.
+    """
+    return [
+        Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, default=default_of(each.default))
+        for each in fields(Flags)
+        if each.name != "root"
+    ]
+
+
+def default_of(value: Any) -> Any:
+    """Return a flag's default as Invoke wants it: no tuples, no numbers."""
+    if isinstance(value, tuple):
+        return None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
+    """Return the help of a verb with a positional argument, laid out like Invoke's."""
+    first = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+    rows = [(parameter.name if parameter.name in first else as_flag(parameter.name), HELP[parameter.name]) for parameter in parameters]
+    width = max(len(left) for left, _ in rows) + 3
+    options = "\n".join(f"  {left:<{width}}{text}" for left, text in rows)
+    return f"Usage: invoke {name} {' '.join(first).upper()} [--options]\n\nDocstring:\n  {doc}\n\nOptions:\n{options}\n"
+
+
+def as_flag(parameter: str) -> str:
+    """Return `--dry-run` for dry_run."""
+    return f"--{parameter.replace('_', '-')}"
 
 
 def refuse_core_flags(name: str, parameters: Sequence[str], argv: Sequence[str]) -> None:
     """Raise Trouble when one of Invoke's own flags stands behind the verb in `argv`."""
     behind = argv[argv.index(name) + 1 :] if name in argv else []
-    ours = [f"--{parameter.replace('_', '-')}" for parameter in parameters]
+    ours = [as_flag(parameter) for parameter in parameters]
     problems = []
     for word in behind:
         flag = word.split("=", 1)[0]
@@ -86,6 +153,23 @@ def refuse_core_flags(name: str, parameters: Sequence[str], argv: Sequence[str])
         raise Trouble(*problems)
 
 
+def end_cleanly_on_signals() -> None:
+    """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays ignored.
+
+    What the terminal's encoding cannot show is escaped instead of being an error.
+    """
+    # A connection or a pipe that breaks is an error to report, not our end.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _interrupt)
+    if sys.stdout is None:
+        # Started with stdout closed (`>&-`).
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """End like ^C, so that a lost terminal or a `kill` cleans up as well."""
     raise KeyboardInterrupt

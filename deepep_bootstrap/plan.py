@@ -114,9 +114,9 @@ def missing_entries(choice: Choice, present: Sequence[str]) -> tuple[Entry, ...]
 def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
     """Return the step that makes the prefix and proves by writing that all hosts share it."""
     marker = facts[choice.prefix_host].prefix.id
-    found = f"prefix {marker[:8]}" if marker else "no prefix there"
+    found = f"id {marker[:8]}, not tried by writing" if marker else "nothing there"
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
-    return Step("prefix", "prefix", f"share {request.prefix}", hosts, Reason(found, "one directory, writable, the same on every host"))
+    return Step("prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts"))
 
 
 def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
@@ -161,7 +161,7 @@ def lacking_hook(request: Request, facts: Facts) -> Reason | None:
 def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:
     """Yield one step for each entry to build."""
     for entry in missing:
-        title = f"build {entry.kind} {entry.version}"
+        title = f"build {'Python with torch' if entry.kind == 'python' else entry.kind} {entry.version}"
         yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
 
 
@@ -170,7 +170,7 @@ def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
     prefix = facts[choice.prefix_host].prefix
     current = store.read_offer(prefix.manifest)
     if current is None or store.offer_digest(current) != store.offer_digest(choice.offer):
-        found = f"generation {prefix.generation}, another offer" if current else "no generation"
+        found = f"generation {prefix.generation}, which offers something else" if current else "nothing offered"
         wanted = f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
         yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
 
@@ -178,7 +178,9 @@ def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
 def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
     """Return the check at the end of every run that changed something."""
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
-    return Step("verify", "verify", "load and import", hosts, Reason("not seen since the change", f"{choice.record.module} loads"))
+    return Step(
+        "verify", "verify", "verify", hosts, Reason("not tried since the change", f"{choice.record.module} loads and deep_ep imports")
+    )
 
 
 def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
@@ -22,8 +24,19 @@ from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.plan import Outcome, Plan, Step
 
-MARKS = {"done": "[green]done[/]", "unchanged": "[dim]unchanged[/]", "failed": "[red]failed[/]", "skipped": "[yellow]skipped[/]"}
+STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
+STATE_WIDTH = max(map(len, STYLES))
 GIB = 1024**3
+TABLE_WIDTH = 100
+"""Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
+
+STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
+"""What a program on a host may print for its own terminal: colours, titles, cursor moves, bells."""
+
+HOSTS_WIDTH = 24
+"""Columns for the names of hosts; a set that folds badly is cut."""
 
 
 class Screen:
@@ -35,16 +48,16 @@ class Screen:
     def __init__(self, verb: str, *, as_json: bool = False) -> None:
         self.verb = verb
         self.as_json = as_json
-        self.live = sys.stdout.isatty() and not as_json
         self._console = Console(quiet=as_json, soft_wrap=True, highlight=False)
         self._errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.live = sys.stdout.isatty() and not as_json and not self._console.is_dumb_terminal
         self._progress: _Progress | None = None
         self._lock = threading.Lock()
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print one line for a person."""
         with self._lock:
-            self._console.print(text, style=style or None, markup=False)
+            self._console.print(plain(text), style=style or None, markup=False)
 
     def problem(self, problem: Problem) -> None:
         """Print one problem; part of the document instead where there is one."""
@@ -55,27 +68,21 @@ class Screen:
         """Print the verb's JSON document, if that was asked for."""
         if self.as_json:
             head = {"schema": 1, "verb": self.verb, "exit": exit_code, "errors": [problem.as_json() for problem in problems]}
-            print(json.dumps({**head, **content}, ensure_ascii=False, indent=2))
+            print(json.dumps({**head, **content}, indent=2))
 
     def plan(self, plan: Plan) -> None:
         """Print the steps with their reasons, equal ones folded over hosts, and the estimate."""
         for note in plan.notes:
-            self.say(f"note: {note}")
+            self.say(f"note: {note}", style="dim")
         if not plan.steps:
             self.say("Nothing to do: everything wanted is there.")
             return
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for heading in ("step", "hosts", "found", "wanted"):
-            table.add_column(heading, overflow="fold")
-        for step in plan.steps:
-            table.add_row(*(escape(cell) for cell in (step.title, fold(step.hosts), step.reason.found, step.reason.wanted)))
         with self._lock:
-            if self._console.is_terminal:
-                self._console.print(table)
+            if self._console.is_terminal and self._console.width >= TABLE_WIDTH:
+                self._console.print(plan_table(plan.steps), soft_wrap=False)
             else:
                 for step in plan.steps:
-                    found = f"found {step.reason.found}, wanted {step.reason.wanted}"
-                    self._console.print(f"{step.title} on {fold(step.hosts)}: {found}", markup=False)
+                    self._console.print(plan_line(step), markup=False)
         if plan.download_bytes or plan.disk_bytes:
             self.say(f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix.")
 
@@ -92,12 +99,12 @@ class Screen:
         finally:
             self._progress = None
 
-    def started(self, host: str, step: str) -> None:
-        """A step began on a host."""
+    def started(self, step: str, hosts: Sequence[str]) -> None:
+        """A step began on some hosts."""
         if self._progress:
-            self._progress.start((host, step))
+            self._progress.start(step, hosts)
         else:
-            self.say(f"{host}: {step} …")
+            self.say(f"{fold(hosts)}: {step} …")
 
     def waiting(self, host: str, step: str, text: str) -> None:
         """A step waits for somebody; a person should know for whom."""
@@ -108,31 +115,34 @@ class Screen:
     def line(self, host: str, step: str, text: str) -> None:
         """A running step printed a line (live table only; logs have them all)."""
         if self._progress:
-            self._progress.line((host, step), text)
+            self._progress.line(step, host, text)
 
-    def ended(self, outcome: Outcome) -> None:
-        """A step ended on a host."""
-        if self._progress:
-            self._progress.end((outcome.host, outcome.step))
-        detail = f" — {outcome.detail}" if outcome.detail else ""
-        with self._lock:
-            mark = MARKS[outcome.state]
-            self._console.print(f"{mark} {escape(outcome.step)} on {escape(outcome.host)} ({outcome.seconds:.1f} s){escape(detail)}")
+    def ended(self, *outcomes: Outcome) -> None:
+        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end."""
+        for outcome in outcomes:
+            if self._progress:
+                self._progress.end(outcome.step, outcome.host)
+        for group in folded(outcomes):
+            first, names = group[0], fold(outcome.host for outcome in group)
+            detail = f" — {shortened(first.detail)}" if first.detail and first.state != "failed" else ""
+            took = seconds(max(outcome.seconds for outcome in group))
+            self._mark(first.state, f"{first.state} {first.step} on {names} ({took}){detail}")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Print the outcome table, equal outcomes folded over hosts, the bad ones last and with their logs."""
-        groups: dict[tuple[str, str, str, str], list[str]] = {}
-        for outcome in outcomes:
-            log = outcome.log if outcome.state == "failed" else ""
-            groups.setdefault((outcome.step, outcome.state, outcome.detail, log), []).append(outcome.host)
-        self.say()
-        for (step, state, detail, log), names in sorted(groups.items(), key=lambda item: item[0][1] == "failed"):
-            below = [detail, log and f"full log: {log}"] if state == "failed" else []
-            beside = f" — {escape(detail)}" if detail and state != "failed" else ""
-            with self._lock:
-                self._console.print(f"{MARKS[state]} {escape(step)}: {escape(fold(names))}{beside}")
-                for text in filter(None, below):
-                    self._console.print(textwrap.indent(text, "    "), markup=False)
+        """Print the outcome table, equal outcomes folded over hosts, the bad ones last, with their last lines and their logs."""
+        groups = sorted(folded(outcomes), key=lambda group: group[0].state == "failed")
+        if not groups:
+            return
+        steps = max(len(group[0].step) for group in groups)
+        for group in groups:
+            first, names = group[0], fold(outcome.host for outcome in group)
+            failed = first.state == "failed"
+            beside = f"  {shortened(first.detail)}" if first.detail and not failed else ""
+            took = seconds(max(outcome.seconds for outcome in group))
+            self._mark(first.state, f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took:>8}  {names}{beside}")
+            if failed:
+                for text in filter(None, (first.detail, first.log and f"full log: {first.log}")):
+                    self.say(textwrap.indent(text, "    "))
 
     def next_commands(self, commands: Sequence[str]) -> None:
         """Print what to type next."""
@@ -140,36 +150,109 @@ class Screen:
         for command in commands:
             self.say(f"    {command}")
 
+    def _mark(self, state: str, line: str) -> None:
+        """Print a line whose leading word is a state, in the colour of that state."""
+        with self._lock:
+            text = plain(line)
+            self._console.print(f"[{STYLES[state]}]{escape(text[: len(state)])}[/]{escape(text[len(state) :])}")
+
+
+@dataclass
+class _Row:
+    since: float
+    hosts: dict[str, None] = field(default_factory=dict)
+    text: str = ""
+
 
 class _Progress:
-    """The live table: one row a running step with its time and last line."""
+    """Rows by step, so that 64 hosts at one step are one row. Methods may be called from several threads."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], tuple[float, str]] = {}
+        self._rows: dict[str, _Row] = {}
         self._lock = threading.Lock()
         self._spinner = Spinner("dots")
 
-    def start(self, key: tuple[str, str]) -> None:
+    def start(self, step: str, hosts: Sequence[str]) -> None:
+        """A step began on some hosts."""
         with self._lock:
-            self._rows[key] = (time.monotonic(), "")
+            self._rows.setdefault(step, _Row(time.monotonic())).hosts.update(dict.fromkeys(hosts))
 
-    def line(self, key: tuple[str, str], text: str) -> None:
+    def line(self, step: str, host: str, text: str) -> None:
+        """A running step printed a line."""
         with self._lock:
-            since = self._rows.get(key, (time.monotonic(), ""))[0]
-            self._rows[key] = (since, text.strip())
+            row = self._rows.setdefault(step, _Row(time.monotonic(), {host: None}))
+            said = plain(text).strip()
+            if said:
+                row.text = said if len(row.hosts) < 2 else f"{host}: {said}"
 
-    def end(self, key: tuple[str, str]) -> None:
+    def end(self, step: str, host: str) -> None:
+        """A step ended on a host; its row goes with its last host."""
         with self._lock:
-            self._rows.pop(key, None)
+            row = self._rows.get(step)
+            if row is None:
+                return
+            row.hosts.pop(host, None)
+            if not row.hosts:
+                del self._rows[step]
 
-    def __rich__(self) -> Group:
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, expand=True)
-        for ratio in (0, 0, 0, 1):
-            table.add_column(ratio=ratio or None, no_wrap=True, overflow="ellipsis")
+    def __rich__(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, expand=True)
+        table.add_column(width=1)
+        table.add_column(max_width=HOSTS_WIDTH, no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         with self._lock:
-            for (host, step), (since, text) in self._rows.items():
-                table.add_row(escape(host), escape(step), f"{time.monotonic() - since:5.0f} s", Text(text, style="dim"))
-        return Group(self._spinner, table)
+            for step, row in self._rows.items():
+                elapsed = f"{time.monotonic() - row.since:.0f} s"
+                table.add_row(self._spinner, Text(fold(row.hosts)), Text(step), elapsed, Text(row.text, style="dim"))
+            return Group(table) if self._rows else Group(self._spinner)
+
+
+def plain(text: str) -> str:
+    """Return text without escape sequences and control characters but tab and newline."""
+    return ESCAPES.sub("", text)
+
+
+def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the same."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.step, outcome.state, outcome.detail), []).append(outcome)
+    return list(groups.values())
+
+
+def plan_line(step: Step) -> str:
+    """Return a step and its reason as one line."""
+    return f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted {shortened(step.reason.wanted)}"
+
+
+def plan_table(steps: Sequence[Step]) -> Table:
+    """Return the steps and their reasons as a table for a terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("step", "hosts", "found", "wanted"):
+        table.add_column(heading, overflow="fold")
+    for step in steps:
+        cells = (step.title, fold(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted))
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def shortened(text: str) -> str:
+    """Return a message with the hashes of store entries cut to what a person compares; JSON and logs have them whole."""
+    return STORE_HASH.sub(r"\1…", text)
+
+
+def seconds(count: float) -> str:
+    """Return a duration in the units a person would choose."""
+    if count < 9.95:
+        return f"{count:.1f} s"
+    whole = round(count)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 def size(count: int) -> str:

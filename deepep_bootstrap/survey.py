@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, store
+from deepep_bootstrap import hosts, lock, plan, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble, state_dir
 from deepep_bootstrap.facts import Facts, parse, script
 from deepep_bootstrap.hosts import Host, Inventory
 from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.plan import Plan
 from deepep_bootstrap.remote import Fleet, Job, Options, Secret
 from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
+
+OWN_NAME = "\0"
+"""Stands for a host's own name while messages of several hosts are compared."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Flags:
     prefix: str = ""
     mirror: tuple[str, ...] = ()
     python: str = ""
+    dry_run: bool = False
+    yes: bool = False
     json: bool = False
     accept_new_host_keys: bool = False
     sudo_password_prompt: bool = False
@@ -47,29 +54,47 @@ class Flags:
 
     @classmethod
     def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
-        """Return the flags among a task's local variables; the rest of them is the verb's own business."""
+        """Return the common flags among all that a verb was given; Trouble with every one that has a bad value.
+
+        Of flags that a verb has no use for, only those are checked that need no file: `--lock` on `status` is accepted and not read.
+        """
         known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         known["mirror"] = tuple(known.get("mirror") or ())
+        known["forks"] = number("--forks", known.get("forks", 64))
         flags = cls(root=root, **known)
         if flags.on_busy_host not in {"leave", "use"}:
-            raise Trouble(Problem("--on-busy-host", "unknown value", found=flags.on_busy_host, wanted="leave or use"))
+            raise Trouble(Problem("--on-busy-host", "unknown value", found=flags.on_busy_host or "nothing", wanted="leave or use"))
         if flags.prefix:
             hosts.check_prefix(flags.prefix, "--prefix")
         return flags
 
 
+def number(flag: str, value: str | int) -> int:
+    """Return the whole number above 0 that a flag was given."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise Trouble(Problem(flag, "not a number it can be", found=text or "nothing", wanted="a whole number from 1"))
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run of a verb: its name (time, verb, random part) and the folder its logs go to on the control machine."""
+    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the control machine."""
 
     name: str
     folder: Path
 
     @classmethod
     def start(cls, verb: str) -> Run:
-        """Return a new run; the folder is made when the first log is written."""
+        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody could look up."""
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
-        return cls(name, state_dir() / "logs" / name)
+        folder = state_dir() / "logs" / name
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
+            raise Trouble(Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)) from None
+        return cls(name, folder)
 
     def log(self, host: str, step: str, text: str) -> Path:
         """Append `text` to the log of one step on one host and return the file's path."""
@@ -163,19 +188,34 @@ def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Surv
         except Trouble as trouble:
             problems.extend(trouble.problems)
     if not facts:
-        raise Trouble(*fold_problems(problems))
-    return Survey(inventory, prefix, facts, fold_problems(problems))
+        raise Trouble(*fold_problems(problems, inventory))
+    return Survey(inventory, prefix, facts, fold_problems(problems, inventory))
 
 
-def fold_problems(problems: list[Problem]) -> tuple[Problem, ...]:
-    """Say equal problems of several hosts once, with the folded set of hosts as their place."""
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
+def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
+    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone."""
+    names = {host.name for host in inventory.hosts}
+    groups: dict[Problem, list[str]] = {}
     for problem in problems:
-        groups.setdefault((problem.what, problem.found, problem.wanted, problem.try_), []).append(problem.where)
+        same = problem
+        if problem.where in names:
+            # A message may name its own host once more, such as `the name n003 is not known`.
+            same = replace(problem, where="", what=re.sub(rf"(?<!\S){re.escape(problem.where)}(?!\S)", OWN_NAME, problem.what))
+        groups.setdefault(same, []).append(problem.where)
     return tuple(
-        Problem(hosts.fold(where) if len(where) > 1 else where[0], what, found, wanted, try_)
-        for (what, found, wanted, try_), where in groups.items()
+        replace(same, where=hosts.fold(where), what=same.what.replace(OWN_NAME, where[0] if len(where) == 1 else "of the host"))
+        for same, where in groups.items()
     )
+
+
+def decide(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> tuple[Request, Plan]:
+    """Return what is wanted and the plan for it; Trouble, with equal reasons of several hosts said once, where there can be none."""
+    request = request_for(flags, survey, found, stack)
+    try:
+        return request, plan.make(request, survey.facts)
+    except Trouble as trouble:
+        # Hosts that did not answer may well be why: they are named too.
+        raise Trouble(*fold_problems(trouble.problems, survey.inventory), *survey.problems, code=trouble.code) from None
 
 
 def current_offer(survey: Survey) -> Offer:

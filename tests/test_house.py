@@ -24,7 +24,7 @@ LEVELS: dict[str, int] = {
     "remote": 30, "fetch": 30, "wheels": 30, "store": 30,
     "choose": 38, "plan": 40, "doctor": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
     "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "report": 50, "html": 50,
-    "survey": 60,
+    "survey": 60, "phases": 65,
     "verbs": 70,
     "front": 80,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from deepep_bootstrap.errors import OK, TROUBLE
@@ -17,13 +18,9 @@ def facts(flags: Flags) -> int:
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, seen in survey.facts.items():
-        groups.setdefault(tuple(lines(seen)), []).append(name)
-    for facts_of, names in groups.items():
-        screen.say(fold(names), style="bold")
-        for key, value in facts_of:
-            screen.say(f"  {key:<12} {value}")
+    screen.say(fold(survey.facts), style="bold")
+    for line in folded({name: lines(seen) for name, seen in survey.facts.items()}):
+        screen.say(line)
     for problem in survey.problems:
         screen.problem(problem)
     code = TROUBLE if survey.problems else OK
@@ -31,8 +28,22 @@ def facts(flags: Flags) -> int:
     return code
 
 
+def folded(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    """Return the lines of all hosts by label: a value that all hosts share once, others each with the hosts that have it."""
+    by_label: dict[str, dict[str, list[str]]] = {}
+    for name, pairs in lines_of.items():
+        for label, value in pairs:
+            by_label.setdefault(label, {}).setdefault(value, []).append(name)
+    text = []
+    for label, hosts_by_value in by_label.items():
+        for number, (value, names) in enumerate(hosts_by_value.items()):
+            whose = "" if len(hosts_by_value) == 1 else f"  [{fold(names)}]"
+            text.append(f"  {'' if number else label:<8} {value}{whose}")
+    return text
+
+
 def lines(seen: Facts) -> list[tuple[str, str]]:
-    """Return what a person wants to know of one host, a label and a sentence each."""
+    """Return what a person wants to know of one host, a label and a sentence each; nothing that differs on every host."""
     gpus = sorted({f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}" for gpu in seen.gpus})
     active = [device.name for device in seen.rdma if any(port.state == "ACTIVE" for port in device.ports)]
     layers = sorted({port.link_layer for device in seen.rdma for port in device.ports if port.link_layer})
@@ -48,6 +59,12 @@ def lines(seen: Facts) -> list[tuple[str, str]]:
         ("Python", ", ".join(f"{python.path} {python.version}" for python in seen.pythons) or "none"),
         ("tools", ", ".join(f"{name} {version}" for name, version in seen.tools) or "none"),
         ("modules", f"{seen.modules.kind} {seen.modules.version}".strip()),
-        ("Slurm", f"{slurm.version}, node {slurm.node or 'none'} {slurm.state}".rstrip() if slurm.works else "none"),
+        ("Slurm", slurm_line(seen) if slurm.works else "none"),
         ("prefix", f"{prefix.path}: {state}" if prefix.exists else f"{prefix.path}: not there yet"),
     ]
+
+
+def slurm_line(seen: Facts) -> str:
+    """Return version and state of Slurm on a host, without the host's name in it."""
+    state = f"node is {seen.slurm.state.lower()}" if seen.slurm.node else "a client, no node"
+    return f"{seen.slurm.version}, {state}"

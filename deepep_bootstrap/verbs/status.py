@@ -18,17 +18,21 @@ def status(flags: Flags) -> int:
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
     manifest = newest_manifest(survey)
-    screen.say(f"prefix {prefix}", style="bold")
+    screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     if manifest:
         screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
         for record in manifest["offer"]["stacks"].values():
-            default = ", the default" if record["stack"] == manifest["offer"]["default_stack"] else ""
-            screen.say(f"  {record['module']}: CUDA {record['cuda_home']}, GPUs {', '.join(record['archs'])}, {record['profile']}{default}")
+            default = " (what `module load deepep` gives)" if record["stack"] == manifest["offer"]["default_stack"] else ""
+            what = f"CUDA in {record['cuda_home']}, GPUs of compute {', '.join(record['archs'])}, profile {record['profile']}"
+            screen.say(f"  module {record['module']}: {what}{default}")
     else:
-        screen.say("  nothing is offered yet")
+        screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
+    blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
+    if blind:
+        screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
     hooks = hooks_of(survey)
     for hook, names in hooks.items():
-        screen.say(f"  hook {hook}: {fold(names)}")
+        screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
     for problem in survey.problems:
         screen.problem(problem)
     code = TROUBLE if survey.problems else OK
@@ -46,6 +50,6 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
     """Return the hosts by what their MODULEPATH hook names."""
     hooks: dict[str, list[str]] = {}
     for name, facts in survey.facts.items():
-        system = "no module system" if facts.modules.kind == "none" else "none"
-        hooks.setdefault(facts.modules.hook or system, []).append(name)
+        absent = "not needed, no module system" if facts.modules.kind == "none" else "missing"
+        hooks.setdefault(facts.modules.hook or absent, []).append(name)
     return hooks

@@ -1,0 +1,219 @@
+"""The phases of a bootstrap: share the prefix, prepare hosts, build, publish, prove. Each takes the work and returns outcomes."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from deepep_bootstrap import apply, build, choose, generations, modules, slurm, store, supply, verify
+from deepep_bootstrap.choose import Request
+from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.generations import Content, Place
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.store import Offer
+from deepep_bootstrap.survey import Flags, Run, Survey, gather
+
+PREFIX, FETCH = "prefix", "fetch"
+CONTROL = "this machine"
+"""What the control machine is called where a host's name would stand."""
+
+STALE_TRIES = 3
+"""How often an offer is composed again because another run published one meanwhile."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every phase of one bootstrap needs."""
+
+    flags: Flags
+    screen: Screen
+    run: Run
+    door: Fleet
+    survey: Survey
+    request: Request
+    plan: Plan
+    mirrors: Mirrors
+
+    def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
+        """Return the hosts of these names."""
+        return tuple(self.survey.host(name) for name in names)
+
+    @property
+    def prefix_host(self) -> Host:
+        """The host through which the prefix is touched."""
+        return self.survey.host(self.plan.choice.prefix_host)
+
+    @property
+    def build_user(self) -> str:
+        """Who builds and writes the prefix; "" for the connection's own user."""
+        return self.survey.inventory.settings.build_user
+
+    @property
+    def place(self) -> Place:
+        """The prefix as its host reaches it."""
+        return Place(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
+
+
+def share_prefix(work: Work) -> tuple[Outcome, ...]:
+    """Make the prefix and prove by writing that it is one directory on all hosts."""
+    steps = work.plan.of_kind("prefix")
+    if not steps:
+        return ()
+    host, begin = work.prefix_host, time.monotonic()
+    work.screen.started(PREFIX, [host.name])
+    marker = generations.prepare_prefix(work.door, replace(work.place, user=""), work.build_user)
+    generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
+    seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(steps[0].hosts)}"
+    return tell(work, (Outcome(PREFIX, host.name, "done", seen, time.monotonic() - begin),))
+
+
+def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
+    """Run the host recipes of the plan, each on its hosts at the same time."""
+    outcomes: list[Outcome] = []
+    for step in work.plan.of_kind("host"):
+        work.screen.started(step.title, step.hosts)
+        tell_line = functools.partial(show_line, work.screen, step.title)
+        pairs = apply.apply_step(work.door, work.hosts(step.hosts), step, work.request.recipes, on_line=tell_line)
+        logged = tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
+        outcomes.extend(tell(work, logged))
+    return tuple(outcomes)
+
+
+def show_line(screen: Screen, title: str, host: str, text: str) -> None:
+    """Show the last line of a host recipe."""
+    screen.line(host, title, text)
+
+
+def build_entries(work: Work) -> tuple[Outcome, ...]:
+    """Fetch and verify what the missing entries are made of, then build them on the build host."""
+    names = [step.name for step in work.plan.of_kind("build")]
+    entries = tuple(entry for entry in work.plan.choice.entries if entry.name in names)
+    if not entries:
+        return ()
+    host = work.survey.host(work.plan.choice.build_host)
+    supplies = fetch_supplies(work, entries)
+    request = build.BuildRequest(
+        prefix=work.request.prefix,
+        entries=entries,
+        recipes=work.request.recipes,
+        chunks=supplies.supply.chunks,
+        logs=work.run.folder / host.name,
+        wheels=work.plan.choice.wheels,
+        indexes=supplies.indexes,
+        user=work.build_user,
+        allocation=allocation(work),
+    )
+    titles = {step.name: step.title for step in work.plan.of_kind("build")}
+    begun: dict[str, float] = {}
+
+    def show(event: build.Event) -> None:
+        title = titles[event.entry]
+        if event.entry not in begun and event.state in {"running", "waiting"}:
+            begun[event.entry] = time.monotonic()
+            work.screen.started(title, [host.name])
+        if event.state == "waiting":
+            work.screen.waiting(host.name, title, event.line)
+        elif event.state == "running":
+            work.screen.line(host.name, title, event.line)
+        else:
+            took = time.monotonic() - begun.get(event.entry, time.monotonic())
+            work.screen.ended(Outcome(title, host.name, event.state, event.line, took))
+
+    outcomes = build.build_all(work.door, host, request, show)
+    # What a compiler exits with is its own business; ours is that the step failed.
+    return tuple(replace(outcome, step=titles[outcome.step], code=TROUBLE if outcome.state == "failed" else OK) for outcome in outcomes)
+
+
+def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.EnvironmentSupply:
+    """Fetch sources, and see to the wheels where an environment is to be built."""
+
+    def say(text: str) -> None:
+        work.screen.line(CONTROL, FETCH, text)
+
+    work.screen.started(FETCH, [CONTROL])
+    begin = time.monotonic()
+    sources = supply.fetch_sources(work.request.lock, entries, work.mirrors, say)
+    indexes = None
+    if any(entry.kind == "python" for entry in entries):
+        choice = work.plan.choice
+        host = work.survey.host(choice.build_host)
+        want = supply.Environment(
+            work.request.lock, choice.wheels, work.mirrors, work.request.recipes, host, work.survey.facts[host.name],
+            choice.python.path, work.build_user,
+        )  # fmt: skip
+        environment = supply.fetch_environment(work.door, want, say)
+        sources, indexes = supply.join(sources, environment.supply), environment.indexes
+    detail = f"{len(sources.files)} files, hashes as locked" + ("" if indexes is None else "; the build host gets the wheels itself")
+    work.screen.ended(Outcome(FETCH, CONTROL, "done", detail, time.monotonic() - begin))
+    return supply.EnvironmentSupply(sources, indexes)
+
+
+def allocation(work: Work) -> slurm.Request | None:
+    """Return what the build asks of Slurm, or None where the build host is no node of a cluster."""
+    node = work.plan.choice.slurm_node
+    if not node:
+        return None
+    settings = work.survey.inventory.settings
+    return slurm.Request(
+        nodes=(node,), count=1, partition=settings.partition, account=settings.account, qos=settings.qos, extra=settings.sbatch_args
+    )
+
+
+def publish_offer(work: Work) -> tuple[Outcome, ...]:
+    """Render the offer and publish it as the next generation; compose again when another run was quicker."""
+    if not work.plan.of_kind("offer"):
+        return ()
+    host = work.prefix_host
+    title = work.plan.of_kind("offer")[0].title
+    work.screen.started(title, [host.name])
+    survey, begin = work.survey, time.monotonic()
+    for _ in range(STALE_TRIES):
+        prefix = survey.facts[host.name].prefix
+        offer = choose.merge_offer(work.request, store.read_offer(prefix.manifest), work.plan.choice.record)
+        files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
+        files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
+        published = generations.publish_generation(work.door, work.place, files, prefix.generation)
+        if not published.stale:
+            detail = f"generation {published.generation}: {work.plan.choice.record.module}"
+            return tell(work, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
+        survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
+    raise Trouble(
+        Problem(work.request.prefix, "other runs publish generations all the time", try_="invoke bootstrap, when they have ended")
+    )
+
+
+def manifest(work: Work, offer: Offer, survey: Survey) -> str:
+    """Return the text of the new generation's manifest."""
+    here = survey.facts[work.prefix_host.name]
+    return modules.manifest(
+        offer,
+        generation=here.prefix.generation + 1,
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
+        lock_digest=store.digest({"lock": Path(work.request.lock.path).read_text(encoding="utf-8")}),
+        hosts=tuple(survey.facts),
+    )
+
+
+def prove(work: Work) -> tuple[Outcome, ...]:
+    """Load the module and import deep_ep on every host."""
+    hosts = work.hosts(work.plan.of_kind("verify")[0].hosts)
+    work.screen.started("verify", [host.name for host in hosts])
+    record = work.plan.choice.record
+    load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
+    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load))
+
+
+def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """Show outcomes and hand them on."""
+    work.screen.ended(*outcomes)
+    return outcomes
