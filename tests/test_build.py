@@ -205,6 +205,16 @@ def test_an_architecture_without_code_is_found(built: Built, prepared: Prepared,
         health(prefix, prepared, lacking, tmp_path / "scratch")
 
 
+def test_a_toolkit_that_cannot_be_asked_for_its_code_is_named_at_once(prepared: Prepared, prefix: Path) -> None:
+    toolkit = prepared.toolkit("12.6.85")
+    Path(toolkit.path, "bin/cuobjdump").unlink()
+    events: list[Event] = []
+    outcomes = standins.run(prepared.request(prefix, prepared.wanted(toolkit)), events.append)
+    assert outcomes["deepep"].state == "failed"
+    assert f"not installed on this machine: {toolkit.path}/bin/cuobjdump" in outcomes["deepep"].detail
+    assert not [event for event in events if event.entry == outcomes["deepep"].step and " -dc " in event.line]
+
+
 def test_an_unknown_check_word_is_named(built: Built, prepared: Prepared, tmp_path: Path) -> None:
     prefix, _ = built
     entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]

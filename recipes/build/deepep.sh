@@ -8,6 +8,8 @@ TOOLKIT="${WORK}/toolkit"
 
 build_entry() {
     local code=0
+    # Not every toolkit has it: better said now than after the build.
+    [[ " ${CHECKS:-} " != *" device-code "* ]] || need_command "${CUDA_HOME}/bin/cuobjdump"
     mkdir -p -- "${WORK}"
     choose_python_and_nvshmem
     export_settings
