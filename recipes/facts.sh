@@ -66,8 +66,9 @@ probe_prefix() { # a dead NFS server must cost seconds, not the run: `stat` in a
 main() {
     exec </dev/null 2>/dev/null
     prefix=$1
-    # shellcheck disable=SC2034  # probe_external reads it
     python=${2:-}
+    # An environment often brings its own cmake and ninja; they serve where the system has none. Builds look there too.
+    case $python in /*) PATH=$PATH:${python%/*} ;; esac
     put facts 1
     for probe in gpus gpu_processes slurm modules external tools toolkits pythons; do "probe_$probe" & done
     probe_system; probe_kernel; probe_fabric

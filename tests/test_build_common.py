@@ -95,7 +95,7 @@ def test_what_would_change_the_result_is_forgotten(tmp_path: Path) -> None:
         "LDSHARED",
     )
     kept = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "LD_LIBRARY_PATH": "/nvidia"}
-    given = {**dict.fromkeys(changes, "9"), **kept, "SOURCE_DATE_EPOCH": "1", "CUDA_HOME": "/cuda"}
+    given = {**dict.fromkeys(changes, "9"), **kept, "SOURCE_DATE_EPOCH": "1", "CUDA_HOME": "/cuda", "PYTHON": "/own/bin/python"}
     left = dict(line.partition("=")[::2] for line in run_function("clear_environment; env", tmp_path, **given).splitlines())
     assert not set(changes) & set(left)
     assert kept.items() <= left.items()

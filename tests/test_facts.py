@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -389,3 +390,37 @@ def test_environment_modules_in_a_login_shell(modules_lab: LiveLab) -> None:
     seen = parse(modules_lab.ssh("n001", "sh /shared/facts /shared/deepep").stdout, "n001").modules
     assert (seen.kind, seen.version.split(".")[0], seen.init) == ("environment-modules", "5", "/usr/share/modules/init/bash")
     assert seen.paths
+
+
+def test_tools_beside_the_python_asked_about_are_found(tmp_path: Path) -> None:
+    """On a machine whose cmake and ninja came with a Python environment, they are there even when nobody activated it."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    ninja = python.with_name("ninja")
+    ninja.write_text("#!/bin/sh\necho 1.99.9\n")
+    ninja.chmod(0o755)
+    plain_path = tmp_path / "bin"
+    plain_path.mkdir()
+    for name in (
+        "sh",
+        "timeout",
+        "head",
+        "tr",
+        "sed",
+        "grep",
+        "awk",
+        "cat",
+        "uname",
+        "id",
+        "df",
+        "tail",
+        "readlink",
+        "base64",
+        "dirname",
+        "nproc",
+    ):
+        (plain_path / name).symlink_to(shutil.which(name) or name)
+    env = {"PATH": str(plain_path)}
+    assert "ninja" not in dict(parse(run_script("dash", "/nowhere", env=env), "h").tools)
+    assert dict(parse(run_script("dash", "/nowhere", str(python), env=env), "h").tools)["ninja"] == "1.99.9"

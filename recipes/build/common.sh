@@ -18,7 +18,9 @@ clear_environment() {
     for name in "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"; do
         [[ "${name}" == NVSHMEM_DISABLE_NVLS ]] || unset "${name}" # that one protects a machine shared with others, and builds nothing
     done
-    export PATH="${PATH}:/usr/sbin:/sbin" # GDRCopy's Makefile calls ldconfig
+    # Last, what stands beside the interpreter: an environment often brings its own cmake and ninja. GDRCopy's Makefile calls ldconfig.
+    # shellcheck disable=SC2153 # an input, as prefix/publish.sh says
+    export PATH="${PATH}:/usr/sbin:/sbin:${PYTHON%/*}"
     export CFLAGS="-ffile-prefix-map=${SCRATCH}=." CXXFLAGS="-ffile-prefix-map=${SCRATCH}=."
     # Byte code comes from compile_modules alone: what Python writes by itself names the folder it was in.
     export SOURCE_DATE_EPOCH CUDA_HOME PYTHONDONTWRITEBYTECODE=1
