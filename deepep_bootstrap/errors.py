@@ -110,13 +110,22 @@ def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
     if error.errno in READER_GONE and error.filename is None:
         # The reader of our output (head, less, a terminal) has gone, so there is nobody to tell.
         _silence(sys.stdout)
-        return TROUBLE
+        return INTERRUPTED if _followed_interrupt(error) else TROUBLE
     if error.errno not in MACHINE_TROUBLE:
         return _tell_bug(verb, as_json=as_json)
     if error.filename is None:
         _silence(sys.stdout)
     where = str(error.filename or "output")
     return _tell(verb, (Problem(where, f"cannot be used: {error.strerror}"),), TROUBLE, as_json=as_json)
+
+
+def _followed_interrupt(error: BaseException) -> bool:
+    """Return whether `error` came up while an interrupt was on its way out: a closed terminal interrupts, then cannot be written."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if isinstance(error, KeyboardInterrupt):
+            return True
+    return False
 
 
 def _tell_bug(verb: str, *, as_json: bool) -> int:

@@ -124,7 +124,8 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
             work.screen.waiting(host.name, title, event.line)
         elif event.state == "running":
             work.screen.line(host.name, title, event.line)
-        else:
+        elif "was not built" not in event.line:
+            # An entry that waited for one that failed ends as skipped, which is told when all is known.
             took = time.monotonic() - begun.get(event.entry, time.monotonic())
             work.screen.ended(Outcome(title, host.name, event.state, event.line, took))
 

@@ -110,12 +110,12 @@ class Screen:
         """A step waits for somebody; a person should know for whom."""
         self.line(host, step, f"waiting for {text}")
         if not self._progress:
-            self.say(f"{host}: {step} waits for {text}")
+            self.say(f"{host}: {step} waits for {shortened(text)}")
 
     def line(self, host: str, step: str, text: str) -> None:
         """A running step printed a line (live table only; logs have them all)."""
         if self._progress:
-            self._progress.line(step, host, text)
+            self._progress.line(step, host, shortened(text))
 
     def ended(self, *outcomes: Outcome) -> None:
         """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end."""
@@ -125,21 +125,20 @@ class Screen:
         for group in folded(outcomes):
             first, names = group[0], fold(outcome.host for outcome in group)
             detail = f" — {shortened(first.detail)}" if first.detail and first.state != "failed" else ""
-            took = seconds(max(outcome.seconds for outcome in group))
-            self._mark(first.state, f"{first.state} {first.step} on {names} ({took}){detail}")
+            took = f" ({took_by(group)})" if took_by(group) else ""
+            self._mark(first.state, f"{first.state} {first.step} on {names}{took}{detail}")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Print the outcome table, equal outcomes folded over hosts, the bad ones last, with their last lines and their logs."""
         groups = sorted(folded(outcomes), key=lambda group: group[0].state == "failed")
         if not groups:
             return
-        steps = max(len(group[0].step) for group in groups)
+        steps, times = max(len(group[0].step) for group in groups), max(len(took_by(group)) for group in groups)
         for group in groups:
             first, names = group[0], fold(outcome.host for outcome in group)
             failed = first.state == "failed"
             beside = f"  {shortened(first.detail)}" if first.detail and not failed else ""
-            took = seconds(max(outcome.seconds for outcome in group))
-            self._mark(first.state, f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took:>8}  {names}{beside}")
+            self._mark(first.state, f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took_by(group):>{times}}  {names}{beside}")
             if failed:
                 for text in filter(None, (first.detail, first.log and f"full log: {first.log}")):
                     self.say(textwrap.indent(text, "    "))
@@ -220,6 +219,11 @@ def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
     for outcome in outcomes:
         groups.setdefault((outcome.step, outcome.state, outcome.detail), []).append(outcome)
     return list(groups.values())
+
+
+def took_by(group: Sequence[Outcome]) -> str:
+    """Return how long the slowest of some equal outcomes took; "" for what was never begun."""
+    return "" if group[0].state == "skipped" else seconds(max(outcome.seconds for outcome in group))
 
 
 def plan_line(step: Step) -> str:

@@ -1,0 +1,201 @@
+"""The front door: which flags a verb has, what it makes of bad ones, and how a run ends that a signal or a full disk ends."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from inspect import Parameter, signature
+from pathlib import Path
+
+import pytest
+
+from deepep_bootstrap import front
+from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble, guarded
+from deepep_bootstrap.survey import Flags, Run, number
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTING = ("bootstrap", "plan", "facts", "status", "verify", "test")
+COMMON = (
+    *("--hosts", "--limit", "--lock", "--stack", "--prefix", "--mirror", "--python", "--dry-run", "--yes", "--json"),
+    *("--accept-new-host-keys", "--sudo-password-prompt", "--on-busy-host", "--forks"),
+)
+
+
+def invoke(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", *argv]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize("verb", REPORTING)
+def test_common_flags_are_the_same_for_every_verb_and_all_flags_are_explained(verb: str) -> None:
+    done = invoke(verb, "--help")
+    assert done.returncode == 0
+    # A line that begins with a flag has its help text behind it.
+    explained = {
+        line.split()[0].partition("=")[0] for line in done.stdout.splitlines() if line.startswith("  --") and len(line.split()) > 2
+    }
+    assert set(COMMON) <= explained
+    shorts = [line for line in done.stdout.splitlines() if line.startswith("  -") and not line.startswith("  --")]
+    assert shorts == []
+
+
+def test_every_flag_has_one_help_text() -> None:
+    names = [parameter.name for parameter in front.common_parameters()]
+    assert names == [each.name for each in fields(Flags) if each.name != "root"]
+    assert set(names) <= set(front.HELP)
+
+
+def test_help_behind_a_verb_with_an_argument_is_help() -> None:
+    for flag in ("--help", "-h"):
+        done = invoke("lab", flag)
+        assert done.returncode == 0
+        assert done.stdout.startswith("Usage: invoke lab ACTION")
+        assert "--layer" in done.stdout
+
+
+def test_help_into_a_pipe_that_closes_is_silent() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "plan", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan"], "--hosts: no hosts named — wanted a hosts file or a node set. Try: --hosts=hosts/local.txt"),
+        (["plan", "--forks=many"], "--forks: not a number it can be — found many, wanted a whole number from 1"),
+        (["status", "--forks=0"], "--forks: not a number it can be — found 0, wanted a whole number from 1"),
+        (["facts", "--on-busy-host=maybe"], "--on-busy-host: unknown value — found maybe, wanted leave or use"),
+        (
+            ["verify", "--prefix=here"],
+            "--prefix: not a usable prefix — found here, wanted an absolute path of letters, digits and . _ / + -",
+        ),
+        (["test", "--start-timeout=soon"], "--start-timeout: not a number it can be — found soon, wanted a whole number from 1"),
+        (["test", "--args='"], "--args: a quotation mark is not closed — found '"),
+        (["test", "--kind=outernode"], "--kind: no such test — found outernode, wanted internode, intranode, low-latency"),
+        (["lab", "sideways"], "lab: no such action — found sideways, wanted up, down or status"),
+        (["bootstrap", "--dry"], "invoke bootstrap: --dry is a flag of Invoke itself, not of this verb. Try: did you mean --dry-run?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_flags_are_one_line_or_one_document(argv: list[str], message: str) -> None:
+    done = invoke(*argv)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{message}\n")
+    documented = invoke(*argv, "--json")
+    document = json.loads(documented.stdout)
+    assert (documented.stderr, document["verb"], document["exit"], len(document["errors"])) == ("", argv[0], 1, 1)
+
+
+@pytest.mark.parametrize("mirror", ["nonsense", "=", "https://example.invalid/=/not/there", "index:pypi=/not/there"])
+def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str) -> None:
+    ends = [invoke(verb, "--hosts=hosts/local.txt", f"--mirror={mirror}", "--dry-run") for verb in ("plan", "bootstrap")]
+    assert ends[0].returncode == 1
+    assert "--mirror" in ends[0].stderr
+    assert ends[0].stderr == ends[1].stderr
+
+
+def test_a_verb_gets_its_own_flags_and_the_common_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def look(flags: Flags, deep: str = "no") -> int:
+        seen.append((flags.hosts, flags.mirror, flags.forks, flags.root, deep))
+        return 0
+
+    monkeypatch.setitem(front.HELP, "deep", "how deep")
+    made = front.verb(look)
+    given = {name: parameter.default for name, parameter in signature(made.body).parameters.items() if name != "c"}
+    assert given["forks"] == "64"
+    assert Parameter.empty not in given.values()
+    made.body(None, **{**given, "hosts": "n[1-2]", "mirror": ["a=b"], "deep": "yes"})
+    assert seen == [("n[1-2]", ("a=b",), 64, Path(__file__).resolve().parent, "yes")]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "9999999999", "0", "x"])
+def test_numbers_that_are_none(text: str) -> None:
+    with pytest.raises(Trouble, match="--forks"):
+        number("--forks", text)
+
+
+# Signals and machines in trouble
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    saved = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)}
+    yield
+    for signum, handler in saved.items():
+        signal.signal(signum, handler)
+
+
+def test_a_lost_terminal_interrupts_but_not_under_nohup(handlers: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    front.end_cleanly_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    front.end_cleanly_on_signals()
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def raise_os_error(number: int, filename: str | None = None) -> int:
+    raise OSError(number, os.strerror(number), filename) if filename else OSError(number, os.strerror(number))
+
+
+def test_trouble_of_the_machine_is_trouble_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("plan", lambda: raise_os_error(errno.ENOSPC, "/somewhere")) == TROUBLE
+    assert capsys.readouterr().err == "/somewhere: cannot be used: No space left on device\n"
+
+
+def test_a_terminal_that_closes_is_an_interrupt(handlers: None) -> None:
+    code = "import sys; from tests_body import body; from deepep_bootstrap.errors import guarded; sys.exit(guarded('plan', body))"
+    body = "def body():\n    try:\n        raise KeyboardInterrupt\n    finally:\n        raise OSError(5, 'Input/output error')\n"
+    done = run_python(code, body)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
+def test_a_bug_is_told_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    code = "import sys; from tests_body import body; from deepep_bootstrap.errors import guarded; sys.exit(guarded('plan', body))"
+    done = run_python(code, "def body():\n    return 1 // 0\n", XDG_STATE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    assert done.returncode == BUG
+    assert "Traceback" not in done.stderr
+    log = Path(done.stderr.split("details in ")[1].split(". Try")[0])
+    assert "ZeroDivisionError" in log.read_text()
+
+
+def run_python(code: str, body: str, **env: str) -> subprocess.CompletedProcess[str]:
+    module = f"module = types.ModuleType('tests_body')\nexec({body!r}, module.__dict__)\nsys.modules['tests_body'] = module"
+    script = f"import sys, types\n{module}\n{code}"
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+def test_logs_that_cannot_be_written_stop_a_run_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Trouble, match=r"logs cannot be written there — found Not a directory\. Try: XDG_STATE_HOME="):
+        Run.start("bootstrap")
+
+
+def test_output_to_a_full_disk_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "invoke", "lab", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "output: cannot be used: No space left on device\n")
+
+
+def test_characters_a_terminal_cannot_show_are_escaped() -> None:
+    done = invoke("plan", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 1
+    assert done.stderr.startswith("--hosts: no hosts named \\u2014 wanted")
