@@ -18,6 +18,13 @@ INIT = ("lib.sh", "prefix/init.sh")
 PROBE = ("lib.sh", "prefix/probe.sh")
 OFFER = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/offer.sh")
 LOGS = ("lib.sh", "prefix/logs.sh")
+FAILURES = {
+    "init.sh": "the prefix cannot be made",
+    "probe.sh": "the prefix cannot be used",
+    "offer.sh": "the offer cannot be published",
+    "logs.sh": "logs cannot be kept there",
+}
+"""What it means when a recipe fails."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def _script(recipes: Mapping[str, str], names: Sequence[str]) -> str:
 def _answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:
     where = f"{place.host.name} {place.prefix}"
     if reply.code:
-        raise Trouble(Problem(where, f"{recipe} ended with exit code {reply.code}", _last(reply.err)))
+        raise Trouble(Problem(where, FAILURES[recipe], _last(reply.err) or f"exit code {reply.code}"))
     return datalines.read(reply.out, form, where, recipe)
 
 

@@ -70,10 +70,23 @@ def share_prefix(work: Work) -> tuple[Outcome, ...]:
         return ()
     host, begin = work.prefix_host, time.monotonic()
     work.screen.started(PREFIX, [host.name])
-    marker = generations.prepare_prefix(work.door, replace(work.place, user=""), work.build_user)
+    marker = make_prefix(work)
     generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
     seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(steps[0].hosts)}"
     return tell(work, (Outcome(PREFIX, host.name, "done", seen, time.monotonic() - begin),))
+
+
+def make_prefix(work: Work) -> str:
+    """Make the prefix as the user who builds, where that user may; else as root, for that user. Returns its id.
+
+    In this order, because root may not write on many a network filesystem, and a plain user not below /opt.
+    """
+    if not work.build_user:
+        return generations.prepare_prefix(work.door, work.place)
+    try:
+        return generations.prepare_prefix(work.door, work.place)
+    except Trouble:
+        return generations.prepare_prefix(work.door, replace(work.place, user="root"), work.build_user)
 
 
 def prepare_hosts(work: Work) -> tuple[Outcome, ...]:

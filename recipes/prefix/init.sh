@@ -43,6 +43,9 @@ give_id() {
     [[ ! -s "${PREFIX}/.id" ]] || return 0
     tr -d '-' </proc/sys/kernel/random/uuid >"${aside}" 2>/dev/null || die "cannot write in ${PREFIX}: $(explain_refusal "${PREFIX}")"
     chmod 0444 -- "${aside}"
+    if [[ -n "${OWNER:-}" && "$(id -u)" == 0 ]]; then
+        chown -- "${OWNER}:" "${aside}"
+    fi
     ln -- "${aside}" "${PREFIX}/.id" 2>/dev/null || [[ -s "${PREFIX}/.id" ]] || die "cannot make a hard link in ${PREFIX}: what filesystem is this?"
     rm -f -- "${aside}"
 }

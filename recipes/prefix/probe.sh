@@ -9,7 +9,7 @@ write_probe() {
     local -r path="$1"
     # Probes of runs that were killed: nobody looks for them any more.
     find "${PREFIX}" -maxdepth 1 -name '.probe-*' -mmin +60 -delete 2>/dev/null || true # another host may be quicker
-    printf 'probe\n' >"${path}" || die "cannot write in ${PREFIX}"
+    printf 'probe\n' >"${path}" || die "$(id -un) cannot write in ${PREFIX} (owner $(stat -c %U -- "${PREFIX}"))"
     data state written
 }
 
