@@ -11,13 +11,14 @@ title() {
     printf '\n== %s (%d s)\n' "$1" "$SECONDS"
 }
 
+# As root where that can be had: without it the lab's hosts share one machine's name, /etc and ports.
+AS_ROOT=()
+if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
+    AS_ROOT=(sudo -E)
+fi
+
 run_lab() {
-    # As root where that can be had: without it the lab's hosts share one machine's name, /etc and ports.
-    if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
-        sudo -E "$PYTHON" -m invoke lab "$@"
-    else
-        "$PYTHON" -m invoke lab "$@"
-    fi
+    "${AS_ROOT[@]}" "$PYTHON" -m invoke lab "$@"
 }
 
 read_lab() {
@@ -64,5 +65,5 @@ The cluster is up. Look around:
     .venv/bin/invoke status --hosts=$HOSTS
     ssh -F $LAB/ssh_config login1        # then: module load deepep; sbatch /shared/deepep/sbatch/intranode-test.sbatch
 Take it away:
-    .venv/bin/invoke lab down
+    ${AS_ROOT[*]} .venv/bin/invoke lab down
 END
