@@ -11,9 +11,13 @@ title() {
     printf '\n== %s (%d s)\n' "$1" "$SECONDS"
 }
 
-# As root where that can be had: without it the lab's hosts share one machine's name, /etc and ports.
+# The hosts are namespaces with devices and daemons of their own: that takes root.
 AS_ROOT=()
-if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
+if [ "$(id -u)" != 0 ]; then
+    if ! command -v sudo >/dev/null || ! { sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; }; }; then
+        echo "make demo: needs root, or sudo; found user $(id -un) without it. Try: sudo -v, or as root" >&2
+        exit 1
+    fi
     AS_ROOT=(sudo -E)
 fi
 
