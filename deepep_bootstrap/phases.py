@@ -197,12 +197,27 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
         published = generations.publish_generation(work.door, work.place, files, prefix.generation)
         if not published.stale:
+            if work.plan.choice.slurm_host == choose.CONTROL:
+                work.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
             detail = f"generation {published.generation}: {work.plan.choice.record.module}"
             return tell(work, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
         survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
     raise Trouble(
         Problem(work.request.prefix, "other runs publish generations all the time", try_="invoke bootstrap, when they have ended")
     )
+
+
+def copy_tests(files: Sequence[Content], folder: Path) -> list[str]:
+    """Write the default stack's sbatch files into `folder`, where this machine is a client of Slurm; return their names."""
+    tests = [content for content in files if content.path.startswith("sbatch/") and content.path.count("/") == 1]
+    try:
+        for content in tests:
+            (folder / Path(content.path).name).write_bytes(content.data)
+    except OSError as error:
+        raise Trouble(
+            Problem(str(folder), "sbatch files cannot be written here", error.strerror or str(error), try_="another folder")
+        ) from None
+    return [Path(content.path).name for content in tests]
 
 
 def manifest(work: Work, offer: Offer, survey: Survey) -> str:

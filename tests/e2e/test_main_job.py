@@ -107,10 +107,17 @@ def test_two_stacks_side_by_side(ready: Engine) -> None:
     for host in ("n001", "n002"):
         done = ready.lab.nsenter(host, "bash /usr/local/cuda/install /usr/local/cuda-13.0 13.0.88")
         assert done.returncode == 0, done.stderr
+    # One node has other GPUs: the second stack is built for both kinds.
+    ready.lab.fake("n002", "capability", "10.0")
     ended = ready.run("bootstrap", "--stack=v1-cu13")
     assert ended.code == 0, ended.text
     manifest = json.loads((ready.on_disk / "generations" / "2" / "manifest.json").read_text())
     assert set(manifest["offer"]["stacks"]) == {"v1", "v1-cu13"}
+    second = manifest["offer"]["stacks"]["v1-cu13"]
+    assert second["archs"] == ["9.0", "10.0"]
+    listed = ready.lab.ssh("n001", f"/usr/local/cuda/bin/cuobjdump --list-elf /shared/deepep/store/{second['deepep']}/lib/python/*.so")
+    assert "sm_90" in listed.stdout
+    assert "sm_100" in listed.stdout
     names = manifest["offer"]["stacks"]["v1-cu13"]["module"], manifest["offer"]["stacks"]["v1"]["module"]
     switched = ready.lab.ssh(
         "n001",
