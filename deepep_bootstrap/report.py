@@ -27,7 +27,7 @@ from deepep_bootstrap.plan import Outcome, Plan, Step
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
 GIB = 1024**3
-TABLE_WIDTH = 100
+TABLE_WIDTH = 120
 """Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
 
 STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")

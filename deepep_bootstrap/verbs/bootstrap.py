@@ -98,7 +98,8 @@ def summarize(work: Work, ended: Ended, begin: float, how: str, *, in_prefix: st
     """Print the outcome table, where the logs are, and in one line how the run ended."""
     work.screen.say()
     work.screen.outcomes(ended.outcomes)
-    work.screen.say(f"\nLogs: {work.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
+    if any(work.run.folder.rglob("*.log")):
+        work.screen.say(f"\nLogs: {work.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
     bad = fold(outcome.host for outcome in ended.failed) if ended.failed else ""
     failed = f", with failures on {bad}; once that is mended, the same command goes on from here" if bad else ""
     work.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")

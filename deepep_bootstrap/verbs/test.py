@@ -30,7 +30,15 @@ def test(flags: Flags, *, kind: str, args: str, start_timeout: str) -> int:
         screen.say(f"{kind} test of {record.module}: {name} {'would run' if flags.dry_run else 'runs'} {command}")
         outcome = Outcome(f"{kind} test", name, "skipped", "--dry-run")
         if not flags.dry_run:
-            outcome = verify.run_test(door, survey.host(name), wish, read_tree(flags.root / "recipes"), on_line=screen.say)
+            shown: list[str] = []
+
+            def show(line: str) -> None:
+                shown.append(line)
+                screen.say(line)
+
+            outcome = verify.run_test(door, survey.host(name), wish, read_tree(flags.root / "recipes"), on_line=show)
+            if outcome.log and not shown:
+                screen.say(f"{name} does not see the job's output: {outcome.log} on the node that ran it")
             screen.say()
             screen.outcomes([outcome])
     for problem in survey.problems:

@@ -1,0 +1,212 @@
+"""A person at a terminal: questions, live progress, ^C, a closed window; and hosts on which that person is not root."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pexpect
+import pytest
+from e2e_support import PATIENCE, ROOT, Engine, wait_until
+
+pytest_plugins = ["lab_support", "e2e_support"]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+
+BUILDING = r"build nvshmem \S+ +\d+ s [^\r\n]*nvcc|build nvshmem \S+ +[2-9] s"
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+class Terminal:
+    """One command on a terminal of its own."""
+
+    def __init__(self, engine: Engine, verb: str, *more: str, columns: int = 100, term: str = "xterm-256color") -> None:
+        argv = engine.argv(verb, *more)
+        env = {**engine.environment(), "TERM": term}
+        self.child = pexpect.spawn(
+            argv[0], argv[1:], env=env, cwd=str(ROOT), encoding="utf-8", timeout=PATIENCE, dimensions=(30, columns)
+        )  # fmt: skip
+        self.text = ""
+
+    def expect(self, pattern: str) -> None:
+        self.child.expect(pattern)
+        self.text += self.child.before + self.child.after
+
+    def end(self) -> int:
+        """Wait for the command's end and return its exit code; the text is whole then."""
+        self.child.expect(pexpect.EOF)
+        self.text += self.child.before
+        self.child.close()
+        assert "Traceback" not in self.text, self.text
+        assert self.child.exitstatus is not None, f"ended by signal {self.child.signalstatus}"
+        return int(self.child.exitstatus)
+
+    def close_window(self) -> int:
+        """Close the terminal: the kernel sends SIGHUP, and what is written afterwards fails. Return the exit code."""
+        os.close(self.child.child_fd)
+        self.child.closed = True
+        ended: list[int] = []
+
+        def reap() -> bool:
+            pid, status = os.waitpid(self.child.pid, os.WNOHANG)
+            ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
+            return bool(pid)
+
+        wait_until(reap, "the command has ended")
+        return ended[0]
+
+
+def untouched(engine: Engine) -> bool:
+    return not engine.on_disk.exists() and not (engine.lab.disk("n001") / "etc" / "profile.d").exists()
+
+
+# The question
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "said"),
+    [
+        ("n\r", 1, "bootstrap: not confirmed, nothing was changed"),
+        ("what?\r", 1, "bootstrap: not confirmed, nothing was changed"),
+        ("\x04", 1, "bootstrap: not confirmed, nothing was changed"),
+        ("\x03", 130, "bootstrap: interrupted. Try: the same command again"),
+    ],
+    ids=["no", "neither", "end of file", "ctrl-c"],
+)
+def test_only_a_yes_begins(engine: Engine, keys: str, code: int, said: str) -> None:
+    terminal = Terminal(engine, "bootstrap")
+    terminal.expect(r"Go on\? \[Y/n\] ")
+    assert "wanted" in terminal.text, "the plan stands above the question"
+    terminal.child.send(keys)
+    assert terminal.end() == code
+    assert said in terminal.text
+    assert untouched(engine)
+
+
+def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine) -> None:
+    engine.slow_nvcc(1)
+    terminal = Terminal(engine, "bootstrap", columns=80)
+    terminal.expect(r"Go on\? \[Y/n\] ")
+    terminal.child.send("y\r")
+    terminal.expect(BUILDING)
+    assert terminal.end() == 0, terminal.text
+    live, _, summary = terminal.text.rpartition(SHOW_CURSOR)
+    assert HIDE_CURSOR in live
+    # What the live table drew is gone; the summary has colours and nothing that moves the cursor but one clearing of the spinner.
+    assert re.findall(r"\x1b\[[0-9;?]*([A-Za-ln-z])", summary) in (["A", "K"], [])
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", summary)
+    assert re.search(r"^done +build nvshmem \S+ +\d", plain, re.MULTILINE), plain
+    assert re.search(r"^Finished after \d", plain, re.MULTILINE)
+    assert "Next:\r\n    ssh login1\r\n    module load deepep\r\n" in plain
+    assert max(len(line) for line in plain.splitlines() if line.startswith("Finished")) <= 80
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["lines", "json"])
+def test_no_escape_codes_without_a_terminal(engine: Engine, flags: list[str]) -> None:
+    ended = engine.run("plan", *flags)
+    assert ended.code == 0
+    assert "\x1b" not in ended.text
+
+
+# Ends that nobody planned
+
+
+def nothing_runs(engine: Engine) -> None:
+    wait_until(lambda: not engine.processes(r"nvcc|cmake|ninja|salloc|publish"), "nothing of the run is left on the host")
+    wait_until(lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout, "scratch is gone")
+
+
+def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) -> None:
+    engine.slow_nvcc(30)
+    terminal = Terminal(engine, "bootstrap", "--yes")
+    terminal.expect(BUILDING)
+    terminal.child.sendintr()
+    assert terminal.end() == 130
+    live, _, after = terminal.text.rpartition(SHOW_CURSOR)
+    assert HIDE_CURSOR in live
+    assert re.search(r"done\S* +prefix", after), "what was done before ^C is told"
+    assert "Interrupted after" in after
+    assert after.rstrip().endswith("bootstrap: interrupted. Try: the same command again: it goes on from what is already there")
+    nothing_runs(engine)
+
+
+def test_closing_the_window_ends_the_run_on_the_hosts_too(engine: Engine) -> None:
+    engine.slow_nvcc(30)
+    terminal = Terminal(engine, "bootstrap", "--yes")
+    terminal.expect(BUILDING)
+    assert terminal.close_window() == 130
+    nothing_runs(engine)
+
+
+# Not root on the hosts
+
+
+@pytest.fixture
+def as_keeper(engine: Engine, tmp_path: Path) -> Engine:
+    """The program with a hosts file whose connections are those of keeper, who has sudo; builder, who has not, builds."""
+    text = engine.lab.hosts_file.read_text()
+    changed, count = re.subn(r"^defaults .*$", r"\g<0> user=keeper build_user=builder", text, flags=re.MULTILINE)
+    assert count == 1, text
+    engine.hosts = tmp_path / "hosts.txt"
+    engine.hosts.write_text(changed)
+    return engine
+
+
+def test_keeper_prepares_hosts_and_builder_builds(as_keeper: Engine) -> None:
+    ended = as_keeper.run("bootstrap")
+    assert ended.code == 0, ended.text
+    owners = as_keeper.lab.ssh("n001", f"find {as_keeper.prefix} -printf '%u\\n' | sort -u").stdout.split()
+    assert owners == ["builder"]
+    hook = as_keeper.lab.ssh("n002", "stat -c %U /etc/profile.d/zz-deepep.sh").stdout.strip()
+    assert hook == "root"
+    assert as_keeper.run("plan", "--check").code == 0
+    assert as_keeper.run("verify").code == 0
+
+
+def test_a_prefix_below_a_folder_of_roots_is_made_for_the_builder(as_keeper: Engine) -> None:
+    as_keeper.prefix = "/opt/site/deepep"
+    ended = as_keeper.run("bootstrap", "--limit=n001")
+    assert ended.code == 0, ended.text
+    assert as_keeper.lab.ssh("n001", "find /opt/site/deepep -printf '%u\\n' | sort -u").stdout.split() == ["builder"]
+
+
+@pytest.fixture
+def with_password(as_keeper: Engine) -> Engine:
+    """Sudo asks keeper for a password on every host."""
+    for host in as_keeper.lab.hosts:
+        changed = as_keeper.lab.nsenter(host, "echo keeper:open-sesame | chpasswd && echo 'keeper ALL=(ALL) ALL' >/etc/sudoers.d/lab")
+        assert changed.returncode == 0, changed.stderr
+    return as_keeper
+
+
+def test_the_password_of_sudo_is_asked_once_and_with_yes_nothing_else(with_password: Engine) -> None:
+    terminal = Terminal(with_password, "bootstrap", "--yes", "--sudo-password-prompt", term="dumb")
+    terminal.expect("sudo password on the hosts: ")
+    terminal.child.send("open-sesame\r")
+    assert terminal.end() == 0, terminal.text
+    assert terminal.text.count("sudo password") == 1
+    assert "Go on?" not in terminal.text
+    assert "\x1b" not in terminal.text, "a dumb terminal gets plain lines"
+    assert "login1,n[001-002] (3): verify …" in terminal.text
+    assert "open-sesame" not in terminal.text
+    logs = [path.read_text() for path in with_password.on_disk.rglob("logs/*/*/*.log")]
+    assert logs
+    assert not any("open-sesame" in text for text in logs)
+
+
+def test_without_the_password_every_host_says_what_it_needs(with_password: Engine) -> None:
+    ended = with_password.run("bootstrap")
+    assert ended.code == 1
+    assert "--sudo-password-prompt" in ended.text
+    assert "exit code 1" not in ended.text
+    no_terminal = with_password.run("bootstrap", "--sudo-password-prompt")
+    assert no_terminal.code == 1
+    assert no_terminal.err.startswith("--sudo-password-prompt: there is no terminal to ask on")
+
+
+def test_a_wrong_password_is_said_and_nothing_hangs(with_password: Engine) -> None:
+    terminal = Terminal(with_password, "bootstrap", "--yes", "--sudo-password-prompt")
+    terminal.expect("sudo password on the hosts: ")
+    terminal.child.send("guess\r")
+    assert terminal.end() == 1
+    assert re.search(r"password", terminal.text.partition("hosts: ")[2])
