@@ -278,4 +278,5 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def outcome_json(outcome: Outcome) -> Mapping[str, Any]:
     """Return one outcome for the JSON document."""
-    return {key: getattr(outcome, key) for key in ("step", "host", "state", "detail", "seconds", "code", "log")}
+    values = {key: getattr(outcome, key) for key in ("step", "host", "state", "detail", "seconds", "code", "log")}
+    return {**values, "seconds": round(outcome.seconds, 3)}
