@@ -9,10 +9,10 @@ from deepep_bootstrap import datalines
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job, Reply
 
 STATE_FORM = datalines.Form({"state": 1, "found": 1, "wanted": 1, "note": 1})
-SHOWN_LINES = 12
 
 
 def apply_step(
@@ -24,7 +24,7 @@ def apply_step(
     "failed" with the last lines the recipe said. A host that goes away is a failed outcome and delays no other.
     """
     job = Job(
-        "\n".join((recipes["lib.sh"], recipes[f"host/{step.name}.sh"])),
+        compose(recipes, "lib.sh", f"host/{step.name}.sh"),
         args=("apply",), env=step.env, user="root", watched=True, timeout=None,
     )  # fmt: skip
     begin = time.monotonic()
@@ -38,7 +38,7 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
         return Outcome(step.title, host, "failed", reply.problems[0].what, seconds, TROUBLE), str(reply)
     said = reply.out + reply.err
     if reply.code:
-        last = "\n".join((reply.err or reply.out).strip().splitlines()[-SHOWN_LINES:])
+        last = last_lines(reply.err or reply.out)
         return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), said
     try:
         records = datalines.read(reply.out, STATE_FORM, host, f"host/{step.name}.sh")

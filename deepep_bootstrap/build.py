@@ -20,13 +20,13 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.store import Entry
 
 SESSION = ("lib.sh", "prefix/owner.sh", "prefix/session.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
-SHOWN_LINES = 12
 PUBLISH_FORM = datalines.Form({"state": 1}, {"phase": 1, "waiting": 1})
 NOISE = ("phase=", "state=", "waiting=")
 
@@ -72,14 +72,6 @@ class Session:
 
     scratch: str
     job: str
-
-
-def compose(texts: Mapping[str, str], *names: str) -> str:
-    """Return the recipe texts called `names`, put together as one script; Trouble names one that is missing."""
-    missing = [name for name in names if name not in texts]
-    if missing:
-        raise Trouble(*(Problem(f"recipes/{name}", "this recipe is missing", try_="a fresh checkout") for name in missing))
-    return "\n".join(texts[name] for name in names)
 
 
 def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> tuple[Outcome, ...]:
@@ -152,11 +144,6 @@ def manifest(entry: Entry) -> str:
     """Return the JSON text of an entry's manifest; the recipe adds where and when it was built."""
     document = {"schema": 1, "name": entry.name, "kind": entry.kind, "version": entry.version, "inputs": entry.inputs, "needs": entry.needs}
     return json.dumps(document, ensure_ascii=False)
-
-
-def last_lines(text: str) -> str:
-    """Return the last lines of a program's output, for a message."""
-    return "\n".join(text.strip().splitlines()[-SHOWN_LINES:])
 
 
 class _Run:

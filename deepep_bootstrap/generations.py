@@ -12,6 +12,7 @@ from deepep_bootstrap import datalines
 from deepep_bootstrap.datalines import Form, Records
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 
 INIT = ("lib.sh", "prefix/init.sh")
@@ -60,7 +61,7 @@ def prepare_prefix(door: Door, place: Place, owner: str = "") -> str:
     """Make the prefix and return its id. `owner` is the user who builds, given the new folders when root makes them; Trouble says
     what stands in the way."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
-    reply = door.run(place.host, Job(_script(place.recipes, INIT), env=env, user=place.user))
+    reply = door.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
     return _answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
 
 
@@ -72,7 +73,7 @@ def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:
     name = secrets.token_hex(8)
     _probe(door, place, "write", name)
     try:
-        script = _script(place.recipes, PROBE)
+        script = compose(place.recipes, *PROBE)
         others = [host for host in hosts if host.name != place.host.name]
         replies = door.run_all(others, lambda _: Job(script, args=("look", name), env={"PREFIX": place.prefix}))
     finally:
@@ -98,7 +99,7 @@ def _unshared(place: Place, state: str, names: Sequence[str]) -> Problem:
 
 
 def _probe(door: Door, place: Place, verb: str, name: str) -> Records:
-    job = Job(_script(place.recipes, PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
+    job = Job(compose(place.recipes, *PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
     return _answer(door.run(place.host, job), place, "probe.sh", Form({"state": 1, "id": 1}))
 
 
@@ -108,14 +109,14 @@ def publish_generation(door: Door, place: Place, files: Iterable[Content], base:
     `manifest.json` must be among them with a key "generation", which gets its number there.
     """
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base)}
-    reply = door.send(place.host, Job(_script(place.recipes, OFFER), env=env, user=place.user, timeout=None), tar_files(files))
+    reply = door.send(place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files))
     answer = _answer(reply, place, "offer.sh", Form({"state": 1, "generation": 1}, {"waiting": 1}))
     return Published(answer.number("generation"), answer.text("state") == "stale")
 
 
 def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> str:
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
-    job = Job(_script(place.recipes, LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
+    job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
     return _answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
 
 
@@ -129,10 +130,6 @@ def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
             member.mode = 0o755 if content.executable else 0o644
             archive.addfile(member, io.BytesIO(content.data))
     yield buffer.getvalue()
-
-
-def _script(recipes: Mapping[str, str], names: Sequence[str]) -> str:
-    return "\n".join(recipes[name] for name in names)
 
 
 def _answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:

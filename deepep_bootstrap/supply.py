@@ -18,6 +18,7 @@ from deepep_bootstrap.fetch import fetch_source
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.lock import Lock, Wheel
 from deepep_bootstrap.mirrors import Mirrors, is_address
+from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.store import Entry
 from deepep_bootstrap.tarstream import tar_tree
@@ -120,7 +121,7 @@ def host_reaches_index(door: Door, want: Environment, uv: Path, addresses: Seque
     """Return whether the build host can resolve the smallest of the wheels on its own."""
     wheel = min(want.wheels, key=lambda wheel: wheel.size)
     env = {"REQUIREMENT": f"{wheel.name}=={wheel.version}", "INDEXES": "\n".join(addresses), "PYTHON": want.python}
-    script = "\n".join(want.recipes[name] for name in ("lib.sh", "prefix/probe-index.sh"))
+    script = compose(want.recipes, "lib.sh", "prefix/probe-index.sh")
     reply = door.send(want.host, Job(script, env=env, user=want.user, timeout=120), _content(uv))
     return reply.code == 0 and "index=yes" in reply.out.split()
 

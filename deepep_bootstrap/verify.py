@@ -10,6 +10,7 @@ from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.script import OnLine
 from deepep_bootstrap.store import StackRecord
@@ -77,7 +78,7 @@ def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imp
         "IMPORT": "yes" if imports else "no",
         "PROBE": recipes["verify/probe.py"],
     }
-    return Job(_compose(recipes, "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
+    return Job(compose(recipes, "lib.sh", "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
 
 
 def parse(reply: Reply) -> Verdict:
@@ -165,7 +166,7 @@ def run_test(door: Door, host: Host, test: Test, recipes: Mapping[str, str], *, 
     if not test.slurm:
         return _run_here(door, host, test, on_line)
     env = {"FILE": test.file, "FOLDER": f"{test.record.prefix}/logs/tests", "START_LIMIT": str(test.start_limit)}
-    job = Job(_compose(recipes, "verify/submit.sh"), test.args, env, watched=True, timeout=None)
+    job = Job(compose(recipes, "lib.sh", "verify/submit.sh"), test.args, env, watched=True, timeout=None)
     reply = door.run(host, job, _without_data(on_line))
     if reply.code:
         raise Trouble(Problem(host.name, f"the {test.kind} test could not be followed", reply.err.strip()[-400:]))
@@ -204,7 +205,3 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
         return None
     keys = tuple(f"{key}=" for key in SUBMIT_FORM.single)
     return lambda line: None if line.startswith(keys) else on_line(line)
-
-
-def _compose(recipes: Mapping[str, str], name: str) -> str:
-    return "\n".join((recipes["lib.sh"], recipes[name]))

@@ -16,7 +16,7 @@ import standins
 from build_support import HERE, RECIPES, make_prefix, script, store_names, until, walk
 from standins import Prepared
 
-from deepep_bootstrap import build, store
+from deepep_bootstrap import build, recipes, store
 from deepep_bootstrap.build import Event
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Wheel
@@ -277,4 +277,4 @@ def test_requirements_name_hashes_as_pip_does() -> None:
 
 def test_a_missing_recipe_is_named() -> None:
     with pytest.raises(Trouble, match=r"recipes/no/such\.sh: this recipe is missing"):
-        build.compose(RECIPES, "lib.sh", "no/such.sh")
+        recipes.compose(RECIPES, "lib.sh", "no/such.sh")

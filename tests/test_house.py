@@ -16,7 +16,7 @@ PACKAGE = ROOT / "deepep_bootstrap"
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1,
-    "tables": 8, "datalines": 8, "nodeset": 8,
+    "tables": 8, "recipes": 8, "datalines": 8, "nodeset": 8,
     "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10,
     "topology": 12,
     "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20,
