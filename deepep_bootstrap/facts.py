@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, natural, number, one_spelling, read
 from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Prefix:
 class Facts:
     """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free space are in
     MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed, gave no list. Whole numbers
-    among `nvidia_params` are decimal whatever the driver's spelling."""
+    among `nvidia_params` are decimal whatever the driver's spelling. `machine` is "x86_64"; `prepared` how far the host is prepared."""
 
     os_id: str = ""
     os_version: str = ""
@@ -169,6 +170,7 @@ class Facts:
     scratch_free_mib: int = 0
     default_route: bool = False
     gpu_problem: str = ""
+    prepared: Machine = Machine()
 
 
 SCRIPT, PARTS = "facts.sh", "facts/"
