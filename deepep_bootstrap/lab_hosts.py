@@ -18,6 +18,14 @@ USERS = {"builder": 7001, "keeper": 7002}
 """Plain users of every host; the second may use sudo. image.sh makes their accounts."""
 
 
+MODULE_TOOLS = ("modprobe", "rmmod", "insmod", "lsmod", "depmod", "update-initramfs")
+PREPARED = {
+    "etc/modprobe.d/nvidia.conf": 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"\n',
+    "etc/modules-load.d/nvidia-peermem.conf": "nvidia_peermem\n",
+}
+"""What makes a GPU node of the lab need no preparation; a test that wants a bare one deletes the files and reboots it."""
+
+
 def possible() -> bool:
     """Say whether this process may make namespaces with networks of their own."""
     probe = ["unshare", "-n", "-m", "-u", "-p", "-i", "-f", "-T", "true"]
@@ -92,6 +100,14 @@ def _add_programs(the_lab: Lab, host: LabHost, disk: Path) -> None:
     if host.role != "gpu":
         return
     shutil.copy(the_lab.path / "bin" / "nvidia-smi", disk / "usr" / "bin" / "nvidia-smi")
+    (disk / "usr" / "share" / "lab").mkdir(parents=True)
+    shutil.copy(the_lab.path / "bin" / "kernel.sh", disk / "usr" / "share" / "lab" / "kernel.sh")
+    shutil.copy(the_lab.path / "bin" / "lab-kmod", disk / "usr" / "share" / "lab" / "lab-kmod")
+    for name in MODULE_TOOLS:
+        (disk / "usr" / "sbin" / name).symlink_to("../share/lab/lab-kmod")
+    for file, text in PREPARED.items():
+        (disk / file).parent.mkdir(parents=True, exist_ok=True)
+        (disk / file).write_text(text, encoding="ascii")
     toolkit = lab.data_folder() / "fakes" / "cuda"
     if toolkit.is_dir():
         shutil.copytree(toolkit, disk / "usr" / "local" / "cuda", symlinks=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts
+from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
 from deepep_bootstrap.lab import Lab
 
 TEST_LABS = Path("/run")
@@ -72,6 +72,24 @@ class LiveLab:
             file.unlink(missing_ok=True)
         else:
             file.write_text(f"{value}\n")
+
+    def bare(self, *hosts: str) -> None:
+        """Make GPU nodes as they are before anybody prepared them: no driver options, no module loaded at boot. They boot anew."""
+        for host in hosts:
+            self.nsenter(host, "rm -f " + " ".join(f"/{file}" for file in lab_hosts.PREPARED))
+        self.reboot(*hosts)
+
+    def reboot(self, *hosts: str) -> None:
+        """Switch hosts off and on again, so that changed fakes count; returns when their sshd runs and Slurm's nodes are idle."""
+        for host in hosts:
+            self.power_cut(host)
+        self.boot(*hosts)
+        lab_slurm.wait_idle(self.lab, lab_hosts.enter(self.lab, self.lab.controller.name), lab_hosts.logs(self.lab))
+
+    def tools_log(self, host: str) -> str:
+        """The calls of modprobe, update-initramfs and their like on a host since its disk was made, one a line."""
+        file = self.lab.home(host) / "lab" / "tools.log"
+        return file.read_text() if file.exists() else ""
 
     def boot_id(self, host: str) -> str:
         """The host's boot id, empty while it is off."""

@@ -106,7 +106,7 @@ def test_gpu_nodes_look_like_gpu_nodes(lab: LiveLab) -> None:
     lines = lab.ssh("n001", query).stdout.splitlines()
     assert len(lines) == 8
     assert lines[7] == "7, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.95.05, 00000000:83:00.0, GPU-00000000-0000-4000-8000-000000000007"
-    assert "EnableStreamMemOPs: 0" in lab.ssh("n001", "cat /proc/driver/nvidia/params").stdout
+    assert 'EnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"' in lab.ssh("n001", "cat /proc/driver/nvidia/params").stdout
     rdma = """cd /sys/class/infiniband; for d in mlx5_*; do
         echo $d $(basename $(readlink $d/device/driver)) $(cat $d/device/numa_node $d/ports/1/link_layer $d/ports/1/state); done"""
     lines = lab.ssh("n001", rdma).stdout.splitlines()
@@ -167,6 +167,59 @@ def test_slurm_reboots_a_node(lab: LiveLab) -> None:
     assert lab.ssh("login1", "scontrol reboot ASAP nextstate=resume reason=test n002").returncode == 0
     wait_for("the reboot", lambda: lab.boot_id("n002") not in ("", before))
     lab_slurm.wait_idle(lab.lab, lab_hosts.enter(lab.lab, "login1"), lab_hosts.logs(lab.lab))
+
+
+PARAMS = "head -n 2 /proc/driver/nvidia/params"
+
+
+def test_what_the_driver_shows_follows_from_the_disk(fresh_lab: LiveLab) -> None:
+    fresh_lab.bare("n001")
+    assert fresh_lab.ssh("n001", PARAMS).stdout == 'EnableStreamMemOPs: 0\nRegistryDwords: ""\n'
+    options = 'options nvidia NVreg_EnableStreamMemOPs=1 \\\n NVreg_RegistryDwords="Site=7; PeerMappingOverride=1"\n'
+    write = f"printf %s '{options}' >/etc/modprobe.d/site.conf; update-initramfs -u; {PARAMS}"
+    assert "EnableStreamMemOPs: 0" in fresh_lab.ssh("n001", write).stdout
+    fresh_lab.fake("n001", "forget_options", "")
+    fresh_lab.reboot("n001")
+    assert "EnableStreamMemOPs: 0" in fresh_lab.ssh("n001", PARAMS).stdout
+    fresh_lab.fake("n001", "forget_options", None)
+    reload = f"modprobe -r nvidia_uvm && modprobe -r nvidia_modeset; lsmod | grep -c nvidia; nvidia-smi -L; modprobe nvidia_uvm; {PARAMS}"
+    shown = fresh_lab.ssh("n001", reload).stdout.splitlines()
+    assert (shown[0], shown[1][:22]) == ("0", "NVIDIA-SMI has failed ")
+    assert shown[2:] == ["EnableStreamMemOPs: 1", 'RegistryDwords: "Site=7; PeerMappingOverride=1"']
+    assert fresh_lab.tools_log("n001").splitlines()[0] == "update-initramfs -u"
+    fresh_lab.fake("n001", "compute_apps", "0, 4711, python3, 1024")
+    refused = fresh_lab.ssh("n001", "rmmod nvidia; rmmod nvidia_uvm; modprobe nothing_of_the_kind").stderr
+    for said in ("nvidia is in use by: nvidia_uvm", "nvidia_uvm is in use", "nothing_of_the_kind not found in directory /lib/modules"):
+        assert said in refused
+
+
+def test_drivers_that_wait_for_a_package_and_a_host_that_does_not_return(fresh_lab: LiveLab) -> None:
+    for name in ("rdma_inbox", "no_driver", "no_return"):
+        fresh_lab.fake("n002", name, "")
+    look = "ls /sys/class/infiniband | head -n 1; ls /proc/driver; nvidia-smi -L >/dev/null; echo $?; cat /sys/bus/pci/devices/0000:13:00.0/class"
+    fresh_lab.power_cut("n002")
+    fresh_lab.boot("n002")
+    assert fresh_lab.ssh("n002", look).stdout.split() == ["rocep114s0", "9", "0x030200"]
+    fresh_lab.ssh(
+        "n002",
+        "mkdir /usr/share/doca-ofed /usr/share/nvidia-driver; touch /usr/share/doca-ofed/installed /usr/share/nvidia-driver/installed",
+    )
+    fresh_lab.ssh("n002", "reboot")
+    wait_for("the end of n002", lambda: not (fresh_lab.boot_id("n002") or processes_of(fresh_lab, "n002")))
+    fresh_lab.fake("n002", "no_return", None)
+    fresh_lab.boot("n002")
+    assert fresh_lab.ssh("n002", look).stdout.split() == ["mlx5_0", "nvidia", "0", "0x030200"]
+
+
+def processes_of(lab: LiveLab, name: str) -> list[str]:
+    """Return the processes of one host, its supervisor included."""
+    mark = f"{labs.MARK}_HOST={lab.lab.home(name)}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process.name)
+    return found
 
 
 def test_after_a_power_cut_up_boots_the_host_again(lab: LiveLab) -> None:

@@ -73,12 +73,15 @@ main() {
   mount_root
   mount_kernel
   mount_devices
+  MEMLOCK=$(cat run/lab/fake/memlock 2>/dev/null || echo unlimited)
   # shellcheck source=tests/lab/fakes.sh
   source "$LAB/bin/fakes.sh"
   mkdir run/old
   pivot_root . run/old
   cd /
   join_network
+  # Unlimited, as a prepared node has it, where this machine lets root raise it (it takes CAP_SYS_RESOURCE).
+  ulimit -l "$MEMLOCK" 2>/dev/null || echo "hostinit: the limit of locked memory stays at $(ulimit -l) KiB"
   export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
   /usr/sbin/lab-rc || echo "hostinit: lab-rc failed with code $?"
   /usr/sbin/sshd

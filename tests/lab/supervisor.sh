@@ -1,6 +1,7 @@
 #!/bin/bash
 # Keeps one lab host running: boots it, waits for its end, boots it again when it asked for a reboot.
 #
+# With lab/fake/no_return a host that asked for a reboot does not come back: `LiveLab.boot` starts it again.
 # A power cut (killing the host's PID 1) ends the supervisor too: `invoke lab up` boots the host again.
 # Arguments: lab folder, host name, image folder, address with prefix length, bridge, name of the outer end of its cable.
 set -Eeuo pipefail
@@ -38,7 +39,7 @@ main() {
   exec >>"$home/console" 2>&1 </dev/null
   while :; do
     boot_host "$@"
-    if [[ ! -e $home/lab/reboot ]]; then break; fi
+    if [[ ! -e $home/lab/reboot || -e $home/lab/fake/no_return ]]; then break; fi
   done
 }
 
