@@ -196,7 +196,9 @@ def test_what_the_driver_shows_follows_from_the_disk(fresh_lab: LiveLab) -> None
 def test_drivers_that_wait_for_a_package_and_a_host_that_does_not_return(fresh_lab: LiveLab) -> None:
     for name in ("rdma_inbox", "no_driver", "no_return"):
         fresh_lab.fake("n002", name, "")
-    look = "ls /sys/class/infiniband | head -n 1; ls /proc/driver; nvidia-smi -L >/dev/null; echo $?; cat /sys/bus/pci/devices/0000:13:00.0/class"
+    look = (
+        "ls /sys/class/infiniband | head -n 1; ls /proc/driver; nvidia-smi >/dev/null; echo $?; cat /sys/bus/pci/devices/0000:13:00.0/class"
+    )
     fresh_lab.power_cut("n002")
     fresh_lab.boot("n002")
     assert fresh_lab.ssh("n002", look).stdout.split() == ["rocep114s0", "9", "0x030200"]
