@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.system import System, read_system
 from deepep_bootstrap.tables import ANY, NAME, SOME, Form, Table, load
 
 FORMAT = 1
-PURPOSES = ("build-deps",)
 OWN_INDEX = "pypi"
 WHEEL_NAME = Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
 URL = Form(r"(https?|ssh|git|file)://[^\s/]*/\S+", "an address such as https://host/owner/name")
@@ -25,8 +25,6 @@ VERSION = Form(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
 OPTION = Form(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 WHEEL_FILE = Form(r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl")
 CUDA = Form(r"[1-9][0-9]*", 'a CUDA major such as "12"')
-MANAGER = Form(r"apt|dnf", '"apt" or "dnf"')
-PACKAGE = Form(r"[A-Za-z0-9][A-Za-z0-9.+_:~-]*", "a package name")
 TARGET = Form(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
 
 
@@ -92,15 +90,6 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class System:
-    """Distribution packages by purpose for the host recipes of one `[system.<id>]`, e.g. {"build-deps": ("gcc", …)}."""
-
-    id: str
-    manager: str
-    packages: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Lock:
     """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names to addresses."""
 
@@ -140,7 +129,7 @@ def parse(text: str, path: str) -> Lock:
         default_stack=top.text("default_stack", NAME),
         sources={name: _source(name, table) for name, table in top.named("source")},
         stacks={name: _stack(name, table) for name, table in top.named("stack")},
-        systems={name: _system(name, table) for name, table in top.named("system")},
+        systems={name: read_system(name, table) for name, table in top.named("system")},
         tools={name: _tool(table) for name, table in top.named("tool")},
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
     )
@@ -275,13 +264,6 @@ def _installs_on(wheel: Wheel, target: str) -> bool:
     native = abi == interpreter and interpreter in pythons
     system = any(tag == "any" or re.fullmatch(rf"(manylinux\w*|linux)_{machine}", tag) for tag in platforms)
     return system and (stable or pure or native)
-
-
-def _system(name: str, table: Table) -> System:
-    manager = table.text("manager", MANAGER)
-    packages = {purpose: words for purpose in PURPOSES if (words := table.words(purpose, PACKAGE))}
-    table.close()
-    return System(name, manager, packages)
 
 
 def _index(name: str, table: Table) -> str:
