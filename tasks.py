@@ -6,6 +6,8 @@ Every verb but `lab` takes the common flags: the fields of `survey.Flags`, with 
 from __future__ import annotations
 
 from deepep_bootstrap.front import verb
+from deepep_bootstrap.reboots import Reboots as _Reboots
+from deepep_bootstrap.reboots import parse_mode as _parse_mode
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import facts as _facts
@@ -17,15 +19,15 @@ from deepep_bootstrap.verbs import verify as _verify
 
 
 @verb
-def bootstrap(flags: Flags) -> int:
+def bootstrap(flags: Flags, skip: str = "", reboot: str = "ask") -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
-    return _bootstrap.bootstrap(flags)
+    return _bootstrap.bootstrap(flags, skip=skip, reboots=_Reboots(*_parse_mode(reboot)))
 
 
 @verb
-def plan(flags: Flags, check: bool = False) -> int:
+def plan(flags: Flags, check: bool = False, skip: str = "") -> int:
     """Say what bootstrap would do and why; change nothing."""
-    return _plan.plan(flags, check=check)
+    return _plan.plan(flags, check=check, skip=skip)
 
 
 @verb

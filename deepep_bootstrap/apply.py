@@ -9,23 +9,23 @@ from deepep_bootstrap import datalines
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.prepare import LIBRARIES, REBOOT, STATE_FORM
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job, Reply
 
-STATE_FORM = datalines.Form({"state": 1, "found": 1, "wanted": 1, "note": 1})
-
 
 def apply_step(
-    door: Door, hosts: Sequence[Host], step: Step, recipes: Mapping[str, str], *, on_line: Callable[[str, str], None]
+    door: Door, hosts: Sequence[Host], step: Step, recipes: Mapping[str, str], *, on_line: Callable[[str, str], None], verb: str = "apply"
 ) -> tuple[tuple[Outcome, str], ...]:
     """Run a host recipe as root on `hosts` at the same time; return outcome and log text for each, in their order.
 
-    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done" or "unchanged", or
-    "failed" with the last lines the recipe said. A host that goes away is a failed outcome and delays no other.
+    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed" with the last
+    lines the recipe said. A host that goes away is a failed outcome and delays no other. `verb` may also be "remove", and "reload"
+    for a recipe that knows how to do without a reboot.
     """
     job = Job(
-        compose(recipes, "lib.sh", f"host/{step.name}.sh"),
-        args=("apply",), env=step.env, user="root", watched=True, timeout=None,
+        compose(recipes, *LIBRARIES, f"host/{step.name}.sh"),
+        args=(verb,), env={**step.env, "RECIPE": f"host/{step.name}.sh"}, user="root", watched=True, timeout=None,
     )  # fmt: skip
     begin = time.monotonic()
     replies = door.run_all(hosts, lambda host: job, on_line)
@@ -44,4 +44,5 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
         records = datalines.read(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
     except Trouble as trouble:
         return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), said
-    return Outcome(step.title, host, "done", records.text("note"), reply.seconds), said
+    detail = "; ".join(filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note"))))
+    return Outcome(step.title, host, "done", detail, reply.seconds), said

@@ -12,13 +12,11 @@ from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
-CMAKE_FLOOR = (3, 19)
-"""NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
-
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by relative path."""
+    """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by relative path.
+    `skip` names host recipes to leave alone ("all" for every one)."""
 
     lock: Lock
     stack: Stack
@@ -29,6 +27,7 @@ class Request:
     external_python: str = ""
     on_busy_host: str = "leave"
     control_has_slurm: bool = False
+    skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Choice:
     entries: tuple[Entry, ...]
     record: StackRecord
     offer: Offer
-    build_deps_env: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
     def entry(self, kind: str) -> Entry | None:
@@ -88,7 +86,6 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
         entries=entries,
         record=record,
         offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
-        build_deps_env=build_deps_env(request.lock, here, python),
         notes=tuple(notes),
     )
 
@@ -228,33 +225,6 @@ def absences(prefix: str, facts: Mapping[str, Facts]) -> Iterator[str]:
     bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
     if bare:
         yield f"no module system on {fold(bare)}: load with `. {prefix}/current/env.sh` there"
-
-
-def lacking_build_tools(facts: Facts, choice: Choice) -> list[str]:
-    """Return which build tools and headers a host lacks."""
-    tools = dict(facts.tools)
-    lacking = [name for name in ("gcc", "g++", "make", "ninja", "git") if not tools.get(name)]
-    cmake = tuple(int(part) for part in tools.get("cmake", "0").split(".")[:2] if part.isdigit())
-    if cmake < CMAKE_FLOOR:
-        lacking.append(f"cmake ≥ 3.19 (found {tools['cmake']})" if tools.get("cmake") else "cmake")
-    lacking.extend(header for header in ("infiniband/mlx5dv.h",) if header not in facts.headers)
-    if not choice.python.header:
-        lacking.append(f"Python.h of {choice.python.path}")
-    return lacking
-
-
-def system_id(facts: Facts) -> str:
-    """Return the lock's `[system.<id>]` key of a host, e.g. `ubuntu-24_04`."""
-    version = facts.os_version.replace(".", "_")
-    major = facts.os_version.split(".")[0]
-    return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
-
-
-def build_deps_env(lock: Lock, here: Facts, python: Python) -> dict[str, str]:
-    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
-    system = lock.systems.get(system_id(here))
-    packages = {"MANAGER": system.manager, "PACKAGES": " ".join(system.packages.get("build-deps", ()))} if system else {}
-    return {**packages, "PYTHON": python.path}
 
 
 def minor_version(python: Python) -> str:

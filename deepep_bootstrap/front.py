@@ -38,6 +38,8 @@ HELP = {
     "sudo_password_prompt": "ask once for the password of sudo",
     "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
     "forks": "how many hosts to talk to at the same time (default 64)",
+    "skip": "host recipes to leave alone: all, or names such as limits,driver-options",
+    "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
     "kind": "internode (default), intranode or low-latency",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",

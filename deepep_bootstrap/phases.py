@@ -16,11 +16,13 @@ from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.plan import Outcome, Plan, Step
+from deepep_bootstrap.prepare import TITLES
+from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Run, Survey, gather
+from deepep_bootstrap.survey import Flags, Run, Survey, decide, gather
 
 PREFIX, FETCH = "prefix", "fetch"
 CONTROL = "this machine"
@@ -42,6 +44,7 @@ class Work:
     request: Request
     plan: Plan
     mirrors: Mirrors
+    reboots: Reboots
 
     def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
         """Return the hosts of these names."""
@@ -90,15 +93,35 @@ def make_prefix(work: Work) -> str:
 
 
 def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
-    """Run the host recipes of the plan, each on its hosts at the same time."""
+    """Run the host recipes of the plan that need no reboot, each on its hosts at the same time."""
+    return run_recipes(work, work.plan.of_kind("host"))
+
+
+def finish_hosts(work: Work) -> tuple[Outcome, ...]:
+    """Run those host recipes that could not be planned before the hosts' own preparation was done."""
+    return run_recipes(work, [step for step in work.plan.of_kind("host") if step.name not in TITLES])
+
+
+def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:
+    """Run host recipes one after the other, each on its hosts at the same time."""
     outcomes: list[Outcome] = []
-    for step in work.plan.of_kind("host"):
+    for step in steps:
         work.screen.started(step.title, step.hosts)
-        tell_line = functools.partial(show_line, work.screen, step.title)
-        pairs = apply.apply_step(work.door, work.hosts(step.hosts), step, work.request.recipes, on_line=tell_line)
-        logged = tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
-        outcomes.extend(tell(work, logged))
+        outcomes.extend(tell(work, run_recipe(work, step, work.hosts(step.hosts))))
     return tuple(outcomes)
+
+
+def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply") -> tuple[Outcome, ...]:
+    """Run one host recipe on some hosts and log what it said."""
+    tell_line = functools.partial(show_line, work.screen, step.title)
+    pairs = apply.apply_step(work.door, hosts, step, work.request.recipes, on_line=tell_line, verb=verb)
+    return tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
+
+
+def look_again(work: Work) -> Work:
+    """Return the work as it stands now that the hosts were changed: facts and plan anew."""
+    survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
+    return replace(work, survey=survey, plan=decide(work.door, survey, work.request))
 
 
 def show_line(screen: Screen, title: str, host: str, text: str) -> None:

@@ -5,15 +5,16 @@ A step is in the plan because something wanted was not found; the reason says bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepep_bootstrap import choose, store
+from deepep_bootstrap import choose, prepare, store
 from deepep_bootstrap.choose import Choice, Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.prepare import TITLES, Check, Preparation
 from deepep_bootstrap.store import Entry
 
 UNPACKED = 1.8
@@ -33,8 +34,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. `kind` is "prefix", "host", "build", "offer" or "verify"; `name` the recipe or the store entry; `hosts`
-    where it is done; `env` what its recipe needs to know."""
+    """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build", "offer" or "verify";
+    `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs to know."""
 
     kind: str
     name: str
@@ -59,21 +60,36 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the prefix."""
+    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the prefix.
+
+    Where the hosts must be prepared before anything can be decided (a CUDA toolkit is installed first), `undecided` says why and
+    the steps end with that preparation; the next look decides the rest.
+    """
 
     steps: tuple[Step, ...]
-    choice: Choice
+    decided: Choice | None
     notes: tuple[str, ...] = ()
     download_bytes: int = 0
     disk_bytes: int = 0
+    preparation: Preparation = field(default_factory=Preparation)
+    undecided: tuple[Problem, ...] = ()
+
+    @property
+    def choice(self) -> Choice:
+        """What was chosen; Trouble where nothing could be decided yet."""
+        if self.decided is None:
+            raise Trouble(*self.undecided)
+        return self.decided
 
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """Return the steps of one kind."""
         return tuple(step for step in self.steps if step.kind == kind)
 
     def chosen(self) -> dict[str, Any]:
-        """Return the choices a reader of the plan wants to know, for JSON."""
-        choice = self.choice
+        """Return the choices a reader of the plan wants to know, for JSON; none while they are open."""
+        choice = self.decided
+        if choice is None:
+            return {}
         return {
             "build_host": choice.build_host,
             "prefix_host": choice.prefix_host,
@@ -88,12 +104,20 @@ class Plan:
         }
 
 
-def make(request: Request, facts: Mapping[str, Facts]) -> Plan:
+def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None) -> Plan:
     """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done."""
-    choice = choose.choose(request, facts)
+    preparation = preparation or Preparation()
+    hosts_first = tuple(preparation_steps(preparation))
+    try:
+        choice = choose.choose(request, facts)
+    except Trouble as trouble:
+        if not hosts_first:
+            raise
+        return Plan(hosts_first, None, told(preparation), preparation=preparation, undecided=trouble.problems)
     missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
     check_space(request, choice, facts, missing)
     steps = [
+        *hosts_first,
         *host_steps(request, choice, facts, missing),
         *build_steps(choice, missing),
         *offer_steps(choice, facts),
@@ -103,7 +127,33 @@ def make(request: Request, facts: Mapping[str, Facts]) -> Plan:
     if steps:
         steps.append(verify_step(request, choice, facts))
     wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
-    return Plan(tuple(steps), choice, choice.notes, wheels, int(wheels * UNPACKED))
+    return Plan(tuple(steps), choice, (*choice.notes, *told(preparation)), wheels, int(wheels * UNPACKED), preparation)
+
+
+def preparation_steps(preparation: Preparation) -> Iterator[Step]:
+    """Yield what is to be done on the hosts by their own checks: at once first, then what takes a reboot."""
+    for kind, pairs in (("host", preparation.at_once), ("reboot", preparation.with_reboot)):
+        groups: dict[tuple[str, Reason, tuple[tuple[str, str], ...]], list[str]] = {}
+        for host, check in pairs:
+            env = tuple(preparation.inputs[host][check.recipe].items())
+            groups.setdefault((check.recipe, Reason(check.found, check.wanted), env), []).append(host)
+        for (recipe, reason, env), hosts in groups.items():
+            title = TITLES[recipe] if kind == "host" else f"{TITLES[recipe]} and reboot"
+            yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
+
+
+def told(preparation: Preparation) -> tuple[str, ...]:
+    """Return what a person should know of the hosts' preparation beside the steps: notes of checks, equal ones folded over hosts."""
+    groups: dict[Check, list[str]] = {}
+    for host, check in preparation.of(*prepare.STATES):
+        if check.state == prepare.BLOCKED or check.note:
+            groups.setdefault(check, []).append(host)
+    return tuple(_note(check, hosts) for check, hosts in groups.items())
+
+
+def _note(check: Check, hosts: Iterable[str]) -> str:
+    difference = f" found {check.found}, wanted {check.wanted}." if check.state == prepare.BLOCKED else ""
+    return f"{fold(hosts)}: {TITLES[check.recipe]}:{difference} {check.note}".rstrip()
 
 
 def missing_entries(choice: Choice, present: Sequence[str]) -> tuple[Entry, ...]:
@@ -126,7 +176,7 @@ def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], mis
             "build-deps",
             "install build dependencies",
             lambda host: lacking_build_deps(choice, facts[host.name]) if missing and host.name == choice.build_host else None,
-            choice.build_deps_env,
+            prepare.build_deps_env(request.lock, facts[choice.build_host], choice.python),
         ),
         (
             "module-hook",
@@ -146,7 +196,7 @@ def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], mis
 
 def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
     """Return why the build host needs packages, or None."""
-    lacking = choose.lacking_build_tools(facts, choice)
+    lacking = prepare.lacking_build_tools(facts, choice.python)
     return Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers") if lacking else None
 
 

@@ -1,10 +1,37 @@
-"""Which host recipes a host gets and what their checks said. Pure."""
+"""Which host recipes a host gets, the one script that checks them all, and what the checks said. Pure.
+
+A recipe alone knows whether its result is there; here stands for which machines it is meant at all. Nothing of what needs RDMA is
+asked of a machine without a Mellanox device, so a single node with GPUs stays as it is.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepep_bootstrap import choose, topology
+from deepep_bootstrap.choose import Request
+from deepep_bootstrap.datalines import Form, read
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Facts, Python
+from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.system import recipe_env
 
 OK, TODO, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
+STATES = (OK, TODO, REBOOT, STUCK, BLOCKED)
+
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh")
+"""Texts in front of every host recipe, in this order."""
+
+STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})
+
+CMAKE_FLOOR = (3, 19)
+"""NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
+
+INBOX_NAME = "rocep"
+"""How the names of RoCE devices begin that the kernel's own driver made; those of DOCA-OFED are called mlx5_*."""
 
 
 @dataclass(frozen=True)
@@ -19,3 +46,172 @@ class Check:
     wanted: str
     note: str = ""
     needs_reboot: bool = False
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known of the preparation of all hosts: the inputs of each recipe that is meant for a host, and what its check said."""
+
+    inputs: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    checks: Mapping[str, Mapping[str, Check]] = field(default_factory=dict)
+
+    def of(self, *states: str) -> tuple[tuple[str, Check], ...]:
+        """Return host and check of everything in one of `states`, recipes in their order."""
+        found = [(host, check) for host, by_recipe in self.checks.items() for check in by_recipe.values() if check.state in states]
+        return tuple(sorted(found, key=lambda pair: list(TITLES).index(pair[1].recipe)))
+
+    @property
+    def at_once(self) -> tuple[tuple[str, Check], ...]:
+        """What can be done without disturbing anybody."""
+        return tuple((host, check) for host, check in self.of(TODO) if not check.needs_reboot)
+
+    @property
+    def with_reboot(self) -> tuple[tuple[str, Check], ...]:
+        """What works only after a reboot, be it written already or not."""
+        return tuple((host, check) for host, check in self.of(TODO, REBOOT) if check.needs_reboot or check.state == REBOOT)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done on a host."""
+        return bool(self.of(TODO, REBOOT))
+
+
+TITLES = {
+    "nvidia-driver": "NVIDIA driver",
+    "doca-ofed": "DOCA-OFED",
+    "driver-options": "driver options",
+    "peer-memory": "peer memory",
+    "gdrdrv": "GDRCopy kernel module",
+    "rdma-userspace": "RDMA user space",
+    "limits": "memory limits",
+    "cuda-toolkit": "CUDA toolkit",
+    "python": "Python",
+}
+"""The recipes in the order in which they build on each other, with what people call them."""
+
+
+def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the inputs of every recipe that is meant for a host, by host and recipe."""
+    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+    python = needs_python(request, gpu_hosts)
+    rdma = request.inventory.settings.profile != topology.SINGLE
+    meant: Mapping[str, Callable[[Facts], bool]] = {
+        "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
+        "doca-ofed": lambda seen: rdma and has_nics(seen) and lacks_ofed(seen),
+        "driver-options": lambda seen: rdma and has_nics(seen),
+        "peer-memory": lambda seen: rdma and has_nics(seen) and bool(seen.gpus),
+        "gdrdrv": lambda seen: rdma and has_nics(seen) and wants_gdrdrv(request),
+        "rdma-userspace": lambda seen: rdma and has_nics(seen),
+        "limits": lambda seen: rdma and has_nics(seen),
+        "cuda-toolkit": lambda seen: not any(toolkit.version.split(".")[0] == request.stack.cuda for toolkit in seen.toolkits),
+        "python": lambda seen: python,
+    }
+    chosen = [name for name in TITLES if name not in request.skip]
+    return {
+        host: {name: inputs(request, name, seen) for name in chosen if meant[name](seen)}
+        for host, seen in gpu_hosts.items()
+        if "all" not in request.skip
+    }
+
+
+def has_nics(seen: Facts) -> bool:
+    """Return whether a host has a NIC that NVSHMEM's IBGDA can drive, with a driver or still without."""
+    return seen.prepared.mellanox_devices > 0 or any(device.driver == topology.DRIVER for device in seen.rdma)
+
+
+def lacks_ofed(seen: Facts) -> bool:
+    """Return whether RDMA devices are missing, or bear the names that the kernel's own driver gives to RoCE devices."""
+    inbox = [device for device in seen.rdma if device.name.startswith(INBOX_NAME)]
+    return not seen.rdma or bool(inbox and not seen.prepared.ofed)
+
+
+def wants_gdrdrv(request: Request) -> bool:
+    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module."""
+    name = request.inventory.settings.profile
+    if name == topology.AUTO:
+        return False
+    return topology.read_profile(name, request.templates).environment.get("NVSHMEM_IBGDA_NIC_HANDLER", "").startswith("cpu")
+
+
+def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
+    """Return whether no Python that the stack has wheels for is on every GPU host."""
+    if request.external_python:
+        return False
+    paths = [f"/usr/bin/python3.{choose.minor_of(target)}" for target in request.stack.wheels]
+    return not any(all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths)
+
+
+def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
+    """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the recipe alone asks."""
+    source = request.lock.sources[request.stack.gdrcopy] if request.stack.gdrcopy else None
+    own = {
+        "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
+        "gdrdrv": {"GDRDRV_WANTED": "yes", "GDRCOPY_VERSION": source.version if source else ""},
+    }
+    purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
+    return {**recipe_env(request.lock.systems.get(system_id(seen)), purpose, seen.kernel), **own.get(name, {})}
+
+
+def lacking_build_tools(facts: Facts, python: Python) -> list[str]:
+    """Return which build tools and headers a host lacks."""
+    tools = dict(facts.tools)
+    lacking = [name for name in ("gcc", "g++", "make", "ninja", "git") if not tools.get(name)]
+    cmake = tuple(int(part) for part in tools.get("cmake", "0").split(".")[:2] if part.isdigit())
+    if cmake < CMAKE_FLOOR:
+        lacking.append(f"cmake ≥ 3.19 (found {tools['cmake']})" if tools.get("cmake") else "cmake")
+    lacking.extend(header for header in ("infiniband/mlx5dv.h",) if header not in facts.headers)
+    if not python.header:
+        lacking.append(f"Python.h of {python.path}")
+    return lacking
+
+
+def system_id(facts: Facts) -> str:
+    """Return the lock's `[system.<id>]` key of a host, e.g. `ubuntu-24_04`."""
+    version = facts.os_version.replace(".", "_")
+    major = facts.os_version.split(".")[0]
+    return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
+
+
+def build_deps_env(lock: Lock, here: Facts, python: Python) -> dict[str, str]:
+    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
+    return {**recipe_env(lock.systems.get(system_id(here)), "build-deps", here.kernel), "PYTHON": python.path}
+
+
+def check_script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it prints.
+
+    Each recipe runs in a subshell: their names do not meet, and one that fails does not keep the others from answering.
+    """
+    parts = [compose(texts, *LIBRARIES), "set +e"]
+    for name, env in wishes.items():
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items())
+        text = compose(texts, f"host/{name}.sh")
+        parts.append(f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- check\n{text}\n)\ndata code "$?"')
+    return "\n".join(parts) + "\n"
+
+
+def parse(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Check]:
+    """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is "blocked"."""
+    said, talk = _sections(out), _sections(err)
+    return {name: _check(name, said.get(name, ""), talk.get(name, ""), host) for name in names}
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Split output at its `recipe=NAME` lines."""
+    return {part.partition("\n")[0]: part.partition("\n")[2] for part in f"\n{text}".split("\nrecipe=")[1:]}
+
+
+def _check(name: str, text: str, talk: str, host: str) -> Check:
+    body, _, code = text.strip().rpartition("\n")
+    if code != "code=0":
+        ended = f"exit code {code.removeprefix('code=')}" if code.startswith("code=") else "the answer is cut off"
+        said = [line for line in talk.splitlines() if line.startswith("error: ")] or [ended]
+        return Check(name, BLOCKED, "its check failed", "an answer", said[0].removeprefix("error: "))
+    try:
+        records = read(body, STATE_FORM, host, f"host/{name}.sh")
+    except Trouble as trouble:
+        return Check(name, BLOCKED, "its check cannot be read", "an answer", str(trouble))
+    state, needs = records.text("state"), records.text("needs") == "reboot"
+    if state not in STATES:
+        return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
+    return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs)

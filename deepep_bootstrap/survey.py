@@ -9,20 +9,21 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, plan, store
+from deepep_bootstrap import hosts, lock, plan, prepare, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble, state_dir
 from deepep_bootstrap.facts import Facts, parse, script
 from deepep_bootstrap.hosts import Host, Inventory
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.plan import Plan
-from deepep_bootstrap.remote import Fleet, Job, Options, Secret
+from deepep_bootstrap.prepare import Preparation
+from deepep_bootstrap.remote import Door, Fleet, Job, Options, Secret
 from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
@@ -69,6 +70,15 @@ class Flags:
         return flags
 
 
+def skipped(value: str) -> tuple[str, ...]:
+    """Return the host recipes that --skip names."""
+    names = tuple(name for name in value.split(",") if name)
+    unknown = [name for name in names if name not in {"all", *prepare.TITLES}]
+    if unknown:
+        raise Trouble(Problem("--skip", "no such host recipe", ", ".join(unknown), f"all, or some of {', '.join(prepare.TITLES)}"))
+    return names
+
+
 def number(flag: str, value: str | int) -> int:
     """Return the whole number above 0 that a flag was given."""
     text = str(value)
@@ -95,6 +105,11 @@ class Run:
             remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
             raise Trouble(Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)) from None
         return cls(name, folder)
+
+    @classmethod
+    def none(cls) -> Run:
+        """Return what stands for a run where nothing is done and nothing logged."""
+        return cls("", Path(os.devnull))
 
     def log(self, host: str, step: str, text: str) -> Path:
         """Append `text` to the log of one step on one host and return the file's path."""
@@ -208,14 +223,27 @@ def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Pr
     )
 
 
-def decide(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> tuple[Request, Plan]:
-    """Return what is wanted and the plan for it; Trouble, with equal reasons of several hosts said once, where there can be none."""
-    request = request_for(flags, survey, found, stack)
+def decide(door: Fleet, survey: Survey, request: Request) -> Plan:
+    """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare them. Trouble, with
+    equal reasons of several hosts said once, where there can be no plan."""
     try:
-        return request, plan.make(request, survey.facts)
+        return plan.make(request, survey.facts, look(door, survey.reached, survey.facts, request))
     except Trouble as trouble:
         # Hosts that did not answer may well be why: they are named too.
         raise Trouble(*fold_problems(trouble.problems, survey.inventory), *survey.problems, code=trouble.code) from None
+
+
+def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request: Request) -> Preparation:
+    """Return what the checks of the host recipes say on `hosts`, all asked at the same time by one script each; they change nothing."""
+    inputs = prepare.wanted(request, facts)
+    asked = [host for host in hosts if inputs.get(host.name)]
+    jobs = {host.name: Job(prepare.check_script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT) for host in asked}
+    checks = {}
+    for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
+        if isinstance(reply, Trouble):
+            raise reply
+        checks[name] = prepare.parse(reply.out, reply.err, list(inputs[name]), name)
+    return Preparation(inputs, checks)
 
 
 def current_offer(survey: Survey) -> Offer:
@@ -246,12 +274,12 @@ def control_has_slurm(prefix: str, prefix_id: str) -> bool:
     return same and shutil.which("sbatch") is not None
 
 
-def request_for(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> Request:
+def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> Request:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
     return Request(
-        lock=found,
-        stack=stack,
+        lock=wish[0],
+        stack=wish[1],
         inventory=survey.inventory,
         prefix=survey.prefix,
         recipes=read_tree(flags.root / "recipes"),
@@ -259,4 +287,5 @@ def request_for(flags: Flags, survey: Survey, found: Lock, stack: Stack) -> Requ
         external_python=flags.python,
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
+        skip=tuple(skip),
     )

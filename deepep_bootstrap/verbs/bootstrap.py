@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deepep_bootstrap import choose, generations, mirrors, tarstream
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.phases import Work, build_entries, prepare_hosts, prove, publish_offer, share_prefix
+from deepep_bootstrap.phases import Work, build_entries, finish_hosts, look_again, prepare_hosts, prove, publish_offer, share_prefix
 from deepep_bootstrap.plan import Outcome, Plan
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
-from deepep_bootstrap.survey import Flags, Run, decide, gather, open_door, read_inventory, read_lock
+from deepep_bootstrap.reboots import Reboots
+from deepep_bootstrap.rolling import reboot_hosts, unfinished
+from deepep_bootstrap.survey import Flags, Run, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
 
 
 @dataclass
 class Ended:
-    """How far a run came: what ended, and what went wrong beside the steps. Grows while the run goes on, so that ^C loses nothing."""
+    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the work as it was last
+    planned. Grows while the run goes on, so that ^C loses nothing."""
 
+    work: Work
+    shown: Plan
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     code: int = OK
@@ -31,28 +37,39 @@ class Ended:
         return [outcome for outcome in self.outcomes if outcome.state == "failed"]
 
 
-def bootstrap(flags: Flags) -> int:
+def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
     """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
     screen = Screen("bootstrap", as_json=flags.json)
-    lock, stack = read_lock(flags)
+    wish, without = read_lock(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
-    found_mirrors = mirrors.read(flags.mirror, os.environ, lock.indexes)
+    found_mirrors = mirrors.read(flags.mirror, os.environ, wish[0].indexes)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
-        request, made = decide(flags, survey, lock, stack)
+        request = request_for(flags, survey, wish, without)
+        made = decide(door, survey, request)
         screen.plan(made)
-        ended = Ended()
-        if made.steps and not flags.dry_run:
+        doing = bool(made.steps) and not flags.dry_run
+        if doing:
             confirm(screen, flags.yes)
-            run = Run.start("bootstrap")
-            carry_out(Work(flags, screen, run, door, survey, request, made, found_mirrors), ended)
-    problems = (*survey.problems, *ended.problems)
-    for problem in survey.problems:
+        run = Run.start("bootstrap") if doing else Run.none()
+        ended = Ended(Work(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made)
+        if doing:
+            carry_out(ended)
+    return conclude(ended)
+
+
+def conclude(ended: Ended) -> int:
+    """Say what is still wrong or what to type next, print the document, and return the exit code."""
+    work, screen = ended.work, ended.work.screen
+    waiting = () if work.flags.dry_run else tuple(unfinished(work))
+    problems = (*work.survey.problems, *ended.problems, *waiting)
+    for problem in (*work.survey.problems, *waiting):
         screen.problem(problem)
-    code = worst([ended.code, *(outcome.code for outcome in ended.failed), *(TROUBLE for _ in survey.problems)])
-    if code == OK and not flags.dry_run:
-        screen.next_commands(next_commands(request, made))
-    screen.document(code, problems, **plan_json(made), outcomes=[outcome_json(outcome) for outcome in ended.outcomes])
+    trouble = [TROUBLE for _ in (*work.survey.problems, *waiting)]
+    code = worst([ended.code, *(outcome.code for outcome in ended.failed), *trouble])
+    if code == OK and not work.flags.dry_run:
+        screen.next_commands(next_commands(work.request, work.plan))
+    screen.document(code, problems, **plan_json(ended.shown) | {"chosen": work.plan.chosen()}, outcomes=[outcome_json(outcome) for outcome in ended.outcomes])
     return code
 
 
@@ -66,36 +83,58 @@ def confirm(screen: Screen, yes: bool) -> None:
         raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
 
 
-def carry_out(work: Work, ended: Ended) -> None:
+def carry_out(ended: Ended) -> None:
     """Do the plan and tell how it ended, also when something breaks or somebody presses ^C in the middle."""
     begin = time.monotonic()
+    screen = ended.work.screen
     try:
-        with work.screen.progress():
-            walk(work, ended)
+        with screen.progress():
+            walk(ended)
     except Trouble as trouble:
         ended.problems.extend(trouble.problems)
         ended.code = trouble.code
     except KeyboardInterrupt:
-        summarize(work, ended, begin, "Interrupted")
+        summarize(ended, begin, "Interrupted")
         raise
-    in_prefix = keep_logs(work, ended)
-    summarize(work, ended, begin, "Not finished" if ended.failed or ended.problems else "Finished", in_prefix=in_prefix)
+    in_prefix = keep_logs(ended)
+    summarize(ended, begin, "Not finished" if ended.failed or ended.problems else "Finished", in_prefix=in_prefix)
     for problem in ended.problems:
-        work.screen.problem(problem)
+        screen.problem(problem)
 
 
-def walk(work: Work, ended: Ended) -> None:
-    """Walk through the phases; a phase that fails where all others depend on it ends the walk."""
-    for phase, decisive in ((share_prefix, True), (prepare_hosts, False), (build_entries, True), (publish_offer, True), (prove, False)):
-        outcomes = phase(work)
-        ended.outcomes.extend(outcomes)
-        failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-        if failed and (decisive or any(outcome.host == work.plan.choice.build_host for outcome in failed)):
+def walk(ended: Ended) -> None:
+    """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends the walk when it
+    fails; a host that could not be prepared does not, unless it is the one to build on."""
+    first = ended.work.plan
+    if first.decided and not do(ended, share_prefix):
+        return
+    do(ended, prepare_hosts)
+    do(ended, reboot_hosts)
+    if first.preparation.changes:
+        # The hosts are others than those that were planned for: names of devices, toolkits, drivers.
+        ended.work = look_again(ended.work)
+    choice = ended.work.plan.choice
+    if not first.decided:
+        ended.work.screen.plan(ended.work.plan)
+        if not do(ended, share_prefix):
             return
+        do(ended, finish_hosts)
+    if any(outcome.host == choice.build_host for outcome in ended.failed):
+        return
+    if do(ended, build_entries) and do(ended, publish_offer):
+        do(ended, prove)
 
 
-def summarize(work: Work, ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> None:
+def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:
+    """Carry out one phase and keep its outcomes; False when something in it failed."""
+    outcomes = phase(ended.work)
+    ended.outcomes.extend(outcomes)
+    return not any(outcome.state == "failed" for outcome in outcomes)
+
+
+def summarize(ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> None:
     """Print the outcome table, where the logs are, and in one line how the run ended."""
+    work = ended.work
     work.screen.say()
     work.screen.outcomes(ended.outcomes)
     if any(work.run.folder.rglob("*.log")):
@@ -105,11 +144,12 @@ def summarize(work: Work, ended: Ended, begin: float, how: str, *, in_prefix: st
     work.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
 
 
-def keep_logs(work: Work, ended: Ended) -> str:
+def keep_logs(ended: Ended) -> str:
     """Copy the logs of this run to the prefix and return where they are; "" when there are none, or no usable prefix.
 
     That the prefix has no room for them is said, and is no failure of the run.
     """
+    work = ended.work
     entries = [(str(path.relative_to(work.run.folder)), path) for path in sorted(work.run.folder.rglob("*.log"))]
     if not entries:
         return ""

@@ -7,10 +7,10 @@ import os
 from deepep_bootstrap import mirrors
 from deepep_bootstrap.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.report import Screen, plan_json
-from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_lock
+from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
 
 
-def plan(flags: Flags, *, check: bool = False) -> int:
+def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which are named."""
     screen = Screen("plan", as_json=flags.json)
     lock, stack = read_lock(flags)
@@ -18,7 +18,7 @@ def plan(flags: Flags, *, check: bool = False) -> int:
     mirrors.read(flags.mirror, os.environ, lock.indexes)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
-    _, made = decide(flags, survey, lock, stack)
+        made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
     screen.plan(made)
     for problem in survey.problems:
         screen.problem(problem)

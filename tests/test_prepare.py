@@ -1,0 +1,142 @@
+"""Which host gets which recipe, and the one script that asks all of them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from plan_support import READY, changed, cluster, request
+
+from deepep_bootstrap import plan, prepare
+from deepep_bootstrap.facts import Facts, Python, Rdma, Toolkit
+from deepep_bootstrap.machine import Machine
+from deepep_bootstrap.prepare import Check, Preparation
+
+NICS = {"prepared": Machine(mellanox_devices=8)}
+MLX5 = {"rdma": tuple(Rdma(f"mlx5_{index}", "mlx5_core", "", 0, "") for index in range(8)), **NICS}
+INBOX = {"rdma": tuple(Rdma(f"rocep{index}s0", "mlx5_core", "", 0, "") for index in range(8)), **NICS}
+ALWAYS = ["driver-options", "peer-memory", "rdma-userspace", "limits"]
+
+CASES: dict[str, tuple[Mapping[str, Any], list[str]]] = {
+    "GPUs and no NIC: nothing": ({}, []),
+    "everything there": (MLX5, ALWAYS),
+    "names of the kernel's own driver": (INBOX, ["doca-ofed", *ALWAYS]),
+    "those names under DOCA-OFED are somebody's choice": ({**INBOX, "prepared": Machine(mellanox_devices=8, ofed="25.10")}, ALWAYS),
+    "NICs without RDMA devices": (NICS, ["doca-ofed", *ALWAYS]),
+    "GPUs without a driver": ({"gpus": (), "prepared": Machine(gpu_devices=8)}, ["nvidia-driver"]),
+    "no toolkit of the stack's CUDA": ({"toolkits": (Toolkit("/usr/local/cuda", "13.0.88", True, True),)}, ["cuda-toolkit"]),
+    "no Python with wheels": ({"pythons": (Python("/usr/bin/python3.9", "3.9.18"),)}, ["python"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "recipes"), CASES.values(), ids=CASES)
+def test_a_host_gets_the_recipes_that_are_meant_for_it(changes: Mapping[str, Any], recipes: list[str]) -> None:
+    facts = {name: changed(seen, changes) for name, seen in cluster().items() if name != "login1"} | {"login1": READY}
+    found = prepare.wanted(request(), facts)
+    assert {host: list(by_recipe) for host, by_recipe in found.items()} == {"n001": recipes, "n002": recipes}
+
+
+def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
+    facts = cluster(n001=MLX5, n002=MLX5)
+    text = "defaults prefix=/shared/deepep profile=single-node\nn[001-002]\n"
+    assert prepare.wanted(request(text), facts) == {"n001": {}, "n002": {}}
+
+
+def test_the_cpu_handler_asks_for_the_kernel_module() -> None:
+    wish = request("defaults prefix=/shared/deepep profile=by-cpu\nn001\n")
+    profile = 'title = "x"\nlink_layer = "Ethernet"\n[environment]\nNVSHMEM_IBGDA_NIC_HANDLER = "cpu"\n'
+    wish = changed(wish, {"templates": {**wish.templates, "profiles/by-cpu.toml": profile}})
+    found = prepare.wanted(wish, {"n001": changed(READY, MLX5)})["n001"]
+    assert found["gdrdrv"]["GDRCOPY_VERSION"] == wish.lock.sources["gdrcopy"].version
+
+
+def test_skipped_recipes_are_not_even_asked() -> None:
+    facts = cluster(n001=MLX5, n002=MLX5)
+    assert list(prepare.wanted(request(skip=("limits", "driver-options")), facts)["n001"]) == ["peer-memory", "rdma-userspace"]
+    assert prepare.wanted(request(skip=("all",)), facts) == {}
+
+
+RECIPES = {
+    "host/files.sh": "greet() { printf 'hello %s' \"$1\"; }",
+    "host/packages.sh": "",
+    "host/limits.sh": """
+readonly X=1
+main() {
+    data state todo
+    data found "$(greet "$NAME")"
+    data wanted "$1"
+    data needs reboot
+}
+main "$@"
+""",
+    "host/python.sh": "readonly X=2\nmain() { data state ok; data found 3.12; data wanted 3.12; data note 'a note'; }\nmain \"$@\"",
+    "host/gdrdrv.sh": "main() { data state ok; die 'no such luck'; }\nmain \"$@\"",
+    "host/peer-memory.sh": 'main() { false; data state ok; }\nmain "$@"',
+    "host/doca-ofed.sh": "main() { echo 'talk where data belongs'; data state ok; }\nmain \"$@\"",
+    "host/cuda-toolkit.sh": 'main() { data state perhaps; }\nmain "$@"',
+}
+
+
+def ask(*names: str) -> dict[str, Check]:
+    texts = {**RECIPES, "lib.sh": request().recipes["lib.sh"]}
+    inputs = {name: {"NAME": 'it\'s "$HOME"'} for name in names}
+    done = subprocess.run(["bash", "-c", prepare.check_script(texts, inputs)], capture_output=True, text=True, check=True)
+    return prepare.parse(done.stdout, done.stderr, names, "n001")
+
+
+def test_one_script_asks_all_recipes_and_none_meets_another() -> None:
+    said = ask("limits", "gdrdrv", "peer-memory", "doca-ofed", "cuda-toolkit", "python")
+    assert said["limits"] == Check("limits", "todo", 'hello it\'s "$HOME"', "check", needs_reboot=True)
+    assert said["python"] == Check("python", "ok", "3.12", "3.12", "a note")
+    assert said["gdrdrv"] == Check("gdrdrv", "blocked", "its check failed", "an answer", "no such luck")
+    assert (said["peer-memory"].state, said["peer-memory"].found) == ("blocked", "its check failed")
+    assert "false" in said["peer-memory"].note
+    assert (said["doca-ofed"].state, said["doca-ofed"].found) == ("blocked", "its check cannot be read")
+    assert said["cuda-toolkit"] == Check("cuda-toolkit", "blocked", "the state 'perhaps'", "one of ok, todo, reboot, stuck, blocked")
+
+
+def test_an_answer_that_was_cut_off_says_nothing() -> None:
+    assert prepare.parse("recipe=limits\nstate=ok\n", "", ["limits", "python"], "n001") == {
+        name: Check(name, "blocked", "its check failed", "an answer", "the answer is cut off") for name in ("limits", "python")
+    }
+
+
+def prepared(facts: Mapping[str, Facts], **checks: Check) -> Preparation:
+    return Preparation(
+        {host: {check.recipe: {"A": "1"}} for host, check in checks.items()}, {host: {c.recipe: c} for host, c in checks.items()}
+    )
+
+
+def test_steps_fold_over_hosts_and_what_needs_a_reboot_stands_apart() -> None:
+    facts = cluster()
+    todo = Check("limits", "todo", "8192 KiB", "unlimited")
+    made = plan.make(request(), facts, prepared(facts, n001=todo, n002=todo))
+    assert [(step.kind, step.name, step.hosts) for step in made.steps][:2] == [
+        ("prefix", "prefix", ("n001", "n002", "login1")),
+        ("host", "limits", ("n001", "n002")),
+    ]
+    reboot = Check("driver-options", "todo", "0", "1", needs_reboot=True)
+    written = Check("driver-options", "reboot", "0", "1")
+    made = plan.make(request(), facts, prepared(facts, n001=reboot, n002=written))
+    assert [(step.kind, step.hosts) for step in made.of_kind("reboot")] == [("reboot", ("n001", "n002"))]
+
+
+def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_preparation() -> None:
+    facts = {name: changed(seen, {"toolkits": ()}) for name, seen in cluster().items()}
+    todo = Check("cuda-toolkit", "todo", "none", "12.9")
+    made = plan.make(request(), facts, prepared(facts, n001=todo))
+    assert [step.name for step in made.steps] == ["cuda-toolkit"]
+    assert "no CUDA toolkit fits the stack" in made.undecided[0].what
+    with pytest.raises(plan.Trouble, match="no CUDA toolkit"):
+        _ = made.choice
+    with pytest.raises(plan.Trouble, match="no CUDA toolkit"):
+        plan.make(request(), facts)
+
+
+def test_what_nobody_here_can_do_is_a_note_once_for_all_hosts() -> None:
+    facts = cluster()
+    blocked = Check("rdma-userspace", "blocked", "two libibverbs", "one", "remove one of them")
+    made = plan.make(request(), facts, prepared(facts, n001=blocked, n002=blocked))
+    assert "n[001-002] (2): RDMA user space: found two libibverbs, wanted one. remove one of them" in made.notes
