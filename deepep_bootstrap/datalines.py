@@ -103,6 +103,12 @@ def one_spelling(text: str) -> str:
     return str(int(text, 0)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}", text) else text
 
 
+def driver_value(text: str) -> str:
+    """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is "PeerMappingOverride=1"."""
+    parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
+    return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)
+
+
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts mlx5_2 before mlx5_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name)]

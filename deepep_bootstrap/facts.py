@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, natural, number, one_spelling, read
+from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, driver_value, natural, number, read
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.machine import Machine
+from deepep_bootstrap.machine import FORM_MANY, FORM_SINGLE, Machine
+from deepep_bootstrap.machine import parse as prepared
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Rdma:
-    """One RDMA device by kernel driver (mlx5_core), not by name."""
+    """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this host lends (SR-IOV)."""
 
     name: str
     driver: str
@@ -85,6 +86,7 @@ class Rdma:
     numa: int
     firmware: str
     ports: tuple[Port, ...] = ()
+    virtual: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Facts:
     scratch_free_mib: int = 0
     default_route: bool = False
     gpu_problem: str = ""
-    prepared: Machine = Machine()
+    prepared: Machine = field(default_factory=Machine)
 
 
 SCRIPT, PARTS = "facts.sh", "facts/"
@@ -185,10 +187,11 @@ FORM = Form(
         "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
         "external_python": 9, "modules": 4, "slurm": 3, "slurm_node": 4, "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1,
         "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1, "prefix_generation": 1, "prefix_manifest": 1, "default_route": 1,
+        **FORM_SINGLE,
     },
     many={
-        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "port": 5, "gid": 6, "tool": 2, "toolkit": 5,
-        "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "prefix_entry": 1,
+        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
+        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "prefix_entry": 1, **FORM_MANY,
     },
     end="end",
 )  # fmt: skip
@@ -235,6 +238,7 @@ def _facts(records: Records) -> Facts:
         modules=_modules(records),
         slurm=_slurm(records),
         prefix=_prefix(records),
+        prepared=prepared(records),
     )
 
 
@@ -256,11 +260,11 @@ def _rdma(records: Records) -> tuple[Rdma, ...]:
     for device, port, index, gid, kind, netdev in records.rows("gid"):
         gids.setdefault((device, port), []).append(Gid(number(index), gid, kind, netdev))
     ports: dict[str, list[Port]] = {}
-    for device, port, state, link, rate in records.rows("port"):
+    for device, port, state, link, rate in sorted(records.rows("port"), key=lambda f: natural(f[1])):
         table = tuple(sorted(gids.get((device, port), []), key=lambda gid: gid.index))
         ports.setdefault(device, []).append(Port(number(port), state, link, decimal(rate), table))
     return tuple(
-        Rdma(name, driver, path, number(numa, -1), firmware, tuple(sorted(ports.get(name, []), key=lambda port: port.number)))
+        Rdma(name, driver, path, number(numa, -1), firmware, tuple(ports.get(name, [])), name in records.words("rdma_virtual"))
         for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
     )
 
@@ -294,9 +298,3 @@ def _prefix(records: Records) -> Prefix:
         source=source,
         problem=records.text("prefix_problem"),
     )
-
-
-def driver_value(text: str) -> str:
-    """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is "PeerMappingOverride=1"."""
-    parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
-    return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Facts of one host: POSIX sh, read-only, one round trip. Prints `key=value` lines (fields separated by tabs), the last one `end=1`.
-# Usage: facts.sh PREFIX [PYTHON]. FACTS_ROOT, for tests, stands before /sys, /proc, /etc, /dev, /usr/bin, /usr/include and /usr/local.
+# Usage: facts.sh PREFIX [PYTHON]. FACTS_ROOT, for tests, stands before /sys, /proc, /etc, /dev, /usr, /lib, /run and /var.
 # A missing tool is a fact and no error: there is no `set -e`, and what tools say on stderr is dropped. Slow questions run side by
 # side, so the order of lines means nothing; deepep_bootstrap/facts.py joins what belongs together.
 # Most questions stand in facts/*.sh, which the engine puts in front. By hand: cat recipes/facts/*.sh recipes/facts.sh | sh -s PREFIX
@@ -33,7 +33,7 @@ probe_system() {
     # shellcheck disable=SC1091
     (ID=; VERSION_ID=; PRETTY_NAME=; [ -r "$root/etc/os-release" ] && . "$root/etc/os-release"
      put os_id "$ID"; put os_version "$VERSION_ID"; put os_name "$PRETTY_NAME")
-    put kernel "$(uname -r)"; put machine "$(uname -m)"; put hostname "$(uname -n)"
+    put kernel "$kernel"; put machine "$machine"; put hostname "$(uname -n)"
     put user "$(id -un)"; put uid "$(id -u)"; put cpus "$(nproc || getconf _NPROCESSORS_ONLN)"
     first_line "$root/proc/sys/kernel/random/boot_id"; put boot_id "$value"
     value=$(grep -m 1 '^model name' "$root/proc/cpuinfo"); put cpu_model "${value#*: }"
@@ -69,9 +69,10 @@ main() {
     python=${2:-}
     # An environment often brings its own cmake and ninja; they serve where the system has none. Builds look there too.
     case $python in /*) PATH=$PATH:${python%/*} ;; esac
+    kernel=$(uname -r); machine=$(uname -m)
     put facts 1
-    for probe in gpus gpu_processes slurm modules external tools toolkits pythons; do "probe_$probe" & done
-    probe_system; probe_kernel; probe_fabric
+    for probe in gpus gpu_processes nvlinks nvswitch slurm modules external tools toolkits pythons packages verbs network daemons; do "probe_$probe" & done
+    probe_system; probe_kernel; probe_fabric; probe_devices; probe_state
     wait
     probe_prefix
     put end 1

@@ -41,6 +41,10 @@ def run_script(shell: str, *arguments: str, env: Mapping[str, str] | None = None
     return done.stdout
 
 
+FOREIGN = ("ip", "getent", "ldconfig", "dpkg-query", "rpm", "systemctl", "ofed_info")
+"""Programs that would answer for the machine that runs the test: a constructed machine has them only where its data say so."""
+
+
 class Machine:
     """A constructed machine below `root`: `env` makes the fact script see it."""
 
@@ -51,6 +55,8 @@ class Machine:
         self.data = data
         for path, text in data.get("files", {}).items():
             self.write(path, text)
+        for name in FOREIGN:
+            self.program(f"bin/{name}", "exit 127\n")
         for path, text in data.get("programs", {}).items():
             self.program(path, text)
         for path, target in data.get("links", {}).items():
@@ -58,6 +64,8 @@ class Machine:
         self._gpus()
         for row in data.get("nics", []):
             self._nic(*row)
+        for row in data.get("pci", []):
+            self._function(**row)
 
     @property
     def env(self) -> dict[str, str]:
@@ -87,6 +95,18 @@ class Machine:
             (self.root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
             (device / "driver").symlink_to(os.path.relpath(self.root / "sys/bus/pci/drivers" / driver, device))
         return device
+
+    def _function(self, path: str, vendor: str, kind: str, **links: str) -> None:
+        """Make a PCI function of a vendor and class; `iommu` is the type of its IOMMU group, `physfn` the function that lends it."""
+        device = self._pci(path, -1, "")
+        self.write(f"sys/devices/{path}/vendor", f"{vendor}\n")
+        self.write(f"sys/devices/{path}/class", f"{kind}\n")
+        if "iommu" in links:
+            group = f"sys/kernel/iommu_groups/{len(list((self.root / 'sys/kernel').glob('iommu_groups/*')))}"
+            self.write(f"{group}/type", f"{links['iommu']}\n")
+            (device / "iommu_group").symlink_to(self.root / group)
+        if "physfn" in links:
+            (device / "physfn").symlink_to(f"../{links['physfn']}")
 
     def _gpus(self) -> None:
         """Make the PCI devices and an nvidia-smi that lists them the way the real one prints them."""

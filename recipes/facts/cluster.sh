@@ -40,5 +40,11 @@ probe_slurm() {
         case $word in NodeName=*) node=${word#*=} ;; State=*) state=${word#*=} ;; Gres=*) gres=${word#*=} ;; Partitions=*) partitions=${word#*=} ;; esac
     done
     put slurm_node "$node" "$state" "$gres" "$partitions"
+    # Free text up to the end but for a few keys that newer versions print after it; a tab in it would look like another field.
+    case $record in *' Reason='*)
+        reason=${record#*" Reason="}
+        for word in Comment Extra InstanceId InstanceType ReservationName; do reason=${reason%%" $word="*}; done
+        put slurm_reason "$(printf '%s' "$reason" | tr '\t' ' ')" ;;
+    esac
     for job in $(limit 10 squeue -h -w "$node" -o %A); do put slurm_job "$job"; done
 }

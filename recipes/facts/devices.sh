@@ -42,6 +42,8 @@ probe_fabric() { # by kernel driver: the names of RDMA devices say nothing certa
         [ -e "$device/device/driver" ] && driver=$(readlink -f "$device/device/driver")
         locate "$device/device"; first_line "$device/fw_ver"
         put rdma "$name" "${driver##*/}" "$path" "$numa" "$value"
+        # In a virtual machine a virtual function has no physical one beside it, and is the NIC.
+        [ -e "$device/device/physfn" ] && put rdma_virtual "$name"
         for port in "$device"/ports/*; do probe_port; done
     done
 }

@@ -1,0 +1,142 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # the variables are those of facts.sh
+# A part of the fact script: how far the host is prepared. facts.sh has the helpers and the calls, deepep_bootstrap/machine.py says what
+# the lines mean: here as little as possible is decided. Everything works as a plain user.
+
+probe_state() { # files alone: nothing here can be slow
+    first_line "$root/proc/driver/nvidia/version"; put nvidia_module "$value"
+    [ -e "$root/lib/modules/$kernel/build/Makefile" ] && put kernel_headers 1
+    file=$root/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
+    [ -r "$file" ] && put secure_boot "$(tail -c 1 "$file" | od -An -tu1 | tr -d ' ')"
+    { [ -e "$root/var/run/reboot-required" ] || [ -e "$root/run/reboot-required" ]; } && put reboot_required 1
+    first_line "$root/proc/uptime"; put uptime "${value%% *}"
+    # shellcheck disable=SC3045  # dash, bash and busybox know it; where it is unknown, nothing is said
+    put memlock "$(ulimit -l)"
+    file=/usr/local/gib/scripts/set_nccl_env.sh; [ -e "$root$file" ] && put gib "$file"
+    [ -r "$root/proc/devices" ] && while read -r major name; do
+        [ "$name" = gdrdrv ] && put gdrdrv_major "$major"
+    done <"$root/proc/devices"
+    [ -e "$root/dev/gdrdrv" ] && put gdrdrv_node "$(stat -L -c %t "$root/dev/gdrdrv")"
+    for file in "$root"/var/lib/deepep-bootstrap/changed/*; do
+        [ -r "$file" ] || continue
+        first_line "$file"; put stamp "${file##*/}" "$value"
+    done
+    # Interfaces with a device behind them, RDMA's among them, and bonds of such; no bridges, tunnels and containers' ends.
+    for file in "$root"/sys/class/net/*; do
+        { [ -e "$file/device" ] || [ -e "$file/bonding" ]; } || continue
+        first_line "$file/mtu"; put mtu "${file##*/}" "$value"
+    done
+    probe_ofed
+}
+probe_ofed() { # a module that was not built with its kernel is marked O; without the mark, its version decides
+    module=$root/sys/module/mlx5_core
+    first_line "$module/version"; version=$value
+    first_line "$module/taint"
+    case $value in
+        *O*) put ofed "${version:-$(limit 5 ofed_info -s)}" ;;
+        # Kernels up to 5.7 gave a version to the driver of their own too.
+        *) case $version in '' | 2.2-1 | 3.0-1 | 5.0-0) ;; *) [ -e "$module/taint" ] || put ofed "$version" ;; esac ;;
+    esac
+}
+probe_devices() { # PCI functions by vendor and class: 3D and VGA controllers, Ethernet and InfiniBand controllers
+    grep -slE '^0x(10de|15b3)' "$root"/sys/bus/pci/devices/*/vendor | while IFS= read -r file; do
+        device=${file%/vendor}
+        [ -e "$device/physfn" ] && continue
+        first_line "$file"; vendor=$value; first_line "$device/class"
+        case $vendor.$value in 0x10de.0x030[02]*) kind=gpu ;; 0x15b3.0x020[07]*) kind=mellanox ;; *) continue ;; esac
+        domain=; [ -e "$device/iommu_group" ] && first_line "$device/iommu_group/type" && domain=${value:-on}
+        put device "$kind" "${device##*/}" "$domain"
+    done
+}
+probe_daemons() {
+    df -P -k "$root/dev/shm" | while read -r _ blocks _; do
+        case $blocks in '' | *[!0-9]*) ;; *) put shm_mib $((blocks / 1024)) ;; esac
+    done
+    grep -sxl slurmd "$root"/proc/[0-9]*/comm | head -n 1 | while IFS= read -r file; do
+        sed -n 's/^Max locked memory  *\([^ ]*\) .*/slurmd_memlock=\1/p' "${file%comm}limits"
+    done
+    limit 5 systemctl show -p LoadState -p ActiveState nvidia-fabricmanager.service | while IFS='=' read -r name value; do
+        put fabric_manager "$name" "$value"
+    done
+}
+probe_nvlinks() {
+    limit 30 nvidia-smi topo -m | awk -F '\t' '
+        { gsub("\033\\[[0-9;]*m", ""); gsub(/ /, "") }
+        $1 == "" { for (i = 2; i <= NF; i++) if ($i ~ /^GPU[0-9]+$/) column[i] = substr($i, 4) }
+        $1 ~ /^GPU[0-9]+$/ {
+            row = substr($1, 4)
+            for (i in column) if (row + 0 < column[i] + 0) print "reached=" row "\t" column[i] "\t" $i
+        }'
+}
+probe_nvswitch() { # whether GPUs have joined their NVLink fabric; drivers before 525 do not say
+    limit 30 nvidia-smi -q | awk '
+        /^ *Fabric *$/ { inside = 1 }
+        inside && /^ *State *:/ { state = $0; sub(/.*: */, "", state) }
+        inside && /^ *Status *:/ { sub(/.*: */, ""); print "fabric_state=" state "\t" $0; inside = 0 }'
+}
+
+# In single quotes: these are patterns of the package manager, of which Debian and Red Hat each know some.
+packages='doca-ofed mlnx-ofed-kernel-* mlnx-ofa_kernel* rdma-core libibverbs1 libibverbs ibverbs-providers cuda-toolkit-* nvidia-open*
+    nvidia-driver* nvidia-dkms* kmod-nvidia* gdrdrv-dkms gdrcopy-kmod dkms'
+probe_packages() {
+    set -f
+    # shellcheck disable=SC2016,SC2086  # dpkg-query reads the dollars, and the list is to be split
+    known=$(limit 10 dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n' $packages)
+    # shellcheck disable=SC2086
+    [ -n "$known" ] || known=$(limit 10 rpm -qa --qf 'installed %{NAME} %{VERSION}-%{RELEASE}\n' $packages)
+    while read -r state name version; do [ "$state" = installed ] && put package "$name" "$version"; done <<KNOWN
+$known
+KNOWN
+}
+probe_verbs() { # libibverbs and libmlx5 wherever the loader or an LD_LIBRARY_PATH in use for DeepEP finds them
+    PATH=$PATH:/usr/sbin:/sbin
+    seen=; paths=; set --
+    for folder in $(ldconfig -p | sed -n -E 's/.*\(libc6,[^)]*64.*\) => (.*)\/lib(ibverbs|mlx5)\.so\.1$/\1/p') \
+        "/usr/lib/$machine-linux-gnu" /usr/lib64 /usr/local/lib /usr/local/nvidia/lib64 /usr/local/gib/lib64; do
+        cd -P "$root$folder" || continue
+        folder=${PWD#"$root"}
+        case $seen in *"$folder$newline"*) continue ;; esac
+        seen=$seen$folder$newline
+        for file in libibverbs.so.1 libibverbs/libmlx5-rdmav*.so libmlx5-rdmav*.so libmlx5.so.1; do
+            [ -e "$file" ] || continue
+            real=$(readlink -f "$file"); put library "$folder/$file" "${real#"$root"}"
+            set -- "$@" "$root$folder/$file"; paths=$paths$folder/$file$newline
+        done
+    done
+    [ $# -gt 0 ] || return 0
+    grep -aom 1 -HE 'IBVERBS_PRIVATE_[0-9]+' "$@" | while IFS=: read -r file abi; do put library_abi "${file#"$root"}" "${abi##*_}"; done
+    name_owners
+}
+name_owners() { # of `paths`; dpkg's own lists answer much faster than dpkg-query; they may name a path as it was before /lib was a link
+    if [ -d "$root/var/lib/dpkg/info" ]; then
+        grep -sxFH "$paths$(printf '%s' "$paths" | sed 's/^\/usr//')" "$root"/var/lib/dpkg/info/*.list | while IFS= read -r line; do
+            file=${line##*:}; name=${line##*/info/}; name=${name%%.list:*}; put library_owner "$file" "${name%:*}"
+        done
+        return 0
+    fi
+    printf '%s' "$paths" | while IFS= read -r file; do
+        name=$(limit 5 rpm -qf --qf '%{NAME}\n' "$file") && put library_owner "$file" "${name%%"$newline"*}"
+    done
+}
+probe_network() { # as `ip` says it, else from the kernel's tables, which machine.py puts together
+    PATH=$PATH:/usr/sbin:/sbin
+    limit 2 getent ahosts "$(uname -n)" | while read -r address kind _; do [ "$kind" = STREAM ] && put resolved "$address"; done
+    known=$(ip -o addr)
+    if [ -n "$known" ]; then
+        while read -r _ name family address _; do
+            case $family in inet | inet6) put address "${name%%@*}" "$address" ;; esac
+        done <<KNOWN
+$known
+KNOWN
+        for family in 4 6; do ip -"$family" -o route | tr '\t' ' ' | while IFS= read -r line; do put route "$family" "$line"; done; done
+        return 0
+    fi
+    awk '$1 == "|--" { a = $2 } $2 == "host" && $3 == "LOCAL" && !seen[a]++ { print a }' "$root/proc/net/fib_trie" |
+        while read -r address; do put local_address "$address"; done
+    [ -r "$root/proc/net/if_inet6" ] && while read -r address _ bits _ _ name; do
+        put kernel_address "$name" "$address" "$bits"
+    done <"$root/proc/net/if_inet6"
+    [ -r "$root/proc/net/route" ] && while read -r name target _ _ _ _ metric mask _; do
+        case $name in Iface | '*') ;; *) put kernel_route "$name" "$target" "$mask" "$metric" ;; esac
+    done <"$root/proc/net/route"
+}
