@@ -24,7 +24,6 @@ exists() {
     [[ -e "$1" || -L "$1" ]]
 }
 
-# is_recorded RECIPE WORD PATH
 is_recorded() {
     local -r list="$(kept_path files "$1")"
     [[ -r "${list}" ]] && grep -qxF -- "$2 $3" "${list}"
@@ -100,11 +99,8 @@ install_file() {
 put_back() {
     local -r path="$2" file="${HOST_ROOT:-}$2" kept="$(kept_path originals "$2")" list="$(kept_path files "$1")"
     local others
-    if exists "${kept}"; then
-        cp -a -- "${kept}" "${file}.deepep-back" && mv -fT -- "${file}.deepep-back" "${file}"
-    else
-        rm -f -- "${file}"
-    fi
+    exists "${kept}" || rm -f -- "${file}"
+    ! exists "${kept}" || { cp -a -- "${kept}" "${file}.deepep-back" && mv -fT -- "${file}.deepep-back" "${file}"; }
     say "${path} is as it was before"
     others="$(awk -v path="${path}" '/^dir / || substr($0, index($0, " ") + 1) != path' "${list}")"
     write_file "${list}" 644 <<<"${others}"
@@ -124,7 +120,11 @@ remove_files() {
     local word path left=""
     [[ -f "${list}" ]] || return 0
     while read -r path; do
-        if is_ours "${recipe}" "${path}" || stands_as_before "${path}"; then put_back "${recipe}" "${path}"; else left+="${left:+, }${path}"; fi
+        if is_ours "${recipe}" "${path}" || stands_as_before "${path}"; then
+            put_back "${recipe}" "${path}"
+        else
+            left+="${left:+, }${path}"
+        fi
     done < <(list_written "${list}")
     while read -r word path; do
         if [[ "${word}" == dir && -d "${HOST_ROOT:-}${path}" ]]; then rmdir --ignore-fail-on-non-empty -- "${HOST_ROOT:-}${path}"; fi
