@@ -155,7 +155,7 @@ def parse(records: Records) -> Machine:
         slurmd_memlock=_limit(records.text("slurmd_memlock"), 1024),
         shm_mib=records.number("shm_mib"),
         gdrdrv_major=records.number("gdrdrv_major"),
-        gdrdrv_node_major=int(_hex(records.text("gdrdrv_node") or "0"), 16),
+        gdrdrv_node_major=int(_hex(records.text("gdrdrv_node") or "0", "1,8"), 16),
         fabric_manager=_fabric_manager(_pairs(records, "fabric_manager")),
         fabric_state=_fabric_state(records),
         nvlinks=tuple(sorted((_reached(*row) for row in records.rows("reached")), key=lambda pair: (pair.gpu, pair.other))),
@@ -182,8 +182,9 @@ def _ofed(text: str) -> str:
     return found[0] if found else ""
 
 
-def _hex(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-fA-F]{1,32}", text):
+def _hex(text: str, digits: str) -> str:
+    """Return a hexadecimal number of so many `digits` ("8", "1,8") as it is."""
+    if not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", text):
         raise ValueError(f"{text[:80]!r} where a hexadecimal number should be")
     return text
 
@@ -206,7 +207,8 @@ def _fabric_manager(unit: Mapping[str, str]) -> str:
 
 def _fabric_state(records: Records) -> str:
     """Return what the GPUs say of their fabric, each different answer once."""
-    said = {"/".join(word for word in row if word not in ("", "N/A")) for row in records.rows("fabric_state")}
+    unknown = ("", "N/A", "[N/A]", "[Not Supported]")
+    said = {"/".join(word for word in row if word not in unknown) for row in records.rows("fabric_state")}
     return ", ".join(sorted(said - {""}))
 
 
@@ -236,7 +238,7 @@ def _network(records: Records) -> tuple[tuple[Address, ...], tuple[Route, ...]]:
     pairs = [(name, ipaddress.ip_interface(text)) for name, text in records.rows("address")]
     pairs += [_placed(ipaddress.IPv4Address(text), routes) for text in records.words("local_address")]
     for name, digits, bits in records.rows("kernel_address"):
-        pairs.append((name, ipaddress.IPv6Interface((int(_hex(digits), 16), int(_hex(bits), 16)))))
+        pairs.append((name, ipaddress.IPv6Interface((int(_hex(digits, "32"), 16), int(_hex(bits, "2"), 16)))))
     addresses = tuple(Address(name, str(found)) for name, found in pairs if name and _routable(found.ip))
     return addresses, tuple(route for route in routes if _routable(ipaddress.ip_network(route.destination).network_address))
 
@@ -257,7 +259,7 @@ def _routes(records: Records) -> Iterator[Route]:
 def _kernel_routes(records: Records) -> Iterator[Route]:
     """Yield the routes in /proc/net/route, whose addresses are the bytes of memory read as a little-endian number."""
     for name, target, mask, metric in records.rows("kernel_route"):
-        start, width = (ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(_hex(text)), "little")) for text in (target, mask))
+        start, width = (ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(_hex(text, "8")), "little")) for text in (target, mask))
         yield Route(str(ipaddress.IPv4Network(f"{start}/{width}", strict=False)), name, number(metric))
 
 
