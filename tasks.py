@@ -10,9 +10,11 @@ from deepep_bootstrap.reboots import Reboots as _Reboots
 from deepep_bootstrap.reboots import parse_mode as _parse_mode
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
+from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import facts as _facts
 from deepep_bootstrap.verbs import lab as _lab
 from deepep_bootstrap.verbs import plan as _plan
+from deepep_bootstrap.verbs import remove as _remove
 from deepep_bootstrap.verbs import status as _status
 from deepep_bootstrap.verbs import test as _test
 from deepep_bootstrap.verbs import verify as _verify
@@ -37,9 +39,21 @@ def facts(flags: Flags) -> int:
 
 
 @verb
+def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
+    """Say what is wrong with the hosts, why it matters and what to do; change nothing."""
+    return _doctor.doctor(flags, user=as_, strict=strict)
+
+
+@verb
 def status(flags: Flags) -> int:
     """Say what is installed: generation, stacks, modules, and which hosts have the MODULEPATH hook."""
     return _status.status(flags)
+
+
+@verb
+def remove(flags: Flags) -> int:
+    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the store stay."""
+    return _remove.remove(flags)
 
 
 @verb

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepep_bootstrap import choose, topology
+from deepep_bootstrap import choose, fabric, profiles, topology
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Trouble
@@ -22,7 +22,7 @@ from deepep_bootstrap.system import recipe_env
 OK, TODO, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
 STATES = (OK, TODO, REBOOT, STUCK, BLOCKED)
 
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh")
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
 """Texts in front of every host recipe, in this order."""
 
 STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})
@@ -116,7 +116,7 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
 
 def has_nics(seen: Facts) -> bool:
     """Return whether a host has a NIC that NVSHMEM's IBGDA can drive, with a driver or still without."""
-    return seen.prepared.mellanox_devices > 0 or any(device.driver == topology.DRIVER for device in seen.rdma)
+    return seen.prepared.mellanox_devices > 0 or any(device.driver == fabric.DRIVER for device in seen.rdma)
 
 
 def lacks_ofed(seen: Facts) -> bool:
@@ -128,9 +128,9 @@ def lacks_ofed(seen: Facts) -> bool:
 def wants_gdrdrv(request: Request) -> bool:
     """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module."""
     name = request.inventory.settings.profile
-    if name == topology.AUTO:
+    if name == profiles.AUTO:
         return False
-    return topology.read_profile(name, request.templates).environment.get("NVSHMEM_IBGDA_NIC_HANDLER", "").startswith("cpu")
+    return profiles.read_profile(name, request.templates).handler == "cpu"
 
 
 def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
@@ -177,8 +177,9 @@ def build_deps_env(lock: Lock, here: Facts, python: Python) -> dict[str, str]:
     return {**recipe_env(lock.systems.get(system_id(here)), "build-deps", here.kernel), "PYTHON": python.path}
 
 
-def check_script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it prints.
+def script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
+    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it prints. With
+    `verb` "remove" it takes back what they wrote, in the order of `wishes`.
 
     Each recipe runs in a subshell: their names do not meet, and one that fails does not keep the others from answering.
     """
@@ -186,7 +187,7 @@ def check_script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str
     for name, env in wishes.items():
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items())
         text = compose(texts, f"host/{name}.sh")
-        parts.append(f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- check\n{text}\n)\ndata code "$?"')
+        parts.append(f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- {verb}\n{text}\n)\ndata code "$?"')
     return "\n".join(parts) + "\n"
 
 

@@ -237,7 +237,7 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
     """Return what the checks of the host recipes say on `hosts`, all asked at the same time by one script each; they change nothing."""
     inputs = prepare.wanted(request, facts)
     asked = [host for host in hosts if inputs.get(host.name)]
-    jobs = {host.name: Job(prepare.check_script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT) for host in asked}
+    jobs = {host.name: Job(prepare.script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT) for host in asked}
     checks = {}
     for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
         if isinstance(reply, Trouble):
@@ -249,7 +249,7 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
 def current_offer(survey: Survey) -> Offer:
     """Return what the prefix offers now, as any host that sees it says; Trouble where there is nothing yet."""
     for facts in survey.facts.values():
-        if (offer := store.read_offer(facts.prefix.manifest)) is not None:
+        if (offer := store.read_offer(facts.prefix.manifest)) is not None and offer.stacks:
             return offer
     remedy = "invoke bootstrap"
     raise Trouble(Problem(survey.prefix, "nothing is offered there", "no generation on any host that answered", "one", remedy))

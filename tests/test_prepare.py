@@ -46,7 +46,7 @@ def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
 
 def test_the_cpu_handler_asks_for_the_kernel_module() -> None:
     wish = request("defaults prefix=/shared/deepep profile=by-cpu\nn001\n")
-    profile = 'title = "x"\nlink_layer = "Ethernet"\n[environment]\nNVSHMEM_IBGDA_NIC_HANDLER = "cpu"\n'
+    profile = 'title = "x"\nlink_layer = "Ethernet"\nhandler = "cpu"\n'
     wish = changed(wish, {"templates": {**wish.templates, "profiles/by-cpu.toml": profile}})
     found = prepare.wanted(wish, {"n001": changed(READY, MLX5)})["n001"]
     assert found["gdrdrv"]["GDRCOPY_VERSION"] == wish.lock.sources["gdrcopy"].version
@@ -61,6 +61,7 @@ def test_skipped_recipes_are_not_even_asked() -> None:
 RECIPES = {
     "host/files.sh": "greet() { printf 'hello %s' \"$1\"; }",
     "host/packages.sh": "",
+    "host/repositories.sh": "",
     "host/limits.sh": """
 readonly X=1
 main() {
@@ -82,7 +83,7 @@ main "$@"
 def ask(*names: str) -> dict[str, Check]:
     texts = {**RECIPES, "lib.sh": request().recipes["lib.sh"]}
     inputs = {name: {"NAME": 'it\'s "$HOME"'} for name in names}
-    done = subprocess.run(["bash", "-c", prepare.check_script(texts, inputs)], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", prepare.script(texts, inputs)], capture_output=True, text=True, check=True)
     return prepare.parse(done.stdout, done.stderr, names, "n001")
 
 

@@ -1,0 +1,193 @@
+"""`invoke remove`: the offer taken back and what host recipes wrote undone; packages and the store stay."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from deepep_bootstrap import datalines, generations, modules, prepare, store
+from deepep_bootstrap.datalines import Form
+from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.generations import Content, Place
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.prepare import BLOCKED, LIBRARIES
+from deepep_bootstrap.prepare import OK as UNDONE
+from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.remote import Fleet, Job, Reply
+from deepep_bootstrap.report import Screen, outcome_json
+from deepep_bootstrap.store import Offer
+from deepep_bootstrap.survey import Flags, Run, Survey, gather, open_door, read_inventory, read_lock, read_tree
+
+HOOK = "module-hook"
+WRITTEN_FORM = Form({}, {"file": 3})
+TRIES = 3
+"""How often the smaller offer is composed again because another run published one meanwhile."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a host recipe wrote; `ours` unless somebody changed it since."""
+
+    recipe: str
+    path: str
+    ours: bool
+
+
+def remove(flags: Flags) -> int:
+    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes wrote there."""
+    screen = Screen("remove", as_json=flags.json)
+    lock, _ = read_lock(replace(flags, stack=""))
+    inventory, prefix = read_inventory(flags)
+    recipes, outcomes = read_tree(flags.root / "recipes"), []
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+        offer = offered(survey)
+        kept = without(offer, flags.stack, lock.default_stack)
+        files = {} if kept.stacks else written(door, survey, recipes)
+        tell_plan(screen, survey, (offer, kept), files)
+        if (offer != kept or files) and not flags.dry_run:
+            confirm(screen, yes=flags.yes)
+            outcomes = [*withdraw(flags, door, survey, kept), *undo(door, survey, files, (lock, recipes))]
+            screen.say()
+            screen.outcomes(outcomes)
+    for problem in survey.problems:
+        screen.problem(problem)
+    code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
+    listed = {host: [{"recipe": each.recipe, "path": each.path, "ours": each.ours} for each in found] for host, found in files.items()}
+    stacks = [name for name in offer.stacks if name not in kept.stacks]
+    screen.document(code, survey.problems, prefix=prefix, stacks=stacks, files=listed, outcomes=[outcome_json(each) for each in outcomes])
+    return code
+
+
+def offered(survey: Survey) -> Offer:
+    """Return what the prefix offers now; an offer without stacks where there is nothing."""
+    for facts in survey.facts.values():
+        if (offer := store.read_offer(facts.prefix.manifest)) is not None:
+            return offer
+    return Offer("", {}, "")
+
+
+def without(offer: Offer, stack: str, default: str) -> Offer:
+    """Return the offer without one stack, or without any; Trouble for a stack that is not in it."""
+    if stack and stack not in offer.stacks:
+        raise Trouble(Problem("--stack", "this stack is not offered", found=stack, wanted=" or ".join(offer.stacks) or "nothing is"))
+    left = {name: record for name, record in offer.stacks.items() if stack and name != stack}
+    first = default if default in left else next(iter(left), "")
+    return Offer(first, left, offer.templates) if offer.stacks else offer
+
+
+def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> dict[str, tuple[Written, ...]]:
+    """Return what host recipes wrote on each host, as far as there is anything."""
+    job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
+    found: dict[str, tuple[Written, ...]] = {}
+    for name, reply in door.run_all(survey.reached, lambda host: job).items():
+        if isinstance(reply, Trouble):
+            raise reply
+        rows = datalines.read(reply.out, WRITTEN_FORM, name, "host/written.sh").rows("file")
+        files = tuple(Written(recipe, path, state == "ours") for recipe, path, state in rows)
+        if survey.facts[name].modules.hook and not any(each.recipe == HOOK for each in files):
+            # Written before files were put on record.
+            files += (Written(HOOK, "/etc/profile.d/zz-deepep.sh", True), Written(HOOK, "/etc/profile.d/zz-deepep.csh", True))
+        if files:
+            found[name] = files
+    return found
+
+
+def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]) -> None:
+    """Say what will be taken away and what stays."""
+    offer, kept = offers
+    for name, record in offer.stacks.items():
+        if name not in kept.stacks:
+            screen.say(f"out of the offer: module {record.module}")
+    groups: dict[Written, list[str]] = {}
+    for host, found in files.items():
+        for each in found:
+            groups.setdefault(each, []).append(host)
+    for each, hosts in groups.items():
+        how = "put back as it was" if each.ours else "left alone: somebody changed it since"
+        screen.say(f"{fold(hosts)}: {each.path} ({each.recipe}): {how}")
+    if offer == kept and not files:
+        screen.say("Nothing to do: nothing is offered, and no host has anything of ours on record.")
+    else:
+        screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
+
+
+def confirm(screen: Screen, *, yes: bool) -> None:
+    """Ask on a terminal; elsewhere --yes must have been said, since this takes something away."""
+    if yes:
+        return
+    if screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Trouble(Problem("remove", "not confirmed, nothing was changed", "no terminal to ask on", "--yes", "invoke remove --yes"))
+    print("Take all this away? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise Trouble(Problem("remove", "not confirmed, nothing was changed"))
+
+
+def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:
+    """Publish the smaller offer as the next generation; compose again when another run was quicker."""
+    step, stack = "offer", flags.stack
+    for _ in range(TRIES):
+        name = survey.inventory.settings.prefix_host or next((n for n, seen in survey.facts.items() if seen.prefix.manifest), "")
+        if not name or not offered(survey).stacks:
+            return []
+        place = Place(survey.host(name), survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
+        number = survey.facts[name].prefix.generation
+        files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, name, survey).encode())]
+        published = generations.publish_generation(door, place, files, number)
+        if not published.stale:
+            left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"
+            return [Outcome(step, name, "done", f"generation {published.generation} offers {left}")]
+        survey = gather(flags, door, survey.inventory, survey.prefix)
+        kept = without(offered(survey), stack, kept.default_stack)
+    raise Trouble(Problem(survey.prefix, "other runs publish generations all the time", try_="invoke remove, when they have ended"))
+
+
+def rendered(flags: Flags, offer: Offer) -> list[Content]:
+    """Return the files of an offer; none where it has no stacks."""
+    files = modules.render(offer, read_tree(flags.root / "env")) if offer.stacks else {}
+    return [Content(path, file.content, file.executable) for path, file in files.items()]
+
+
+def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
+    """Return the text of the smaller generation's manifest."""
+    by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
+    created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return modules.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=tuple(survey.facts))
+
+
+def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], texts: tuple[Lock, Mapping[str, str]]) -> list[Outcome]:
+    """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same time."""
+    lock, recipes = texts
+    order = [*prepare.TITLES, HOOK]
+
+    def recipes_of(host: Host) -> list[str]:
+        return sorted({each.recipe for each in files[host.name] if each.recipe in order}, key=order.index, reverse=True)
+
+    def job(host: Host) -> Job:
+        system = lock.systems.get(prepare.system_id(survey.facts[host.name]))
+        env = {"MANAGER": system.manager} if system else {}
+        text = prepare.script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
+        return Job(text, user="root", watched=True, timeout=None)
+
+    hosts = [host for host in survey.reached if host.name in files]
+    replies = door.run_all(hosts, job)
+    run = Run.start("remove")
+    return [outcome for host in hosts for outcome in judge(host.name, replies[host.name], recipes_of(host), run)]
+
+
+def judge(host: str, reply: Reply | Trouble, names: list[str], run: Run) -> list[Outcome]:
+    """Return one outcome for each recipe of a host."""
+    if isinstance(reply, Trouble):
+        return [Outcome("remove", host, "failed", str(reply), code=TROUBLE)]
+    log = str(run.log(host, "remove", reply.out + reply.err))
+    outcomes = []
+    for name, check in prepare.parse(reply.out, reply.err, names, host).items():
+        state = "done" if check.state == UNDONE else "failed"
+        detail = check.note or check.found if check.state != BLOCKED else f"{check.found}: {check.note}"
+        outcomes.append(Outcome(f"undo {name}", host, state, detail, code=OK if state == "done" else TROUBLE, log=log))
+    return outcomes
