@@ -19,8 +19,8 @@ from deepep_bootstrap.lock import Lock
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.system import recipe_env
 
-OK, TODO, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
-STATES = (OK, TODO, REBOOT, STUCK, BLOCKED)
+OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
+STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 
 LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
 """Texts in front of every host recipe, in this order."""
@@ -63,17 +63,17 @@ class Preparation:
     @property
     def at_once(self) -> tuple[tuple[str, Check], ...]:
         """What can be done without disturbing anybody."""
-        return tuple((host, check) for host, check in self.of(TODO) if not check.needs_reboot)
+        return tuple((host, check) for host, check in self.of(TO_APPLY) if not check.needs_reboot)
 
     @property
     def with_reboot(self) -> tuple[tuple[str, Check], ...]:
         """What works only after a reboot, be it written already or not."""
-        return tuple((host, check) for host, check in self.of(TODO, REBOOT) if check.needs_reboot or check.state == REBOOT)
+        return tuple((host, check) for host, check in self.of(TO_APPLY, REBOOT) if check.needs_reboot or check.state == REBOOT)
 
     @property
     def changes(self) -> bool:
         """Whether anything is to be done on a host."""
-        return bool(self.of(TODO, REBOOT))
+        return bool(self.of(TO_APPLY, REBOOT))
 
 
 TITLES = {
