@@ -146,5 +146,5 @@ clear_stamp() {
 # state_after_change RECIPE: `reboot` while the boot of the change lasts, `stuck` in a later one, `todo` where there was no change.
 state_after_change() {
     local -r stamp="$(kept_path changed "$1")" boot="${HOST_ROOT:-}/proc/sys/kernel/random/boot_id"
-    if [[ ! -r "${stamp}" ]]; then echo todo; elif cmp -s -- "${stamp}" "${boot}"; then echo reboot; else echo stuck; fi
+    if [[ ! -r "${stamp}" ]]; then echo todo; elif [[ "$(<"${stamp}")" == "$(<"${boot}")" ]]; then echo reboot; else echo stuck; fi
 }
