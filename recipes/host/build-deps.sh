@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # The build dependencies, on the build host only: compiler, make, cmake, ninja, git, the headers of the mlx5 driver and of Python.
 #
-# Arguments: check or apply. Inputs: PACKAGES, what the distribution calls them; MANAGER, apt or dnf (empty: install by hand); PYTHON,
-# the interpreter to build for (empty: its header is not looked for); PACKAGE_LOCK_WAIT, seconds to wait for a busy package manager.
+# Arguments: check, apply or remove. Inputs: those of packages.sh; PYTHON, the interpreter to build for (empty: its header is not looked
+# for).
 
 readonly CMAKE_FLOOR=3.19
 readonly MLX5_HEADER=/usr/include/infiniband/mlx5dv.h
@@ -46,41 +46,20 @@ report_state() {
         data state ok
         data found "all of them"
     else
-        data state todo
+        data state "$([[ -n "${PACKAGES:-}" ]] && echo todo || echo blocked)"
         data found "no ${missing}"
+        [[ -n "${PACKAGES:-}" ]] || data note "the lock has no packages for this distribution: install by hand ${missing}"
     fi
-}
-
-# install_apt PACKAGE…: what is installed stays as it is, nothing is removed, no question is asked. The package lists are fetched only
-# when the ones at hand do not do.
-install_apt() {
-    export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l
-    local -ra options=(-y --no-install-recommends --no-upgrade --no-remove -o Dpkg::Options::=--force-confold
-        -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20)
-    if with_package_lock apt-get "${options[@]}" install "$@"; then return 0; fi
-    say "trying again with new package lists"
-    with_package_lock apt-get -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 update
-    with_package_lock apt-get "${options[@]}" install "$@"
-}
-
-# install_dnf PACKAGE…: dnf would wait for another dnf without a limit of its own, so it is told not to.
-install_dnf() {
-    with_package_lock dnf -y --setopt=install_weak_deps=False --setopt=exit_on_lock=True install "$@"
 }
 
 apply_packages() {
     local -a packages
     read -r -a packages <<<"${PACKAGES:-}"
-    local -r by_hand="install by hand: ${packages[*]:-$(list_missing | join_lines)}"
-    ((EUID == 0)) || die "packages can only be installed by root. As root, ${by_hand}"
-    ((${#packages[@]} > 0)) || die "this lock does not say what this distribution calls the packages. Please ${by_hand}"
-    case "${MANAGER:-}" in
-        apt) need_command apt-get ;;
-        dnf) need_command dnf ;;
-        *) die "no package manager that this recipe knows (MANAGER=${MANAGER:-}). Please ${by_hand}" ;;
-    esac
-    # With `||` the functions run without the strict mode's early end; they return the code of their last command.
-    "install_${MANAGER}" "${packages[@]}" || die "${MANAGER} could not install the packages (no network?). Please ${by_hand}"
+    if ((${#packages[@]} == 0)); then
+        die "this lock does not say what this distribution calls the packages. Please install by hand: $(list_missing | join_lines)"
+    fi
+    add_repositories build-deps
+    install_packages "${packages[@]}"
 }
 
 main() {
@@ -89,12 +68,17 @@ main() {
     case "${verb}" in
         check) report_state ;;
         apply)
-            if [[ "$(report_state)" == *state=todo* ]]; then apply_packages; fi
+            if [[ "$(report_state)" != *state=ok* ]]; then apply_packages; fi
             left="$(list_missing | join_lines)"
             [[ -z "${left}" ]] || die "still missing after the installation: ${left}. Please install by hand what this distribution has not"
             report_state
             ;;
-        *) die "unknown argument ${verb}: check or apply" ;;
+        remove)
+            remove_files build-deps
+            data state ok
+            data found "no repository of ours; packages stay"
+            ;;
+        *) die "unknown argument ${verb}: check, apply or remove" ;;
     esac
 }
 

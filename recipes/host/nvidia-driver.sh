@@ -1,0 +1,113 @@
+# shellcheck shell=bash
+# NVIDIA's driver with open kernel modules: only on a host with NVIDIA GPUs and no driver. One that is loaded or installed, of whatever
+# version and kind, is left alone. The modules are there after a reboot.
+#
+# Arguments: check, apply or remove. Inputs: those of packages.sh and repositories.sh; HEADERS, the headers of the running kernel.
+
+readonly NVIDIA=0x10de
+readonly GPU_CLASSES='0x030[02]*'
+readonly BRIDGE_CLASS='0x0680*'
+
+# count_functions CLASS: how many PCI functions of NVIDIA have a class; those that are handed to virtual machines do not count.
+count_functions() {
+    local -r wanted="$1"
+    local folder vendor class count=0
+    for folder in "${HOST_ROOT:-}"/sys/bus/pci/devices/*; do
+        [[ -e "${folder}/vendor" && -e "${folder}/class" ]] || continue
+        read -r vendor <"${folder}/vendor"
+        read -r class <"${folder}/class"
+        # shellcheck disable=SC2053 # the class is a glob
+        [[ "${vendor}" == "${NVIDIA}" && "${class}" == ${wanted} ]] || continue
+        [[ "$(readlink -- "${folder}/driver")" == */vfio-pci ]] || count=$((count + 1))
+    done
+    printf '%s\n' "${count}"
+}
+
+# Prints `open 580.95.05` or `proprietary 570.1`; nothing when no driver is loaded.
+print_loaded() {
+    local -r file="${HOST_ROOT:-}/proc/driver/nvidia/version"
+    [[ -r "${file}" ]] || return 0
+    awk 'NR == 1 {
+        kind = /Open Kernel Module/ ? "open" : "proprietary"
+        if (match($0, /[0-9]+\.[0-9.]+/)) print kind " " substr($0, RSTART, RLENGTH)
+    }' "${file}"
+}
+
+# Prints where a driver for the running kernel lies that is not loaded.
+find_module() {
+    find "${HOST_ROOT:-}/lib/modules/$(uname -r)" -name 'nvidia.ko*' -print -quit 2>/dev/null || true # no modules folder, no module
+}
+
+list_lacking_packages() {
+    local -a packages
+    read -r -a packages <<<"${PACKAGES:-}"
+    list_lacking "${packages[@]}"
+}
+
+report_state() {
+    local -r gpus="$(count_functions "${GPU_CLASSES}")" loaded="$(print_loaded)"
+    data wanted "the NVIDIA driver, loaded"
+    if [[ -n "${loaded}" ]]; then
+        data state ok
+        data found "${loaded}"
+        [[ "${loaded}" == open* ]] || data note "the proprietary driver is left alone; with it, RDMA to GPU memory needs nvidia_peermem"
+    elif ((gpus == 0)); then
+        data state ok
+        data found "no NVIDIA GPU"
+    else
+        data found "no driver loaded for ${gpus} GPUs"
+        report_without_driver
+    fi
+}
+
+report_without_driver() {
+    local -r obstacle="$(find_obstacle "NVIDIA's driver with open kernel modules")" module="$(find_module)"
+    local state=todo
+    if [[ -n "${PACKAGES:-}" && -z "$(list_lacking_packages)" ]]; then
+        state="$(state_after_change nvidia-driver)"
+        data state "${state}"
+        if [[ "${state}" == todo ]]; then data needs reboot; fi
+        if [[ "${state}" == stuck ]]; then data note "dkms status, modprobe nvidia and dmesg say why"; fi
+    elif [[ -n "${module}" ]]; then
+        data state blocked
+        data note "${module#"${HOST_ROOT:-}"} is there but not loaded: modprobe nvidia, or dmesg, says why"
+    elif [[ -n "${obstacle}" ]]; then
+        data state blocked
+        data note "${obstacle}"
+    else
+        data state todo
+        data needs reboot
+        (($(count_functions "${BRIDGE_CLASS}") == 0)) || data note "NVSwitches need nvidia-fabricmanager of the driver's version too"
+    fi
+}
+
+apply_driver() {
+    local -a packages
+    read -r -a packages <<<"${HEADERS:-} ${PACKAGES:-}"
+    add_repositories nvidia-driver
+    run_step "installing ${packages[*]}" install_and_hold nvidia-driver "${packages[@]}"
+    stamp_change nvidia-driver
+}
+
+main() {
+    local -r verb="${1:-check}"
+    local before
+    case "${verb}" in
+        check) report_state ;;
+        apply)
+            before="$(report_state)"
+            [[ "${before}" != *state=blocked* ]] || die "${before##*note=}"
+            if [[ "${before}" == *state=todo* ]]; then apply_driver; fi
+            report_state
+            ;;
+        remove)
+            release_packages nvidia-driver
+            remove_files nvidia-driver
+            data state ok
+            data found "no repository of ours; packages stay"
+            ;;
+        *) die "unknown argument ${verb}: check, apply or remove" ;;
+    esac
+}
+
+main "$@"

@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# Installing packages, for the host recipes that do. The engine puts lib.sh, host/files.sh, this and host/repositories.sh before them.
+#
+# Inputs, from the lock's row for the distribution: MANAGER, apt or dnf (empty: no row); PACKAGES and HEADERS, NAME or NAME=VERSION,
+# where VERSION may be a glob; HOLD, globs of what would break the node if its version drifted; BY_HAND, what an administrator sets up
+# first where the lock has no repository; PACKAGE_LOCK_WAIT, seconds to wait for a busy package manager.
+
+# find_obstacle WHAT: print why this program cannot install WHAT here and what to do instead; nothing when it can.
+find_obstacle() {
+    local -r what="$1"
+    if [[ -z "${MANAGER:-}" || -z "${PACKAGES:-}" ]]; then
+        printf 'the lock has no packages for this distribution: install %s by hand\n' "${what}"
+    elif [[ -n "${BY_HAND:-}" ]] && ! is_obtainable; then
+        printf 'set up by hand %s; then the next run installs %s\n' "${BY_HAND}" "${PACKAGES}"
+    fi
+}
+
+# Do the repositories that this host has hold PACKAGES? Looks at lists that are here, never at the network; dnf shows them to root only.
+is_obtainable() {
+    local -a packages
+    read -r -a packages <<<"${PACKAGES}"
+    case "${MANAGER}" in
+        apt) apt-get -s -qq install "${packages[@]}" ;;
+        dnf) [[ -n "$(dnf -C -q repoquery "${packages[@]/=/-}")" ]] ;;
+    esac >/dev/null 2>&1
+}
+
+# list_lacking PACKAGE…: those that are not installed, or in another version than is asked for. A module (@NAME:STREAM) lacks as long
+# as one of the others does.
+list_lacking() {
+    local package name version installed
+    local -a modules=() lacking=()
+    for package in "$@"; do
+        name="${package%%=*}"
+        version=""
+        [[ "${package}" != *=* ]] || version="${package#*=}"
+        [[ "${name}" != @* ]] || { modules+=("${name}"); continue; }
+        installed="$(print_installed "${name}")"
+        # shellcheck disable=SC2053 # the version is a glob
+        [[ -n "${installed}" && ( -z "${version}" || "${installed}" == ${version} ) ]] || lacking+=("${package}")
+    done
+    ((${#lacking[@]} == 0)) || printf '%s\n' "${modules[@]}" "${lacking[@]}"
+}
+
+# print_installed NAME: the version of an installed package; nothing when it is not (wholly) there.
+print_installed() {
+    local -r name="$1"
+    if [[ "${MANAGER:-}" == dnf ]]; then
+        rpm -q --qf '%{VERSION}-%{RELEASE}\n' -- "${name}" 2>/dev/null | grep -v ' ' | tail -n 1
+    else
+        dpkg-query -W -f '${db:Status-Status} ${Version}\n' -- "${name}" 2>/dev/null | sed -n 's/^installed //p' | tail -n 1
+    fi || true # a package that is not there is an answer
+}
+
+# install_packages PACKAGE…: install what lacks of them. Nothing is removed or downgraded, no question asked, no configuration lost.
+install_packages() {
+    local -r by_hand="install by hand: $*"
+    local -a lacking
+    ((EUID == 0)) || die "packages can only be installed by root. As root, ${by_hand}"
+    case "${MANAGER:-}" in
+        apt) need_command apt-get dpkg-query ;;
+        dnf) need_command dnf rpm ;;
+        *) die "no package manager that this recipe knows (MANAGER=${MANAGER:-}). Please ${by_hand}" ;;
+    esac
+    mapfile -t lacking < <(list_lacking "$@" | sed '/^$/d')
+    ((${#lacking[@]} > 0)) || return 0
+    # With `||` the functions run without the strict mode's early end; they return the code of their last command.
+    "install_with_${MANAGER}" "${lacking[@]}" || die "${MANAGER} could not install the packages (what it said is above). Please ${by_hand}"
+}
+
+# run_apt ARGUMENT…: apt-get that asks nothing, keeps configuration files as the site has them and gives up on a dead mirror.
+run_apt() {
+    with_package_lock env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -y -o Dpkg::Options::=--force-confold \
+        -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$@"
+}
+
+# The package lists are fetched only when the ones at hand do not do.
+install_with_apt() {
+    if run_apt --no-install-recommends --no-remove install "$@"; then return 0; fi
+    say "trying again with new package lists"
+    run_apt update
+    run_apt --no-install-recommends --no-remove install "$@"
+}
+
+# dnf would wait for another dnf without a limit of its own, so it is told not to.
+install_with_dnf() {
+    with_package_lock dnf -y --setopt=install_weak_deps=False --setopt=exit_on_lock=True install "${@/=/-}"
+}
+
+# install_and_hold RECIPE PACKAGE…: install packages and keep them, and the kernel they were made for, at their versions. What this
+# program held before is let go for the installation, so that a newer lock can move it on.
+install_and_hold() {
+    local -r recipe="$1"
+    shift
+    local code=0
+    release_packages "${recipe}"
+    # In a subshell, because a failure must not leave the packages without their hold.
+    (install_packages "$@") || code="$?"
+    hold_packages "${recipe}"
+    return "${code}"
+}
+
+# hold_packages RECIPE: keep what is installed and matches HOLD at its version; what somebody else holds is theirs and left alone.
+hold_packages() {
+    local -r recipe="$1" record="${HOST_ROOT:-}/var/lib/deepep-bootstrap/held/$1"
+    local -a patterns names
+    read -r -a patterns <<<"${HOLD:-}"
+    ((${#patterns[@]} > 0)) || return 0
+    mapfile -t names < <(list_free "${patterns[@]}" | sort -u)
+    ((${#names[@]} > 0)) || return 0
+    case "${MANAGER}" in
+        apt) with_package_lock apt-mark hold "${names[@]}" >&2 ;;
+        dnf) dnf -q -C versionlock add "${names[@]}" >&2 ;;
+    esac || { warn "could not be held at their versions: ${names[*]}"; return 0; }
+    mkdir -p -- "${record%/*}"
+    printf '%s\n' "${names[@]}" | sort -u - "$([[ -e "${record}" ]] && echo "${record}" || echo /dev/null)" | write_file "${record}" 644
+    say "held at their versions (${recipe}): ${names[*]}"
+}
+
+# list_free PATTERN…: installed packages that match and that nobody holds.
+list_free() {
+    case "${MANAGER}" in
+        apt)
+            dpkg-query -W -f '${db:Status-Want} ${db:Status-Status} ${Package}\n' -- "$@" 2>/dev/null |
+                sed -n 's/^install installed //p'
+            ;;
+        dnf) rpm -qa --qf '%{NAME}\n' -- "$@" ;;
+    esac || true # a pattern that nothing matches is an answer
+}
+
+# release_packages RECIPE: let go what hold_packages held for a recipe.
+release_packages() {
+    local -r record="${HOST_ROOT:-}/var/lib/deepep-bootstrap/held/$1"
+    local -a names
+    [[ -s "${record}" ]] || return 0
+    mapfile -t names <"${record}"
+    case "${MANAGER:-}" in
+        dnf) dnf -q -C versionlock delete "${names[@]}" >&2 || warn "these may still be locked: ${names[*]}" ;;
+        *) with_package_lock apt-mark unhold "${names[@]}" >&2 || warn "these may still be held: ${names[*]}" ;;
+    esac
+    rm -f -- "${record}"
+}
