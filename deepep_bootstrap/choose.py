@@ -257,6 +257,9 @@ def make_record(request: Request, derived: topology.Derived, entries: Sequence[E
         profile=derived.profile,
         environment=derived.environment,
         site=Site(),
+        by_host=derived.by_host,
+        by_kind=derived.by_kind,
+        gib=derived.gib,
     )
 
 

@@ -7,10 +7,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import jinja2
 
-from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.offercheck import check
 from deepep_bootstrap.store import Offer, StackRecord, offer_digest, offer_document
 
 PROGRAM = "deepep-bootstrap"
@@ -23,26 +25,6 @@ PURPOSES = {
     "low-latency": "DeepEP's low-latency test, one node by default (more: sbatch -N 2).",
 }
 SCRIPTS = {"internode": "test_internode.py", "intranode": "test_intranode.py", "low-latency": "test_low_latency.py"}
-
-# DeepEP's Buffer sets these itself before NVSHMEM starts: exporting them would look like a setting and be none.
-OVERWRITTEN = (
-    "NVSHMEM_DISABLE_P2P",
-    "NVSHMEM_IB_ENABLE_IBGDA",
-    "NVSHMEM_IBGDA_NUM_RC_PER_PE",
-    "NVSHMEM_MAX_TEAMS",
-    "NVSHMEM_CUMEM_GRANULARITY",
-    "NVSHMEM_DISABLE_MNNVL",
-)
-# Sites set these on purpose, often because their machines need them.
-CALLERS_OWN = ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
-# Changed by adding to them, never by setting them.
-LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATH = re.compile(r"/[A-Za-z0-9._+@%=,/-]*")
-_MODULE = re.compile(r"deepep/[A-Za-z0-9][A-Za-z0-9._+-]*")
-_STACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_WORD = re.compile(r"[A-Za-z0-9_.,:;=+@%/()*&|!\[\]^~-]+")
 
 
 @dataclass(frozen=True)
@@ -105,10 +87,11 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     """Return what a stack puts in front of each path list, in the order of LISTS; a list it leaves alone has no entries.
 
     An environment of ours comes first on PATH and holds our NVSHMEM in place of torch's. Somebody else's stays as it is: DeepEP
-    joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise.
+    joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise. NCCL opens gIB's plugin by name.
     """
     nvshmem = f"{entry(record, record.nvshmem)}/lib"
-    libraries = (nvshmem, f"{entry(record, record.gdrcopy)}/lib") if record.gdrcopy else (nvshmem,)
+    gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
+    libraries = (nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
     return (
         Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else ()),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python",)),
@@ -131,6 +114,31 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
     return (*ours.items(), *toolkit.items(), *record.environment.items())
 
 
+def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
+    """Return the hosts (short names) that share values, with every variable that differs between hosts; "" where a host has none."""
+    names = host_variables(record)
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for host, values in sorted(record.by_host.items()):
+        groups.setdefault(tuple((name, values.get(name, "")) for name in names), []).append(host)
+    return tuple((tuple(hosts), values) for values, hosts in groups.items())
+
+
+def host_variables(record: StackRecord) -> tuple[str, ...]:
+    """Return the names of the variables that differ between hosts, in order."""
+    return tuple(dict.fromkeys(name for values in record.by_host.values() for name in values))
+
+
+def by_variable(record: StackRecord) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return the variables that differ between hosts, each with the hosts (short names) that have a value, and the value."""
+    hosts = sorted(record.by_host.items())
+    return tuple((name, tuple((host, values[name]) for host, values in hosts if name in values)) for name in host_variables(record))
+
+
+def gib_libraries(record: StackRecord) -> str:
+    """Return the directory of gIB's NCCL plugin, which lies beside its scripts; "" without gIB."""
+    return str(PurePosixPath(record.gib).parent.parent / "lib64") if record.gib else ""
+
+
 def entry(record: StackRecord, name: str) -> str:
     """Return the absolute path of a store entry."""
     return f"{record.prefix}/store/{name}"
@@ -139,60 +147,6 @@ def entry(record: StackRecord, name: str) -> str:
 def interpreter(record: StackRecord) -> str:
     """Return the Python a stack runs with: the store's, or the external one."""
     return f"{entry(record, record.python)}/bin/python" if record.python else record.external_python
-
-
-def check(offer: Offer) -> Iterator[Problem]:
-    """Yield everything in an offer that its files could not say safely, or must not say."""
-    if offer.default_stack not in offer.stacks:
-        yield Problem("offer", "the default stack is not in it", offer.default_stack, "one of " + ", ".join(sorted(offer.stacks)))
-    for stack, record in sorted(offer.stacks.items()):
-        where = f"stack {stack}"
-        if stack != record.stack:
-            yield Problem(where, "the record is of another stack", record.stack, stack)
-        yield from _check_names(where, record)
-        yield from _check_environment(f"profile {record.profile} of {where}", record.environment)
-        yield from _check_site(where, record)
-
-
-def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
-    if not _STACK.fullmatch(record.stack):
-        yield Problem(where, "a stack's name is used in file names", repr(record.stack), "letters, digits and ._+-")
-    if not _MODULE.fullmatch(record.module):
-        yield Problem(where, "not a module name", repr(record.module), "deepep/ and letters, digits and ._+-")
-    paths = {"prefix": record.prefix, "python": record.external_python, "CUDA_HOME": record.cuda_home}
-    for what, path in paths.items():
-        if not _PATH.fullmatch(path) and (path or what == "prefix" or (what == "python" and not record.python)):
-            wanted = "an absolute path without spaces, colons and quotes"
-            yield Problem(where, f"the path of {what} cannot be written into path lists", repr(path), wanted)
-    for name in (record.deepep, record.nvshmem, record.gdrcopy, record.python):
-        if name and not _STACK.fullmatch(name):
-            yield Problem(where, "not the name of a store entry", repr(name))
-
-
-def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[Problem]:
-    ours = ("CUDA_HOME", "NVSHMEM_DIR", "NVSHMEM_HOME", *LISTS)
-    for name, value in environment.items():
-        if not _VARIABLE.fullmatch(name):
-            yield Problem(where, "not a variable name", repr(name))
-        elif name in OVERWRITTEN:
-            yield Problem(where, f"{name} has no effect: DeepEP sets it itself", value, "no such line")
-        elif name in CALLERS_OWN:
-            yield Problem(where, f"{name} is the caller's own", value, "no such line")
-        elif name in ours or name.startswith(("DEEPEP_PREFIX", "DEEPEP_STACK", "DEEPEP_TESTS", "__DEEPEP_")):
-            yield Problem(where, f"{name} is set by the module itself", value, "no such line")
-        elif name == "NVSHMEM_REMOTE_TRANSPORT" and value == "ibgda":
-            yield Problem(where, "NVSHMEM knows no remote transport of that name and would load none", value, "no such line")
-        if not (value.isascii() and value.isprintable()) or "~" in value:
-            # Environment Modules leaves a tilde to the shell, and reads files in the encoding of the moment.
-            yield Problem(where, f"the value of {name} would not arrive to the letter", repr(value), "printable ASCII without ~")
-
-
-def _check_site(where: str, record: StackRecord) -> Iterator[Problem]:
-    site = record.site
-    fields = {"partition": site.partition, "account": site.account, "qos": site.qos, "gres": site.gres}
-    for name, value in (*fields.items(), *(("sbatch_args", word) for word in site.sbatch_args)):
-        if value and not _WORD.fullmatch(value):
-            yield Problem(where, f"{name} cannot stand in an #SBATCH line", repr(value), "one word without quotes")
 
 
 def _file_name(kind: str) -> str:
@@ -213,8 +167,14 @@ def _environment(templates: Mapping[str, str]) -> jinja2.Environment:
         comment_start_string="{%#",  # bash writes ${#array[@]}
         comment_end_string="#%}",
     )
-    environment.filters |= {"sh": shlex.quote, "lua": lua_string, "tcl": tcl_word}
+    environment.filters |= {"sh": shell_word, "lua": lua_string, "tcl": tcl_word}
     return environment
+
+
+def shell_word(text: str) -> str:
+    """Return `text` as one word of a POSIX shell; a leading `=` is quoted too, for those who read `NAME==value`."""
+    quoted = shlex.quote(text)
+    return f"'{text}'" if quoted.startswith("=") else quoted
 
 
 def lua_string(text: str) -> str:
@@ -242,7 +202,8 @@ def _render_stack(environment: jinja2.Environment, record: StackRecord, folder: 
         f"env-{record.stack}.sh": File(fill("env.sh.j2", lists=lists(record))),
     }
     for kind in KINDS:
-        more = {"kind": kind, "purpose": PURPOSES[kind], "script_name": SCRIPTS[kind], "directives": tuple(_directives(kind, record))}
+        more: dict[str, object] = {"kind": kind, "purpose": PURPOSES[kind], "script_name": SCRIPTS[kind]}
+        more |= {"directives": tuple(_directives(kind, record)), "kind_variables": tuple(record.by_kind.get(kind, {}).items())}
         files[f"{folder}/{_file_name(kind)}"] = File(fill("test.sbatch.j2", lists=lists(record), **more), executable=True)
     return files
 
@@ -268,6 +229,12 @@ def _values(record: StackRecord) -> dict[str, object]:
         "nvshmem": record.nvshmem.partition("-")[2],
         "cuda_home": record.cuda_home or "none",
         "variables": variables(record),
+        "host_groups": host_groups(record),
+        "host_variables": host_variables(record),
+        "by_variable": by_variable(record),
+        "own_names": (*dict(variables(record)), *host_variables(record)),
+        "gib": record.gib,
+        "gib_libraries": gib_libraries(record),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from deepep_bootstrap.errors import Problem, Trouble
@@ -79,7 +79,9 @@ class StackRecord:
     """Everything a generation's files say of one stack: the rendered offer is a pure function of these records.
 
     `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry names
-    (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order.
+    (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order; `by_host`
+    those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib` the script that sets up NCCL on
+    Google's network ("" for none). What came later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str
@@ -96,6 +98,9 @@ class StackRecord:
     profile: str
     environment: Mapping[str, str]
     site: Site
+    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gib: str = ""
 
 
 @dataclass(frozen=True)
@@ -268,7 +273,7 @@ def read_offer(manifest: str) -> Offer | None:
 
 
 def _read_record(found: Mapping[str, Any]) -> StackRecord:
-    missing = {item.name for item in fields(StackRecord)} - set(found)
+    missing = {item.name for item in fields(StackRecord) if item.default is MISSING and item.default_factory is MISSING} - set(found)
     if missing:
         raise KeyError(", ".join(sorted(missing)))
     site = {**found["site"], "sbatch_args": tuple(found["site"]["sbatch_args"])}

@@ -1,68 +1,59 @@
-"""What the hardware says about the environment: the profile, each GPU's NIC, the GID index, the GPU architectures. Pure."""
+"""What the hardware says about the environment: the profile, the network's settings, the GPU architectures. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import tomlkit
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-from tomlkit.exceptions import TOMLKitError
 
+from deepep_bootstrap import fabric
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.facts import Facts, Gid, Gpu
+from deepep_bootstrap.fabric import DRIVER, Nic, Sorted
+from deepep_bootstrap.facts import Facts
+from deepep_bootstrap.profiles import AUTO, Profile, read_profile
 
-AUTO = "auto"
 SINGLE = "single-node"
 BY_LINK = {"Ethernet": "roce", "InfiniBand": "infiniband"}
-DRIVER = "mlx5_core"
-"""IBGDA drives NICs of this kernel driver only; the names of devices say nothing certain."""
+GCP_B200 = "gcp-b200"
 
-PROFILES = "profiles/"
-KNOWN = "known-variables.toml"
-ROCE_V2 = "RoCE v2"
-IPV4 = "0000:0000:0000:0000:0000:ffff:"
-LINK_LOCAL = "fe80:"
-DEFAULT_PREFIX = "mlx5"
-"""NVSHMEM passes over NICs whose names begin otherwise, unless it is told."""
+MAP = "DEEP_EP_DEVICE_TO_HCA_MAPPING"
+INTERFACES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+GIB_UNSETS = "TORCH_NCCL_USE_COMM_NONBLOCKING"
+"""gIB's shim warns when this is set, whatever its value; container images set it."""
+
+GPUS_PER_NODE = 8
+"""What the kernels of DeepEP V1 between nodes are written for (NUM_MAX_NVL_PEERS of its csrc/kernels/configs.cuh)."""
+
+LOW_LATENCY = "low-latency"
+MOST_TOLD = 4
+"""Layouts that a note spells out, the most frequent ones first."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write them, `archs` the
-    compute capabilities of all GPUs ("9.0"), `notes` what a person should know."""
+    """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write them, `by_host`
+    those that differ, by the nodes' short names, `by_kind` those that are other for one kind of traffic, `gib` the script that sets
+    up NCCL on Google's network ("" for none), `archs` the compute capabilities of all GPUs ("9.0"), `notes` what a person should know."""
 
     profile: str
     why: str
     environment: Mapping[str, str]
     archs: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gib: str = ""
 
 
 @dataclass(frozen=True)
-class Nic:
-    """One active port of an RDMA device that IBGDA can drive."""
+class Settings:
+    """Variables alike on all hosts, those that differ by the nodes' short names, and what could not be decided."""
 
-    name: str
-    port: int
-    link: str
-    rate: float
-    path: str
-    numa: int
-    gids: tuple[Gid, ...]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What hardware cannot tell: a profile file's title, the link layer it is for ("" for none) and its variables."""
-
-    name: str
-    title: str
-    link: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> Derived:
@@ -70,40 +61,35 @@ def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -
 
     `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path. Trouble: an unknown profile, a variable
     that nobody reads or that must stay the caller's, no GPU on any host."""
-    nics = {host: active_nics(seen) for host, seen in facts.items()}
-    name, why, notes = choose_profile(profile, nics)
+    name, why, notes = choose_profile(profile, facts)
     chosen = read_profile(name, texts)
-    fabric = {host: fabric_nics(found, chosen.link) for host, found in nics.items()} if chosen.link else {}
-    found, more = _hardware_environment(facts, fabric, chosen.link)
+    ports = {host: fabric.sort_out(seen, chosen.link) for host, seen in facts.items()} if chosen.link else {}
+    found = network_settings(facts, ports, chosen)
+    gib, about_gib = choose_gib(chosen, facts)
     # What a person wrote into a profile stands over what was found.
-    environment = {**chosen.environment, **{key: value for key, value in found.items() if key not in chosen.environment}}
+    environment = {**chosen.environment, **({GIB_UNSETS: ""} if gib else {}), **found.environment, **chosen.environment}
+    by_host = {
+        node: {key: value for key, value in values.items() if key not in chosen.environment} for node, values in found.by_host.items()
+    }
     archs, without = architectures(facts)
-    return Derived(name, why, environment, archs, (*notes, *more, *without))
-
-
-def active_nics(facts: Facts) -> tuple[Nic, ...]:
-    """Return the active ports of a host's mlx5 devices, in the order of their names."""
-    return tuple(
-        Nic(device.name, port.number, port.link_layer, port.rate_gbps, device.pci_path, device.numa, port.gids)
-        for device in facts.rdma
-        if device.driver == DRIVER
-        for port in device.ports
-        if port.state == "ACTIVE"
+    said = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
+    return Derived(
+        name,
+        why,
+        environment,
+        archs,
+        (*notes, *found.notes, *about_gib, *said, *gpu_notes(facts), *without),
+        {node: values for node, values in by_host.items() if values},
+        {LOW_LATENCY: chosen.low_latency} if chosen.low_latency else {},
+        gib,
     )
 
 
-def fabric_nics(nics: Iterable[Nic], link: str) -> tuple[Nic, ...]:
-    """Return the ports of one link layer that carry the GPUs' traffic: those at least half as fast as the fastest, which leaves out
-    NICs for management."""
-    fitting = [nic for nic in nics if nic.link == link]
-    fastest = max((nic.rate for nic in fitting), default=0.0)
-    return tuple(nic for nic in fitting if nic.rate * 2 >= fastest)
-
-
-def choose_profile(profile: str, nics: Mapping[str, Sequence[Nic]]) -> tuple[str, str, tuple[str, ...]]:
+def choose_profile(profile: str, facts: Mapping[str, Facts]) -> tuple[str, str, tuple[str, ...]]:
     """Return the profile's name, why it was chosen, and notes; with "auto" the link layer with the most bandwidth decides."""
     if profile != AUTO:
         return profile, "named in the hosts file", ()
+    nics = {host: fabric.active_nics(seen) for host, seen in facts.items()}
     speeds: dict[str, float] = {}
     for nic in (nic for found in nics.values() for nic in found):
         speeds[nic.link] = speeds.get(nic.link, 0.0) + nic.rate
@@ -111,130 +97,163 @@ def choose_profile(profile: str, nics: Mapping[str, Sequence[Nic]]) -> tuple[str
     if not usable:
         return SINGLE, f"no active {DRIVER} port on any GPU host", ()
     link = max(usable, key=lambda name: usable[name])
-    name = BY_LINK[link]
+    why = f"active {DRIVER} ports with link layer {link}"
     without = [host for host, found in nics.items() if not any(nic.link == link for nic in found)]
     notes = [f"{_fold(without)}: no active {link} port, cannot take part in runs over several nodes"] if without else []
     others = [other for other in usable if other != link]
     notes += [f"NICs of another kind ({', '.join(others)}) are left alone: {link} has more bandwidth"] if others else []
-    return name, f"active {DRIVER} ports with link layer {link}", tuple(notes)
+    if link == "Ethernet" and _all_b200(facts) and any(seen.prepared.gib for seen in facts.values()):
+        return GCP_B200, f"{why}, B200 GPUs and Google's gIB", tuple(notes)
+    return BY_LINK[link], why, tuple(notes)
 
 
-def read_profile(name: str, texts: Mapping[str, str]) -> Profile:
-    """Return profile `name` of the files of env/, every variable of it checked; Trouble names all faults at once."""
-    file = f"{PROFILES}{name}.toml"
-    if file not in texts:
-        known = sorted(path.removeprefix(PROFILES).removesuffix(".toml") for path in texts if path.startswith(PROFILES))
-        raise Trouble(Problem("profile", "there is no such profile", name, " or ".join([AUTO, *known]), f"writing env/{file}"))
-    table, rules = _read_toml(f"env/{file}", texts[file]), _read_toml(f"env/{KNOWN}", texts[KNOWN])
-    link, environment = table.get("link_layer", ""), table.get("environment", {})
-    faults = [Problem(f"env/{file}: {key}", "unknown key") for key in table if key not in {"title", "link_layer", "environment"}]
-    if link not in {"", *BY_LINK}:
-        faults.append(Problem(f"env/{file}: link_layer", "unknown link layer", str(link), " or ".join(BY_LINK)))
-    for variable, value in environment.items():
-        if fault := _variable_fault(variable, value, link, rules):
-            faults.append(Problem(f"env/{file}: {variable}", *fault))
-    if faults:
-        raise Trouble(*faults)
-    return Profile(name, table.get("title", ""), link, {key: str(value) for key, value in environment.items()})
+def _all_b200(facts: Mapping[str, Facts]) -> bool:
+    names = [gpu.name for seen in facts.values() for gpu in seen.gpus]
+    return bool(names) and all(re.search(r"\bB200\b", name) for name in names)
 
 
-def _variable_fault(variable: str, value: object, link: str, rules: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    if variable in rules["refused"]:
-        return "a profile must not set it", rules["refused"][variable], ""
-    if variable not in rules["known"]:
-        return "nobody is known to read this variable", "", f"a name in env/{KNOWN}"
-    only = rules["known"][variable].get("link_layer", link)
-    if only != link:
-        return f"it is for {only} only", link or "no network", only
-    if not isinstance(value, str) or "\n" in value:
-        return "the value must be a text of one line", repr(value), '"…"'
-    return None
+def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], profile: Profile) -> Settings:
+    """Return the variables that the network's hardware decides, with notes; `ports` as fabric.sort_out gives them, by host.
 
-
-def _read_toml(where: str, text: str) -> dict[str, Any]:
-    try:
-        return tomlkit.parse(text).unwrap()
-    except TOMLKitError as error:
-        raise Trouble(Problem(where, "is not TOML", str(error))) from None
-
-
-def _hardware_environment(
-    facts: Mapping[str, Facts], fabric: Mapping[str, Sequence[Nic]], link: str
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that the hardware decides, in order, and notes on what could not be decided."""
-    if not any(fabric.values()):
-        return {}, ()
-    maps = {host: assign_nics(seen.gpus, fabric[host]) for host, seen in facts.items()}
-    used = [nic for assigned in maps.values() for nic in assigned.values()]
-    mapping, notes = agree(maps)
-    prefix = name_prefix(nic.name for nic in used)
-    index = gid_index(used) if link == "Ethernet" else None
-    found = {
-        "DEEP_EP_DEVICE_TO_HCA_MAPPING": mapping,
-        "NVSHMEM_HCA_PREFIX": prefix,
-        "NVSHMEM_IB_GID_INDEX": "" if index is None else str(index),
+    Hosts without a port for the GPUs' traffic have no say: nothing runs between them and others."""
+    left = tuple(_left_notes(ports))
+    facts = {host: seen for host, seen in facts.items() if host in ports and ports[host].used}
+    if not facts:
+        return Settings(notes=left)
+    maps = {host: fabric.assign_nics(seen.gpus, ports[host].used) for host, seen in facts.items()}
+    index = fabric.gid_index(nic for assigned in maps.values() for nic in assigned.values()) if profile.link == "Ethernet" else None
+    values = {
+        MAP: {host: ",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) for host, assigned in maps.items()},
+        "NVSHMEM_HCA_PREFIX": {host: fabric.name_prefix(nic.name for nic in assigned.values()) for host, assigned in maps.items()},
+        "NVSHMEM_IB_GID_INDEX": {host: "" if index is None else str(index) for host in facts},
+        **_interfaces(facts),
     }
-    return {key: value for key, value in found.items() if value}, notes
+    notes = [*left, *_map_notes(facts, ports, maps)]
+    if profile.link == "Ethernet" and index is None and "NVSHMEM_IB_GID_INDEX" not in profile.environment:
+        notes.append("no one GID index holds a routable RoCE v2 address on all NICs of all hosts: NVSHMEM finds one for each NIC")
+    if len(facts) > 1 and not all(values[INTERFACES[0]].values()):
+        without = [host for host in facts if not values[INTERFACES[0]][host]]
+        notes.append(f"{_fold(without)}: no one interface toward the other hosts is known: NVSHMEM, NCCL and Gloo choose theirs")
+    spread = _spread(values, facts)
+    return Settings(spread.environment, spread.by_host, (*notes, *spread.notes))
 
 
-def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
-    """Return the NIC of each GPU, by GPU index: nearest by shared PCI path, then by NUMA node, no NIC used more often than needed.
-
-    The order of names decides among equals, so two GPUs and two NICs under one switch get one each, and equal hosts equal maps."""
-    if not nics:
-        return {}
-    room = {number: -(-len(gpus) // len(nics)) for number in range(len(nics))}
-    pairs = sorted(
-        (-_shared(gpu.pci_path, nic.path), gpu.numa != nic.numa, gpu.index, number) for gpu in gpus for number, nic in enumerate(nics)
-    )
-    assigned: dict[int, Nic] = {}
-    for _, _, index, number in pairs:
-        if index not in assigned and room[number]:
-            assigned[index] = nics[number]
-            room[number] -= 1
-    return dict(sorted(assigned.items()))
+def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
+    """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as beginnings."""
+    machines = {host: seen.prepared for host, seen in facts.items()}
+    found = fabric.bootstrap_interfaces(machines)
+    exact = {host: "=" if fabric.is_ambiguous(name, machines.values()) else "" for host, name in found.items()}
+    nvshmem, nccl, gloo = INTERFACES
+    plain = {host: found.get(host, "") for host in facts}
+    marked = {host: exact.get(host, "") + plain[host] for host in facts}
+    return {nvshmem: marked, nccl: dict(marked), gloo: plain}
 
 
-def _shared(one: str, other: str) -> int:
-    """Return how many bridges two devices share from the root of the PCI tree down."""
-    return len(_common([one.split("/"), other.split("/")])) if one and other else 0
+def _spread(values: Mapping[str, Mapping[str, str]], facts: Mapping[str, Facts]) -> Settings:
+    """Return each variable once where all hosts agree, else by node: modulefiles choose by the name that `hostname -s` prints."""
+    environment: dict[str, str] = {}
+    by_host: dict[str, dict[str, str]] = {}
+    unclear: list[str] = []
+    for variable, found in values.items():
+        distinct = set(found.values())
+        if len(distinct) == 1:
+            environment[variable] = distinct.pop()
+            continue
+        nodes: dict[str, set[str]] = {}
+        for host, value in found.items():
+            nodes.setdefault(short_name(host, facts[host]), set()).add(value)
+        if any(len(several) > 1 for several in nodes.values()):
+            unclear.append(variable)
+            continue
+        for node, one in nodes.items():
+            by_host.setdefault(node, {})[variable] = one.pop()
+    differing = dict.fromkeys(name for found in by_host.values() for name in found)
+    notes = [f"chosen by the host's name when the module is loaded: {', '.join(differing)}"] if differing else []
+    notes += [f"hosts of one name differ in {', '.join(unclear)}: left unset"] if unclear else []
+    return Settings(_filled(environment), {node: _filled(found) for node, found in by_host.items() if _filled(found)}, tuple(notes))
 
 
-def _common(sequences: Sequence[Sequence[str]]) -> list[str]:
-    """Return the leading items that all sequences share."""
-    return [items[0] for items in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False))]
+def _filled(values: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if value}
 
 
-def agree(maps: Mapping[str, Mapping[int, Nic]]) -> tuple[str, tuple[str, ...]]:
-    """Return the map of all hosts as `0:mlx5_0:1,…`; "" with a note where they differ, since all nodes share one modulefile."""
+def short_name(host: str, facts: Facts) -> str:
+    """Return the name by which a node knows itself, without its domain; the hosts file may call it otherwise."""
+    return (facts.hostname or host).split(".")[0]
+
+
+def _left_notes(ports: Mapping[str, Sorted]) -> Iterator[str]:
+    """Yield which mlx5 ports are left alone for another reason than their kind, equal hosts together."""
+    told: dict[str, list[str]] = {}
+    for host, found in ports.items():
+        reasons = {why: names for why, names in found.left.items() if not why.startswith(("driver ", "link layer "))}
+        text = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+        told.setdefault(text, []).append(host)
+    yield from (f"{_fold(hosts)}: left alone: {text}" for text, hosts in told.items() if text)
+
+
+def _map_notes(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], maps: Mapping[str, Mapping[int, Nic]]) -> Iterator[str]:
+    """Yield what is particular in the maps: hosts that differ, NICs that are shared, cards with several ports, bonds."""
     groups: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
     for host, assigned in maps.items():
-        groups.setdefault(",".join(f"{index}:{nic.name}:{nic.port}" for index, nic in assigned.items()), []).append(host)
-    if len(groups) == 1:
-        return next(iter(groups)), ()
-    told = "; ".join(f"{_fold(hosts)} would use {text or 'none'}" for text, hosts in groups.items())
-    return "", (f"the hosts' GPUs and NICs are not laid out alike, so DeepEP chooses NICs itself: {told}",)
+        groups.setdefault(",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) or "none", []).append(host)
+        for text in _host_notes(len(facts[host].gpus), ports[host].used, assigned):
+            told.setdefault(text, []).append(host)
+    if len(groups) > 1:
+        each = [f"{_fold(hosts)} {text}" for text, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))]
+        more = f"; and {len(each) - MOST_TOLD} more" if len(each) > MOST_TOLD else ""
+        yield f"the hosts' GPUs and NICs are not laid out alike: {'; '.join(each[:MOST_TOLD])}{more}"
+    yield from (f"{_fold(hosts)}: {text}" for text, hosts in told.items())
 
 
-def name_prefix(names: Iterable[str]) -> str:
-    """Return what NVSHMEM must be told of the NICs' names: "" when all begin with mlx5, else the letters they share."""
-    found = list(names)
-    if all(name.startswith(DEFAULT_PREFIX) for name in found):
-        return ""
-    letters = re.match(r"[A-Za-z_]*", "".join(_common(found)))
-    return letters.group() if letters else ""
+def _host_notes(gpus: int, nics: Sequence[Nic], assigned: Mapping[int, Nic]) -> Iterator[str]:
+    used = set(assigned.values())
+    if nics and gpus > len(nics):
+        yield f"{len(nics)} NIC ports for {gpus} GPUs: up to {-(-gpus // len(nics))} GPUs share one"
+    if cards := [card for card in fabric.cards(nics) if set(card) & used]:
+        names = ", ".join("+".join(map(str, card)) for card in cards)
+        yield f"{names}: ports of one card; a GPU uses one of them, at most {max(nic.rate for nic in used):g} Gb/s"
+    if slow := [nic for nic in nics if nic in used and nic.rate < max(nic.rate for nic in used)]:
+        yield f"{', '.join(f'{nic} ({nic.rate:g})' for nic in slow)}: slower than the others ({max(nic.rate for nic in used):g} Gb/s)"
+    if bonds := sorted({nic.name for nic in used if "bond" in nic.name}):
+        yield f"{', '.join(bonds)}: NVSHMEM's queue pairs share one UDP source port, so a bond's links carry unequal loads"
 
 
-def gid_index(nics: Iterable[Nic]) -> int | None:
-    """Return the one index at which every NIC of every host has a routable RoCE v2 address (IPv4 first); None when there is no such
-    index or more than one, where NVSHMEM chooses for each NIC better than we could for all."""
-    tables = [[gid for gid in nic.gids if gid.kind == ROCE_V2 and not gid.gid.startswith(LINK_LOCAL)] for nic in nics]
-    for beginning in (IPV4, ""):
-        found = [{gid.index for gid in table if gid.gid.startswith(beginning)} for table in tables]
-        common = set.intersection(*found) if found else set()
-        if common:
-            return common.pop() if len(common) == 1 else None
-    return None
+def choose_gib(profile: Profile, facts: Mapping[str, Facts]) -> tuple[str, tuple[str, ...]]:
+    """Return the script of Google's gIB that NCCL's settings come from, "" for none, and notes."""
+    lacking = [host for host, seen in facts.items() if not seen.prepared.gib]
+    scripts = sorted({seen.prepared.gib for seen in facts.values() if seen.prepared.gib})
+    if profile.link != "Ethernet" or profile.gib is False or (not scripts and not profile.gib):
+        return "", ()
+    if lacking and (not scripts or not profile.gib):
+        return "", (f"{_fold(lacking)}: gIB is not installed, so NCCL uses its own transport on all hosts",)
+    notes = [f"{_fold(lacking)}: gIB is not installed, but profile {profile.name} counts on it"] if lacking else []
+    return scripts[0], tuple(notes)
+
+
+def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Yield which hosts have GPUs that DeepEP cannot use as they are: not eight, or not all joined by NVLink."""
+    counts: dict[int, list[str]] = {}
+    links: dict[str, list[str]] = {}
+    for host, seen in facts.items():
+        if seen.gpus and len(seen.gpus) != GPUS_PER_NODE:
+            counts.setdefault(len(seen.gpus), []).append(host)
+        if pairs := missing_peers(seen):
+            links.setdefault(", ".join(f"{one}-{other}" for one, other in pairs), []).append(host)
+    for count, hosts in counts.items():
+        yield f"{_fold(hosts)}: {count} GPU{'s' * (count > 1)}; DeepEP V1 between nodes wants {GPUS_PER_NODE} in each"
+    for text, hosts in links.items():
+        yield f"{_fold(hosts)}: no NVLink between GPUs {text}: DeepEP needs it between all GPUs of a node"
+
+
+def missing_peers(facts: Facts) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of GPUs that reach each other otherwise than over NVLink; where nothing is known, nothing is said."""
+    return tuple(sorted({_pair(one.gpu, one.other) for one in facts.prepared.nvlinks if not re.match(r"NV\d", one.by)}))
+
+
+def _pair(one: int, other: int) -> tuple[int, int]:
+    return min(one, other), max(one, other)
 
 
 def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[str, ...]]:

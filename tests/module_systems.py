@@ -22,16 +22,18 @@ PACKAGES = {
     "environment-modules": ("environment-modules", "tcl8.6", "libtcl8.6"),
 }
 
-# Arguments: layer ("" for none), driver (yes or no), then the command. /proc/driver/nvidia is what tells a node with a driver.
+# Arguments: layer ("" for none), driver (yes or no), host name ("" to keep), then the command.
+# /proc/driver/nvidia is what tells a node with a driver.
 ENTER = r"""
 set -eu
-layer=$1 driver=$2; shift 2
+layer=$1 driver=$2 host=$3; shift 3
 if [ -n "$layer" ]; then
     mount -t overlay overlay -o "lowerdir=$layer/usr:/usr" /usr
     mount -t overlay overlay -o "lowerdir=$layer/etc:/etc" /etc
 fi
 mount -t tmpfs tmpfs /proc/driver
 if [ "$driver" = yes ]; then mkdir /proc/driver/nvidia; fi
+if [ -n "$host" ]; then hostname "$host"; fi
 exec "$@"
 """
 
@@ -74,10 +76,18 @@ def unpack(system: str) -> Path:
 
 
 def run(
-    script: str, folder: Path, *, system: str = "", login: bool = True, driver: bool = False, env: Mapping[str, str] | None = None
+    script: str,
+    folder: Path,
+    *,
+    system: str = "",
+    login: bool = True,
+    driver: bool = False,
+    host: str = "",
+    env: Mapping[str, str] | None = None,
 ) -> Session:
     """Run bash text with a module system ("" for none) in an environment of `env` alone; `login` makes it a login shell.
 
+    It runs on a machine called `host`, where that is given, and may rename it: the name is the script's own.
     `folder` takes the script and what it saves; the text may call `snapshot NAME`.
     """
     file = folder / "script.sh"
@@ -85,10 +95,10 @@ def run(
     layer = str(unpack(system)) if system else ""
     clean = {"HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin", "USER": "tester", **(env or {})}
     words = [f"{name}={value}" for name, value in clean.items()]
-    namespace = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-Urm"]
+    namespace = ["unshare", "-mu"] if os.getuid() == 0 else ["unshare", "-Urmu"]
     shell = ["bash", "-l", file] if login else ["bash", file]
     yes = "yes" if driver else "no"
-    command = [*namespace, "bash", "-c", ENTER, "enter", layer, yes, "env", "-i", *words, *shell]
+    command = [*namespace, "bash", "-c", ENTER, "enter", layer, yes, host, "env", "-i", *words, *shell]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, check=False)
     saved = {path.stem: read_environment(path) for path in folder.glob("*.env")}
     return Session(done.returncode, done.stdout, done.stderr, saved)

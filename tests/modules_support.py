@@ -56,9 +56,35 @@ def external_record(prefix: str = "/opt/deepep", **changes: object) -> StackReco
     )
 
 
+def cloud_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """A stack for hosts that differ, with Google's gIB and a service level for low-latency traffic."""
+    maps = {"b200-001": "0:mlx5_0:1,1:mlx5_1:1", "b200-002": "0:mlx5_0:1,1:mlx5_1:1", "b200-003": "0:mlx5_1:1,1:mlx5_2:1"}
+    return record(
+        prefix,
+        **{
+            "stack": "v1-gcp",
+            "module": "deepep/1.2.1-8a07e7e-v1-gcp",
+            "profile": "gcp-b200",
+            "environment": {"NVSHMEM_IBGDA_NIC_HANDLER": "gpu", "NVSHMEM_IB_SL": "1", "TORCH_NCCL_USE_COMM_NONBLOCKING": ""},
+            "by_host": {
+                host: {"DEEP_EP_DEVICE_TO_HCA_MAPPING": text, **({"NCCL_SOCKET_IFNAME": "=ens3"} if host == "b200-003" else {})}
+                for host, text in maps.items()
+            },
+            "by_kind": {"low-latency": {"NVSHMEM_IB_SL": "2"}},
+            "gib": "/usr/local/gib/scripts/set_nccl_env.sh",
+        }
+        | changes,
+    )
+
+
 def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     stacks = records or (record(prefix), external_record(prefix))
     return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
+
+
+def golden() -> dict[str, modules.File]:
+    """The files that tests/golden/generation records: one stack of each sort."""
+    return modules.render(offer("/opt/deepep", record(), external_record(), cloud_record()), templates())
 
 
 def write(folder: Path, files: dict[str, modules.File]) -> None:
@@ -72,9 +98,10 @@ def write(folder: Path, files: dict[str, modules.File]) -> None:
 
 def is_copy(name: str) -> bool:
     """Whether a file is left out of tests/golden: it has the text of another, or differs from another by names alone."""
-    return name == "env.sh" or (name.startswith("sbatch/") and not name.startswith("sbatch/v1-cu13/"))
+    kept = ("sbatch/v1-cu13/", "sbatch/v1-gcp/low-latency")
+    return name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
 
 
 if __name__ == "__main__":
     GOLDEN = REPOSITORY / "tests" / "golden" / "generation"
-    write(GOLDEN, {name: file for name, file in modules.render(offer(), templates()).items() if not is_copy(name)})
+    write(GOLDEN, {name: file for name, file in golden().items() if not is_copy(name)})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import modules
+from deepep_bootstrap import modules, offercheck
 from deepep_bootstrap.store import StackRecord
 
 SYSTEMS = ("lmod", "environment-modules")
@@ -66,7 +66,7 @@ def generation(tmp_path: Path) -> Generation:
 
 
 def named(record: StackRecord) -> set[str]:
-    return {name for name, _ in modules.variables(record)} | set(modules.LISTS)
+    return {name for name, _ in modules.variables(record)} | set(offercheck.LISTS)
 
 
 def exports(values: dict[str, str]) -> str:
@@ -79,7 +79,7 @@ def former(draw: st.DrawFn, record: StackRecord) -> dict[str, str]:
     ours = {lead.name: lead.entries for lead in modules.lists(record)}
     values = {}
     for name in sorted(named(record)):
-        if name in modules.LISTS:
+        if name in offercheck.LISTS:
             elements = draw(st.none() | st.lists(ELEMENTS, max_size=5))
             if elements is None and name != "PATH":
                 continue

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomlkit
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deepep_bootstrap import topology
+from deepep_bootstrap import profiles
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gid, Gpu, parse
-from deepep_bootstrap.topology import Nic, derive
+from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Rdma, parse
+from deepep_bootstrap.machine import Address, Machine, Reached, Route
+from deepep_bootstrap.topology import Derived, derive
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = sorted((ROOT / "tests" / "cases" / "topology").glob("*.json"))
@@ -27,8 +26,10 @@ def recorded(name: str) -> Facts:
     return parse((ROOT / "tests" / "cases" / "facts" / "parse" / f"{name}.txt").read_text(encoding="utf-8"), name)
 
 
-def read_host(spec: list[str]) -> Facts:
-    """Return recorded facts after the replacements `old -> new` of a case."""
+def read_host(name: str, spec: list[str] | dict[str, Any]) -> Facts:
+    """Return the facts of a host of a case: recorded ones after replacements `old -> new`, or what the case itself constructs."""
+    if isinstance(spec, dict):
+        return built(name, spec)
     text = (ROOT / "tests" / "cases" / "facts" / "parse" / f"{spec[0]}.txt").read_text(encoding="utf-8")
     for change in spec[1:]:
         old, _, new = change.partition(" -> ")
@@ -37,140 +38,78 @@ def read_host(spec: list[str]) -> Facts:
     return parse(text, spec[0])
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_recorded_hosts(path: Path) -> None:
+def built(name: str, spec: dict[str, Any]) -> Facts:
+    """Return constructed facts: GPUs as `path numa`, NICs as `name path numa link rate state`, each but the first few words optional."""
+    gpus = [line.split() for line in spec["gpus"]]
+    kind, capability = spec.get("gpu", "NVIDIA H100 80GB HBM3 9.0").rsplit(" ", 1)
+    prepared = spec.get("prepared", {})
+    return Facts(
+        hostname=spec.get("hostname", name),
+        gpus=tuple(Gpu(i, kind, 81559, capability, "580", "", path, int(numa), 0) for i, (path, numa) in enumerate(gpus)),
+        rdma=tuple(device(line.split()) for line in spec["nics"]),
+        prepared=Machine(
+            address=prepared.get("address", ""),
+            addresses=tuple(Address(*one) for one in prepared.get("addresses", [])),
+            routes=tuple(Route(*one) for one in prepared.get("routes", [])),
+            nvlinks=tuple(Reached(*one) for one in prepared.get("nvlinks", [])),
+            gib=prepared.get("gib", ""),
+        ),
+    )
+
+
+def device(words: list[str]) -> Rdma:
+    name, path, numa, link, rate = words[:5]
+    gids = tuple(Gid(int(index), gid, "RoCE v2", "eth0") for index, _, gid in (word.partition("=") for word in words[6:] if "=" in word))
+    ports = tuple(Port(n + 1, words[5], link, float(rate), gids) for n in range(2 if "two-ports" in words else 1))
+    return Rdma(name, "mlx5_core", path, int(numa), "28.43", ports, "virtual" in words)
+
+
+def derived(path: Path) -> Derived:
     case = json.loads(path.read_text(encoding="utf-8"))
-    got = derive(case["profile"], {host: read_host(spec) for host, spec in case["hosts"].items()}, TEXTS)
+    return derive(case["profile"], {host: read_host(host, spec) for host, spec in case["hosts"].items()}, TEXTS)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_hosts_become_settings(path: Path) -> None:
+    got = derived(path)
+    wanted = json.loads(path.read_text(encoding="utf-8"))["expected"]
     assert {
         "profile": got.profile,
         "why": got.why,
-        "environment": list(got.environment.items()),
+        "environment": [list(item) for item in got.environment.items()],
         "archs": list(got.archs),
         "notes": list(got.notes),
-    } == {**case["expected"], "environment": [tuple(item) for item in case["expected"]["environment"]]}
+        "by_host": got.by_host,
+        "gib": got.gib,
+    } == {"by_host": {}, "gib": "", **wanted}
+
+
+def every_variable(found: Derived) -> set[str]:
+    return {*found.environment, *(name for values in (*found.by_host.values(), *found.by_kind.values()) for name in values)}
 
 
 def test_what_belongs_to_the_caller_is_never_set() -> None:
     for path in CASES:
-        case = json.loads(path.read_text(encoding="utf-8"))
-        environment = derive(case["profile"], {host: read_host(spec) for host, spec in case["hosts"].items()}, TEXTS).environment
-        assert not {"NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_REMOTE_TRANSPORT"} & set(
-            environment
+        environment = every_variable(derived(path))
+        assert (
+            not {"NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_REMOTE_TRANSPORT"} & environment
         )
 
 
 def test_every_derived_variable_is_a_known_one() -> None:
-    rules = tomlkit.parse(TEXTS[topology.KNOWN]).unwrap()
+    rules = tomlkit.parse(TEXTS[profiles.KNOWN]).unwrap()
     for path in CASES:
-        case = json.loads(path.read_text(encoding="utf-8"))
-        environment = derive(case["profile"], {host: read_host(spec) for host, spec in case["hosts"].items()}, TEXTS).environment
-        assert set(environment) <= set(rules["known"])
+        environment = every_variable(derived(path))
+        assert environment <= set(rules["known"])
     assert not set(rules["known"]) & set(rules["refused"])
-
-
-# --- NICs ------------------------------------------------------------------------------------------------------------------------------
-
-
-def gpu(index: int, path: str, numa: int = -1) -> Gpu:
-    return Gpu(index, "NVIDIA H100", 81559, "9.0", "580", "", path, numa, 0)
-
-
-def nic(name: str, path: str = "", numa: int = -1, gids: tuple[Gid, ...] = ()) -> Nic:
-    return Nic(name, 1, "Ethernet", 400.0, path, numa, gids)
-
-
-def test_two_gpus_and_two_nics_under_one_switch_get_one_each() -> None:
-    gpus = [gpu(0, "root/a/g0"), gpu(1, "root/a/g1")]
-    assigned = topology.assign_nics(gpus, [nic("mlx5_0", "root/a/n0"), nic("mlx5_1", "root/a/n1")])
-    assert [found.name for found in assigned.values()] == ["mlx5_0", "mlx5_1"]
-
-
-def test_the_nearer_nic_wins_over_the_order_of_names_and_numa_decides_without_a_path() -> None:
-    crossed = topology.assign_nics([gpu(0, "b/s/g"), gpu(1, "a/s/g")], [nic("mlx5_0", "a/s/n"), nic("mlx5_1", "b/s/n")])
-    assert [found.name for found in crossed.values()] == ["mlx5_1", "mlx5_0"]
-    by_numa = topology.assign_nics([gpu(0, "", 1), gpu(1, "", 0)], [nic("mlx5_0", "", 0), nic("mlx5_1", "", 1)])
-    assert [found.name for found in by_numa.values()] == ["mlx5_1", "mlx5_0"]
-
-
-def test_a_name_that_begins_like_another_is_not_nearer() -> None:
-    assigned = topology.assign_nics([gpu(0, "pci0000:1/x")], [nic("a", "pci0000:10/y"), nic("b", "pci0000:1/z")])
-    assert assigned[0].name == "b"
-
-
-paths = st.lists(st.sampled_from("abcd"), min_size=1, max_size=4).map("/".join)
-
-
-@given(st.lists(st.tuples(paths, st.integers(-1, 1)), max_size=16), st.lists(st.tuples(paths, st.integers(-1, 1)), min_size=1, max_size=16))
-def test_every_gpu_has_a_nic_and_no_nic_more_than_its_share(gpus: list[tuple[str, int]], nics: list[tuple[str, int]]) -> None:
-    assigned = topology.assign_nics(
-        [gpu(index, path, numa) for index, (path, numa) in enumerate(gpus)],
-        [nic(f"mlx5_{n}", path, numa) for n, (path, numa) in enumerate(nics)],
-    )
-    assert list(assigned) == list(range(len(gpus)))
-    share = -(-len(gpus) // len(nics))
-    assert all(count <= share for count in Counter(found.name for found in assigned.values()).values())
-
-
-def test_a_slow_nic_carries_no_gpu_traffic_however_near_it_is() -> None:
-    slow, fast, far = replace(nic("mlx5_0", "a"), rate=25.0), nic("mlx5_1", "b"), replace(nic("mlx5_2", "c"), rate=200.0)
-    other = replace(nic("mlx5_3"), link="InfiniBand", rate=800.0)
-    assert topology.fabric_nics([slow, fast, far, other], "Ethernet") == (fast, far)
-
-
-def test_eight_gpus_on_four_nics_use_each_twice() -> None:
-    assigned = topology.assign_nics([gpu(i, f"r{i // 4}/g{i}") for i in range(8)], [nic(f"mlx5_{i}", f"r{i // 2}/n{i}") for i in range(4)])
-    assert [found.name[-1] for found in assigned.values()] == ["0", "0", "1", "1", "2", "2", "3", "3"]
-
-
-# --- GIDs and names --------------------------------------------------------------------------------------------------------------------
-
-
-def v2(index: int, gid: str) -> Gid:
-    return Gid(index, gid, "RoCE v2", "eth0")
-
-
-FOUR, SIX, LOCAL = topology.IPV4 + "0a00:0001", "2001:0db8:0000:0000:0000:0000:0000:0001", "fe80:0000:0000:0000:0000:0000:0000:0001"
-
-
-@pytest.mark.parametrize(
-    ("tables", "index"),
-    [
-        ([[v2(1, LOCAL), v2(3, FOUR)], [v2(1, LOCAL), v2(3, FOUR)]], 3),
-        ([[v2(3, FOUR)], [v2(5, FOUR)]], None),
-        ([[v2(3, FOUR), v2(5, FOUR)], [v2(3, FOUR), v2(5, FOUR)]], None),
-        ([[v2(3, FOUR), v2(5, FOUR)], [v2(5, FOUR)]], 5),
-        ([[v2(3, FOUR), v2(5, SIX)], [v2(3, FOUR), v2(5, SIX)]], 3),
-        ([[v2(5, SIX)], [v2(3, FOUR), v2(5, SIX)]], 5),
-        ([[v2(1, LOCAL)]], None),
-        ([[Gid(3, FOUR, "IB/RoCE v1", "eth0")]], None),
-        ([[v2(3, FOUR)], []], None),
-        ([], None),
-    ],
-)
-def test_a_gid_index_is_one_that_all_nics_agree_on(tables: list[list[Gid]], index: int | None) -> None:
-    assert topology.gid_index([nic("mlx5_0", gids=tuple(table)) for table in tables]) == index
-
-
-@pytest.mark.parametrize(
-    ("names", "prefix"),
-    [
-        (["mlx5_0", "mlx5_bond_0"], ""),
-        (["rocep145s0", "rocep206s0"], "rocep"),
-        (["ibp24s0"], "ibp"),
-        (["mlx5_0", "rocep1s0"], ""),
-        ([], ""),
-    ],
-)
-def test_nvshmem_is_told_of_other_names_only(names: list[str], prefix: str) -> None:
-    assert topology.name_prefix(names) == prefix
 
 
 # --- profiles --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["single-node", "roce", "infiniband"])
+@pytest.mark.parametrize("name", ["single-node", "roce", "infiniband", "gcp-b200", "gcp-roce-cpu-handler"])
 def test_shipped_profiles_are_right(name: str) -> None:
-    assert topology.read_profile(name, TEXTS).name == name
+    assert profiles.read_profile(name, TEXTS).name == name
 
 
 def site(text: str) -> dict[str, str]:
@@ -196,18 +135,18 @@ def site(text: str) -> dict[str, str]:
 )
 def test_a_wrong_profile_is_trouble_naming_file_and_key(text: str, said: str) -> None:
     with pytest.raises(Trouble) as caught:
-        topology.read_profile("site", site(text))
+        profiles.read_profile("site", site(text))
     assert said in str(caught.value)
 
 
 def test_all_faults_of_a_profile_are_told_at_once() -> None:
     with pytest.raises(Trouble) as caught:
-        topology.read_profile("site", site('a = 1\n[environment]\nB = "1"\nC = "2"\n'))
+        profiles.read_profile("site", site('a = 1\n[environment]\nB = "1"\nC = "2"\n'))
     assert len(caught.value.problems) == 3
 
 
 def test_an_unknown_profile_names_the_known_ones() -> None:
-    with pytest.raises(Trouble, match="found rose, wanted auto or infiniband or roce or single-node"):
+    with pytest.raises(Trouble, match="found rose, wanted auto or gcp-b200 or gcp-roce-cpu-handler or infiniband or roce or single-node"):
         derive("rose", {"h": recorded("roce-b200")}, TEXTS)
 
 
@@ -215,7 +154,7 @@ def test_what_a_profile_says_stands_over_what_was_found() -> None:
     texts = site('link_layer = "Ethernet"\n[environment]\nNVSHMEM_IB_GID_INDEX = "1"\nNVSHMEM_IB_TRAFFIC_CLASS = "105"\n')
     got = derive("site", {"h": recorded("roce-b200")}, texts)
     assert got.environment["NVSHMEM_IB_GID_INDEX"] == "1"
-    assert list(got.environment)[:2] == ["NVSHMEM_IB_GID_INDEX", "NVSHMEM_IB_TRAFFIC_CLASS"]
+    assert list(got.environment)[:3] == ["NVSHMEM_IBGDA_NIC_HANDLER", "NVSHMEM_IB_GID_INDEX", "NVSHMEM_IB_TRAFFIC_CLASS"]
     assert "DEEP_EP_DEVICE_TO_HCA_MAPPING" in got.environment
 
 
