@@ -17,7 +17,7 @@ from pathlib import Path
 
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.lock import Source, Substitute
+from deepep_bootstrap.sources import Source, Substitute
 from deepep_bootstrap.mirrors import Mirrors, shown
 
 PROBE_SECONDS = 60.0

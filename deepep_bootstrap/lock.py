@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.sources import VERSION, Archive, Source, read_archive, read_hash, read_source
 from deepep_bootstrap.system import System, read_system
-from deepep_bootstrap.tables import ANY, NAME, SOME, Form, Table, load
+from deepep_bootstrap.tables import NAME, Form, Table, load
 
 FORMAT = 1
 OWN_INDEX = "pypi"
 WHEEL_NAME = Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
-URL = Form(r"(https?|ssh|git|file)://[^\s/]*/\S+", "an address such as https://host/owner/name")
 INDEX_URL = Form(r"(https?|file)://\S+", "an address such as https://host/simple")
-REF = Form(r"[A-Za-z0-9][^\s~^:?*\[\\\x00-\x1f\x7f]*", "a branch, a tag or a full ref")
-REV = Form(r"[0-9a-f]{40}|[0-9a-f]{64}", "a full commit id (40 hexadecimal digits)")
-HASH = Form(r"sha256-[A-Za-z0-9+/]{43}=", "an SRI hash: sha256- and 44 characters of base 64")
-VERSION = Form(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
-OPTION = Form(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 WHEEL_FILE = Form(r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl")
 CUDA = Form(r"[1-9][0-9]*", 'a CUDA major such as "12"')
 TARGET = Form(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
-
-
-@dataclass(frozen=True)
-class Substitute:
-    """One exact text replacement in a source after its hash was checked; `count` occurrences or it is an error."""
-
-    file: str
-    text: str
-    replacement: str
-    count: int
-
-
-@dataclass(frozen=True)
-class Source:
-    """A git tree pinned by full commit `rev` and NAR `hash` (SRI); `ref` is what was asked for.
-
-    `last_modified` is the commit's time (seconds since 1970), `version` the project's own version, `options` build options handed
-    to its recipe, `checks` the health checks of the built entry.
-    """
-
-    name: str
-    url: str
-    ref: str
-    rev: str
-    hash: str
-    last_modified: int
-    version: str
-    submodules: bool = False
-    options: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
-    substitutes: tuple[Substitute, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +63,7 @@ class Lock:
     systems: Mapping[str, System]
     tools: Mapping[str, tuple[Wheel, ...]]
     indexes: Mapping[str, str]
+    archives: Mapping[str, Archive] = field(default_factory=dict)
 
 
 def read(path: str | Path) -> Lock:
@@ -127,11 +90,12 @@ def parse(text: str, path: str) -> Lock:
         path=path,
         version=version,
         default_stack=top.text("default_stack", NAME),
-        sources={name: _source(name, table) for name, table in top.named("source")},
+        sources={name: read_source(name, table) for name, table in top.named("source")},
         stacks={name: _stack(name, table) for name, table in top.named("stack")},
         systems={name: read_system(name, table) for name, table in top.named("system")},
         tools={name: _tool(table) for name, table in top.named("tool")},
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
+        archives={name: read_archive(name, table) for name, table in top.named("archive")},
     )
     top.close()
     _check_references(lock, top)
@@ -143,48 +107,14 @@ def parse(text: str, path: str) -> Lock:
 def _check_references(lock: Lock, top: Table) -> None:
     if lock.default_stack and lock.default_stack not in lock.stacks:
         top.complain("default_stack", "there is no such stack", lock.default_stack, ", ".join(lock.stacks) or "a table [stack.NAME]")
+    for name in lock.archives:
+        if name in lock.sources:
+            top.complain(f"archive.{name}", "a source has this name already", wanted="a name of its own: `lock --update` takes names")
     wanted = ", ".join(lock.sources) or "a table [source.NAME]"
     for stack in lock.stacks.values():
         for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
             if name and name not in lock.sources:
                 top.complain(f"stack.{stack.name}.{role}", "there is no such source", name, wanted)
-
-
-def _source(name: str, table: Table) -> Source:
-    source = Source(
-        name=name,
-        url=table.text("url", URL),
-        ref=table.text("ref", REF),
-        rev=table.text("rev", REV),
-        hash=_hash(table),
-        last_modified=table.number("last_modified", 0),
-        version=table.text("version", VERSION),
-        submodules=table.take("submodules", bool, default=False),
-        options=table.words("options", OPTION),
-        checks=table.words("checks", NAME),
-        substitutes=tuple(_substitute(entry) for entry in table.tables("substitute")),
-    )
-    table.close()
-    return source
-
-
-def _substitute(table: Table) -> Substitute:
-    substitute = Substitute(table.text("file", SOME), table.text("text", SOME), table.text("replacement", ANY), table.number("count", 1))
-    file = PurePosixPath(substitute.file)
-    if substitute.file and (file.is_absolute() or ".." in file.parts or str(file) != substitute.file or file.parts[:1] == (".git",)):
-        table.complain("file", "is not a file inside the tree", substitute.file, "a path relative to the top of the tree")
-    if substitute.text and substitute.text == substitute.replacement:
-        table.complain("replacement", "is the same as text")
-    table.close()
-    return substitute
-
-
-def _hash(table: Table) -> str:
-    value = table.text("hash", HASH)
-    # 43 characters of base 64 hold two bits more than 32 bytes: one content must not have four spellings.
-    if value and base64.b64encode(binascii.a2b_base64(value[7:])).decode() != value[7:]:
-        table.complain("hash", "ends in bits that no hash has", value, HASH.words)
-    return value
 
 
 def _stack(name: str, table: Table) -> Stack:
@@ -240,7 +170,7 @@ def _wheel(table: Table) -> Wheel:
         version=table.text("version", VERSION),
         index=table.text("index", NAME),
         file=table.text("file", WHEEL_FILE),
-        hash=_hash(table),
+        hash=read_hash(table),
         size=table.number("size", 0),
     )
     table.close()

@@ -19,8 +19,8 @@ import pytest
 from deepep_bootstrap import fetch, mirrors, nar
 from deepep_bootstrap.command import Completed
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.lock import Source, Substitute
 from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.sources import Source, Substitute
 
 BASE = "https://host.invalid/"
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="

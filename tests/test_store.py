@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from deepep_bootstrap import lock, store
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.lock import Lock, Source, Stack, Substitute, Wheel
+from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.sources import Source, Substitute
 from deepep_bootstrap.store import Offer, Site, StackRecord, Wanted
 
 WHEELS = (Wheel("torch", "2.10.0", "pypi", "torch.whl", "sha256-a", 1), Wheel("numpy", "2.3.0", "pypi", "numpy.whl", "sha256-b", 2))
