@@ -150,6 +150,25 @@ def test_manifest_holds_the_offer() -> None:
     }
 
 
+def test_a_manifest_of_an_earlier_version_can_be_read() -> None:
+    offer = support.offer()
+    found = json.loads(modules.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
+    for stack in found["offer"]["stacks"].values():
+        for later in ("by_host", "by_kind", "gib"):
+            del stack[later]
+    assert read_offer(json.dumps(found)) == offer
+
+
+def test_what_differs_between_hosts_survives_the_manifest() -> None:
+    offer = support.offer("/opt/deepep", support.cloud_record())
+    found = read_offer(modules.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
+    assert found == offer
+    assert found is not None
+    assert offer_digest(found) == offer_digest(offer)
+    changed = support.offer("/opt/deepep", support.cloud_record(by_kind={}))
+    assert offer_digest(changed) != offer_digest(offer)
+
+
 @given(st.text())
 def test_lua_strings_stay_on_one_line_and_closed(text: str) -> None:
     literal = modules.lua_string(text)

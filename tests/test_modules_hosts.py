@@ -148,19 +148,28 @@ while [[ $1 == --* ]]; do shift; done
 for host in b200-001 b200-003; do hostname "$host"; SLURM_NODEID=0 "$@" || exit; done
 """
 
+SCONTROL = """\
+#!/bin/sh
+case "$*" in
+    "show hostnames x") echo b200-001; echo b200-003 ;;
+    "--oneliner show node b200-001") echo "NodeName=b200-001 Arch=x86_64 NodeAddr=${NODE_ADDR:?} NodeHostName=b200-001 Version=23.11" ;;
+    *) exit 1 ;;
+esac
+"""
 
-def batch(prefix: Prefix, kind: str, host: str, slurm: bool) -> list[dict[str, str]]:
+
+def batch(prefix: Prefix, kind: str, host: str, *, slurm: bool, more: str = "") -> list[dict[str, str]]:
     """Return what the processes of a test saw, one for each node."""
     tests, python = prefix.path / "store" / prefix.record.deepep / "tests", prefix.path / "store" / prefix.record.python / "bin" / "python"
     for folder in (tests, python.parent, prefix.path / "bin"):
         folder.mkdir(parents=True, exist_ok=True)
     (tests / f"test_{kind.replace('-', '_')}.py").write_text(SEEN)
     programs = {python: f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n', prefix.path / "bin" / "srun": SRUN}
-    programs[prefix.path / "bin" / "scontrol"] = "#!/bin/sh\necho b200-001; echo b200-003\n"
+    programs[prefix.path / "bin" / "scontrol"] = SCONTROL
     for path, text in programs.items():
         path.write_text(text)
         path.chmod(0o755)
-    before = f"export PATH={prefix.path}/bin:$PATH SLURM_JOB_ID=7 SLURM_JOB_NODELIST=x\n" if slurm else ""
+    before = f"export PATH={prefix.path}/bin:$PATH SLURM_JOB_ID=7 SLURM_JOB_NODELIST=x {more}\n" if slurm else ""
     session = prefix.run(f"{before}bash {prefix.path}/sbatch/{kind}-test.sbatch", host)
     return [json.loads(line.removeprefix("SEEN ")) for line in session.out.splitlines() if line.startswith("SEEN ")]
 
@@ -169,6 +178,12 @@ def batch(prefix: Prefix, kind: str, host: str, slurm: bool) -> list[dict[str, s
 def test_each_node_of_a_job_gets_its_own_values(tmp_path: Path, variant: str) -> None:
     seen = batch(Prefix(tmp_path, variant), "internode", "b200-001", slurm=True)
     assert [(one.get(MAP), one.get(INTERFACE)) for one in seen] == [(FIRST, None), (THIRD, "=ens3")]
+
+
+@pytest.mark.parametrize(("known", "wanted"), [("b200-001", "b200-001"), ("10.8.0.7", "10.8.0.7"), ("", "b200-001")])
+def test_nodes_meet_where_slurm_reaches_the_first(tmp_path: Path, known: str, wanted: str) -> None:
+    seen = batch(Prefix(tmp_path), "internode", "b200-001", slurm=True, more=f"NODE_ADDR={known}")
+    assert [one["MASTER_ADDR"] for one in seen] == [wanted, wanted]
 
 
 @pytest.mark.parametrize(("kind", "level"), [("intranode", "1"), ("low-latency", "2")])

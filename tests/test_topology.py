@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import plan_support
 import pytest
 import tomlkit
 
-from deepep_bootstrap import profiles
+from deepep_bootstrap import choose, profiles
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Rdma, parse
 from deepep_bootstrap.machine import Address, Machine, Reached, Route
-from deepep_bootstrap.topology import Derived, derive
+from deepep_bootstrap.topology import Derived, derive, missing_peers
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = sorted((ROOT / "tests" / "cases" / "topology").glob("*.json"))
@@ -112,6 +113,9 @@ def test_shipped_profiles_are_right(name: str) -> None:
     assert profiles.read_profile(name, TEXTS).name == name
 
 
+ETHERNET = 'link_layer = "Ethernet"\n'
+
+
 def site(text: str) -> dict[str, str]:
     return {**TEXTS, "profiles/site.toml": text}
 
@@ -129,6 +133,19 @@ def site(text: str) -> dict[str, str]:
         ('link_layer = "Token Ring"\n', "unknown link layer — found Token Ring, wanted Ethernet or InfiniBand"),
         ("[environment]\nNVSHMEM_QP_DEPTH = 1024\n", "the value must be a text of one line"),
         ('[environment]\nNVSHMEM_DEBUG = "a\\nb"\n', "the value must be a text of one line"),
+        ('[environment]\nNVSHMEM_IBGDA_NUM_DCI = "2"\n', "NVSHMEM_IBGDA_NUM_DCI: it has no effect without a network"),
+        (ETHERNET + '[environment]\nNVSHMEM_IBGDA_NIC_HANDLER = "cpu"\n', "it is written from a key of the profile — wanted handler = …"),
+        (ETHERNET + '[environment]\nNVSHMEM_IB_SL = "1"\n', "it is written from a key of the profile — wanted service_level = …"),
+        (ETHERNET + 'handler = "auto"\n', "handler: unknown NIC handler — found auto, wanted gpu or cpu"),
+        (ETHERNET + "service_level = 8\n", "service_level: not a service level — found 8, wanted a whole number from 0 to 7"),
+        ('link_layer = "InfiniBand"\nservice_level_other = 16\n', "not a service level — found 16, wanted a whole number from 0 to 15"),
+        (ETHERNET + 'service_level_low_latency = "1"\n', "not a service level"),
+        (ETHERNET + "service_level = true\n", "not a service level"),
+        ("service_level = 1\n", "service_level: it has no effect without a network"),
+        ('handler = "gpu"\n', "handler: it has no effect without a network"),
+        (ETHERNET + 'gib = "yes"\n', "gib: neither true nor false"),
+        (ETHERNET + 'notes = "one"\n', "notes: not a list of texts"),
+        (ETHERNET + 'environment = "one"\n', "environment: not a table of variables"),
         ("colour = 1\n", "env/profiles/site.toml: colour: unknown key"),
         ("= broken", "env/profiles/site.toml: is not TOML"),
     ],
@@ -156,6 +173,84 @@ def test_what_a_profile_says_stands_over_what_was_found() -> None:
     assert got.environment["NVSHMEM_IB_GID_INDEX"] == "1"
     assert list(got.environment)[:3] == ["NVSHMEM_IBGDA_NIC_HANDLER", "NVSHMEM_IB_GID_INDEX", "NVSHMEM_IB_TRAFFIC_CLASS"]
     assert "DEEP_EP_DEVICE_TO_HCA_MAPPING" in got.environment
+
+
+def test_what_a_profile_says_stands_over_what_differs_between_hosts() -> None:
+    hosts = json.loads((ROOT / "tests/cases/topology/dgx-h100-one-nic-down.json").read_text(encoding="utf-8"))["hosts"]
+    facts = {host: read_host(host, spec) for host, spec in hosts.items()}
+    texts = site('link_layer = "InfiniBand"\n[environment]\nDEEP_EP_DEVICE_TO_HCA_MAPPING = "0:mlx5_0:1"\n')
+    assert derive("site", facts, TEXTS | {"profiles/site.toml": TEXTS["profiles/infiniband.toml"]}).by_host.keys() == facts.keys()
+    got = derive("site", facts, texts)
+    assert got.by_host == {}
+    assert got.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] == "0:mlx5_0:1"
+
+
+def test_three_kinds_of_traffic_have_service_levels_of_their_own() -> None:
+    text = 'link_layer = "InfiniBand"\nservice_level = 1\nservice_level_low_latency = 2\nservice_level_other = 3\n'
+    got = derive("site", {"h": recorded("infiniband-h100")}, site(text))
+    assert (got.environment["NVSHMEM_IB_SL"], got.environment["NCCL_IB_SL"]) == ("1", "3")
+    assert got.by_kind == {"low-latency": {"NVSHMEM_IB_SL": "2"}}
+    assert "NVSHMEM_IB_SL" not in derive("infiniband", {"h": recorded("infiniband-h100")}, TEXTS).environment
+
+
+def test_the_cpu_handler_comes_only_when_it_is_asked_for_and_with_its_warning() -> None:
+    hosts = {"h": recorded("roce-b200")}
+    asked = derive("gcp-roce-cpu-handler", hosts, TEXTS)
+    assert asked.environment["NVSHMEM_IBGDA_NIC_HANDLER"] == "cpu"
+    assert any("pull request 677" in note for note in asked.notes)
+    found = derive("auto", hosts, TEXTS)
+    assert found.environment["NVSHMEM_IBGDA_NIC_HANDLER"] == "gpu"
+    assert not any("677" in note for note in found.notes)
+
+
+def with_gib(facts: Facts) -> Facts:
+    return replace(facts, prepared=replace(facts.prepared, gib="/usr/local/gib/scripts/set_nccl_env.sh"))
+
+
+def test_gib_is_used_where_all_hosts_have_it_unless_the_profile_says_otherwise() -> None:
+    plain = recorded("roce-b200")
+    have, lack = {"h1": with_gib(plain), "h2": with_gib(plain)}, {"h1": with_gib(plain), "h2": plain}
+    used = derive("roce", have, TEXTS)
+    assert used.gib.startswith("/usr/local/gib/")
+    assert used.environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] == ""
+    for profile, facts, texts in (("roce", lack, TEXTS), ("site", have, site(ETHERNET + "gib = false\n")), ("single-node", have, TEXTS)):
+        found = derive(profile, facts, texts)
+        assert found.gib == ""
+        assert "TORCH_NCCL_USE_COMM_NONBLOCKING" not in found.environment
+    assert "h2: gIB is not installed, so NCCL uses its own transport on all hosts" in derive("roce", lack, TEXTS).notes
+
+
+def test_other_gpus_with_gib_are_no_b200() -> None:
+    other = with_gib(recorded("roce-b200"))
+    other = replace(other, gpus=tuple(replace(gpu, name="NVIDIA H200") for gpu in other.gpus))
+    assert derive("auto", {"h": other}, TEXTS).profile == "roce"
+    assert derive("auto", {"h": with_gib(recorded("roce-b200"))}, TEXTS).profile == "gcp-b200"
+
+
+def test_nvlink_is_judged_only_where_it_is_known() -> None:
+    pairs = (Reached(0, 1, "NV18"), Reached(1, 0, "NV18"), Reached(2, 0, "PIX"), Reached(0, 2, "PIX"), Reached(1, 2, "NODE"))
+    seen = Facts(prepared=Machine(nvlinks=pairs))
+    assert missing_peers(seen) == ((0, 2), (1, 2))
+    assert missing_peers(Facts()) == ()
+
+
+def test_an_offer_takes_what_was_derived() -> None:
+    profile = 'link_layer = "Ethernet"\nservice_level_low_latency = 2\ngib = true\n'
+    facts = plan_support.cluster()
+    roce = with_gib(recorded("roce-b200"))
+    for number, node in enumerate(("n001", "n002")):
+        nics = [replace(one, name=f"mlx5_{n + number}") for n, one in enumerate(roce.rdma)]
+        facts[node] = replace(facts[node], rdma=tuple(nics), gpus=roce.gpus, prepared=roce.prepared, hostname=f"{node}.example.org")
+    request = plan_support.request()
+    request = replace(
+        request,
+        templates={**request.templates, "profiles/site.toml": profile},
+        inventory=replace(request.inventory, settings=replace(request.inventory.settings, profile="site")),
+    )
+    record = choose.choose(request, facts).record
+    assert record.by_host["n002"]["DEEP_EP_DEVICE_TO_HCA_MAPPING"].startswith("0:mlx5_1:1,1:mlx5_2:1,")
+    assert record.by_kind == {"low-latency": {"NVSHMEM_IB_SL": "2"}}
+    assert record.gib == "/usr/local/gib/scripts/set_nccl_env.sh"
 
 
 def test_no_gpu_anywhere_is_trouble_with_the_reason() -> None:
