@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -386,6 +387,18 @@ def test_a_lab_node_and_a_busy_one(lab: LiveLab) -> None:
     assert (len(seen.gpus), len(seen.rdma), seen.rdma[0].driver, seen.modules.kind) == (8, 8, "mlx5_core", "lmod")
     login = parse(lab.ssh("login1", "sh /shared/facts /shared/deepep").stdout, "login1")
     assert (login.slurm.works, login.slurm.node, login.slurm.jobs, login.gpus) == (True, "", (), ())
+
+
+@pytest.mark.e2e
+def test_a_drained_lab_node_says_why(lab: LiveLab) -> None:
+    (lab.shared / "facts").write_text(facts.script(facts_support.recipes()), encoding="utf-8")
+    lab.ssh("login1", "scontrol update nodename=n002 state=drain reason='deepep-bootstrap: State=x two words'")
+    try:
+        seen = parse(lab.ssh("n002", "sh /shared/facts /shared/deepep").stdout, "n002")
+    finally:
+        lab.ssh("login1", "scontrol update nodename=n002 state=resume")
+    assert re.fullmatch(r"deepep-bootstrap: State=x two words \[root@[0-9T:-]+\]", seen.prepared.slurm_reason)
+    assert "DRAIN" in seen.slurm.state
 
 
 @pytest.mark.e2e

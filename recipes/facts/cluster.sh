@@ -36,11 +36,11 @@ probe_slurm() {
     # A site may give nodes other names than hosts; on a login host neither question finds anything.
     [ -n "$record" ] || record=$(limit 10 scontrol show node -o | grep -m 1 " NodeHostName=$host ") || return 0
     node=; state=; gres=; partitions=; set -f
-    for word in $record; do
+    for word in ${record%%" Reason="*}; do # a reason is free text and may look like any of these
         case $word in NodeName=*) node=${word#*=} ;; State=*) state=${word#*=} ;; Gres=*) gres=${word#*=} ;; Partitions=*) partitions=${word#*=} ;; esac
     done
     put slurm_node "$node" "$state" "$gres" "$partitions"
-    # Free text up to the end but for a few keys that newer versions print after it; a tab in it would look like another field.
+    # It goes to the end but for a few keys that newer versions print after it; a tab in it would look like another field.
     case $record in *' Reason='*)
         reason=${record#*" Reason="}
         for word in Comment Extra InstanceId InstanceType ReservationName; do reason=${reason%%" $word="*}; done

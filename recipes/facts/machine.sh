@@ -8,7 +8,7 @@ probe_state() { # files alone: nothing here can be slow
     [ -e "$root/lib/modules/$kernel/build/Makefile" ] && put kernel_headers 1
     file=$root/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
     [ -r "$file" ] && put secure_boot "$(tail -c 1 "$file" | od -An -tu1 | tr -d ' ')"
-    { [ -e "$root/var/run/reboot-required" ] || [ -e "$root/run/reboot-required" ]; } && put reboot_required 1
+    [ -e "$root/run/reboot-required" ] && put reboot_required 1
     first_line "$root/proc/uptime"; put uptime "${value%% *}"
     # shellcheck disable=SC3045  # dash, bash and busybox know it; where it is unknown, nothing is said
     put memlock "$(ulimit -l)"
@@ -32,10 +32,11 @@ probe_ofed() { # a module that was not built with its kernel is marked O; withou
     module=$root/sys/module/mlx5_core
     first_line "$module/version"; version=$value
     first_line "$module/taint"
-    case $value in
-        *O*) put ofed "${version:-$(limit 5 ofed_info -s)}" ;;
-        # Kernels up to 5.7 gave a version to the driver of their own too.
-        *) case $version in '' | 2.2-1 | 3.0-1 | 5.0-0) ;; *) [ -e "$module/taint" ] || put ofed "$version" ;; esac ;;
+    # Kernels up to 5.7 gave a version to the driver of their own too.
+    case $value:$version in
+        *O*:*) put ofed "${version:-$(limit 5 ofed_info -s)}" ;;
+        *: | *:2.2-1 | *:3.0-1 | *:5.0-0) ;;
+        *) [ -e "$module/taint" ] || put ofed "$version" ;;
     esac
 }
 probe_devices() { # PCI functions by vendor and class: 3D and VGA controllers, Ethernet and InfiniBand controllers
@@ -55,11 +56,13 @@ probe_daemons() {
     grep -sxl slurmd "$root"/proc/[0-9]*/comm | head -n 1 | while IFS= read -r file; do
         sed -n 's/^Max locked memory  *\([^ ]*\) .*/slurmd_memlock=\1/p' "${file%comm}limits"
     done
+    [ -d "$root/run/systemd/system" ] || return 0 # what sd_booted(3) asks: in containers systemctl only takes time to fail
     limit 5 systemctl show -p LoadState -p ActiveState nvidia-fabricmanager.service | while IFS='=' read -r name value; do
         put fabric_manager "$name" "$value"
     done
 }
 probe_nvlinks() {
+    command -v nvidia-smi >/dev/null || return 0
     limit 30 nvidia-smi topo -m | awk -F '\t' '
         { gsub("\033\\[[0-9;]*m", ""); gsub(/ /, "") }
         $1 == "" { for (i = 2; i <= NF; i++) if ($i ~ /^GPU[0-9]+$/) column[i] = substr($i, 4) }
@@ -69,6 +72,7 @@ probe_nvlinks() {
         }'
 }
 probe_nvswitch() { # whether GPUs have joined their NVLink fabric: `-q` takes 0.1 s a GPU, the fields a twentieth, and old drivers lack them
+    command -v nvidia-smi >/dev/null || return 0
     known=$(limit 30 nvidia-smi --query-gpu=fabric.state,fabric.status --format=csv,noheader) || known=$(limit 30 nvidia-smi -q | awk '
         /^ *Fabric *$/ { inside = 1 }
         inside && /^ *State *:/ { state = $0; sub(/.*: */, "", state) }
@@ -85,9 +89,7 @@ probe_packages() {
     known=$(limit 10 dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n' $packages)
     # shellcheck disable=SC2086
     [ -n "$known" ] || known=$(limit 10 rpm -qa --qf 'installed %{NAME} %{VERSION}-%{RELEASE}\n' $packages)
-    while read -r state name version; do [ "$state" = installed ] && put package "$name" "$version"; done <<KNOWN
-$known
-KNOWN
+    printf '%s\n' "$known" | while read -r state name version; do [ "$state" = installed ] && put package "$name" "$version"; done
 }
 probe_verbs() { # libibverbs and libmlx5 wherever the loader or an LD_LIBRARY_PATH in use for DeepEP finds them
     PATH=$PATH:/usr/sbin:/sbin
@@ -108,9 +110,10 @@ probe_verbs() { # libibverbs and libmlx5 wherever the loader or an LD_LIBRARY_PA
     grep -aom 1 -HE 'IBVERBS_PRIVATE_[0-9]+' "$@" | while IFS=: read -r file abi; do put library_abi "${file#"$root"}" "${abi##*_}"; done
     name_owners
 }
-name_owners() { # of `paths`; dpkg's own lists answer much faster than dpkg-query; they may name a path as it was before /lib was a link
+name_owners() { # of `paths`; dpkg's lists, of packages that could, answer faster than dpkg-query. They may say /lib where that is a link
     if [ -d "$root/var/lib/dpkg/info" ]; then
-        grep -sxFH "$paths$(printf '%s' "$paths" | sed 's/^\/usr//')" "$root"/var/lib/dpkg/info/*.list | while IFS= read -r line; do
+        set -- "$root"/var/lib/dpkg/info/*verbs*.list "$root"/var/lib/dpkg/info/*mlx5*.list "$root"/var/lib/dpkg/info/*rdma*.list
+        grep -sxFH "$paths$(printf '%s' "$paths" | sed 's/^\/usr//')" "$@" | while IFS= read -r line; do
             file=${line##*:}; name=${line##*/info/}; name=${name%%.list:*}; put library_owner "$file" "${name%:*}"
         done
         return 0
@@ -122,14 +125,17 @@ name_owners() { # of `paths`; dpkg's own lists answer much faster than dpkg-quer
 probe_network() { # as `ip` says it, else from the kernel's tables, which machine.py puts together
     PATH=$PATH:/usr/sbin:/sbin
     limit 2 getent ahosts "$(uname -n)" | while read -r address kind _; do [ "$kind" = STREAM ] && put resolved "$address"; done
-    known=$(ip -o addr)
-    if [ -n "$known" ]; then
-        while read -r _ name family address _; do
+    if known=$(ip -o addr); then
+        printf '%s\n' "$known" | while read -r _ name family address _; do
             case $family in inet | inet6) put address "${name%%@*}" "$address" ;; esac
-        done <<KNOWN
-$known
-KNOWN
-        for family in 4 6; do ip -"$family" -o route | tr '\t' ' ' | while IFS= read -r line; do put route "$family" "$line"; done; done
+        done
+        for family in 4 6; do
+            # A next hop begins with a tab, which would look like another field.
+            ip -"$family" -o route | while IFS= read -r line; do
+                case $line in *"$tab"*) line=$(printf '%s' "$line" | tr '\t' ' ') ;; esac
+                put route "$family" "$line"
+            done
+        done
         return 0
     fi
     awk '$1 == "|--" { a = $2 } $2 == "host" && $3 == "LOCAL" && !seen[a]++ { print a }' "$root/proc/net/fib_trie" |
