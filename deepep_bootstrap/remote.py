@@ -187,9 +187,8 @@ class Fleet:
         """Read ssh_config, known_hosts and keys for `hosts` once; what is wrong for one host is raised when that host is used."""
         self._options = options or Options()
         resolver = Resolver(self._options.ssh_config, self._options.known_hosts)
-        remote = [host for host in hosts if host.connection != LOCAL]
-        accept, tell = self._options.accept_new_host_keys, self._options.tell
-        self._sessions = Sessions(remote, resolver, timeouts=self._options.timeouts, accept=accept, tell=tell)
+        remote, opts = [host for host in hosts if host.connection != LOCAL], self._options
+        self._sessions = Sessions(remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell)
         self._wires: set[Wire] = set()
         self._closed = False
 
@@ -248,6 +247,10 @@ class Fleet:
             raise
         finally:
             pool.shutdown()
+
+    def forget(self, host: Host) -> None:
+        """Drop the session to a host that reboots, which may look alive for a minute after it; the next script opens another."""
+        self._sessions.forget(host)
 
     def close(self) -> None:
         """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their watchers."""

@@ -48,6 +48,14 @@ class Sessions:
             raise account
         return self._open(account)
 
+    def forget(self, host: Host) -> None:
+        """End the session to `host` if there is one; whoever waits for something on it goes on with an error."""
+        account = self._resolve(host)
+        line = None if isinstance(account, Trouble) else self._lines[account]
+        session = line.session if line else None
+        if session:
+            session.close()
+
     def close(self) -> None:
         """End all sessions; threads that wait for something on one of them go on with an error."""
         with self._lock:

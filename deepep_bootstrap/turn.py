@@ -1,0 +1,251 @@
+"""The turn of one host in a wave: drain, wait until idle, change, reboot, look again, resume."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from deepep_bootstrap import power, slurm_nodes
+from deepep_bootstrap.cordon import Cordon
+from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.orders import Hands, Order, Policy, Tell
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.power import SLURM_PATIENCE, Cluster, Line
+from deepep_bootstrap.remote import LOCAL
+from deepep_bootstrap.slurm_nodes import Look, read_reason
+
+TITLE = "reboot"
+OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LeftAloneError(Exception):
+    """A host was not touched, or not further than a drain that is taken back; the text says why, `state` is that of the outcome."""
+
+    def __init__(self, why: str, state: str = "skipped") -> None:
+        super().__init__(why)
+        self.state = state
+
+
+class Wave:
+    """What all turns share: the doors, and whether to go on."""
+
+    def __init__(self, door: Line, slurm_at: Sequence[Host], policy: Policy, *, hands: Hands, tell: Tell) -> None:
+        self.door, self.policy, self.hands = door, policy, hands
+        self.cluster = Cluster(door, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
+        self.stopped = ""
+        self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
+        self._cordons: dict[str, Cordon] = {}
+
+    def cordon(self, order: Order) -> Cordon | None:
+        """Return the cordon of the order's node, None where it is no node of Slurm."""
+        if not order.node:
+            return None
+        return self._cordons.setdefault(order.host.name, Cordon(self.cluster, order.node, self.policy.run))
+
+    def tell(self, host: str, line: str) -> None:
+        """Tell a line, one thread at a time; after ^C nothing that follows from it."""
+        with self._lock:
+            if not self._interrupted.is_set():
+                self._tell(host, TITLE, line)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but not longer than until ^C."""
+        if self._interrupted.wait(seconds):
+            raise Trouble(Problem("wave", "interrupted"))
+
+    def stop(self, why: str) -> None:
+        """Let nothing else be started; what is in flight finishes. The first reason counts."""
+        with self._lock:
+            self.stopped = self.stopped or why
+
+    def interrupt(self) -> None:
+        """Wake everybody who waits, and say what stays drained."""
+        self._interrupted.set()
+        with self._lock:
+            for host, cordon in list(self._cordons.items()):
+                if cordon.ours:
+                    self._tell(host, TITLE, f"stays drained ({cordon.ours}): the next run goes on from there")
+
+
+class Turn:
+    """The turn of one host. What was done so far is in `outcomes`, also when the rest fails."""
+
+    def __init__(self, wave: Wave, order: Order) -> None:
+        self.outcomes: list[Outcome] = []
+        self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
+        self._cordon = wave.cordon(order)
+
+    def take(self) -> tuple[Outcome, ...]:
+        """Take the turn and return its outcomes; nothing is raised that a host or Slurm can cause."""
+        begin = time.monotonic()
+        try:
+            self._refuse_own_machine()
+            self._check_leave()
+            end = self._work()
+        except LeftAloneError as left:
+            end = self._give_up(left)
+        except Trouble as trouble:
+            end = self._fail(trouble)
+        return (*self.outcomes, replace(end, seconds=time.monotonic() - begin))
+
+    def _refuse_own_machine(self) -> None:
+        own = OWN_BOOT_ID.read_text(encoding="ascii").strip()
+        if self._host.connection == LOCAL or self._order.boot_id == own:
+            raise LeftAloneError("this program runs there: reboot it yourself, then run again")
+
+    def _check_leave(self) -> None:
+        """Raise LeftAloneError when the wave was stopped or its window is over; asked as long as nothing was changed."""
+        if self._wave.stopped:
+            raise LeftAloneError(f"not started: {self._wave.stopped}")
+        window = self._policy.window
+        if window and not window.holds(datetime.now().astimezone().time()):
+            raise LeftAloneError(f"waits for the window {window}")
+
+    def _work(self) -> Outcome:
+        """Free the host, change it, reboot it, look at it, and give it back."""
+        self._free()
+        before = power.boot_id(self._wave.door, self._host)
+        if before != self._order.boot_id and not self._wave.hands.look(self._host).unmet:
+            return self._give_back("unchanged", "was rebooted meanwhile, and is as wanted")
+        self._change()
+        if self._order.reload and self._reload():
+            return self._give_back("unchanged", "not needed: the driver was loaded anew")
+        if not self._policy.reboot:
+            raise LeftAloneError(f"waits for a reboot: {self._order.why}")
+        self._reboot()
+        self._wait_until_back(before)
+        self._check()
+        return self._give_back("done", self._order.why)
+
+    def _free(self) -> None:
+        """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a job."""
+        if self._cordon:
+            look = self._cordon.look()
+            self._check_reservation(look)
+            self._cordon.take_out(self._order.why, look)
+            if kept := self._cordon.kept:
+                self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
+        deadline, told = time.monotonic() + self._policy.drain_timeout, ""
+        while busy := self._who_is_busy():
+            if not self._cordon:
+                raise LeftAloneError(f"in use, left alone: {busy}")
+            if time.monotonic() > deadline:
+                raise LeftAloneError(f"still in use after {span(self._policy.drain_timeout)}: {busy}", "failed")
+            if busy != told:
+                self._say(f"drained, waiting for {busy}")
+                told = busy
+            self._wave.sleep(self._policy.pause)
+            self._check_leave()
+        if self._cordon:
+            self._check_leave()
+            self._check_reservation(self._cordon.look())
+
+    def _who_is_busy(self) -> str:
+        """Return who uses the host, "" for nobody: jobs first, then processes on its GPUs."""
+        jobs = self._cordon.look().jobs.get(self._order.node, ()) if self._cordon else ()
+        return f"job {', '.join(jobs)}" if jobs else self._wave.hands.look(self._host).busy
+
+    def _check_reservation(self, look: Look) -> None:
+        other = slurm_nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)
+        if other:
+            when = f"{other.start:%d %b %H:%M} to {other.end:%d %b %H:%M}"
+            raise LeftAloneError(f"in reservation {other.name} ({when}), left alone; --reservation={other.name} takes it")
+
+    def _change(self) -> None:
+        for step in self._order.steps:
+            self._say(step.title)
+            self.outcomes.append(self._wave.hands.apply(self._host, step))
+            if self.outcomes[-1].state == "failed":
+                raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
+
+    def _reload(self) -> bool:
+        """Return whether a reload of the driver was enough."""
+        self._say("loading the driver anew")
+        self.outcomes.append(self._wave.hands.reload(self._host))
+        return self.outcomes[-1].state != "failed" and not self._wave.hands.look(self._host).unmet
+
+    def _reboot(self) -> None:
+        """Reboot through Slurm where that is possible, else over SSH."""
+        refused = self._cordon.reboot() if self._cordon else "no node of Slurm"
+        if not refused:
+            self._say("rebooting through Slurm")
+            return
+        self._say(f"rebooting over SSH ({refused})")
+        power.reboot(self._wave.door, self._host)
+
+    def _wait_until_back(self, before: str) -> None:
+        """Return when the host answers with another boot id."""
+        deadline, last = time.monotonic() + self._policy.boot_timeout, ""
+        while time.monotonic() < deadline:
+            self._wave.sleep(self._policy.pause)
+            # A session from before the reboot may look alive for long.
+            self._wave.door.forget(self._host)
+            try:
+                if power.boot_id(self._wave.door, self._host) != before:
+                    self._say("back")
+                    return
+                last = "still the boot id from before"
+            except Trouble as trouble:
+                last = trouble.problems[0].what
+        if self._cordon:
+            self._cordon.forget_reboot()
+        what = f"did not come back within {span(self._policy.boot_timeout)} after its reboot"
+        raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
+
+    def _check(self) -> None:
+        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not within the time to settle."""
+        deadline = time.monotonic() + self._policy.settle
+        while problem := self._what_is_missing():
+            if time.monotonic() > deadline:
+                raise Trouble(problem)
+            self._wave.sleep(self._policy.pause)
+
+    def _what_is_missing(self) -> Problem | None:
+        slurmd = self._cordon.hold(self._order.why) if self._cordon else ""
+        try:
+            unmet = self._wave.hands.look(self._host).unmet
+        except Trouble as trouble:
+            return trouble.problems[0]
+        if unmet:
+            return Problem(self._host.name, "came back without what was wanted", "; ".join(unmet), try_="invoke doctor")
+        return Problem(self._host.name, "came back", slurmd, try_="systemctl status slurmd there") if slurmd else None
+
+    def _give_back(self, state: str, detail: str) -> Outcome:
+        """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
+        stays = self._cordon.bring_back() if self._cordon else ""
+        self._say(f"{detail}; {stays}" if stays else detail)
+        return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
+
+    def _give_up(self, left: LeftAloneError) -> Outcome:
+        """Put everything back as it was: nothing was changed that must not run."""
+        try:
+            if self._cordon:
+                self._cordon.put_back()
+            self._say(str(left))
+            end = Outcome(TITLE, self._host.name, left.state, str(left))
+        except Trouble as trouble:
+            end = Outcome(TITLE, self._host.name, "failed", f"{left}; stays drained: {trouble}")
+        return replace(end, code=TROUBLE)
+
+    def _fail(self, trouble: Trouble) -> Outcome:
+        """Stop the wave; the node stays drained, and its reason says what is missing."""
+        first = trouble.problems[0]
+        said = f"{first.what}: {first.found}" if first.found else first.what
+        self._wave.stop(f"{self._host.name} {said}")
+        if self._cordon:
+            self._cordon.leave(said)
+        self._say(str(trouble))
+        return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+
+    def _say(self, line: str) -> None:
+        self._wave.tell(self._host.name, line)
+
+
+def span(seconds: float) -> str:
+    """Return a time for people: `90 s`, `30 min`, `4 h`."""
+    return f"{seconds / 3600:g} h" if seconds >= 7200 else f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
