@@ -22,7 +22,7 @@ from deepep_bootstrap.system import recipe_env
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
 STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/modules.sh")
 """Texts in front of every host recipe, in this order."""
 
 STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})

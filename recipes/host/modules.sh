@@ -1,0 +1,128 @@
+# shellcheck shell=bash
+# What host recipes that handle kernel modules and limits have in common. Only functions. HOST_ROOT, for tests, stands before all paths.
+
+# is_loaded MODULE
+is_loaded() {
+    [[ -d "${HOST_ROOT:-}/sys/module/${1//-/_}" ]]
+}
+
+# need_root WHAT
+need_root() {
+    ((EUID == 0)) || [[ -n "${HOST_ROOT:-}" ]] || die "only root can $1"
+}
+
+# apply_todo ACT: with the recipe's report_state, look, ACT where there is something to do, look again; prints the last answer.
+apply_todo() {
+    local answer
+    answer="$(report_state)"
+    if [[ $'\n'"${answer}" == *$'\n'state=todo* ]]; then
+        need_root "change this"
+        "$1"
+        answer="$(report_state)"
+    fi
+    [[ $'\n'"${answer}" == *$'\n'state=@(ok|reboot)* ]] || die "not as wanted: $(paste -s -d ';' <<<"${answer}")"
+    printf '%s\n' "${answer}"
+}
+
+# read_lines FILE…: the lines of configuration files without comments and empty ones; a file that is not there has none.
+read_lines() {
+    sed -E 's/[#;].*//; s/^[[:space:]]+|[[:space:]]+$//g; /^$/d' -- "$@" 2>/dev/null || : # not there or not readable: nothing to see
+}
+
+# print_modprobe_config NAME PATTERN: the option and install lines of modules that PATTERN fits, as modprobe itself understands all its
+# folders and the kernel command line. In place of a file NAME stands the line `options ours here`: what comes later wins over that file.
+print_modprobe_config() {
+    local -a folders=()
+    local folder scratch
+    scratch="$(mktemp -d)"
+    echo "options ours here" >"${scratch}/$1" # a name in the first folder hides the same name in the others
+    for folder in etc run usr/local/lib usr/lib lib; do folders+=(-C "${HOST_ROOT:-}/${folder}/modprobe.d"); done
+    modprobe --showconfig -C "${scratch}" "${folders[@]}" | sed -En "/^(options|install) ($2|ours)/p"
+    rm -r -- "${scratch}"
+}
+
+# print_unreadable: the files of modprobe that this user cannot read.
+print_unreadable() {
+    local file
+    for file in "${HOST_ROOT:-}"/{etc,run,usr/local/lib,usr/lib}/modprobe.d/*.conf; do
+        [[ ! -e "${file}" || -r "${file}" ]] || printf '%s ' "${file}"
+    done
+}
+
+# value_of NAME: `=` and the last value of a module's option in the lines of standard input, without quotes; nothing where it is not set.
+value_of() {
+    local -r word='^[[:space:]]*(([^[:space:]"]|"[^"]*("|$))+)(.*)$'
+    local rest token name value=""
+    while read -r rest; do
+        while [[ "${rest}" =~ ${word} ]]; do
+            token="${BASH_REMATCH[1]//\"/}" rest="${BASH_REMATCH[4]}" name="${token%%=*}"
+            [[ "${name//-/_}" != "$1" || "${token}" == "${name}" ]] || value="=${token#*=}"
+        done
+    done
+    printf '%s' "${value}"
+}
+
+# refresh_initramfs: rebuild what the kernel reads its first modules and options from, with the tool that this distribution has.
+refresh_initramfs() {
+    if command -v update-initramfs >/dev/null; then
+        run_step "update-initramfs" update-initramfs -u -k all
+    elif command -v dracut >/dev/null; then
+        run_step "dracut" dracut --force --regenerate-all
+    else
+        say "neither update-initramfs nor dracut is here: no initramfs to refresh"
+    fi
+}
+
+# runs_unit UNIT: does systemd run it now?
+runs_unit() {
+    [[ -d "${HOST_ROOT:-}/run/systemd/system" ]] && systemctl is-active --quiet "$1"
+}
+
+# list_gpu_users NAME…: the processes with an open /dev/nvidia*, as `NAME (PID)`, without those called NAME.
+list_gpu_users() {
+    local folder name
+    while read -r folder; do
+        name="$(cat -- "${folder%/fd}/comm" 2>/dev/null)" || continue # it has ended
+        folder="${folder%/fd}"
+        [[ " $* " == *" ${name} "* ]] || printf '%s (%s)\n' "${name}" "${folder##*/}"
+    done < <({ find "${HOST_ROOT:-}"/proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%h\n' 2>/dev/null || :; } | sort -u) # some end meanwhile
+}
+
+# unload_modules MODULE…: those of them that are loaded, in this order, up to one that stays; prints each that is gone.
+unload_modules() {
+    local module
+    for module in "$@"; do
+        is_loaded "${module}" || continue
+        rmmod "${module}" >&2 || return 0
+        printf '%s\n' "${module}"
+    done
+}
+
+# load_modules MODULE…: in the reverse order, all of them; prints those that do not load.
+load_modules() {
+    local i
+    for ((i = $#; i > 0; i--)); do
+        modprobe "${!i}" >&2 || printf '%s\n' "${!i}"
+    done
+}
+
+# reload_modules MODULE…: unload and load the modules of the GPU driver, given in the order in which they can be unloaded, where no
+# process uses a GPU. The driver's daemons stop meanwhile. Whatever happens, what was unloaded is loaded again as far as it can be.
+reload_modules() {
+    local -rA names=([nvidia-persistenced]=nvidia-persiste [nvidia-fabricmanager]=nv-fabricmanage) # of their processes: 15 characters
+    local users daemon stayed=""
+    local -a gone=() failed=() daemons=() ours=()
+    need_root "reload the driver"
+    for daemon in "${!names[@]}"; do
+        if runs_unit "${daemon}"; then daemons+=("${daemon}") ours+=("${names[${daemon}]}"); fi
+    done
+    users="$(list_gpu_users "${ours[@]}" | paste -s -d ,)"
+    [[ -z "${users}" ]] || die "the GPUs are in use by ${users}: the driver stays as it is"
+    for daemon in "${daemons[@]}"; do systemctl stop "${daemon}" >&2 || warn "${daemon} does not stop"; done
+    mapfile -t gone < <(unload_modules "$@")
+    if is_loaded "${!#}"; then stayed=yes; fi
+    mapfile -t failed < <(load_modules "${gone[@]}")
+    for daemon in "${daemons[@]}"; do systemctl start "${daemon}" >&2 || warn "${daemon} does not start"; done
+    ((${#failed[@]} == 0)) || die "these modules were unloaded and do not load again: ${failed[*]}"
+    [[ -z "${stayed}" ]] || die "the driver could not be unloaded; its modules are loaded as before"
+}
