@@ -14,7 +14,8 @@ from deepep_bootstrap.datalines import Records, decimal, natural, number
 @dataclass(frozen=True)
 class Library:
     """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it states or needs
-    ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it ("" for none; where dpkg is, only packages named after verbs, mlx5 or rdma are asked)."""
+    ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it ("" for none; dpkg's
+    are asked only where they are named after verbs, mlx5 or rdma)."""
 
     kind: str
     path: str

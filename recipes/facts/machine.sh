@@ -71,7 +71,7 @@ probe_nvlinks() {
             for (i in column) if (row + 0 < column[i] + 0) print "reached=" row "\t" column[i] "\t" $i
         }'
 }
-probe_nvswitch() { # whether GPUs have joined their NVLink fabric. On four H200 the two fields took 0.06 s, `-q` 0.42 s; old drivers lack them
+probe_nvswitch() { # have GPUs joined their NVLink fabric? On four H200 the fields took 0.06 s, `-q` 0.42 s; old drivers lack them
     command -v nvidia-smi >/dev/null || return 0
     known=$(limit 30 nvidia-smi --query-gpu=fabric.state,fabric.status --format=csv,noheader) || known=$(limit 30 nvidia-smi -q | awk '
         /^ *Fabric *$/ { inside = 1 }
