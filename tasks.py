@@ -46,7 +46,7 @@ def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
 
 @verb
 def status(flags: Flags) -> int:
-    """Say what is installed: generation, stacks, modules, and which hosts have the MODULEPATH hook."""
+    """Say what is installed, which hosts have the MODULEPATH hook, and which wait for a reboot or are drained by us."""
     return _status.status(flags)
 
 

@@ -138,10 +138,11 @@ def is_free(seen: Seen) -> Iterator[Fault]:
     slurm, count = seen.facts.slurm, sum(gpu.processes for gpu in seen.facts.gpus)
     if not count or slurm.jobs:
         return
+    found = "1 GPU process" if count == 1 else f"{count} GPU processes"
     if slurm.works and slurm.node:
-        yield Fault(WARNING, f"{count} GPU processes without a job", "none", "nvidia-smi, then ask whose they are")
+        yield Fault(WARNING, f"{found} without a job", "none", "nvidia-smi, then ask whose they are")
     else:
-        yield Fault(NOTE, f"{count} GPU processes", "free GPUs", "later, or --on-busy-host=use")
+        yield Fault(NOTE, found, "free GPUs", "later, or --on-busy-host=use")
 
 
 ROWS = (

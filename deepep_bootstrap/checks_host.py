@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deepep_bootstrap import choose, prepare, slurm
+from deepep_bootstrap import choose, prepare, slurm, slurm_nodes
 from deepep_bootstrap.facts import Python
 from deepep_bootstrap.findings import BLOCKING, NOTE, WARNING, Fault, Row, Seen, few
-
-OURS = "deepep-bootstrap:"
-"""How the reason begins with which this program drains a node."""
 
 SCRATCH_MIB = 4096
 """A build tree of NVSHMEM and DeepEP takes about 2 GiB below TMPDIR; twice that leaves room for the compilers' own files."""
@@ -24,14 +21,15 @@ def was_rebooted(seen: Seen) -> Iterator[Fault]:
     prepared, fix = seen.facts.prepared, f"{seen.case.bootstrap} --reboot=rolling"
     waiting = waiting_recipes(seen)
     if waiting:
-        yield Fault(WARNING, f"{few(waiting)} wait for a reboot", "a reboot since the change", fix)
-    elif prepared.reboot_required:
+        yield Fault(WARNING, f"a reboot is waited for by {few(waiting)}", "a reboot since the change", fix)
+    elif prepared.reboot_required and not seen.told:
         yield Fault(NOTE, "the distribution asks for a reboot", "a reboot since the last update", "a reboot when it suits you")
 
 
 def waiting_recipes(seen: Seen) -> list[str]:
-    """Return the recipes whose change works after a reboot that has not come yet."""
-    return [stamp.recipe for stamp in seen.facts.prepared.stamps if stamp.boot_id == seen.facts.boot_id]
+    """Return the recipes whose change works after a reboot that has not come yet, but for those that say so themselves."""
+    mine = [stamp.recipe for stamp in seen.facts.prepared.stamps if stamp.boot_id == seen.facts.boot_id]
+    return [recipe for recipe in mine if recipe not in seen.told]
 
 
 def is_in_service(seen: Seen) -> Iterator[Fault]:
@@ -41,13 +39,18 @@ def is_in_service(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, "Slurm knows no node of this name", "a node", "slurm.conf, or role=login in the hosts file")
     elif state and not slurm.is_usable(state):
         told = f"{state}: {reason}" if reason else state
-        fix = seen.case.bootstrap if reason.startswith(OURS) else f"scontrol show node {name}; scontrol update nodename={name} state=resume"
+        by_hand = f"scontrol show node {name}; scontrol update nodename={name} state=resume"
+        fix = seen.case.bootstrap if slurm_nodes.is_ours(reason) else by_hand
         yield Fault(WARNING, told, "a node in service", fix)
 
 
 def offers_gpus(seen: Seen) -> Iterator[Fault]:
     """Slurm gives out all GPUs of the node."""
-    if not (seen.facts.slurm.node and seen.facts.gpus) or seen.case.gres == "none":
+    if (
+        not (seen.facts.slurm.node and seen.facts.gpus)
+        or seen.case.gres == "none"
+        or len(seen.facts.gpus) < seen.facts.prepared.gpu_devices
+    ):
         return
     counts = re.findall(r"gpu(?::[A-Za-z][\w.-]*)?:([0-9]+)", seen.facts.slurm.gres)
     count, there = sum(int(one) for one in counts), len(seen.facts.gpus)

@@ -28,7 +28,7 @@ def has_rdma(seen: Seen) -> Iterator[Fault]:
         fix = "--limit, to the hosts with NICs of NVIDIA; profile=single-node to use one node at a time"
         yield Fault(BLOCKING, found, f"{fabric.DRIVER} devices for profile {case.profile}", fix)
     else:
-        yield Fault(NOTE, found, f"{fabric.DRIVER} devices for more than one node", "nothing: jobs of one node work without")
+        yield Fault(WARNING if others else NOTE, found, f"{fabric.DRIVER} devices for more than one node", "")
 
 
 def has_ofed(seen: Seen) -> Iterator[Fault]:
@@ -60,7 +60,7 @@ def has_one_link_layer(seen: Seen) -> Iterator[Fault]:
         links.setdefault(nic.link, []).append(nic.name)
     if len(links) > 1:
         found = "; ".join(f"{link or 'unknown'}: {few(names)}" for link, names in sorted(links.items()))
-        yield Fault(NOTE, found, "one link layer", f"nothing, if {seen.case.link or 'the faster one'} is what GPUs should use")
+        yield Fault(NOTE, found, "one link layer", "")
 
 
 def has_large_packets(seen: Seen) -> Iterator[Fault]:
@@ -100,7 +100,7 @@ def has_nics_for_gpus(seen: Seen) -> Iterator[Fault]:
     """There is a NIC for every GPU."""
     nics, gpus = len(seen.nics), len(seen.facts.gpus)
     if 0 < nics < gpus:
-        yield Fault(NOTE, f"{nics} NICs for {gpus} GPUs", "one NIC a GPU", "nothing: GPUs share NICs evenly, and so their bandwidth")
+        yield Fault(NOTE, f"{nics} NICs for {gpus} GPUs", "one NIC a GPU", "")
 
 
 def has_single_links(seen: Seen) -> Iterator[Fault]:
@@ -164,14 +164,14 @@ def has_no_translation(seen: Seen) -> Iterator[Fault]:
 
 
 ROWS = (
-    Row("rdma", "Nodes talk over NICs that DeepEP's kernels drive themselves (IBGDA), which V1 can do with mlx5 only.", has_rdma),
+    Row("rdma", "Between nodes DeepEP V1 drives NICs itself (IBGDA), mlx5 only; jobs of one node need none.", has_rdma),
     Row("doca-ofed", "DeepEP over RoCE was validated with NVIDIA's driver, not with the kernel's own.", has_ofed, recipe="doca-ofed"),
     Row("rdma-ports", "A GPU whose NIC is down sends through another one, or not at all.", has_active_ports),
-    Row("link-layers", "One run uses the ports of one link layer and leaves the others alone.", has_one_link_layer),
+    Row("link-layers", "The ports of the link layer with more bandwidth are used, the others are left alone.", has_one_link_layer),
     Row("mtu", "Small packets cost RDMA bandwidth.", has_large_packets),
     Row("nic-firmware", "NICs of one host with different firmware differ in speed and in faults.", has_one_firmware),
     Row("gid", "RoCE packets between nodes need a routable RoCE v2 address on every NIC.", has_addresses),
-    Row("nic-count", "GPUs that share a NIC share its bandwidth.", has_nics_for_gpus),
+    Row("nic-count", "GPUs share the NICs evenly, and their bandwidth.", has_nics_for_gpus),
     Row("nic-bond", "NVSHMEM sends from one source port, so one link of a bond carries all and the other stays idle.", has_single_links),
     Row("rdma-userspace", "A provider of another libibverbs is not loaded: no NIC is seen.", has_one_user_space, recipe="rdma-userspace"),
     Row("nic-handler", "With the CPU handler DeepEP V1 hangs (pull request 677 upstream).", has_gpu_handler),

@@ -81,7 +81,7 @@ def has_clean_environment(seen: Seen) -> Iterator[Fault]:
         if variables.get(name, "").startswith(values):
             yield Fault(severity, f"{name}={variables[name]}: {why}", f"{name} unset", fix)
     if "TORCH_NCCL_USE_COMM_NONBLOCKING" in variables and seen.facts.prepared.gib:
-        yield Fault(WARNING, "TORCH_NCCL_USE_COMM_NONBLOCKING is set, which Google's gIB refuses", "unset", fix)
+        yield Fault(NOTE, "TORCH_NCCL_USE_COMM_NONBLOCKING is set, which Google's gIB warns of; the module unsets it", "unset", fix)
     if "NVSHMEM_IB_TRAFFIC_CLASS" in variables and seen.case.link == "InfiniBand":
         yield Fault(WARNING, "NVSHMEM_IB_TRAFFIC_CLASS is set, which ends the transport on InfiniBand", "unset", fix)
     if "libnvshmem" in variables.get("LD_PRELOAD", ""):
@@ -104,7 +104,7 @@ def has_module_system(seen: Seen) -> Iterator[Fault]:
     """There is a module command to load DeepEP with."""
     if seen.facts.modules.kind == "none":
         load = f". {seen.case.prefix}/current/env.sh"
-        yield Fault(NOTE, "no module system", "Lmod or environment-modules", f"nothing: load with `{load}` instead")
+        yield Fault(NOTE, "no module system", "Lmod or environment-modules", f"`{load}` in place of `module load`")
     elif seen.view and seen.view.module == "no" and seen.view.login == "":
         yield Fault(WARNING, f"no module command in a login shell of {seen.view.user}", "module", "the shell's start-up files of this user")
     elif seen.view and seen.view.login:

@@ -7,23 +7,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap import fabric
-from deepep_bootstrap.findings import NOTE, WARNING, Finding, Seen
+from deepep_bootstrap.findings import NOTE, WARNING, Finding, Seen, few
 from deepep_bootstrap.hosts import fold
 
 
 @dataclass(frozen=True)
 class Property:
-    """Something hosts should have in common. `value` returns it as text, "" where a host has nothing of the kind and is not asked."""
+    """Something hosts should have in common. `value` returns it as text, "" where a host has nothing of the kind and is not asked;
+    where that is long, `apart` returns what of it differs from the usual."""
 
     check: str
     severity: str
     why: str
     fix: str
     value: Callable[[Seen], str]
+    apart: Callable[[str, str], str] | None = None
+
+
+def is_whole(seen: Seen) -> bool:
+    """Return whether all GPUs answer and all ports are up; where not, another check names the cause of any difference."""
+    ports = [port for device in seen.devices if not fabric.is_virtual(seen.facts, device.name) for port in device.ports]
+    return len(seen.facts.gpus) >= seen.facts.prepared.gpu_devices and all(port.state == "ACTIVE" for port in ports)
 
 
 def gpus(seen: Seen) -> str:
     """Return number and product of the GPUs, e.g. "8 NVIDIA H200"."""
+    if len(seen.facts.gpus) < seen.facts.prepared.gpu_devices:
+        return ""
     kinds = Counter(gpu.name for gpu in seen.facts.gpus)
     return " and ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
 
@@ -41,8 +51,13 @@ def ofed(seen: Seen) -> str:
 
 def nic_map(seen: Seen) -> str:
     """Return which NIC each GPU would use, as `0:mlx5_0:1,…`."""
-    assigned = fabric.assign_nics(seen.facts.gpus, seen.nics)
+    assigned = fabric.assign_nics(seen.facts.gpus, seen.nics) if is_whole(seen) else {}
     return ",".join(f"{index}:{nic}" for index, nic in assigned.items())
+
+
+def other_places(value: str, usual: str) -> str:
+    """Return the places of a map that are not so in the usual one."""
+    return few(place for place in value.split(",") if place not in usual.split(",")) or "fewer GPUs"
 
 
 def packets(seen: Seen) -> str:
@@ -55,7 +70,8 @@ def packets(seen: Seen) -> str:
 def firmware(seen: Seen) -> str:
     """Return the firmware of the NICs that GPUs use."""
     used = {nic.name for nic in seen.nics}
-    return " and ".join(sorted({device.firmware for device in seen.devices if device.name in used and device.firmware}))
+    found = {device.firmware for device in seen.devices if device.name in used and device.firmware}
+    return found.pop() if len(found) == 1 else ""
 
 
 def toolkits(seen: Seen) -> str:
@@ -101,8 +117,9 @@ PROPERTIES = (
         "differing-nic-map",
         WARNING,
         "A GPU talks to the same GPU of the other nodes; through NICs at other places its traffic takes other ways.",
-        "nothing, if the machines are built so: each host then gets its own map",
+        "",
         nic_map,
+        other_places,
     ),
     Property(
         "differing-mtu",
@@ -135,8 +152,8 @@ PROPERTIES = (
     Property(
         "differing-toolkits",
         NOTE,
-        "Builds that move to another host would use another compiler.",
-        "nothing: one host builds for all",
+        "One host builds for all; on another one it would use another compiler.",
+        "",
         toolkits,
     ),
 )
@@ -159,6 +176,9 @@ def _finding(each: Property, groups: dict[str, list[str]]) -> Finding:
     (usual, most), (_, second) = ranked[:2]
     decided = len(most) > len(second)
     odd = ranked[1:] if decided else ranked
+    wanted = f"{usual}, as on {fold(most)}" if decided else SAME
+    if each.apart and decided:
+        odd, wanted = [(each.apart(value, usual), names) for value, names in odd], f"as on {fold(most)}"
     found = "; ".join(f"{value} on {fold(names)}" for value, names in odd)
     names = tuple(name for _, group in odd for name in group)
-    return Finding(each.check, each.severity, names, found, f"{usual}, as on {fold(most)}" if decided else SAME, each.why, each.fix)
+    return Finding(each.check, each.severity, names, found, wanted, each.why, each.fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, store, topology
@@ -14,7 +15,7 @@ from deepep_bootstrap.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case,
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.plan import MIB, UNPACKED
 from deepep_bootstrap.prepare import Check
-from deepep_bootstrap.profiles import read_profile
+from deepep_bootstrap.profiles import HANDLER, read_profile
 
 ROWS: tuple[Row, ...] = (*checks_gpu.ROWS, *checks_network.ROWS, *checks_host.ROWS, *checks_user.ROWS)
 """Every check of a single host; a new one is a row in one of these tables."""
@@ -74,7 +75,7 @@ def profile_of(request: Request, gpu_hosts: Mapping[str, Facts]) -> tuple[str, s
             raise
         return topology.SINGLE, "", ""
     link = read_profile(derived.profile, request.templates).link
-    return derived.profile, link, derived.environment.get("NVSHMEM_IBGDA_NIC_HANDLER", "")
+    return derived.profile, link, derived.environment.get(HANDLER, "")
 
 
 def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) -> tuple[Finding, ...]:
@@ -88,45 +89,34 @@ def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) 
 
 def examine_host(seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Yield what was found on one host. Where a recipe's own check was run, it says what is found and wanted."""
-    worst: dict[str, list[str]] = {}
+    seen = replace(seen, told=frozenset(recipe for recipe, check in checks.items() if check.state == prepare.REBOOT))
+    same: dict[str, list[Fault]] = {}
     for row in ROWS:
-        if seen.role not in row.roles:
-            continue
-        for fault in row.look(seen):
+        for fault in row.look(seen) if seen.role in row.roles else ():
             check = checks.get(row.recipe)
             if check is None or (check.state == prepare.OK and row.always):
-                yield from _finding(row, fault, seen, checks)
+                yield Finding(row.check, fault.severity, (seen.name,), fault.found, fault.wanted, row.why, fault.fix)
             elif check.state != prepare.OK:
-                worst.setdefault(row.recipe, []).append(fault.severity)
+                same.setdefault(row.recipe, []).append(fault)
     for recipe, check in checks.items():
         if check.state != prepare.OK:
-            yield from_recipe(seen, check, worst.get(recipe, []))
+            yield from_recipe(seen, check, same.get(recipe, []))
 
 
-def _finding(row: Row, fault: Fault, seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Yield the finding of a row, unless a recipe's check tells the same: what waits for a reboot."""
-    told = [recipe for recipe, check in checks.items() if check.state in {prepare.REBOOT, prepare.STUCK}]
-    if row.check != "reboot" or fault.severity == NOTE or set(checks_host.waiting_recipes(seen)) - set(told):
-        yield Finding(row.check, fault.severity, (seen.name,), fault.found, fault.wanted, row.why, fault.fix)
-
-
-def from_recipe(seen: Seen, check: Check, severities: Sequence[str]) -> Finding:
-    """Return the finding that a host recipe's check is; `severities` are those of checks that saw the same."""
-    severity = {prepare.TODO: TO_DO.get(check.recipe, WARNING), prepare.STUCK: BLOCKING}.get(check.state, WARNING)
-    if check.recipe == "cuda-toolkit" and check.state == prepare.TODO and not seen.builds:
-        severity = NOTE
-    severity = min([severity, *severities], key=SEVERITIES.index)
-    why = next((row.why for row in ROWS if row.recipe == check.recipe), "DeepEP needs it.")
+def from_recipe(seen: Seen, check: Check, same: Sequence[Fault]) -> Finding:
+    """Return the finding that a host recipe's check is; `same` is what checks of the host saw of it."""
     rolling = f"{seen.case.bootstrap} --reboot=rolling"
-    fix = {
-        prepare.TODO: rolling if check.needs_reboot else seen.case.bootstrap,
-        prepare.REBOOT: rolling,
-        prepare.STUCK: check.note or "dmesg, and who else writes these files",
-    }.get(check.state, check.note or "the log of the check")
-    found = {
-        prepare.REBOOT: f"{check.found}; waits for a reboot",
-        prepare.STUCK: f"{check.found}, although the host was rebooted since the change",
-    }.get(check.state, check.found)
+    at_once = next((fault.fix for fault in same), seen.case.bootstrap)
+    severity, found, fix = {
+        "todo": (TO_DO.get(check.recipe, WARNING), check.found, rolling if check.needs_reboot else at_once),
+        "reboot": (WARNING, f"{check.found}; waits for a reboot", rolling),
+        "stuck": (BLOCKING, f"{check.found}, although the host was rebooted since the change", check.note or "dmesg, on the host"),
+    }.get(check.state, (WARNING, check.found, check.note))
+    if check.recipe == "cuda-toolkit" and check.state == "todo" and not seen.builds:
+        severity = NOTE
+    if check.state != "reboot":
+        severity = min([severity, *(fault.severity for fault in same)], key=SEVERITIES.index)
+    why = next((row.why for row in ROWS if row.recipe == check.recipe), "DeepEP needs it.")
     return Finding(check.recipe, severity, (seen.name,), found, check.wanted, why, fix)
 
 
@@ -154,9 +144,9 @@ def share_prefix(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
 def have_slurm(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Yield a note where no host is a client of Slurm."""
     if not any(host.facts.slurm.works for host in seen):
-        why = "Tests over several nodes are started by Slurm."
+        why = "Tests over several nodes are started by Slurm; those of one node run without."
         names = tuple(host.name for host in seen)
-        yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, "nothing: `invoke test --kind=intranode` runs without")
+        yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, "invoke test --kind=intranode")
 
 
 def share_python(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:

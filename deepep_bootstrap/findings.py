@@ -17,7 +17,8 @@ SEVERITIES = (BLOCKING, WARNING, NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a command or an action."""
+    """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a command or an
+    action, "" where nothing needs to be done."""
 
     check: str
     severity: str
@@ -61,13 +62,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One host as the checks see it: its facts, and what the user of a job finds there (None where nobody could look)."""
+    """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look), and `told`: the host
+    recipes whose own check says already that they wait for a reboot."""
 
     name: str
     role: str
     facts: Facts
     view: View | None
     case: Case
+    told: frozenset[str] = frozenset()
 
     @property
     def devices(self) -> tuple[Rdma, ...]:

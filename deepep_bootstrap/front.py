@@ -40,6 +40,8 @@ HELP = {
     "forks": "how many hosts to talk to at the same time (default 64)",
     "skip": "host recipes to leave alone: all, or names such as limits,driver-options",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
+    "as_": "look as this user of the hosts (default: the connection's own)",
+    "strict": "exit 4 also when there are warnings",
     "kind": "internode (default), intranode or low-latency",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",
@@ -136,8 +138,8 @@ def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
 
 
 def as_flag(parameter: str) -> str:
-    """Return `--dry-run` for dry_run."""
-    return f"--{parameter.replace('_', '-')}"
+    """Return `--dry-run` for dry_run, and `--as` for as_, which Python keeps for itself without the line."""
+    return f"--{parameter.strip('_').replace('_', '-')}"
 
 
 def refuse_core_flags(name: str, parameters: Sequence[str], argv: Sequence[str]) -> None:

@@ -155,6 +155,8 @@ START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
     ("not allowed to", NO_SUDO, "the account allowed to run /bin/sh in sudoers", "user=root in the hosts file"),
     ("may not run sudo", NO_SUDO, "the account in sudoers", "user=root in the hosts file"),
     ("must have a tty", "sudo wants a terminal", "no requiretty in sudoers", "user=root in the hosts file"),
+    ("deepep-bootstrap: no such user", "this user is not there", "an account of this name", "another user, or creating this one"),
+    ("unknown user", "this user is not there", "an account of this name", "another user, or creating this one"),
     ("deepep-bootstrap: no sudo", "not root, and no sudo there", "sudo, or root itself", "user=root in the hosts file"),
     ("No space left on device", "no space left for a script in the directory for temporary files", "", "df -h /tmp"),
     ("Read-only file system", "the directory for temporary files is read-only", "", "mount, and TMPDIR"),

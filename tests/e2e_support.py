@@ -54,7 +54,7 @@ class Engine:
 
     def argv(self, verb: str, *more: str) -> list[str]:
         flags = [f"--hosts={self.hosts or self.lab.hosts_file}", f"--prefix={self.prefix}"]
-        if verb in {"bootstrap", "plan"}:
+        if verb in {"bootstrap", "plan", "doctor"}:
             flags += [
                 f"--lock={self.lock}",
                 f"--mirror=https://example.invalid/standin/={self.sources}/git/standin/",

@@ -22,7 +22,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     heading: json.loads(block)
     for heading, block in re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?```json\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
 }
-FREE_KEYS = {"facts": {"hosts"}, "status": {"stacks", "environment", "hooks"}, "bootstrap": set(), "plan": set()}
+FREE_KEYS = {
+    "facts": {"hosts"},
+    "doctor": {"users"},
+    "status": {"stacks", "environment", "hooks", "waiting", "drained"},
+    "bootstrap": set(),
+    "plan": set(),
+}
 """Objects whose keys are names of hosts, stacks, variables or paths."""
 
 
@@ -98,7 +104,7 @@ def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) 
         cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True,
     )  # fmt: skip
     printed = {"lab": json.loads(lab.stdout), "plan": engine.json("plan"), "bootstrap": engine.json("bootstrap")}
-    printed |= {verb: engine.json(verb) for verb in ("facts", "status", "verify")}
+    printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "status", "verify")}
     printed["test"] = engine.json("test", "--kind=intranode")
     for verb, document in printed.items():
         free = FREE_KEYS.get(verb, set())

@@ -14,17 +14,7 @@ from deepep_bootstrap.hosts import USER, fold
 from deepep_bootstrap.jobuser import View
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import (
-    Flags,
-    Survey,
-    fold_problems,
-    gather,
-    look,
-    open_door,
-    read_inventory,
-    read_lock,
-    request_for,
-)
+from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, look, open_door, read_inventory, read_lock, request_for
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -92,7 +82,8 @@ def tell(screen: Screen, survey: Survey, case: Case, findings: tuple[Finding, ..
         screen.say(f"\n{finding.severity}: {finding.check} on {fold(finding.hosts)}", style=STYLES[finding.severity])
         screen.say(f"    found {finding.found}, wanted {finding.wanted}")
         screen.say(f"    {finding.why}")
-        screen.say(f"    Try: {finding.fix}")
+        if finding.fix:
+            screen.say(f"    Try: {finding.fix}")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     said = ", ".join(
         f"{count} {severity}{'s' if count > 1 and severity != BLOCKING else ''}" for severity, count in counts.items() if count

@@ -1,18 +1,21 @@
-"""`invoke status`: what is installed."""
+"""`invoke status`: what is installed, and which hosts are not finished."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from deepep_bootstrap.errors import OK, TROUBLE
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.report import Screen
+from deepep_bootstrap.slurm_nodes import is_ours
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory
 
 
 def status(flags: Flags) -> int:
-    """Print the current generation, its stacks and modules, and which hosts see it and have the hook."""
+    """Print the current generation, its stacks and modules, which hosts see it and have the hook, which wait for a reboot and which
+    this program left drained."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
@@ -33,10 +36,15 @@ def status(flags: Flags) -> int:
     hooks = hooks_of(survey)
     for hook, names in hooks.items():
         screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
+    waiting, drained = waiting_for_reboot(survey), drained_by_us(survey)
+    for what, names in by_value(waiting).items():
+        screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
+    for reason, names in by_value(drained).items():
+        screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
     for problem in survey.problems:
         screen.problem(problem)
     code = TROUBLE if survey.problems else OK
-    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks)
+    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks, waiting=waiting, drained=drained)
     return code
 
 
@@ -53,3 +61,27 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
         absent = "not needed, no module system" if facts.modules.kind == "none" else "missing"
         hooks.setdefault(facts.modules.hook or absent, []).append(name)
     return hooks
+
+
+def waiting_for_reboot(survey: Survey) -> dict[str, str]:
+    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or the distribution's
+    own wish."""
+    found = {}
+    for name, facts in survey.facts.items():
+        recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]
+        if recipes or facts.prepared.reboot_required:
+            found[name] = ", ".join(recipes) or "the distribution asks for it"
+    return found
+
+
+def drained_by_us(survey: Survey) -> dict[str, str]:
+    """Return, by host, the reason with which this program drained its node."""
+    return {name: facts.prepared.slurm_reason for name, facts in survey.facts.items() if is_ours(facts.prepared.slurm_reason)}
+
+
+def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the hosts by what is said of them."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    return groups

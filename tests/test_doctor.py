@@ -1,0 +1,303 @@
+"""The doctor: exactly these findings for each recorded or constructed cluster, what it prints, and what a job's user really finds."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_support import BOOT, CASES, WELL, changed, cluster, examined, findings, read, told
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_support import ROOT, request
+
+from deepep_bootstrap import checks_user, doctor, jobuser, launch
+from deepep_bootstrap.disagree import PROPERTIES
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Facts
+from deepep_bootstrap.findings import SEVERITIES, Finding
+from deepep_bootstrap.machine import Stamp
+from deepep_bootstrap.prepare import TITLES
+from deepep_bootstrap.remote import Reply
+from deepep_bootstrap.survey import Survey
+from deepep_bootstrap.verbs import status
+
+FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
+SCRIPT = "".join((ROOT / "recipes" / name).read_text(encoding="utf-8") for name in ("lib.sh", "doctor/user.sh"))
+NOBODY = 65534
+DEVICES = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "infiniband/uverbs0", "infiniband/rdma_cm")
+SLURM_FAULTS = examined(read(FILES["slurm-faults"]))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_exactly_these_findings(name: str) -> None:
+    data = read(FILES[name])
+    assert [told(finding) for finding in findings(data)] == data["expect"], data["says"]
+
+
+def test_every_check_has_a_case_in_which_it_finds_something() -> None:
+    found = {check for path in FILES.values() for _, check, _, _ in read(path)["expect"]}
+    known = {row.check for row in doctor.ROWS} | {each.check for each in PROPERTIES} | {"prefix-shared", "slurm"}
+    assert known - found == set()
+    assert found - known == {"limits"}, "a host recipe that several checks stand for has a finding of its own name"
+
+
+def test_every_finding_says_why_in_a_sentence_and_what_to_do() -> None:
+    for path in FILES.values():
+        for finding in findings(read(path)):
+            assert finding.why.endswith("."), finding
+            assert finding.found, finding
+            assert finding.wanted, finding
+            assert finding.fix or finding.check in {
+                *("rdma", "link-layers", "nic-count", "differing-nic-map", "differing-toolkits"),
+            }, finding
+
+
+def test_findings_are_ordered_by_severity_then_by_hosts() -> None:
+    for path in FILES.values():
+        data = read(path)
+        places = {name: number for number, name in enumerate(data["hosts"])}
+        keys = [(SEVERITIES.index(each.severity), [places[name] for name in each.hosts]) for each in findings(data)]
+        assert keys == sorted(keys), path
+
+
+@given(st.permutations(range(6)))
+def test_the_order_of_hosts_changes_no_finding(order: list[int]) -> None:
+    wanted, case, seen, checks = SLURM_FAULTS
+    findings = doctor.examine(wanted, case, [seen[place] for place in order], checks)
+    assert {tuple(told(finding)) for finding in findings} == {tuple(each) for each in read(FILES["slurm-faults"])["expect"]}
+
+
+def test_all_host_recipes_are_known() -> None:
+    assert set(doctor.TO_DO) == set(TITLES)
+    assert {row.recipe for row in doctor.ROWS if row.recipe} == set(TITLES)
+
+
+@pytest.mark.parametrize(
+    ("severities", "strict", "code"),
+    [([], True, 0), (["note"], True, 0), (["warning"], False, 0), (["warning"], True, 4), (["note", "blocking"], False, 4)],
+)
+def test_exit_code(severities: list[str], strict: bool, code: int) -> None:
+    found = [Finding("x", severity, ("n1",), "a", "b", "c", "d") for severity in severities]
+    assert doctor.exit_code(found, strict=strict) == code
+
+
+def test_an_unknown_profile_is_said_and_not_hidden() -> None:
+    facts, _, _ = cluster(read(FILES["well-ethernet"]))
+    with pytest.raises(Trouble, match="there is no such profile"):
+        doctor.case_of(request("defaults prefix=/p profile=nonsense\nn001\nn002\n"), facts, "invoke bootstrap")
+
+
+# What a user finds, by the real script.
+
+
+def look(root: Path, *, user: int = 0, home: Path | None = None, **env: str) -> jobuser.View:
+    """Return what the script finds below `root`, run as root or as another user."""
+    command = ["/usr/bin/bash"]
+    if user:
+        command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+    clean = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(home or root),
+        "HOST_ROOT": str(root),
+        "PREFIX": str(root / "prefix"),
+        **env,
+    }
+    done = subprocess.run(command, input=SCRIPT, env=clean, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0, done
+    return jobuser.parse(Reply("n001", done.returncode, done.stdout, done.stderr, 0.0))
+
+
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """A tree with devices (plain files here), shared memory and a prefix, all of them open to everybody. pytest's own folders are not."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        for device in DEVICES:
+            file = root / "dev" / device
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            file.chmod(0o666)
+        for folder in ("dev/shm", "prefix"):
+            (root / folder).mkdir()
+            (root / folder).chmod(0o1777)
+        yield root
+
+
+def test_everything_is_open(machine: Path) -> None:
+    view = look(machine)
+    assert (view.uid, view.container, view.shm, view.prefix, view.login) == (os.geteuid(), "", "writable", "readable", "")
+    assert view.memlock == "unlimited" or view.memlock.isdigit()
+    assert view.devices == tuple(sorted((f"/dev/{name}", "") for name in DEVICES))
+
+
+def test_what_a_plain_user_may_not_open_is_named_with_the_reason(machine: Path) -> None:
+    (machine / "dev" / "shm").chmod(0o555)
+    for name in ("dev/nvidia1", "dev/infiniband", "prefix"):
+        (machine / name).chmod(0)
+    view = look(machine, user=NOBODY if os.geteuid() == 0 else 0)
+    for name in ("dev/infiniband", "prefix"):
+        (machine / name).chmod(0o700)
+    assert (view.uid, view.ipc_lock) == (NOBODY if os.geteuid() == 0 else os.geteuid(), False)
+    assert dict(view.devices)["/dev/nvidia1"] == "Permission denied"
+    assert dict(view.devices)["/dev/nvidia0"] == ""
+    assert not any("infiniband" in path for path, _ in view.devices)
+    assert (view.shm, view.prefix) == ("denied", "denied")
+
+
+def test_nothing_is_written(machine: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in machine.rglob("*")}
+    look(machine)
+    assert {path: path.stat().st_mtime_ns for path in machine.rglob("*")} == before
+
+
+def test_an_empty_machine_in_a_container(tmp_path: Path) -> None:
+    (tmp_path / ".dockerenv").touch()
+    view = look(tmp_path)
+    assert (view.container, view.devices, view.shm, view.prefix) == ("docker", (), "absent", "absent")
+
+
+def test_a_prefix_whose_offer_cannot_be_read_is_denied(machine: Path) -> None:
+    (machine / "prefix" / "current").mkdir()
+    assert look(machine).prefix == "denied"
+    (machine / "prefix" / "current" / "manifest.json").touch()
+    assert look(machine).prefix == "readable"
+
+
+PROFILE = """echo 'a greeting of the site' ; echo 'user=mallory'
+module() { if [ "$1" = -t ]; then echo "/apps:" >&2; echo "deepep/1.2.1-8a07e7e-v1" >&2; echo "other/1" >&2; fi; }
+export NVSHMEM_IB_GID_INDEX=3 LD_PRELOAD= SECRET_TOKEN=hidden TORCH_NCCL_USE_COMM_NONBLOCKING=0
+export NVSHMEM_ODD='two
+lines'
+export LD_LIBRARY_PATH=$HOME/vendor:/nowhere:
+"""
+
+
+def test_what_a_login_shell_brings(machine: Path) -> None:
+    home = machine / "home"
+    (home / "vendor").mkdir(parents=True)
+    (home / "vendor" / "libibverbs.so.1").touch()
+    (home / ".bash_profile").write_text(PROFILE)
+    view = look(machine, home=home)
+    assert (view.module, view.visible) == ("yes", 1)
+    assert view.user != "mallory"
+    assert dict(view.variables) == {
+        "LD_LIBRARY_PATH": f"{home}/vendor:/nowhere:",
+        "NVSHMEM_IB_GID_INDEX": "3",
+        "NVSHMEM_ODD": "two lines",
+        "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+    }
+    assert view.libraries == (f"{home}/vendor/libibverbs.so.1",)
+
+
+def test_a_login_shell_that_ends_early_is_no_answer_and_no_failure(machine: Path) -> None:
+    (machine / ".bash_profile").write_text("exit 3\n")
+    assert look(machine).module == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "user=a\n", "user=a\nuser=b\nend=1\n", "end=1\nnonsense\n", "uid=x\nend=1\n", "device=/dev/x\nend=1\n"]
+)
+def test_an_answer_of_another_kind_is_trouble_that_names_the_host(text: str) -> None:
+    with pytest.raises(Trouble, match="n007"):
+        jobuser.parse(Reply("n007", 0, text, "", 0.0))
+
+
+def test_a_script_that_failed_is_trouble_with_its_last_words() -> None:
+    with pytest.raises(Trouble, match=r"n007.*no space left"):
+        jobuser.parse(Reply("n007", 1, "", "no space left\n", 0.0))
+
+
+@pytest.mark.parametrize(("limit", "severity"), [("64", "blocking"), ("1048575", "blocking"), ("1048576", "warning")])
+def test_how_bad_a_limit_is(limit: str, severity: str) -> None:
+    assert checks_user.memlock_severity(limit) == severity
+
+
+# The program as a person runs it, on this machine.
+
+
+def run(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `invoke doctor` on this machine with a prefix that is not there."""
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"defaults prefix={tmp_path}/prefix\nhere connection=local\n")
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", "doctor", f"--hosts={hosts}", *more],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_on_this_machine_it_finds_and_writes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json", "--python=/nowhere/python")
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["exit"] == done.returncode == 4, done
+    assert document["errors"] == []
+    found = {finding["check"]: finding for finding in document["findings"]}
+    assert found["python"]["hosts"] == ["here"]
+    assert found["python"]["found"].startswith("/nowhere/python: ")
+    assert list(found["python"]) == ["check", "severity", "hosts", "found", "wanted", "why", "fix"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hosts.txt"]
+
+
+def test_people_read_the_worst_first(tmp_path: Path) -> None:
+    done = run(tmp_path, "--python=/nowhere/python")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "here: stack v1, profile single-node", done
+    words = [line.split(":")[0] for line in lines if line.split(":")[0] in SEVERITIES]
+    assert words == sorted(words, key=SEVERITIES.index)
+    assert "blocking: python on here" in lines
+    assert lines[-1].startswith(f"{words.count('blocking')} blocking, ")
+
+
+def test_as_another_user(tmp_path: Path) -> None:
+    # Only root becomes another user without being asked for a password.
+    name = "nobody" if os.geteuid() == 0 else getpass.getuser()
+    assert json.loads(run(tmp_path, "--json", f"--as={name}").stdout)["users"] == {"here": name}
+
+
+def test_a_user_who_is_not_there() -> None:
+    early = "deepep-bootstrap: no such user" if os.geteuid() == 0 else "sudo: unknown user no-such-user"
+    what, found, wanted, try_ = launch.explain_no_start(1, early)
+    assert (what, found, wanted, try_) == ("this user is not there", early, "an account of this name", "another user, or creating this one")
+
+
+@pytest.mark.parametrize("name", ["a b", "$(id)", "--", "x;y"])
+def test_what_is_no_user_name_is_refused(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path, f"--as={name}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("--as: not the name of a user"), done
+
+
+# `invoke status` names the hosts that are not finished.
+
+
+def unfinished(**changes: Any) -> Survey:
+    facts: Facts = WELL
+    for path, new in changes.items():
+        facts = changed(facts, path.split("__"), new)
+    return Survey(request().inventory, "/p", {"n001": WELL, "n002": facts})
+
+
+def test_status_names_what_waits_for_a_reboot() -> None:
+    mine = unfinished(prepared__stamps=(Stamp("doca-ofed", BOOT), Stamp("limits", "another boot"), Stamp("driver-options", BOOT)))
+    assert status.waiting_for_reboot(mine) == {"n002": "doca-ofed, driver-options"}
+    assert status.waiting_for_reboot(unfinished(prepared__reboot_required=True)) == {"n002": "the distribution asks for it"}
+    assert status.waiting_for_reboot(unfinished(prepared__stamps=(Stamp("doca-ofed", "another boot"),))) == {}
+
+
+def test_status_names_nodes_that_we_drained_and_no_others() -> None:
+    ours = "deepep-bootstrap: driver options [root@2026-11-21T02:11:40]"
+    assert status.drained_by_us(unfinished(prepared__slurm_reason=ours)) == {"n002": ours}
+    assert status.drained_by_us(unfinished(prepared__slurm_reason="bad disk [root@2026-11-21T02:11:40]")) == {}
