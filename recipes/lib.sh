@@ -75,6 +75,7 @@ run_step() {
 # PACKAGE_LOCK_WAIT seconds in all. Looking at what the tool says works on every filesystem; /proc/locks does not on an overlay.
 with_package_lock() {
     local -r limit="${PACKAGE_LOCK_WAIT:-300}"
+    local -r busy="Could not get lock|Unable to (acquire|lock)|is another process using it|locked by another process|already locked by"
     local -r end=$((SECONDS + limit))
     local answer code said=""
     while true; do
@@ -83,7 +84,7 @@ with_package_lock() {
         { answer="$("$@" 2>&1 >&3)" || code="$?"; } 3>&2
         [[ -z "${answer}" ]] || say "${answer}"
         ((code != 0)) || return 0
-        [[ "${answer}" =~ (Could not get lock|Unable to (acquire|lock)|is another process using it|locked by another process) ]] || return "${code}"
+        [[ "${answer}" =~ ${busy} ]] || return "${code}"
         ((SECONDS < end)) || die "the package database is still held by another program after ${limit} s: ${answer%%$'\n'*}"
         [[ -n "${said}" ]] || say "another program is installing packages: waiting up to ${limit} s"
         said=yes

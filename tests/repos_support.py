@@ -75,8 +75,14 @@ def signer(name: str = "Test repository") -> Iterator[Signer]:
         shutil.rmtree(home)
 
 
-def make_apt_repository(folder: Path, packages: Sequence[Package], by: Signer) -> Repository:
-    """Make a flat apt repository (suite ./) in `folder`, signed by `by`; its key is folder/key.asc. What was there is replaced."""
+def make_apt_repository(folder: Path, packages: Sequence[Package], by: Signer | None = None, seen_as: str = "") -> Repository:
+    """Make a flat apt repository (suite ./) in `folder`, which hosts see as `seen_as` (the same path). What was there is replaced.
+
+    It is signed by `by`, or by a key of its own; the key is folder/key.asc.
+    """
+    if by is None:
+        with signer() as own:
+            return make_apt_repository(folder, packages, own, seen_as)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     index = "".join(stanza_of(build_deb(folder, package)) for package in packages)
@@ -84,8 +90,14 @@ def make_apt_repository(folder: Path, packages: Sequence[Package], by: Signer) -
     digest, size = hashlib.sha256(index.encode()).hexdigest(), len(index.encode())
     release = f"Origin: Test\nLabel: Test\nSuite: test\nDate: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n {digest} {size} Packages\n"
     (folder / "InRelease").write_bytes(by.gpg("--local-user", by.fingerprint, "--clearsign", given=release.encode()))
+    return publish(folder, by, seen_as)
+
+
+def publish(folder: Path, by: Signer, seen_as: str) -> Repository:
+    """Put the public key beside the packages."""
     (folder / "key.asc").write_bytes(by.public())
-    return Repository(f"file://{folder}", f"file://{folder}/key.asc", by.fingerprint)
+    where = f"file://{seen_as or folder}"
+    return Repository(where, f"{where}/key.asc", by.fingerprint)
 
 
 def lay_out(root: Path, package: Package) -> None:
@@ -127,11 +139,11 @@ def stanza_of(deb: Path) -> str:
     return f"{control}Filename: ./{deb.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
 
 
-def make_dnf_repository(folder: Path, packages: Sequence[Package], by: Signer) -> Repository:
-    """Make a dnf repository in `folder`, its packages signed by `by`; its key is folder/key.asc. What was there is replaced.
-
-    Versions are `VERSION-RELEASE`.
-    """
+def make_dnf_repository(folder: Path, packages: Sequence[Package], by: Signer | None = None, seen_as: str = "") -> Repository:
+    """Make a dnf repository like make_apt_repository; its packages are signed, their versions are `VERSION-RELEASE`."""
+    if by is None:
+        with signer() as own:
+            return make_dnf_repository(folder, packages, own, seen_as)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for package in packages:
@@ -140,8 +152,7 @@ def make_dnf_repository(folder: Path, packages: Sequence[Package], by: Signer) -
     signing = {"__gpg": shutil.which("gpg"), "_gpg_path": by.home, "_gpg_name": by.fingerprint}
     run("rpmsign", "--addsign", *(word for name, value in signing.items() for word in ("--define", f"{name} {value}")), *rpms)
     run("createrepo_c", "--quiet", str(folder))
-    (folder / "key.asc").write_bytes(by.public())
-    return Repository(f"file://{folder}", f"file://{folder}/key.asc", by.fingerprint)
+    return publish(folder, by, seen_as)
 
 
 def build_rpm(folder: Path, package: Package) -> None:
@@ -160,7 +171,14 @@ def build_rpm(folder: Path, package: Package) -> None:
             + "".join(f"{path}\n" for path in package.files),
             encoding="utf-8",
         )
-        where = ("--define", f"_topdir {scratch}", "--define", f"_rpmdir {folder}", "--define", "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.rpm")
+        where = (
+            "--define",
+            f"_topdir {scratch}",
+            "--define",
+            f"_rpmdir {folder}",
+            "--define",
+            "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.rpm",
+        )
         run("rpmbuild", "-bb", "--quiet", *where, "--define", "_binary_payload w0.gzdio", str(spec))
 
 

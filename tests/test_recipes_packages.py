@@ -533,4 +533,22 @@ def test_dnf_refuses_wrong_keys_and_tampered_packages(machine: Machine, key: Sig
     with signer("Somebody else") as other:
         make_dnf_repository(machine.shared / "doca", [Package("doca-ofed", "3.2.1-044000", {"/opt/doca": "x"})], other)
         assert "dnf could not install the packages" in machine.refuses("doca-ofed", env)
+    env = dnf_ofed(machine, key)
+    spoil(machine.shared / "doca/doca-ofed-3.2.1-044000.rpm")
+    assert "dnf could not install the packages" in machine.refuses("doca-ofed", env)
     assert machine.sh("rpm -q doca-ofed").returncode == 1
+    dnf_ofed(machine, key)
+    assert machine.says("doca-ofed", "apply", env)["state"] == "reboot"
+
+
+def test_a_busy_dnf_is_waited_for_with_a_limit(machine: Machine, key: Signer) -> None:
+    env = dnf_ofed(machine, key)
+    machine.out(f"{SYS} add 0000:0c:00.0 0x15b3 0x020000")
+    hold = (
+        "import dnf.lock, time; lock = dnf.lock.build_rpmdb_lock('/var/lib/dnf', True); lock.__enter__(); "
+        "open('/held', 'w'); time.sleep(600)"
+    )
+    machine.out(f"python3 -c {shlex.quote(hold)} >/holder.log 2>&1 & echo $! >/holder; while [ ! -e /held ]; do sleep 0.05; done")
+    said = machine.refuses("doca-ofed", {**env, "PACKAGE_LOCK_WAIT": "1"})
+    machine.out("kill $(cat /holder)")
+    assert said.splitlines()[-1].startswith("error: the package database is still held by another program after 1 s: ")

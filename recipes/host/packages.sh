@@ -82,9 +82,12 @@ install_with_apt() {
     run_apt --no-install-recommends --no-remove install "$@"
 }
 
-# dnf would wait for another dnf without a limit of its own, so it is told not to.
+# dnf would wait for another dnf without a limit of its own, so it is told not to. Its lists are for two days good enough to it.
 install_with_dnf() {
-    with_package_lock dnf -y --setopt=install_weak_deps=False --setopt=exit_on_lock=True install "${@/=/-}"
+    local -ra options=(-y --setopt=install_weak_deps=False --setopt=exit_on_lock=True)
+    if with_package_lock dnf "${options[@]}" install "${@/=/-}"; then return 0; fi
+    say "trying again with new package lists"
+    with_package_lock dnf "${options[@]}" --refresh install "${@/=/-}"
 }
 
 # install_and_hold RECIPE PACKAGE…: install packages and keep them, and the kernel they were made for, at their versions. What this
@@ -97,7 +100,7 @@ install_and_hold() {
     # In a subshell, because a failure must not leave the packages without their hold.
     (install_packages "$@") || code="$?"
     hold_packages "${recipe}"
-    return "${code}"
+    ((code == 0)) || exit "${code}"
 }
 
 # hold_packages RECIPE: keep what is installed and matches HOLD at its version; what somebody else holds is theirs and left alone.
