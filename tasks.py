@@ -5,10 +5,10 @@ Every verb but `lab` takes the common flags: the fields of `survey.Flags`, with 
 
 from __future__ import annotations
 
+from deepep_bootstrap import reboots as _reboots
 from deepep_bootstrap.front import verb
-from deepep_bootstrap.reboots import Reboots as _Reboots
-from deepep_bootstrap.reboots import parse_mode as _parse_mode
 from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.survey import number as _number
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import facts as _facts
@@ -21,9 +21,20 @@ from deepep_bootstrap.verbs import verify as _verify
 
 
 @verb
-def bootstrap(flags: Flags, skip: str = "", reboot: str = "ask") -> int:
+def bootstrap(
+    flags: Flags,
+    skip: str = "",
+    reboot: str = "ask",
+    reboot_window: str = "",
+    reservation: str = "",
+    drain_timeout: str = "240",
+    boot_timeout: str = "30",
+    reload_driver: bool = False,
+) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
-    return _bootstrap.bootstrap(flags, skip=skip, reboots=_Reboots(*_parse_mode(reboot)))
+    minutes = (_number("--drain-timeout", drain_timeout), _number("--boot-timeout", boot_timeout))
+    reboots = _reboots.read(reboot, reboot_window, minutes, reload=reload_driver, reservation=reservation)
+    return _bootstrap.bootstrap(flags, skip=skip, reboots=reboots)
 
 
 @verb

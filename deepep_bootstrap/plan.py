@@ -15,6 +15,7 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.prepare import TITLES, Check, Preparation
+from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
 from deepep_bootstrap.store import Entry
 
 UNPACKED = 1.8
@@ -22,6 +23,8 @@ UNPACKED = 1.8
 became 4.89 GB with their byte code."""
 
 MIB = 1024**2
+
+RESUME = "resume"
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Plan:
 def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None) -> Plan:
     """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done."""
     preparation = preparation or Preparation()
-    hosts_first = tuple(preparation_steps(preparation))
+    hosts_first = (*preparation_steps(preparation), *resume_steps(facts, preparation))
     try:
         choice = choose.choose(request, facts)
     except Trouble as trouble:
@@ -140,6 +143,17 @@ def preparation_steps(preparation: Preparation) -> Iterator[Step]:
         for (recipe, reason, env), hosts in groups.items():
             title = TITLES[recipe] if kind == "host" else f"{TITLES[recipe]} and reboot"
             yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
+
+
+def resume_steps(facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
+    """Yield one step for the nodes that an earlier run left drained and that need nothing any more."""
+    waiting = {host for host, _ in (*preparation.of(prepare.TO_APPLY, prepare.REBOOT, prepare.STUCK, prepare.BLOCKED),)}
+    groups: dict[str, list[str]] = {}
+    for host, seen in facts.items():
+        if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state) and host not in waiting:
+            groups.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
+    for reason, hosts in groups.items():
+        yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {reason}", "in use, as nothing is left to do"))
 
 
 def told(preparation: Preparation) -> tuple[str, ...]:

@@ -6,21 +6,49 @@ import re
 from dataclasses import dataclass
 
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.orders import Policy
+from deepep_bootstrap.windows import Window, parse_window
 
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
 
 
 @dataclass(frozen=True)
 class Reboots:
-    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a rolling wave works on at a time."""
+    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a wave works on at a time (0: all); times in seconds;
+    with `reload` the driver is loaded anew where that saves the reboot; `reservation` names the one of Slurm whose nodes are ours."""
 
     mode: str = NEVER
     at_once: int = 1
+    drain_timeout: float = Policy.drain_timeout
+    boot_timeout: float = Policy.boot_timeout
+    window: Window | None = None
+    reload: bool = False
+    reservation: str = ""
+
+    def policy(self, run: str) -> Policy:
+        """Return how the waves of a run roll."""
+        return Policy(
+            at_once=self.at_once,
+            drain_timeout=self.drain_timeout,
+            boot_timeout=self.boot_timeout,
+            run=run,
+            window=self.window,
+            reservation=self.reservation,
+            reboot=self.mode != NEVER,
+        )
+
+
+def read(reboot: str, window: str, minutes: tuple[float, float], *, reload: bool, reservation: str) -> Reboots:
+    """Return what --reboot, --reboot-window, the minutes of --drain-timeout and --boot-timeout, --reload-driver and --reservation allow;
+    Trouble for a value that cannot be."""
+    mode, at_once = parse_mode(reboot)
+    drain, boot = (each * 60.0 for each in minutes)
+    return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
 
 
 def parse_mode(text: str) -> tuple[str, int]:
     """Return mode and how many hosts at once of `never`, `ask`, `rolling`, `rolling:4` or `all` (0: as many as there are)."""
-    match = re.fullmatch(r"(never|ask|all|rolling)(?::([1-9][0-9]{0,4}))?", text)
+    match = re.fullmatch(r"(never|ask|all|rolling)(?::([1-9][0-9]{0,4}))?", text, re.ASCII)
     if not match or (match.group(2) and match.group(1) != ROLLING):
-        raise Trouble(Problem("--reboot", "unknown value", text or "nothing", "never, ask, rolling, rolling:K or all"))
+        raise Trouble(Problem("--reboot", "unknown value", text[:40] or "nothing", "never, ask, rolling, rolling:K or all"))
     return match.group(1), 0 if match.group(1) == ALL else int(match.group(2) or 1)

@@ -2,18 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from deepep_bootstrap import choose, waves
 from deepep_bootstrap.errors import Problem
-from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.phases import Work
-from deepep_bootstrap.plan import Outcome
-from deepep_bootstrap.prepare import STUCK, TITLES, Check
+from deepep_bootstrap.facts import Facts
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.orders import Order, Seen
+from deepep_bootstrap.phases import Work, run_recipe
+from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
+from deepep_bootstrap.prepare import STUCK, TITLES, TO_APPLY, Check, Preparation
+from deepep_bootstrap.reboots import NEVER
+from deepep_bootstrap.remote import LOCAL
+from deepep_bootstrap.survey import gather_one, look
+
+OPTIONS = "driver-options"
+FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
+"""Recipes that write files alone where they need a reboot: nobody is disturbed when they do so long before it."""
+
+
+class Crew:
+    """What a wave needs done on a host: recipes applied, the host looked at with fresh facts."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.outcomes: list[Outcome] = []
+
+    def apply(self, host: Host, step: Step) -> Outcome:
+        """Run a host recipe."""
+        return run_recipe(self._work, step, (host,))[0]
+
+    def reload(self, host: Host) -> Outcome:
+        """Load the GPU driver anew."""
+        step = next(step for step in self._work.plan.of_kind("reboot") if step.name == OPTIONS)
+        return run_recipe(self._work, replace(step, title="reload the driver"), (host,), "reload")[0]
+
+    def look(self, host: Host) -> Seen:
+        """Look at a host; what could not be done before its reboot, and needs no further one, is done now."""
+        facts, preparation = self._ask(host)
+        if facts.boot_id != self._work.survey.facts[host.name].boot_id and preparation.at_once:
+            for step in preparation_steps(preparation):
+                if step.kind == "host":
+                    self.outcomes.append(self.apply(host, step))
+            facts, preparation = self._ask(host)
+        processes = sum(gpu.processes for gpu in facts.gpus)
+        return Seen(facts.boot_id, tuple(_unmet(preparation)), f"{processes} GPU processes" if processes else "")
+
+    def _ask(self, host: Host) -> tuple[Facts, Preparation]:
+        work = self._work
+        facts = gather_one(work.flags, work.door, host, work.request.prefix)
+        return facts, look(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
+
+
+def _unmet(preparation: Preparation) -> Iterator[str]:
+    for _, check in (*preparation.of(TO_APPLY), *preparation.with_reboot, *preparation.of(STUCK)):
+        yield f"{TITLES[check.recipe]}: found {check.found}, wanted {check.wanted}"
 
 
 def reboot_hosts(work: Work) -> tuple[Outcome, ...]:
-    """Do what works only after a reboot, on as many hosts at a time as was allowed."""
-    return ()
+    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained."""
+    outcomes = [*_resume(work), *(_write_only(work) if work.reboots.mode == NEVER and not work.reboots.reload else _roll(work))]
+    return tuple(outcomes)
+
+
+def _roll(work: Work) -> Iterator[Outcome]:
+    orders = tuple(_orders(work))
+    if not orders:
+        return
+    crew = Crew(work)
+    work.screen.started("reboot", [order.host.name for order in orders])
+
+    def tell(host: str, title: str, line: str) -> None:
+        work.screen.line(host, title, line)
+        if not work.screen.live:
+            work.screen.say(f"{host}: {line}")
+
+    outcomes = waves.roll(work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell)
+    work.screen.ended(*crew.outcomes, *outcomes)
+    yield from (*crew.outcomes, *outcomes)
+
+
+def _orders(work: Work) -> Iterator[Order]:
+    steps = work.plan.of_kind("reboot")
+    waiting: dict[str, list[Check]] = {}
+    for host, check in work.plan.preparation.with_reboot:
+        waiting.setdefault(host, []).append(check)
+    for host, checks in waiting.items():
+        facts = work.survey.facts[host]
+        todo = [check.recipe for check in checks if check.state == TO_APPLY]
+        own = tuple(step for step in steps if step.name in todo and host in step.hosts)
+        reload = work.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
+        node = facts.slurm.node if facts.slurm.works else ""
+        why = ", ".join(TITLES[check.recipe] for check in checks)
+        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload)
+
+
+def _write_only(work: Work) -> Iterator[Outcome]:
+    """Without leave to reboot: write what only files are needed for, so that a reboot by somebody else does the rest."""
+    for step in work.plan.of_kind("reboot"):
+        todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
+        hosts = tuple(host for host in step.hosts if host in todo)
+        if step.name in FILES_ONLY and hosts:
+            work.screen.started(step.title, hosts)
+            outcomes = run_recipe(work, step, work.hosts(hosts))
+            work.screen.ended(*outcomes)
+            yield from outcomes
+
+
+def _resume(work: Work) -> tuple[Outcome, ...]:
+    """Give back the nodes that an earlier run left drained and that need nothing any more."""
+    nodes = [work.survey.facts[host].slurm.node for step in work.plan.of_kind(RESUME) for host in step.hosts]
+    if not nodes:
+        return ()
+    outcomes = waves.bring_back(work.door, slurm_hosts(work), nodes, work.screen.line)
+    work.screen.ended(*outcomes)
+    return outcomes
+
+
+def slurm_hosts(work: Work) -> tuple[Host, ...]:
+    """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
+    first = choose.choose_slurm_host(work.request, work.survey.facts)
+    own: Sequence[Host] = (Host("this machine", connection=LOCAL),) if first == choose.CONTROL else ()
+    clients = [host for host in work.survey.reached if work.survey.facts[host.name].slurm.works]
+    return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 
 
 def unfinished(work: Work) -> Iterator[Problem]:
@@ -21,7 +133,7 @@ def unfinished(work: Work) -> Iterator[Problem]:
     preparation = work.plan.preparation
     for pairs, what, remedy in (
         (preparation.with_reboot, "waits for a reboot", "invoke bootstrap --reboot=rolling"),
-        (preparation.of(STUCK), "was rebooted since, and is still not as wanted", "invoke doctor, and dmesg on the host"),
+        (preparation.of(STUCK), "was rebooted since it was written, and is still not as wanted", "invoke doctor, and dmesg there"),
     ):
         groups: dict[Check, list[str]] = {}
         for host, check in pairs:

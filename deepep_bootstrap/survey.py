@@ -207,6 +207,14 @@ def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Surv
     return Survey(inventory, prefix, facts, fold_problems(problems, inventory))
 
 
+def gather_one(flags: Flags, door: Door, host: Host, prefix: str) -> Facts:
+    """Return the facts of one host now; Trouble when it does not answer."""
+    reply = door.run(host, Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT))
+    if reply.code:
+        raise Trouble(Problem(host.name, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
+    return parse(reply.out, host.name)
+
+
 def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
     """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone."""
     names = {host.name for host in inventory.hosts}

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap import choose, generations, mirrors, tarstream
 from deepep_bootstrap.choose import Request
@@ -14,8 +14,8 @@ from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.phases import Work, build_entries, finish_hosts, look_again, prepare_hosts, prove, publish_offer, share_prefix
 from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
-from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.survey import Flags, Run, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
 
@@ -51,6 +51,7 @@ def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
+            reboots = leave_to_reboot(screen, made, reboots)
         run = Run.start("bootstrap") if doing else Run.none()
         ended = Ended(Work(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made)
         if doing:
@@ -69,7 +70,12 @@ def conclude(ended: Ended) -> int:
     code = worst([ended.code, *(outcome.code for outcome in ended.failed), *trouble])
     if code == OK and not work.flags.dry_run:
         screen.next_commands(next_commands(work.request, work.plan))
-    screen.document(code, problems, **plan_json(ended.shown) | {"chosen": work.plan.chosen()}, outcomes=[outcome_json(outcome) for outcome in ended.outcomes])
+    screen.document(
+        code,
+        problems,
+        **plan_json(ended.shown) | {"chosen": work.plan.chosen()},
+        outcomes=[outcome_json(outcome) for outcome in ended.outcomes],
+    )
     return code
 
 
@@ -81,6 +87,17 @@ def confirm(screen: Screen, yes: bool) -> None:
     answer = sys.stdin.readline()
     if not answer.endswith("\n") or answer.strip().lower() not in {"", "y", "yes"}:
         raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
+
+
+def leave_to_reboot(screen: Screen, made: Plan, reboots: Reboots) -> Reboots:
+    """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
+    if reboots.mode != ASK:
+        return reboots
+    hosts = fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
+    if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return replace(reboots, mode=NEVER)
+    print(f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ", end="", file=sys.stderr, flush=True)
+    return replace(reboots, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
 
 
 def carry_out(ended: Ended) -> None:
