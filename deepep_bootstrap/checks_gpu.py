@@ -41,7 +41,7 @@ def shows_all_gpus(seen: Seen) -> Iterator[Fault]:
     there, answering = seen.facts.prepared.gpu_devices, len(seen.facts.gpus)
     if 0 < answering < there:
         box = seen.view.container if seen.view else ""
-        fix = "--gpus all for this container" if box else "dmesg | grep Xid, then a reboot of this host"
+        fix = "--gpus all for this container" if box else "dmesg | grep Xid  # then a reboot of this host"
         yield Fault(BLOCKING, f"{answering} of {there} GPUs answer", f"{there}", fix)
 
 
@@ -51,7 +51,7 @@ def has_eight(seen: Seen) -> Iterator[Fault]:
     if not count or count == GPUS_PER_NODE or count < seen.facts.prepared.gpu_devices:
         return
     fix = (
-        f"invoke test --kind=intranode --args='--num-processes {count}'"
+        f"{seen.case.command('test')} --kind=intranode --args='--num-processes {count}'"
         if count < GPUS_PER_NODE
         else "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
     )
@@ -104,7 +104,9 @@ def has_fabric(seen: Seen) -> Iterator[Fault]:
     prepared = seen.facts.prepared
     if prepared.fabric_state.lower() not in WELL:
         found = f"fabric {prepared.fabric_state}, fabric manager {prepared.fabric_manager or 'not there'}"
-        yield Fault(BLOCKING, found, "fabric state Completed", "systemctl restart nvidia-fabricmanager (of the driver's own version)")
+        yield Fault(
+            BLOCKING, found, "fabric state Completed", "systemctl restart nvidia-fabricmanager  # it must have the driver's own version"
+        )
 
 
 def has_options(seen: Seen) -> Iterator[Fault]:
@@ -140,7 +142,7 @@ def is_free(seen: Seen) -> Iterator[Fault]:
         return
     found = "1 GPU process" if count == 1 else f"{count} GPU processes"
     if slurm.works and slurm.node:
-        yield Fault(WARNING, f"{found} without a job", "none", "nvidia-smi, then ask whose they are")
+        yield Fault(WARNING, f"{found} without a job", "none", "nvidia-smi  # then ask whose they are")
     else:
         yield Fault(NOTE, found, "free GPUs", "later, or --on-busy-host=use")
 

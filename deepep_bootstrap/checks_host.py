@@ -76,7 +76,7 @@ def has_python(seen: Seen) -> Iterator[Fault]:
         )
     elif not any(python.path in paths for python in facts.pythons):
         found = few(python.path for python in facts.pythons) or "no Python"
-        yield Fault(BLOCKING, found, " or ".join(paths), f"{case.bootstrap}, or --python=/path/to/python with torch")
+        yield Fault(BLOCKING, found, " or ".join(paths), f"{case.bootstrap}  # or with --python=/path/to/python that has torch")
 
 
 def has_glibc(seen: Seen) -> Iterator[Fault]:
@@ -93,7 +93,7 @@ def has_toolkit(seen: Seen) -> Iterator[Fault]:
     if seen.builds and case.stack.cuda not in majors:
         found = few(f"CUDA {toolkit.version} in {toolkit.path}" for toolkit in seen.facts.toolkits) or "no CUDA toolkit"
         fitting = next((name for name, cuda in case.other_stacks.items() if cuda in majors), "")
-        fix = f"{case.bootstrap}, or --stack={fitting}" if fitting else case.bootstrap
+        fix = f"{case.bootstrap}  # or with --stack={fitting}" if fitting else case.bootstrap
         yield Fault(BLOCKING, found, f"CUDA {case.stack.cuda} with nvcc", fix)
 
 

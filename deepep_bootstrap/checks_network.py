@@ -50,7 +50,7 @@ def has_active_ports(seen: Seen) -> Iterator[Fault]:
         none = len(down) == len(ports)
         severity = BLOCKING if none and seen.case.link else WARNING
         wanted = "an active port" if none else "ACTIVE, where GPUs should use them"
-        yield Fault(severity, few(down), wanted, "ibstat; then the cable, the switch and (InfiniBand) the subnet manager")
+        yield Fault(severity, few(down), wanted, "ibstat  # then the cable, the switch and (InfiniBand) the subnet manager")
 
 
 def has_one_link_layer(seen: Seen) -> Iterator[Fault]:
@@ -69,7 +69,7 @@ def has_large_packets(seen: Seen) -> Iterator[Fault]:
     devices = dict.fromkeys(gid.netdev for nic in seen.nics for gid in nic.gids if nic.link == ETHERNET)
     small = [f"{name} {mtus[name]}" for name in devices if 0 < mtus.get(name, 0) < ETHERNET_MTU]
     if small:
-        yield Fault(WARNING, f"MTU {few(small)}", f"{ETHERNET_MTU} or more", "ip link set DEVICE mtu 9000, where the switches carry it")
+        yield Fault(WARNING, f"MTU {few(small)}", f"{ETHERNET_MTU} or more", "ip link set DEVICE mtu 9000  # where the switches carry it")
 
 
 def has_one_firmware(seen: Seen) -> Iterator[Fault]:
@@ -81,7 +81,7 @@ def has_one_firmware(seen: Seen) -> Iterator[Fault]:
             versions.setdefault(device.firmware, []).append(device.name)
     if len(versions) > 1:
         found = "; ".join(f"{version or 'unknown'}: {few(names)}" for version, names in sorted(versions.items()))
-        yield Fault(NOTE, found, "one firmware", "mlxfwmanager --online -u, then a reboot")
+        yield Fault(NOTE, found, "one firmware", "mlxfwmanager --online -u  # then a reboot")
 
 
 def has_addresses(seen: Seen) -> Iterator[Fault]:
@@ -118,7 +118,7 @@ def has_one_user_space(seen: Seen) -> Iterator[Fault]:
     providers = [each for each in seen.facts.prepared.verbs if each.kind == "provider"]
     abis = {each.abi for each in libraries}
     told = few((f"{each.path} ({each.version or '?'}, ABI {each.abi or '?'})" for each in (*libraries, *providers)), 6)
-    fix = f"{seen.case.bootstrap}, or rdma-core and its providers from one origin"
+    fix = f"{seen.case.bootstrap}  # or by hand: rdma-core and its providers from one origin"
     if not libraries:
         yield Fault(BLOCKING, "no libibverbs", "rdma-core with its mlx5 provider", seen.case.bootstrap)
     elif not any(each.abi in abis for each in providers):

@@ -21,7 +21,7 @@ SETTLED = {
 def looks_as_a_user(seen: Seen) -> Iterator[Fault]:
     """What follows was seen as somebody who runs jobs, not as root, who may do nearly everything."""
     if seen.view and seen.view.uid == 0:
-        yield Fault(NOTE, "looked as root", "the user whose jobs will run", "invoke doctor --as=USER")
+        yield Fault(NOTE, "looked as root", "the user whose jobs will run", f"{seen.case.command('doctor')} --as=USER")
 
 
 def locks_memory(seen: Seen) -> Iterator[Fault]:
@@ -29,7 +29,7 @@ def locks_memory(seen: Seen) -> Iterator[Fault]:
     view, limit = seen.view, seen.view.memlock if seen.view else seen.facts.prepared.memlock
     if seen.networked and limit and limit != "unlimited" and not (view and view.ipc_lock):
         box = bool(view and view.container)
-        fix = "--ulimit memlock=-1 --cap-add IPC_LOCK for this container" if box else f"{seen.case.bootstrap}, then a new login"
+        fix = "--ulimit memlock=-1 --cap-add IPC_LOCK for this container" if box else f"{seen.case.bootstrap}  # then log in again"
         yield Fault(memlock_severity(limit), f"memlock {limit} KiB", "unlimited", fix)
 
 
@@ -133,7 +133,7 @@ ROWS = (
     Row("job-user", "Root may do what users may not, so limits and rights of devices were not tried.", looks_as_a_user),
     Row(
         "memlock",
-        "RDMA locks the memory it works on; where that is limited, registering fails.",
+        "RDMA locks the memory it works on; a limit makes that fail.",
         locks_memory,
         recipe="limits",
         always=True,

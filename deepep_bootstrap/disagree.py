@@ -125,7 +125,7 @@ PROPERTIES = (
         "differing-mtu",
         WARNING,
         "Two ends agree on the smaller packets, or drop the larger ones.",
-        "ip link set DEVICE mtu …, on the odd ones",
+        "ip link set DEVICE mtu …  # on the odd ones",
         packets,
     ),
     Property(
@@ -146,7 +146,7 @@ PROPERTIES = (
         "differing-firmware",
         NOTE,
         "NICs with different firmware differ in speed and in faults.",
-        "mlxfwmanager --online -u on the odd ones, then a reboot",
+        "mlxfwmanager --online -u  # on the odd ones, then a reboot",
         firmware,
     ),
     Property(

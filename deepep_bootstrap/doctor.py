@@ -83,7 +83,7 @@ def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) 
     host recipes said, by host and recipe."""
     single = [(host.name, finding) for host in seen for finding in examine_host(host, checks.get(host.name, {}))]
     gpu_hosts = [host for host in seen if host.role == "gpu"]
-    together = [*share_prefix(case, seen), *have_slurm(seen), *share_python(case, gpu_hosts), *compare(gpu_hosts)]
+    together = [*share_prefix(case, seen), *have_slurm(case, seen), *share_python(case, gpu_hosts), *compare(gpu_hosts)]
     return ordered([*folded(single), *together], [host.name for host in request.inventory.hosts])
 
 
@@ -141,12 +141,12 @@ def share_prefix(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
             yield Finding("prefix-shared", BLOCKING, local, found, "a filesystem that the hosts share", why, fix)
 
 
-def have_slurm(seen: Sequence[Seen]) -> Iterator[Finding]:
+def have_slurm(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
     """Yield a note where no host is a client of Slurm."""
     if not any(host.facts.slurm.works for host in seen):
         why = "Tests over several nodes are started by Slurm; those of one node run without."
         names = tuple(host.name for host in seen)
-        yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, "invoke test --kind=intranode")
+        yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, f"{case.command('test')} --kind=intranode")
 
 
 def share_python(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def share_python(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
         return
     found = "; ".join(f"{', '.join(sorted(mine))} on {name}" for name, mine in list(by_host.items())[:4])
     why = "One environment is built for all hosts, and runs with each host's own Python."
-    fix = f"{case.bootstrap}, or installing one of them everywhere"
+    fix = f"{case.bootstrap}  # or by hand: one of them everywhere"
     yield Finding("python", BLOCKING, tuple(by_host), found, f"one of {' or '.join(sorted(paths))} on all hosts", why, fix)
 
 

@@ -59,6 +59,10 @@ class Case:
     need_mib: int = 0
     other_stacks: Mapping[str, str] = field(default_factory=dict)
 
+    def command(self, verb: str) -> str:
+        """Return the command that calls another verb for the same hosts."""
+        return self.bootstrap.replace("invoke bootstrap", f"invoke {verb}", 1)
+
 
 @dataclass(frozen=True)
 class Seen:

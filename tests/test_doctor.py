@@ -26,8 +26,9 @@ from deepep_bootstrap.findings import SEVERITIES, Finding
 from deepep_bootstrap.machine import Stamp
 from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.remote import Reply
-from deepep_bootstrap.survey import Survey
+from deepep_bootstrap.survey import Flags, Survey
 from deepep_bootstrap.verbs import status
+from deepep_bootstrap.verbs.doctor import command_for
 
 FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
 SCRIPT = "".join((ROOT / "recipes" / name).read_text(encoding="utf-8") for name in ("lib.sh", "doctor/user.sh"))
@@ -278,6 +279,15 @@ def test_what_is_no_user_name_is_refused(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, f"--as={name}")
     assert done.returncode == 1
     assert done.stderr.startswith("--as: not the name of a user"), done
+
+
+def test_the_advice_is_for_the_same_hosts() -> None:
+    flags = Flags(ROOT, hosts="my hosts.txt", limit="n[001-002]", stack="v1-cu13")
+    command = command_for(flags)
+    assert command == "invoke bootstrap '--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13"
+    facts, _, _ = cluster(read(FILES["well-ethernet"]))
+    case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
+    assert case.command("doctor") == "invoke doctor '--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13"
 
 
 # `invoke status` names the hosts that are not finished.

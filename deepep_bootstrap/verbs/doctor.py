@@ -48,8 +48,8 @@ def doctor(flags: Flags, *, user: str, strict: bool) -> int:
 
 def command_for(flags: Flags) -> str:
     """Return the command that prepares the same hosts, as a person would type it."""
-    given = {"hosts": flags.hosts, "limit": flags.limit, "lock": flags.lock, "stack": flags.stack, "prefix": flags.prefix}
-    return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given.items() if value)])
+    given = [(name, str(getattr(flags, name))) for name in ("hosts", "limit", "lock", "stack", "prefix", "python")]
+    return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
 
 
 def ask_recipes(door: Fleet, survey: Survey, request: Request) -> tuple[Checks, tuple[Problem, ...]]:
