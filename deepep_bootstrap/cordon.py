@@ -79,7 +79,7 @@ class Cordon:
             self._restore(self.kept)
             return f"stays {self.kept.state.lower()}: {read_reason(self.kept.reason).text}"
         if self.ours:
-            self._cluster.tell(slurm_nodes.resume(self.node))
+            self._cluster.resume(self.node)
             self.ours = ""
         return ""
 

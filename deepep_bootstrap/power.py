@@ -21,6 +21,9 @@ SLURM_LIMIT = 110.0
 SLURM_PATIENCE = 180.0
 """Seconds that a controller may be away, as for a restart, before we give up; a wave, which may reboot the Slurm host, says longer."""
 
+HEAR_LIMIT = 20.0
+"""Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding until then."""
+
 REBOOT = """
 set -u
 echo rebooting=1
@@ -54,6 +57,16 @@ class Cluster:
     def tell(self, command: Sequence[str]) -> None:
         """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is refused."""
         self._run(f"timeout 30 {shlex.join(command)}")
+
+    def resume(self, node: str) -> None:
+        """Bring a node back into use, and wait a moment for Slurm to hear from it: until then no job starts there."""
+        self.tell(slurm_nodes.resume(node))
+        deadline = time.monotonic() + HEAR_LIMIT
+        while time.monotonic() < deadline:
+            found = self.look(node).nodes.get(node)
+            if found is None or slurm_nodes.answers(found.state):
+                return
+            self._sleep(0.5)
 
     def _run(self, script: str, *args: str) -> Reply:
         deadline = time.monotonic() + self._patience

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from deepep_bootstrap import slurm_nodes
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Hands, Order, Policy, Tell
@@ -54,7 +53,7 @@ def bring_back(door: Line, slurm_at: Sequence[Host], nodes: Sequence[str], tell:
     cluster, outcomes = Cluster(door, slurm_at), []
     for node in nodes:
         try:
-            cluster.tell(slurm_nodes.resume(node))
+            cluster.resume(node)
         except Trouble as trouble:
             outcomes.append(Outcome("resume", node, "failed", str(trouble), code=TROUBLE))
             continue

@@ -1,0 +1,331 @@
+"""Waves on the embedded cluster: a real slurmctld, real jobs, real sshd, hosts that really go away and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from datetime import time as clock
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deepep_bootstrap import power, slurm, slurm_nodes, waves
+from deepep_bootstrap.errors import TROUBLE, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.orders import Order, Policy, Seen
+from deepep_bootstrap.plan import Outcome, Reason, Step
+from deepep_bootstrap.power import Cluster
+from deepep_bootstrap.remote import Fleet, Job, Options
+from deepep_bootstrap.windows import Window, parse_window
+
+if TYPE_CHECKING:
+    from lab_support import LiveLab
+
+pytest_plugins = ["lab_support"]
+pytestmark = pytest.mark.xdist_group("lab")
+
+N1, N2, LOGIN = Host("n001"), Host("n002"), Host("login1")
+NODES = (N1, N2)
+WRITE = Step("host", "options", "write options", ("n001", "n002"), Reason("not set", "set"))
+WROTE = "echo options nvidia NVreg_EnableStreamMemOPs=1 >/etc/modprobe.d/wave.conf"
+QUICK = Policy(run="test-7", drain_timeout=30, boot_timeout=30, settle=10, pause=0.1)
+
+
+@dataclass
+class Crew:
+    """Hands whose recipe is one line of shell, and what was seen and told meanwhile."""
+
+    lab: LiveLab
+    door: Fleet
+    lines: list[tuple[float, str, str]] = field(default_factory=list)
+    states: list[tuple[str, str]] = field(default_factory=list)
+    on_line: Callable[[str, str], None] = lambda host, line: None
+
+    def apply(self, host: Host, step: Step) -> Outcome:
+        reply = self.door.run(host, Job(WROTE, user="root"))
+        return Outcome(step.title, host.name, "failed" if reply.code else "done", reply.err)
+
+    def reload(self, host: Host) -> Outcome:
+        reply = self.door.run(host, Job("modprobe -r nvidia_uvm && modprobe -r nvidia_modeset && modprobe nvidia_uvm", user="root"))
+        return Outcome("reload", host.name, "failed" if reply.code else "done", reply.err.strip())
+
+    def look(self, host: Host) -> Seen:
+        asked = (
+            "cat /proc/sys/kernel/random/boot_id; grep EnableStream /proc/driver/nvidia/params; cat /run/lab/fake/compute_apps 2>/dev/null"
+        )
+        words = self.door.run(host, Job(f"{asked} || true")).out.splitlines()
+        self.states.append((host.name, node_state(self.lab, host.name)))
+        unmet = () if words[1].endswith(" 1") else ("EnableStreamMemOPs is 0",)
+        return Seen(words[0], unmet, f"process {words[2]}" if len(words) > 2 else "")
+
+    def tell(self, host: str, title: str, line: str) -> None:
+        assert title == "reboot"
+        self.lines.append((time.monotonic(), host, line))
+        self.on_line(host, line)
+
+    def order(self, host: Host, *, node: str = "", reload: bool = False) -> Order:
+        boot = self.lab.boot_id(host.name)
+        return Order(host, node, "driver options", boot, (WRITE,), reload)
+
+    def roll(self, *orders: Order, policy: Policy = QUICK, slurm_at: tuple[Host, ...] = (LOGIN,)) -> dict[str, Outcome]:
+        """Carry out orders and return the last outcome of each host."""
+        outcomes = waves.roll(self.door, slurm_at, orders, policy, hands=self, tell=self.tell)
+        return {outcome.host: outcome for outcome in outcomes}
+
+    def order_both(self) -> tuple[Order, Order]:
+        return self.order(N1, node="n001"), self.order(N2, node="n002")
+
+
+def on_login(lab: LiveLab, command: str) -> str:
+    done = lab.nsenter("login1", command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def node(lab: LiveLab, name: str) -> slurm.Node:
+    return slurm.parse_nodes(on_login(lab, f"scontrol show node -o {name}"))[0]
+
+
+def node_state(lab: LiveLab, name: str) -> str:
+    return node(lab, name).state
+
+
+def reason(lab: LiveLab, name: str) -> str:
+    return slurm_nodes.read_reason(node(lab, name).reason).text
+
+
+def start_job(lab: LiveLab, name: str) -> str:
+    """Start a job that runs until /shared/go is there."""
+    (lab.shared / "go").unlink(missing_ok=True)
+    job = on_login(lab, f"cd /shared && sbatch --parsable -w {name} --wrap 'until [ -e /shared/go ]; do sleep 0.1; done'").strip()
+    wait_for(lambda: "RUNNING" in on_login(lab, f"scontrol show job {job}"))
+    return job
+
+
+def job_state(lab: LiveLab, job: str) -> str:
+    found = slurm.parse_job(on_login(lab, f"scontrol show job -o {job}"))
+    assert found
+    return found.state
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def bare_lab(lab: LiveLab) -> Iterator[LiveLab]:
+    """The run's lab with nodes without driver options; as at first again afterwards."""
+    lab.reset()
+    lab.bare("n001", "n002")
+    yield lab
+    lab.reset()
+
+
+@pytest.fixture
+def crew(bare_lab: LiveLab) -> Iterator[Crew]:
+    """Hands on hosts that lack the options, with both nodes idle; whatever the test before left is put right first."""
+    for host in NODES:
+        for fake in ("no_return", "forget_options", "compute_apps"):
+            bare_lab.fake(host.name, fake, None)
+        if not bare_lab.boot_id(host.name):
+            bare_lab.boot(host.name)
+        if bare_lab.nsenter(host.name, "rm /etc/modprobe.d/wave.conf").returncode == 0:
+            # Loaded with the options that are gone now, as after a boot.
+            bare_lab.nsenter(host.name, "modprobe -r nvidia_uvm; modprobe -r nvidia_modeset; modprobe nvidia_uvm; modprobe nvidia_modeset")
+        if node_state(bare_lab, host.name) != "IDLE":
+            wait_for(lambda name=host.name: "REBOOT" not in node_state(bare_lab, name))  # type: ignore[misc]
+            bare_lab.ssh("login1", f"scontrol update nodename={host.name} state=resume")
+    wait_for(lambda: all(node_state(bare_lab, host.name) == "IDLE" for host in NODES))
+    with_config = Options(ssh_config=str(bare_lab.lab.ssh_config))
+    fleet = Fleet((*NODES, LOGIN), with_config)
+    yield Crew(bare_lab, fleet)
+    fleet.close()
+
+
+def test_two_nodes_one_by_one_and_a_job_that_is_not_disturbed(crew: Crew) -> None:
+    job = start_job(crew.lab, "n001")
+    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
+    ended: dict[str, str] = {}
+
+    def watch(host: str, line: str) -> None:
+        if "waiting for job" in line:
+            (crew.lab.shared / "go").touch()
+        if host == "n001" and line.startswith("rebooting"):
+            ended["job"], ended["other"] = job_state(crew.lab, job), node_state(crew.lab, "n002")
+
+    crew.on_line = watch
+    outcomes = crew.roll(*crew.order_both())
+    assert {host: (one.state, one.detail, one.code) for host, one in outcomes.items()} == {
+        host.name: ("done", "driver options", 0) for host in NODES
+    }
+    assert ended == {"job": "COMPLETED", "other": "IDLE"}
+    told = [f"{host} {line}" for _, host, line in crew.lines]
+    assert told == [
+        *("n002 write options", "n002 rebooting through Slurm", "n002 back", "n002 driver options"),
+        *(f"n001 drained, waiting for job {job}", "n001 write options", "n001 rebooting through Slurm", "n001 back", "n001 driver options"),
+    ]  # the idle node first: a long job keeps no other waiting
+    for host in NODES:
+        assert crew.lab.boot_id(host.name) not in ("", before[host.name])
+        assert (node_state(crew.lab, host.name), reason(crew.lab, host.name)) == ("IDLE", "")
+    assert all("DRAIN" in state for _, state in crew.states), "a node was in use before it was looked at"
+
+
+def test_a_node_that_never_returns_and_one_that_somebody_else_drained(crew: Crew) -> None:
+    said = "fan = loud : ask the vendor [ticket@7]"
+    on_login(crew.lab, f"scontrol update nodename=n002 state=drain reason='{said}'")
+    crew.lab.fake("n001", "no_return", "")
+    before = crew.lab.boot_id("n002")
+    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, at_once=2, boot_timeout=6))
+    assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
+    assert outcomes["n001"].detail.startswith("did not come back within 6 s after its reboot: ")
+    assert "DRAIN" in node_state(crew.lab, "n001")
+    assert reason(crew.lab, "n001").startswith("deepep-bootstrap: did not come back within 6 s")
+    assert reason(crew.lab, "n001").endswith("(run test-7)")
+    # What is in flight finishes; what was not ours stays as it was.
+    assert (outcomes["n002"].state, outcomes["n002"].detail) == ("done", f"driver options; stays idle+drain: {said}")
+    assert crew.lab.boot_id("n002") not in ("", before)
+    assert (node_state(crew.lab, "n002"), reason(crew.lab, "n002")) == ("IDLE+DRAIN", said)
+    # Somebody switches the lost one on: it has what was wanted, and the next run gives it back without another reboot.
+    crew.lab.fake("n001", "no_return", None)
+    order = replace(crew.order(N1, node="n001"), boot_id="the one before")
+    crew.lab.boot("n001")
+    came = crew.lab.boot_id("n001")
+    assert crew.roll(order)["n001"].state == "unchanged"
+    assert (crew.lab.boot_id("n001"), node_state(crew.lab, "n001")) == (came, "IDLE")
+
+
+def test_a_node_that_returns_without_what_was_wanted_until_a_reload(crew: Crew) -> None:
+    crew.lab.fake("n001", "forget_options", "")
+    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, settle=0))
+    assert (outcomes["n001"].state, outcomes["n001"].detail) == ("failed", "came back without what was wanted: EnableStreamMemOPs is 0")
+    assert outcomes["n002"].state == "skipped"
+    kept = "deepep-bootstrap: came back without what was wanted: EnableStreamMemOPs is 0 (run test-7)"
+    assert ("DRAIN" in node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == (True, kept)
+    # A next run that does not come to it leaves it drained, with the reason that counts.
+    assert crew.roll(crew.order_both()[0], policy=replace(QUICK, window=closed()))["n001"].state == "skipped"
+    assert reason(crew.lab, "n001") == kept
+    crew.lab.fake("n001", "forget_options", None)
+    reloaded = crew.roll(crew.order(N1, node="n001", reload=True))["n001"]
+    assert (reloaded.state, reloaded.detail) == ("unchanged", "not needed: the driver was loaded anew")
+    assert (node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == ("IDLE", "")
+
+
+def closed() -> Window:
+    now = datetime.now().astimezone()
+    return Window(clock((now.hour + 2) % 24), clock((now.hour + 3) % 24))
+
+
+def test_a_host_is_left_alone_where_it_must_be(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
+    first, second = crew.order_both()
+    assert "waits for the window" in crew.roll(first, policy=replace(QUICK, window=closed()))["n001"].detail
+    on_login(
+        crew.lab, "scontrol create reservation reservationname=maint starttime=now+20seconds duration=9 users=root nodes=n002 flags=maint"
+    )
+    try:
+        held = crew.roll(second)["n002"]
+        assert (held.state, held.code) == ("skipped", TROUBLE)
+        assert held.detail.startswith("in reservation maint (")
+    finally:
+        on_login(crew.lab, "scontrol delete reservationname=maint")
+    job = start_job(crew.lab, "n001")
+    late = crew.roll(first, policy=replace(QUICK, drain_timeout=0.3))["n001"]
+    assert (late.state, late.detail, late.code) == ("failed", f"still in use after 0.3 s: job {job}", TROUBLE)
+    assert (job_state(crew.lab, job), "DRAIN" in node_state(crew.lab, "n001")) == ("RUNNING", False)
+    on_login(crew.lab, f"scancel {job}")
+    monkeypatch.setattr("deepep_bootstrap.turn.OWN_BOOT_ID", crew.lab.lab.home("n002") / "own")
+    (crew.lab.lab.home("n002") / "own").write_text(before["n002"] + "\n")
+    assert crew.roll(second)["n002"].detail.startswith("this program runs there")
+    assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
+    assert node_state(crew.lab, "n002") == "IDLE"
+
+
+def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None:
+    crew.lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
+    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
+    outcomes = crew.roll(crew.order(N1), crew.order(N2), policy=replace(QUICK, at_once=0), slurm_at=())
+    assert (outcomes["n001"].state, outcomes["n002"].state) == ("done", "skipped")
+    assert outcomes["n002"].detail == "in use, left alone: process 0, 4711, python3, 1024"
+    assert crew.lab.boot_id("n001") not in ("", before["n001"])
+    assert crew.lab.boot_id("n002") == before["n002"]
+    assert ("reboot", "rebooting over SSH (no node of Slurm)") in [("reboot", line) for _, host, line in crew.lines if host == "n001"]
+
+
+def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: Crew) -> None:
+    job = start_job(crew.lab, "n001")
+
+    def interrupt(host: str, line: str) -> None:
+        if "waiting for job" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    crew.on_line = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        crew.roll(crew.order_both()[0])
+    assert [line for _, host, line in crew.lines][-1].startswith("stays drained (deepep-bootstrap: driver options (run test-7))")
+    assert job_state(crew.lab, job) == "RUNNING"
+    on_login(crew.lab, f"scancel {job}")
+    reasons = slurm_nodes.drained_by_us([node(crew.lab, "n001"), node(crew.lab, "n002")])
+    assert reasons == {"n001": "deepep-bootstrap: driver options (run test-7)"}
+    assert slurm_nodes.leftover(reasons, {"n001"}) == ()
+    fleet = Fleet((LOGIN,), Options(ssh_config=str(crew.lab.lab.ssh_config)))
+    told: list[str] = []
+    done = waves.bring_back(fleet, (LOGIN,), slurm_nodes.leftover(reasons, ()), lambda host, title, line: told.append(host))
+    fleet.close()
+    assert ([one.state for one in done], told) == (["done"], ["n001"])
+    assert "DRAIN" not in node_state(crew.lab, "n001")
+
+
+def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> None:
+    before = power.boot_id(crew.door, N1)
+    crew.lab.power_cut("n001")
+    crew.lab.boot("n001")
+    crew.door.forget(N1)
+    begin = time.monotonic()
+    assert power.boot_id(crew.door, N1) not in ("", before)
+    assert time.monotonic() - begin < 10
+
+
+def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew) -> None:
+    gone, plain = Host("n009"), replace(LOGIN, user="keeper")
+    fleet = Fleet((gone, plain), Options(ssh_config=str(crew.lab.lab.ssh_config)))
+    cluster = Cluster(fleet, (plain,))
+    cluster.tell(slurm_nodes.drain("n002", slurm_nodes.our_reason("a test", "")))
+    assert reason(crew.lab, "n002") == "deepep-bootstrap: a test"
+    cluster.tell(slurm_nodes.resume("n002"))
+    begin = threading.Event()
+    nobody = Cluster(fleet, (replace(LOGIN, user="builder"),), sleep=lambda seconds: begin.set())
+    with pytest.raises(Trouble, match="sudo"):
+        nobody.tell(slurm_nodes.drain("n002", "x"))
+    with pytest.raises(Trouble, match="Slurm refuses — found slurm_update error: Invalid node name"):
+        cluster.tell(slurm_nodes.resume("n009"))
+    assert not begin.is_set()
+    look = cluster.look("n001", "n002")
+    assert (sorted(look.nodes), look.reboot_program) == (["n001", "n002"], "/usr/sbin/lab-reboot")
+    assert abs(look.now.astimezone() - datetime.now().astimezone()) < timedelta(minutes=1)
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("window", "inside", "outside"),
+    [("22:00-06:00", ["22:00", "23:59", "00:00", "05:59"], ["06:00", "12:00", "21:59"]), ("09:30-10:00", ["09:30"], ["09:29", "10:00"])],
+)
+def test_windows(window: str, inside: list[str], outside: list[str]) -> None:
+    read = parse_window(window)
+    assert read is not None
+    assert str(read) == window
+    assert [read.holds(clock.fromisoformat(text)) for text in (*inside, *outside)] == [True] * len(inside) + [False] * len(outside)
+    assert parse_window("") is None
+
+
+@pytest.mark.parametrize("text", ["22-6", "24:00-06:00", "22:00-22:00", "22:00", "2200-0600", " 22:00-06:00"])
+def test_no_window(text: str) -> None:
+    with pytest.raises(Trouble, match="--reboot-window: not a time of day"):
+        parse_window(text)
