@@ -24,7 +24,7 @@ from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.store import Entry
 
-SESSION = ("lib.sh", "prefix/owner.sh", "prefix/session.sh")
+SESSION = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/session.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
 PUBLISH_FORM = datalines.Form({"state": 1}, {"phase": 1, "waiting": 1})
@@ -92,7 +92,8 @@ def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[
 def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> Iterator[Session]:
     """Hold a session open on `host`: scratch, and an allocation where one is asked for; both are gone afterwards."""
     options = slurm.request_options(request.allocation) if request.allocation else ()
-    env = {"PREFIX": request.prefix, "TOKEN": request.token}
+    used = {name for entry in request.entries for name in (entry.name, *entry.needs)}
+    env = {"PREFIX": request.prefix, "TOKEN": request.token, "ENTRIES": "\n".join(sorted(used)), "HEARTBEAT": f"{request.heartbeat:g}"}
     job = Job(compose(request.recipes, *SESSION), args=options, env=env, user=request.user, watched=True, timeout=None)
 
     def tell(line: str) -> None:

@@ -15,10 +15,12 @@ from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 
-INIT = ("lib.sh", "prefix/init.sh")
+INIT = ("lib.sh", "prefix/share.sh", "prefix/init.sh")
 PROBE = ("lib.sh", "prefix/probe.sh")
-OFFER = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/offer.sh")
-LOGS = ("lib.sh", "prefix/logs.sh")
+CHANGING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/current.sh")
+"""In front of every recipe that changes which generations there are."""
+OFFER = (*CHANGING, "prefix/offer.sh")
+LOGS = ("lib.sh", "prefix/share.sh", "prefix/logs.sh")
 FAILURES = {
     "init.sh": "the prefix cannot be made",
     "probe.sh": "the prefix cannot be used",

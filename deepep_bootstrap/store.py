@@ -14,7 +14,10 @@ from deepep_bootstrap.lock import Lock, Source, Stack
 
 NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 DIGEST_BYTES = 20
-COMMON_RECIPES = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "build/common.sh", "prefix/publish.sh")
+COMMON_RECIPES = (
+    *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh"),
+    *("build/common.sh", "prefix/publish.sh"),
+)
 """Texts in front of every entry's own recipe, in this order; together they are one script."""
 OWN_RECIPES = {
     "gdrcopy": ("build/gdrcopy.sh",),

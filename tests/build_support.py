@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from deepep_bootstrap import store
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.survey import read_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: Mapping[str, str] = read_tree(ROOT / "recipes")
 HERE = Host("here", connection="local")
-PUBLISH = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "build/common.sh", "prefix/publish.sh")
+PUBLISH = store.COMMON_RECIPES
 FAST = "0.2"
 """Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
 
@@ -41,7 +42,7 @@ def script(*names: str, extra: str = "") -> str:
 def make_prefix(folder: Path) -> Path:
     """Return a prefix made by init.sh."""
     prefix = folder / "prefix"
-    done = run_bash(script("lib.sh", "prefix/init.sh"), {"PREFIX": str(prefix), "TOKEN": "init"})
+    done = run_bash(script("lib.sh", "prefix/share.sh", "prefix/init.sh"), {"PREFIX": str(prefix), "TOKEN": "init"})
     assert done.returncode == 0, done.stderr
     return prefix
 

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from build_support import FAST, HERE, RECIPES, make_prefix, run_bash, script, start_bash, until, values
 
-from deepep_bootstrap import generations
+from deepep_bootstrap import build, generations
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.remote import Fleet, Job
 
-INIT = script("lib.sh", "prefix/init.sh")
-OFFER = script("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/offer.sh")
-SESSION = script("lib.sh", "prefix/owner.sh", "prefix/session.sh")
+INIT = script(*generations.INIT)
+OFFER = script(*generations.OFFER)
+SESSION = script(*build.SESSION)
 RECEIVE = script("lib.sh", "prefix/receive.sh")
 NOBODY = "nobody" if os.geteuid() == 0 else ""
 

@@ -1,14 +1,23 @@
 # shellcheck shell=bash
-# Make the prefix: PREFIX/{store,generations,logs} and, once, its random id. Safe to run at the same time on several hosts.
+# Make the prefix: PREFIX/{store,generations,logs} and, once, its random id. Safe to run at the same time on several hosts. A PREFIX that is
+# there already keeps its owner, group and mode. It needs prefix/share.sh before it.
 # Inputs: PREFIX, TOKEN, OWNER ("" or the user who builds; given the folders where we are root and make them).
 # Results: state=created|ok, id=….
 
-# make_folder PATH: one folder of the prefix, with the mode that lets everybody read and only its owner write.
+# make_folder PATH: one folder of the prefix, with the mode that lets everybody read, and its owner write: in a shared prefix also its group.
 make_folder() {
     local -r path="$1"
     [[ ! -d "${path}" ]] || return 0
     [[ ! -e "${path}" && ! -L "${path}" ]] || die "${path} exists and is not a directory"
-    mkdir -m 0755 -- "${path}" 2>/dev/null || [[ -d "${path}" ]] || die "cannot make the directory ${path}: $(explain_refusal "${path%/*}")"
+    mkdir -- "${path}" 2>/dev/null || [[ -d "${path}" ]] || die "cannot make the directory ${path}: $(explain_refusal "${path%/*}")"
+    give_to_owner "${path}"
+    follow_prefix
+    [[ "${path}" == "${PREFIX}" ]] || share_tree "${path}"
+}
+
+# give_to_owner PATH: where we are root, the user who builds gets what we make.
+give_to_owner() {
+    local -r path="$1"
     if [[ -n "${OWNER:-}" && "$(id -u)" == 0 ]]; then
         chown -- "${OWNER}:" "${path}"
     fi
@@ -43,9 +52,7 @@ give_id() {
     [[ ! -s "${PREFIX}/.id" ]] || return 0
     tr -d '-' </proc/sys/kernel/random/uuid >"${aside}" 2>/dev/null || die "cannot write in ${PREFIX}: $(explain_refusal "${PREFIX}")"
     chmod 0444 -- "${aside}"
-    if [[ -n "${OWNER:-}" && "$(id -u)" == 0 ]]; then
-        chown -- "${OWNER}:" "${aside}"
-    fi
+    give_to_owner "${aside}"
     ln -- "${aside}" "${PREFIX}/.id" 2>/dev/null || [[ -s "${PREFIX}/.id" ]] || die "cannot make a hard link in ${PREFIX}: what filesystem is this?"
     rm -f -- "${aside}"
 }

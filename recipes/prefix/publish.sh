@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Publish one store entry: look, lock, look again, build aside, check, rename once. It needs prefix/owner.sh, prefix/lock.sh and
-# build/common.sh before it and a build/<kind>.sh after it, which defines build_entry and check_entry and calls main.
+# Publish one store entry: look, lock, look again, build aside, check, rename once. It needs prefix/owner.sh, prefix/lock.sh,
+# prefix/share.sh, prefix/files.sh and build/common.sh before it and a build/<kind>.sh after it, which defines build_entry and check_entry
+# and calls main.
 #
 # Inputs: PREFIX, ENTRY (name of the entry), TOKEN, SCRATCH (node-local, of this run), PYTHON (3.6 or newer, standard library only),
 # MANIFEST (JSON text), SRC (source tree, "" for none), JOBS (0: as many as processors and free memory allow). Results: state=published|present,
@@ -17,13 +18,14 @@ begin_phase() {
     data phase "$1"
 }
 
-# write_manifest: put what the engine says of the entry, and where and when it was built, into it.
+# write_manifest: put what the engine says of the entry, its size, and where and when it was built, into it.
 write_manifest() {
     local -r seconds="$1"
-    "${PYTHON}" - "${OUT}/manifest.json" "$(uname -n)" "${seconds}" <<'PYTHON_END'
+    "${PYTHON}" - "${OUT}/manifest.json" "$(uname -n)" "${seconds}" "$(size_of "${OUT}")" <<'PYTHON_END'
 import json, os, sys, time
-path, host, seconds = sys.argv[1:]
+path, host, seconds, size = sys.argv[1:]
 manifest = json.loads(os.environ["MANIFEST"])
+manifest["bytes"] = int(size)
 manifest["built"] = {"host": host, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": int(seconds)}
 with open(path, "w", encoding="utf-8") as file:
     json.dump(manifest, file, ensure_ascii=False, indent=2)
@@ -55,7 +57,7 @@ run_aside() {
 # build_and_publish: from sources to a name in the store; the lock is ours.
 build_and_publish() {
     local -r start="${SECONDS}"
-    mkdir -m 0755 -- "${OUT}"
+    mkdir -- "${OUT}"
     begin_phase build
     run_aside build_entry
     begin_phase relocate
@@ -64,6 +66,8 @@ build_and_publish() {
     run_aside check_entry
     write_manifest "$((SECONDS - start))"
     find "${OUT}" \( -type f -exec chmod a-w,a+r {} + \) -o \( -type d -exec chmod a+rx {} + \)
+    share_tree "${OUT}"
+    record_files "${OUT}" "${SCRATCH}/files-${ENTRY}"
     begin_phase publish
     sync -f "${OUT}"
     rename_into_place
@@ -99,6 +103,7 @@ main() {
         data state present
         return 0
     fi
+    follow_prefix
     trap clean_up EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT

@@ -1,11 +1,15 @@
 # shellcheck shell=bash
 # A build session on one host, held open by the control machine: a scratch folder on the host's own disk and, where Slurm owns the host,
-# an allocation. It needs prefix/owner.sh before it. Both go when the session ends: on end of standard input or on SIGTERM.
+# an allocation. It needs prefix/owner.sh, prefix/lock.sh and prefix/share.sh before it. Both go when the session ends: on end of standard
+# input or on SIGTERM. As long as it lives, its description stands in the store with what it builds and builds against (ENTRIES, one a
+# line), so that nobody removes that (prefix/living.sh).
 #
 # Arguments: options for salloc; none where there is no Slurm. Inputs: TOKEN, PREFIX. Results: scratch=FOLDER, waiting=…, jobid=NUMBER
 # (0 without Slurm), in this order.
 
 SCRATCH=""
+# shellcheck disable=SC2034 # read by prefix/lock.sh
+LOCK_DIR="${PREFIX:?}/store"
 JOB_NAME="deepep-build"
 SALLOC=""
 
@@ -54,7 +58,7 @@ record_job() {
 allocate() {
     local -r said="${SCRATCH}/salloc"
     local told=""
-    salloc --no-shell --job-name="${JOB_NAME}" --mem=0 "$@" >"${said}" 2>&1 </dev/null &
+    salloc --no-shell --job-name="${JOB_NAME}" --mem=0 "$@" >"${said}" 2>&1 </dev/null {BEAT}>&- &
     SALLOC="$!"
     while kill -0 "${SALLOC}" 2>/dev/null; do
         sleep 0.2
@@ -79,6 +83,8 @@ clean_up() {
     trap - ERR
     set +e
     [[ -z "${SALLOC}" ]] || kill "${SALLOC}" 2>/dev/null
+    release_lock
+    [[ -n "${SCRATCH}" ]] || exit "${code}"
     [[ ! -s "${SCRATCH}/.job" ]] || cancel_job "$(<"${SCRATCH}/.job")"
     # Where we are all ended at once, recipes may write there for some seconds more: try again until it is gone.
     # shellcheck disable=SC2016 # expanded by the inner shell
@@ -99,18 +105,30 @@ wait_for_end() {
     fi
 }
 
+# announce_entries: before anybody looks whether an entry is there.
+announce_entries() {
+    local name
+    follow_prefix
+    announce_ourselves session
+    sweep_leftovers session
+    while IFS= read -r name; do
+        [[ -z "${name}" ]] || printf 'entry=%s\n' "${name}" >>"${OWN}"
+    done <<<"${ENTRIES:-}"
+}
+
 main() {
     local base
     need_env TOKEN PREFIX
-    umask 077
     base="$(choose_base)"
     [[ "${base}/" != "${PREFIX%/}/"* ]] || die "scratch ${base} lies in the prefix ${PREFIX}: set TMPDIR to a folder on the host's own disk"
-    remove_dead "${base}"
-    SCRATCH="$(mktemp -d "${base}/deepep-scratch-XXXXXXXX")"
     trap clean_up EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    announce_entries
+    umask 077
+    remove_dead "${base}"
+    SCRATCH="$(mktemp -d "${base}/deepep-scratch-XXXXXXXX")"
     describe_owner 0 >"${SCRATCH}/.owner"
     mkdir -p -- "${SCRATCH}"/{bin,build,early,src,wheels}
     data scratch "${SCRATCH}"

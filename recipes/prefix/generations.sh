@@ -1,0 +1,41 @@
+# shellcheck shell=bash
+# Look at the generations and the store; change nothing. It needs prefix/owner.sh, prefix/lock.sh, prefix/current.sh, prefix/living.sh and
+# prefix/files.sh before it.
+#
+# Inputs: PREFIX, TOKEN, LOCKS (1: with the lock file of every generation). Results: current=NUMBER; generation=NUMBER MANIFEST LOCK and
+# entry=NAME BYTES MANIFEST (texts in base 64, BYTES may be empty); used=ENTRY WHO; leftover=NAME BYTES; end=1.
+
+# text_of FILE: print a file in base 64 on one line; nothing where it is not there.
+text_of() {
+    [[ ! -r "$1" ]] || base64 -w 0 -- "$1"
+}
+
+# recorded_size FOLDER: print the size that an entry's manifest gives; that of its files where it has none.
+recorded_size() {
+    local found
+    found="$(sed -n 's/^  "bytes": \([0-9][0-9]*\).*/\1/p' "$1/manifest.json" 2>/dev/null)" || true # no manifest
+    printf '%s\n' "${found:-$(size_of "$1")}"
+}
+
+main() {
+    local number path dead name lock=""
+    need_env PREFIX TOKEN
+    [[ -d "${PREFIX}" ]] || die "there is no directory ${PREFIX}"
+    [[ -d "${GENERATIONS}" && -d "${STORE}" ]] || die "${PREFIX} is not a prefix of ours: bootstrap makes one"
+    data current "$(find_current)"
+    for number in $(find_numbers); do
+        [[ -z "${LOCKS:-}" ]] || lock="$(text_of "${GENERATIONS}/${number}/deepep.lock.toml")"
+        data generation "${number}"$'\t'"$(text_of "${GENERATIONS}/${number}/manifest.json")"$'\t'"${lock}"
+    done
+    for path in "${STORE}"/*/; do
+        path="${path%/}"
+        [[ -d "${path}" ]] || continue # an empty store
+        data entry "${path##*/}"$'\t'"$(recorded_size "${path}")"$'\t'"$(text_of "${path}/manifest.json")"
+    done
+    dead="$(find_owners | while IFS= read -r path; do find_dead 0 "${path}"; done)"
+    find_used "${dead}" | while IFS= read -r name; do data used "${name}"; done
+    find_leftovers "${dead}" | while IFS= read -r name; do data leftover "${name}"$'\t'"$(size_of "${STORE}/${name}")"; done
+    data end 1
+}
+
+main "$@"

@@ -1,0 +1,43 @@
+# shellcheck shell=bash
+# Make another generation the current one by one rename. It needs prefix/owner.sh, prefix/lock.sh, prefix/share.sh and prefix/current.sh
+# before it.
+#
+# Inputs: PREFIX, TOKEN, BASE (the generation that is current as far as the caller knows), TO (the one to be), ENTRIES (the store entries
+# that one needs, one a line). Results: state=switched; nothing was changed with state=stale (another one became current meanwhile:
+# generation=CURRENT), state=absent (there is no generation TO any more) and state=missing with missing=ENTRY (entries that are gone).
+
+drop_stage() {
+    return 0
+}
+
+main() {
+    local current name
+    local -a entries missing
+    need_env PREFIX TOKEN BASE TO
+    [[ "${TO}" =~ ^[1-9][0-9]*$ ]] || die "rollback: bad number '${TO}'"
+    need_generations
+    follow_prefix
+    let_go_on_exit
+    take_lock offer never
+    sweep_leftovers offer
+    current="$(find_current)"
+    readarray -t entries <<<"${ENTRIES:-}"
+    readarray -t missing < <(find_missing "${entries[@]}")
+    if [[ "${current}" != "${BASE}" ]]; then
+        data state stale
+    elif [[ ! -s "${GENERATIONS}/${TO}/manifest.json" ]]; then
+        data state absent
+    elif ((${#missing[@]} > 0)); then
+        data state missing
+        for name in "${missing[@]}"; do
+            data missing "${name}"
+        done
+    else
+        switch_link "${PREFIX}/current" "generations/${TO}"
+        current="${TO}"
+        data state switched
+    fi
+    data generation "${current}"
+}
+
+main "$@"
