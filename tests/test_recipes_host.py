@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -18,7 +19,7 @@ pytest_plugins = ["lab_support"]
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LIB = (RECIPES / "lib.sh").read_text(encoding="utf-8")
-HOOK = f"{LIB}\n{(RECIPES / 'host' / 'module-hook.sh').read_text(encoding='utf-8')}"
+HOOK = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in ("lib.sh", "host/files.sh", "host/module-hook.sh"))
 LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
 DEPS = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in (*LIBRARY, "host/build-deps.sh"))
 DEBIAN = "gcc g++ make cmake ninja-build git libibverbs-dev python3-dev"
@@ -104,7 +105,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def hook(verb: str, root: Path, folder: str = "/shared/deepep/modulefiles") -> dict[str, str]:
-    done = run_bash(HOOK, verb, HOOK_ROOT=str(root), MODULEFILES=folder)
+    done = run_bash(HOOK, verb, HOST_ROOT=str(root), MODULEFILES=folder)
     assert done.returncode == 0, done
     return facts_of(done.stdout)
 
@@ -123,7 +124,7 @@ def test_hook_check_apply_apply_remove(root: Path) -> None:
     assert again == written
     assert hook("check", root, "/other/modulefiles") == {"state": "todo", "found": folder, "wanted": "/other/modulefiles"}
     assert hook("remove", root) == {"state": "ok", "found": "no hook"}
-    assert list(profile.iterdir()) == []
+    assert not (root / "etc").exists(), "what was made for it goes with it"
     assert hook("remove", root)["state"] == "ok"
 
 
@@ -141,6 +142,26 @@ def test_a_hook_that_is_not_as_written_is_written_again(root: Path, damage: str)
     assert hook("apply", root)["state"] == "ok"
 
 
+def test_a_hook_from_before_the_record_is_taken_away_too(root: Path) -> None:
+    hook("apply", root)
+    old = (root / "etc/profile.d/zz-deepep.sh").read_text(encoding="utf-8")
+    shutil.rmtree(root / "var")
+    assert hook("remove", root) == {"state": "ok", "found": "no hook"}
+    (root / "etc/profile.d/zz-deepep.sh").write_text(old + "# of an older version\n", encoding="utf-8")
+    assert hook("apply", root)["state"] == "ok"
+    assert hook("remove", root) == {"state": "ok", "found": "no hook"}
+    assert list((root / "etc/profile.d").iterdir()) == []
+
+
+def test_a_hook_that_somebody_changed_is_left_alone_and_named(root: Path) -> None:
+    hook("apply", root)
+    with (root / "etc/profile.d/zz-deepep.sh").open("a", encoding="utf-8") as file:
+        file.write("echo hello\n")
+    said = hook("remove", root)
+    assert said["note"] == "changed by somebody else since, left alone: /etc/profile.d/zz-deepep.sh"
+    assert [path.name for path in (root / "etc/profile.d").iterdir()] == ["zz-deepep.sh"]
+
+
 def test_no_module_system_is_said_and_nothing_is_written(tmp_path: Path) -> None:
     for verb in ("check", "apply"):
         said = hook(verb, tmp_path)
@@ -151,7 +172,7 @@ def test_no_module_system_is_said_and_nothing_is_written(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("folder", ["relative/path", "/a b", "/a;reboot", "/$(id)", "/a'b", "/a\nb", "/a:b"])
 def test_a_path_that_shells_would_read_otherwise_is_refused(root: Path, folder: str) -> None:
-    done = run_bash(HOOK, "apply", HOOK_ROOT=str(root), MODULEFILES=folder)
+    done = run_bash(HOOK, "apply", HOST_ROOT=str(root), MODULEFILES=folder)
     assert done.returncode == 1
     assert "not a plain absolute path" in done.stderr
     assert not (root / "etc").exists()
@@ -159,7 +180,7 @@ def test_a_path_that_shells_would_read_otherwise_is_refused(root: Path, folder: 
 
 def test_a_hook_that_cannot_be_written_is_an_error(root: Path) -> None:
     (root / "etc").write_text("a file where the folder should be", encoding="utf-8")
-    assert run_bash(HOOK, "apply", HOOK_ROOT=str(root), MODULEFILES="/a/modulefiles").returncode != 0
+    assert run_bash(HOOK, "apply", HOST_ROOT=str(root), MODULEFILES="/a/modulefiles").returncode != 0
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox sh", "tcsh -f"])

@@ -2,9 +2,10 @@
 # The MODULEPATH hook: two small files in /etc/profile.d through which a login shell finds our modulefiles, under Lmod and under
 # Environment Modules alike. They look at no file: a shared directory that does not answer must not stop people from logging in.
 #
-# Arguments: check, apply or remove. Inputs: MODULEFILES, the directory to name. HOOK_ROOT, for tests, stands before /etc and /usr.
+# Arguments: check, apply or remove. Inputs: MODULEFILES, the directory to name. files.sh stands before this text; HOST_ROOT, for tests,
+# stands before /etc and /usr.
 
-readonly HOOK="${HOOK_ROOT:-}/etc/profile.d/zz-deepep"
+readonly HOOK=/etc/profile.d/zz-deepep
 
 # The modulefiles line of the header is what facts.sh reads.
 print_header() {
@@ -42,7 +43,7 @@ CSH
 
 # Is there anything that would read MODULEPATH? Either where packages put it, or, for one installed by hand, in a login shell.
 has_module_system() {
-    local -r root="${HOOK_ROOT:-}"
+    local -r root="${HOST_ROOT:-}"
     local init
     for init in "${root}"/usr/share/{lmod/lmod,modules,Modules}/init/bash "${root}"/opt/apps/lmod/lmod/init/bash; do
         [[ ! -e "${init}" ]] || return 0
@@ -50,14 +51,9 @@ has_module_system() {
     [[ -z "${root}" ]] && bash -lc 'type module' >/dev/null 2>&1 </dev/null
 }
 
-# is_same FILE TEXT: true when FILE holds exactly TEXT and can be read by everybody.
-is_same() {
-    local -r file="$1" text="$2"
-    [[ -f "${file}" && "$(stat -c %a -- "${file}")" == 644 ]] && cmp -s -- "${file}" - <<<"${text}"
-}
-
 named_folder() {
-    [[ -r "${HOOK}.sh" ]] && sed -n 's/^# modulefiles: //p' "${HOOK}.sh" | head -n 1
+    local -r file="${HOST_ROOT:-}${HOOK}.sh"
+    [[ -r "${file}" ]] && sed -n 's/^# modulefiles: //p' "${file}" | head -n 1
 }
 
 report_state() {
@@ -68,7 +64,7 @@ report_state() {
         data state ok
         data found "no module system"
         data note "no module system here: users load the environment with . ${folder%/modulefiles}/current/env.sh"
-    elif is_same "${HOOK}.sh" "$(print_sh "${folder}")" && is_same "${HOOK}.csh" "$(print_csh "${folder}")"; then
+    elif is_installed "${HOOK}.sh" 644 <<<"$(print_sh "${folder}")" && is_installed "${HOOK}.csh" 644 <<<"$(print_csh "${folder}")"; then
         data state ok
         data found "${folder}"
     else
@@ -80,16 +76,24 @@ report_state() {
 
 apply_hook() {
     local -r folder="$1"
-    mkdir -p -- "${HOOK%/*}"
-    print_sh "${folder}" | write_file "${HOOK}.sh" 644
-    print_csh "${folder}" | write_file "${HOOK}.csh" 644
-    say "wrote ${HOOK}.sh and ${HOOK}.csh"
+    install_file module-hook "${HOOK}.sh" 644 <<<"$(print_sh "${folder}")"
+    install_file module-hook "${HOOK}.csh" 644 <<<"$(print_csh "${folder}")"
+}
+
+# Earlier versions of this program wrote the hook without putting it on record: what carries its header is ours too.
+drop_unrecorded_hook() {
+    local file
+    for file in "${HOOK}.sh" "${HOOK}.csh"; do
+        is_written module-hook "${file}" && continue
+        ! grep -sq '^# Written by deepep-bootstrap ' "${HOST_ROOT:-}${file}" || rm -f -- "${HOST_ROOT:-}${file}"
+    done
 }
 
 remove_hook() {
-    rm -f -- "${HOOK}.sh" "${HOOK}.csh"
+    remove_files module-hook
+    drop_unrecorded_hook
     data state ok
-    data found "no hook"
+    data found "$(named_folder || echo "no hook")"
 }
 
 main() {

@@ -24,9 +24,10 @@ apply_todo() {
     printf '%s\n' "${answer}"
 }
 
-# read_lines FILE…: the lines of configuration files without comments and empty ones; a file that is not there has none.
-read_lines() {
-    sed -E 's/[#;].*//; s/^[[:space:]]+|[[:space:]]+$//g; /^$/d' -- "$@" 2>/dev/null || : # not there or not readable: nothing to see
+# loads_at_boot MODULE: do the lists of modules to load, of whatever package or person, name it?
+loads_at_boot() {
+    local -r root="${HOST_ROOT:-}" line="[[:space:]]*${1//[-_]/[-_]}[[:space:]]*"
+    grep -sqxE "${line}" "${root}"/etc/modules "${root}"/{etc,run,usr/local/lib,usr/lib}/modules-load.d/*.conf
 }
 
 # print_modprobe_config NAME PATTERN: the option and install lines of modules that PATTERN fits, as modprobe itself understands all its
