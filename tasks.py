@@ -13,6 +13,7 @@ from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import facts as _facts
 from deepep_bootstrap.verbs import lab as _lab
+from deepep_bootstrap.verbs import lock as _lock
 from deepep_bootstrap.verbs import plan as _plan
 from deepep_bootstrap.verbs import remove as _remove
 from deepep_bootstrap.verbs import status as _status
@@ -53,6 +54,12 @@ def facts(flags: Flags) -> int:
 def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
     """Say what is wrong with the hosts, why it matters and what to do; change nothing."""
     return _doctor.doctor(flags, user=as_, strict=strict)
+
+
+@verb
+def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "") -> int:
+    """Say what is pinned and how old it is; check that it is still there and the same; update pins."""
+    return _lock.lock(flags, check=check, update=update, ref=ref, version=version)
 
 
 @verb

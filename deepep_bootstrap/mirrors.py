@@ -37,12 +37,27 @@ class Mirrors:
         The first level with a matching prefix decides, in it the longest one. Below a directory the rest of the URL is the path,
         with or without `.git`. Raises Trouble when the directory has no such repository.
         """
+        replaced = self._replaced(url)
+        return _below(*replaced, url) if replaced else url
+
+    def file(self, url: str) -> str:
+        """Return where the file at `url` is fetched from: an address, or a path below a directory. Raises Trouble where it is not."""
+        place, rest = self._replaced(url) or (url, "")
+        if is_address(place):
+            return place + rest
+        path = Path(place, rest.strip("/"))
+        if ".." in path.parts or not path.is_file():
+            raise Trouble(Problem(f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"))
+        return str(path)
+
+    def _replaced(self, url: str) -> tuple[str, str] | None:
+        """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; None where none matches."""
         for level in self.levels:
             matching = [prefix for prefix in level.prefixes if url.startswith(prefix)]
             if matching:
                 prefix = max(matching, key=len)
-                return _below(level.prefixes[prefix], url[len(prefix) :], url)
-        return url
+                return level.prefixes[prefix], url[len(prefix) :]
+        return None
 
     def index(self, name: str) -> str:
         """Return the address or the directory that serves the index `name`; "" when nothing names one."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deepep_bootstrap import fetch, mirrors, nar
+from deepep_bootstrap import command, fetch, gitrepo, mirrors, nar
 from deepep_bootstrap.command import Completed
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.mirrors import Mirrors
@@ -227,13 +227,13 @@ def test_a_password_in_an_address_stays_hidden(
     upstream: Upstream, plain_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    run = fetch.command.run
+    run = command.run
 
     def record(argv: Sequence[str | Path], **rest: Any) -> Completed:
         seen.extend(map(str, argv))
         return run(argv, **rest)
 
-    monkeypatch.setattr(fetch.command, "run", record)
+    monkeypatch.setattr(command, "run", record)
     secret = plain_server.replace("http://", "http://user:secret@")
     over_http = mirrors.read([f"{BASE}owner/engine={secret}owner/engine.git", f"{BASE}owner/gone={secret}gone"], {}, {})
     assert "secret" not in refused(replace(upstream.source, url=f"{BASE}owner/gone"), over_http, tmp_path / "cache")
@@ -355,4 +355,4 @@ def test_submodules(upstream: Upstream, tmp_path: Path) -> None:
     ],
 )
 def test_addresses_of_submodules(url: str, absolute: str) -> None:
-    assert fetch._absolute(url, f"{BASE}owner/engine") == absolute
+    assert gitrepo.absolute(url, f"{BASE}owner/engine") == absolute

@@ -1,0 +1,144 @@
+"""What the lock says, for people and for programs: pins with their age, stacks with what they use, and how an update changes a pin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.mirrors import shown
+from deepep_bootstrap.pins import Renewal
+from deepep_bootstrap.report import size
+from deepep_bootstrap.sources import Archive, Source
+
+DAY = 86400
+MONTH_DAYS = 30.44
+REV_DIGITS = 12
+
+
+def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
+    """Return the lines of `invoke lock`: the pins that `stacks` use, then these stacks. `now`: seconds since 1970."""
+    sources, archives = used(lock, stacks)
+    lines = ["sources"]
+    rows = [_source_cells(source, users(lock, source.name), now) for source in sources]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)] if rows else []
+    for source, row in zip(sources, rows, strict=True):
+        lines.append("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines += [f"      {line}" for line in _details(source)]
+    if archives:
+        lines += ["archives", *(f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}" for each in archives)]
+    lines.append("stacks")
+    for name in stacks:
+        lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
+    if lock.tools:
+        lines.append("tools")
+        lines += [f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()]
+    return lines
+
+
+def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]]:
+    """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
+    everything = set(stacks) == set(lock.stacks)
+    sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
+    archives = [archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)]
+    return sources, archives
+
+
+def users(lock: Lock, name: str) -> list[str]:
+    """Return the stacks that use the pin called `name`."""
+    return [stack.name for stack in lock.stacks.values() if name in roles(stack, lock).values()]
+
+
+def roles(stack: Stack, lock: Lock) -> dict[str, str]:
+    """Return the pins that a stack uses by what it uses them for."""
+    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
+    return {role: name for role, name in values.items() if isinstance(name, str) and (name in lock.sources or name in lock.archives)}
+
+
+def change_lines(renewal: Renewal) -> list[str]:
+    """Return what an update does to a pin: old and new with dates, how one became the other, and where to look at the difference."""
+    before, after = renewal.before, renewal.after
+    if before == after:
+        return [f"{renewal.name}: {_state(before)}, unchanged"]
+    version = f"version {before['version']} → {after['version']}" if before["version"] != after["version"] else ""
+    line = "; ".join(filter(None, (f"{renewal.name}: {_state(before)} → {_state(after)}", *renewal.notes, version)))
+    return [line, *([f"    {renewal.link}"] if renewal.link else [])]
+
+
+def date(seconds: int) -> str:
+    """Return a time in seconds since 1970 as a UTC date."""
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, in the unit a person would choose."""
+    days = int(seconds // DAY)
+    for count, unit in ((int(days / MONTH_DAYS / 12), "year"), (int(days / MONTH_DAYS), "month"), (days, "day")):
+        if count > 1 or unit == "day":
+            return f"{max(count, 0)} {unit}{'s' * (count != 1)} old"
+    raise ValueError(seconds)
+
+
+def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
+    """Return the keys `pins`, `stacks` and `default_stack` of the JSON document."""
+    sources, archives = used(lock, stacks)
+    everything: list[Source | Archive] = [*sources, *archives]
+    pins = [
+        {
+            **{key: getattr(pin, key, "") for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
+            "kind": "source" if isinstance(pin, Source) else "archive",
+            "submodules": getattr(pin, "submodules", False),
+            "substitutes": [{"file": each.file, "count": each.count} for each in getattr(pin, "substitutes", ())],
+            "used_by": users(lock, pin.name),
+        }
+        for pin in everything
+    ]
+    return {"default_stack": lock.default_stack, "pins": pins, "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks]}
+
+
+def change_json(renewal: Renewal) -> Mapping[str, Any]:
+    """Return one change for the JSON document."""
+    head = {"kind": renewal.table, "name": renewal.name, "changed": bool(renewal.changed)}
+    return {**head, "before": renewal.before, "after": renewal.after, "notes": list(renewal.notes), "link": renewal.link}
+
+
+def _source_cells(source: Source, stacks: Sequence[str], now: float) -> tuple[str, ...]:
+    old = f"{date(source.last_modified)}, {age(now - source.last_modified)}"
+    by = f"for {', '.join(stacks)}" if stacks else "for no stack"
+    ref = "" if source.ref == source.rev else source.ref
+    return f"{source.name} {source.version}", ref, source.rev[:REV_DIGITS], old, by
+
+
+def _details(source: Source) -> list[str]:
+    lines = ["with its submodules"] if source.submodules else []
+    for each in source.substitutes:
+        first = each.text.strip().splitlines()[0] if each.text.strip() else repr(each.text)
+        lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {first}")
+    return lines
+
+
+def _stack_lines(stack: Stack, *, is_default: bool) -> list[str]:
+    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
+    words = ", ".join(f"{role} {value}" for role, value in values.items() if isinstance(value, str) and value)
+    lines = [f"  {stack.name}{' (default)' if is_default else ''}: {words}"]
+    for target, wheels in stack.wheels.items():
+        torch = next((f", torch {wheel.version}" for wheel in wheels if wheel.name == "torch"), "")
+        lines.append(f"      {target}: {len(wheels)} wheels, {size(sum(wheel.size for wheel in wheels))}{torch}")
+    return lines
+
+
+def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:
+    wheels = [
+        {"target": target, "files": len(closure), "bytes": sum(wheel.size for wheel in closure)} for target, closure in stack.wheels.items()
+    ]
+    return {"name": stack.name, "cuda": stack.cuda, "uses": roles(stack, lock), "wheels": wheels}
+
+
+def _state(values: Mapping[str, str | int]) -> str:
+    """Return what a pin is, in short: its ref and commit with the date, or an archive's address and size."""
+    if "rev" in values:
+        ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
+        return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({date(int(values['last_modified']))})"
+    return f"{shown(str(values['url']))} ({values['size']} bytes, {str(values['hash'])[:20]}…)"

@@ -1,0 +1,187 @@
+"""`invoke lock`: what is pinned; `--check`: is it still there and the same; `--update`: follow the refs anew and rewrite the pins."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from deepep_bootstrap import lock as locks
+from deepep_bootstrap import lockfile, mirrors
+from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.lockview import change_json, change_lines, overview, pins_json, used
+from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.pins import Checked, Renewal, Wish, check_archive, check_source, renew_archive, renew_source
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.survey import Flags
+
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class _Work:
+    flags: Flags
+    screen: Screen
+    lock: Lock
+    mirrors: Mirrors
+    stacks: tuple[str, ...]
+
+
+def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "") -> int:
+    """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with another `version`.
+
+    Exit 1 when a pin is not what it should be or could not be renewed.
+    """
+    screen = Screen("lock", as_json=flags.json)
+    wish = Wish(ref, version)
+    if problems := _contradictions(check, update, wish):
+        raise Trouble(*problems)
+    found = locks.read(_path(flags))
+    if flags.stack and flags.stack not in found.stacks:
+        raise Trouble(Problem("--stack", "no such stack in the lock", flags.stack, " or ".join(found.stacks)))
+    stacks = (flags.stack,) if flags.stack else tuple(found.stacks)
+    work = _Work(flags, screen, found, mirrors.read(flags.mirror, os.environ, found.indexes), stacks)
+    if update:
+        return renew(work, update, wish)
+    return look_again(work) if check else show(work)
+
+
+def show(work: _Work) -> int:
+    """Print the pins, their age, and what each stack uses."""
+    work.screen.say(f"{work.lock.path}: default stack {work.lock.default_stack}", style="bold")
+    for line in overview(work.lock, work.stacks, time.time()):
+        work.screen.say(line)
+    work.screen.document(OK, (), **pins_json(work.lock, work.stacks), checks=[], changes=[])
+    return OK
+
+
+def look_again(work: _Work) -> int:
+    """Fetch every pin anew and compare it; print all that are not as locked. What reads the lock has checked schema and stacks."""
+    sources, archives = used(work.lock, work.stacks)
+    done: dict[str, Checked] = {}
+    for source in sources:
+        done[source.name] = check_source(source, work.mirrors)
+        _tell(work.screen, f"source {source.name} {source.rev[:12]}", done[source.name])
+    for archive in archives:
+        done[archive.name] = check_archive(archive, work.mirrors)
+        _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
+    wheels = {wheel.file for name in work.stacks for closure in work.lock.stacks[name].wheels.values() for wheel in closure}
+    work.screen.say(f"{len(wheels)} wheels and {len(work.stacks)} stacks: well-formed and consistent; wheels are hashed when they are used")
+    problems = [problem for each in done.values() for problem in each.problems]
+    for problem in problems:
+        work.screen.problem(problem)
+    code = TROUBLE if problems else OK
+    checks = [{"name": name, "ok": not each.problems, "notes": list(each.notes)} for name, each in done.items()]
+    work.screen.document(code, problems, **pins_json(work.lock, work.stacks), checks=checks, changes=[])
+    return code
+
+
+def renew(work: _Work, wanted: str, wish: Wish) -> int:
+    """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or nothing is written."""
+    names = _names(work.lock, wanted)
+    path = _path(work.flags)
+    text = path.read_bytes().decode()
+    problems: list[Problem] = []
+    renewals: list[Renewal] = []
+    for name in names:
+        try:
+            renewals.append(_renewed(work, name, wish))
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+            continue
+        for line in change_lines(renewals[-1]):
+            work.screen.say(line)
+    changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
+    if changed and not problems:
+        new = lockfile.rewrite(text, changed, str(path))
+        locks.parse(new, str(path))
+        if not work.flags.dry_run:
+            _replace(path, text, new)
+    for problem in problems:
+        work.screen.problem(problem)
+    _sum_up(work, bool(changed), bool(problems))
+    code = TROUBLE if problems else OK
+    changes = [change_json(renewal) for renewal in renewals]
+    work.screen.document(code, problems, **pins_json(locks.read(path), work.stacks), checks=[], changes=changes)
+    return code
+
+
+def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
+    if name in work.lock.sources:
+        return renew_source(work.lock.sources[name], wish, work.mirrors)
+    return renew_archive(work.lock.archives[name], wish, work.mirrors)
+
+
+def _sum_up(work: _Work, changed: bool, failed: bool) -> None:
+    if failed:
+        work.screen.say(f"{work.lock.path}: not written, because not every pin could be renewed", style="yellow")
+    elif not changed:
+        work.screen.say(f"{work.lock.path}: nothing to change")
+    elif work.flags.dry_run:
+        work.screen.say(f"{work.lock.path}: not written (dry run)")
+    else:
+        work.screen.say(f"{work.lock.path}: written")
+        work.screen.next_commands(["invoke lock --check", "invoke plan --hosts=FILE"])
+
+
+def _contradictions(check: bool, update: str, wish: Wish) -> list[Problem]:
+    problems = []
+    if check and update:
+        problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
+    for flag, value in (("--ref", wish.ref), ("--version", wish.version)):
+        if value and update in {"", EVERY}:
+            problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
+    return problems
+
+
+def _names(lock: Lock, wanted: str) -> list[str]:
+    names = [*lock.sources, *lock.archives]
+    if wanted == EVERY:
+        return names
+    if wanted not in names:
+        near = get_close_matches(wanted, names, 1)
+        remedy = f"--update={near[0]}" if near else ""
+        raise Trouble(Problem("--update", "no such pin in the lock", wanted, f"{', '.join(names)} or {EVERY}", remedy))
+    return [wanted]
+
+
+def _tell(screen: Screen, what: str, checked: Checked) -> None:
+    if checked.problems:
+        screen.say(f"failed  {what}", style="red")
+    else:
+        screen.say(f"ok      {what}: {'; '.join(('as locked', *checked.notes))}")
+
+
+def _path(flags: Flags) -> Path:
+    return Path(flags.lock or flags.root / "deepep.lock.toml")
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    """Put `new` into the place of the lock by one rename, after it was read back; a lock that is no longer `old` is left alone."""
+    target = path.resolve()  # a link to the lock stays a link
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise Trouble(Problem(str(target), f"cannot be rewritten: {error.strerror}", try_="--dry-run shows the new values")) from None
+    scratch = Path(name)
+    try:
+        with open(handle, "wb") as stream:
+            stream.write(new.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        status = target.stat()
+        scratch.chmod(status.st_mode & 0o7777)
+        with suppress(PermissionError):  # only root can give a file away
+            os.chown(scratch, status.st_uid, status.st_gid)
+        if replace(locks.read(scratch), path=str(path)) != locks.parse(new, str(path)):
+            raise Trouble(Problem(str(target), "what was written reads back as something else", try_="the same command again"))
+        if target.read_bytes() != old.encode():
+            raise Trouble(Problem(str(target), "was changed by somebody else while the pins were fetched", try_="the same command again"))
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
