@@ -28,7 +28,7 @@ LEVELS: dict[str, int] = {
     "jobuser": 39, "findings": 40, "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "doctor": 42,
     "pins": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
     "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "report": 50, "html": 50, "lockview": 55, "orders": 50, "power": 50, "cordon": 51, "turn": 52, "waves": 53, "reboots": 54,
-    "survey": 60, "phases": 65, "rolling": 66,
+    "runs": 50, "survey": 60, "phases": 65, "rolling": 66,
     "verbs": 70,
     "front": 80,
 }  # fmt: skip

@@ -21,6 +21,7 @@ from deepep_bootstrap.orders import Order, Policy, Seen
 from deepep_bootstrap.plan import Outcome, Reason, Step
 from deepep_bootstrap.power import Cluster
 from deepep_bootstrap.remote import Fleet, Job, Options
+from deepep_bootstrap.sshlink import Timeouts
 from deepep_bootstrap.windows import Window, parse_window
 
 if TYPE_CHECKING:
@@ -144,59 +145,65 @@ def crew(bare_lab: LiveLab) -> Iterator[Crew]:
             wait_for(lambda name=host.name: "REBOOT" not in node_state(bare_lab, name))  # type: ignore[misc]
             bare_lab.ssh("login1", f"scontrol update nodename={host.name} state=resume")
     wait_for(lambda: all(node_state(bare_lab, host.name) == "IDLE" for host in NODES))
-    with_config = Options(ssh_config=str(bare_lab.lab.ssh_config))
-    fleet = Fleet((*NODES, LOGIN), with_config)
+    fleet = Fleet((*NODES, LOGIN), Options(ssh_config=str(bare_lab.lab.ssh_config), timeouts=Timeouts(connect=2)))
     yield Crew(bare_lab, fleet)
     fleet.close()
 
 
-def test_two_nodes_one_by_one_and_a_job_that_is_not_disturbed(crew: Crew) -> None:
+def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_on_the_other(crew: Crew) -> None:
+    said = "fan = loud : ask the vendor [ticket@7]"
+    on_login(crew.lab, f"scontrol update nodename=n002 state=drain reason='{said}'")
     job = start_job(crew.lab, "n001")
     before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
-    ended: dict[str, str] = {}
+    ended: list[str] = []
 
     def watch(host: str, line: str) -> None:
         if "waiting for job" in line:
             (crew.lab.shared / "go").touch()
         if host == "n001" and line.startswith("rebooting"):
-            ended["job"], ended["other"] = job_state(crew.lab, job), node_state(crew.lab, "n002")
+            ended.append(job_state(crew.lab, job))
 
     crew.on_line = watch
     outcomes = crew.roll(*crew.order_both())
+    assert ended == ["COMPLETED"]
+    kept = f"driver options; stays idle+drain: {said}"
     assert {host: (one.state, one.detail, one.code) for host, one in outcomes.items()} == {
-        host.name: ("done", "driver options", 0) for host in NODES
+        "n001": ("done", "driver options", 0),
+        "n002": ("done", kept, 0),
     }
-    assert ended == {"job": "COMPLETED", "other": "IDLE"}
-    told = [f"{host} {line}" for _, host, line in crew.lines]
-    assert told == [
-        *("n002 write options", "n002 rebooting through Slurm", "n002 back", "n002 driver options"),
+    assert [f"{host} {line}" for _, host, line in crew.lines] == [
+        *(
+            f"n002 idle+drain before, and stays so: {said}",
+            "n002 write options",
+            "n002 rebooting through Slurm",
+            "n002 back",
+            f"n002 {kept}",
+        ),
         *(f"n001 drained, waiting for job {job}", "n001 write options", "n001 rebooting through Slurm", "n001 back", "n001 driver options"),
     ]  # the idle node first: a long job keeps no other waiting
-    for host in NODES:
-        assert crew.lab.boot_id(host.name) not in ("", before[host.name])
-        assert (node_state(crew.lab, host.name), reason(crew.lab, host.name)) == ("IDLE", "")
+    assert all(crew.lab.boot_id(name) not in ("", boot) for name, boot in before.items())
+    assert (node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == ("IDLE", "")
+    assert (node_state(crew.lab, "n002"), reason(crew.lab, "n002")) == ("IDLE+DRAIN", said)
     assert all("DRAIN" in state for _, state in crew.states), "a node was in use before it was looked at"
 
 
-def test_a_node_that_never_returns_and_one_that_somebody_else_drained(crew: Crew) -> None:
-    said = "fan = loud : ask the vendor [ticket@7]"
-    on_login(crew.lab, f"scontrol update nodename=n002 state=drain reason='{said}'")
+def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(crew: Crew) -> None:
     crew.lab.fake("n001", "no_return", "")
     before = crew.lab.boot_id("n002")
-    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, at_once=2, boot_timeout=6))
+    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, boot_timeout=2.5))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
-    assert outcomes["n001"].detail.startswith("did not come back within 6 s after its reboot: ")
+    assert outcomes["n001"].detail.startswith("did not come back within 2.5 s after its reboot: ")
+    assert (outcomes["n002"].state, outcomes["n002"].code) == ("skipped", TROUBLE)
+    assert outcomes["n002"].detail.startswith("not started: n001 did not come back within 2.5 s")
+    assert (crew.lab.boot_id("n002"), node_state(crew.lab, "n002")) == (before, "IDLE")
     assert "DRAIN" in node_state(crew.lab, "n001")
-    assert reason(crew.lab, "n001").startswith("deepep-bootstrap: did not come back within 6 s")
+    assert reason(crew.lab, "n001").startswith("deepep-bootstrap: did not come back within 2.5 s")
     assert reason(crew.lab, "n001").endswith("(run test-7)")
-    # What is in flight finishes; what was not ours stays as it was.
-    assert (outcomes["n002"].state, outcomes["n002"].detail) == ("done", f"driver options; stays idle+drain: {said}")
-    assert crew.lab.boot_id("n002") not in ("", before)
-    assert (node_state(crew.lab, "n002"), reason(crew.lab, "n002")) == ("IDLE+DRAIN", said)
-    # Somebody switches the lost one on: it has what was wanted, and the next run gives it back without another reboot.
+    # Somebody switches it on: it has what was wanted, and the next run gives it back without another reboot.
     crew.lab.fake("n001", "no_return", None)
-    order = replace(crew.order(N1, node="n001"), boot_id="the one before")
+    wait_for(lambda: not crew.lab.boot_id("n001"))
     crew.lab.boot("n001")
+    order = replace(crew.order(N1, node="n001"), boot_id="the one before")
     came = crew.lab.boot_id("n001")
     assert crew.roll(order)["n001"].state == "unchanged"
     assert (crew.lab.boot_id("n001"), node_state(crew.lab, "n001")) == (came, "IDLE")
