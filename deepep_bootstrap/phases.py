@@ -21,8 +21,9 @@ from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
+from deepep_bootstrap.runs import Run
 from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Run, Survey, decide, gather
+from deepep_bootstrap.survey import Flags, Survey, decide, gather
 
 PREFIX, FETCH = "prefix", "fetch"
 CONTROL = "this machine"

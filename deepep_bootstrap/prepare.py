@@ -7,7 +7,7 @@ asked of a machine without a Mellanox device, so a single node with GPUs stays a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepep_bootstrap import choose, fabric, profiles, topology
@@ -121,8 +121,7 @@ def has_nics(seen: Facts) -> bool:
 
 def lacks_ofed(seen: Facts) -> bool:
     """Return whether RDMA devices are missing, or bear the names that the kernel's own driver gives to RoCE devices."""
-    inbox = [device for device in seen.rdma if device.name.startswith(INBOX_NAME)]
-    return not seen.rdma or bool(inbox and not seen.prepared.ofed)
+    return not seen.rdma or any(device.name.startswith(INBOX_NAME) for device in seen.rdma)
 
 
 def wants_gdrdrv(request: Request) -> bool:
@@ -195,6 +194,11 @@ def parse(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Chec
     """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is "blocked"."""
     said, talk = _sections(out), _sections(err)
     return {name: _check(name, said.get(name, ""), talk.get(name, ""), host) for name in names}
+
+
+def unanswered(names: Iterable[str], trouble: Trouble) -> dict[str, Check]:
+    """Return what stands for the checks of a host that went away before it could answer."""
+    return {name: Check(name, BLOCKED, "the host did not answer", "an answer", trouble.problems[0].what) for name in names}
 
 
 def _sections(text: str) -> dict[str, str]:

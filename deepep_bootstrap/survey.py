@@ -5,10 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import secrets
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,13 +15,13 @@ from typing import Any
 
 from deepep_bootstrap import hosts, lock, plan, prepare, store
 from deepep_bootstrap.choose import Request
-from deepep_bootstrap.errors import Problem, Trouble, state_dir
+from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
 from deepep_bootstrap.hosts import Host, Inventory
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.plan import Plan
 from deepep_bootstrap.prepare import Preparation
-from deepep_bootstrap.remote import Door, Fleet, Job, Options, Secret
+from deepep_bootstrap.remote import Door, Fleet, Job, Options, Reply, Secret
 from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
@@ -85,39 +83,6 @@ def number(flag: str, value: str | int) -> int:
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
         raise Trouble(Problem(flag, "not a number it can be", found=text or "nothing", wanted="a whole number from 1"))
     return int(text)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the control machine."""
-
-    name: str
-    folder: Path
-
-    @classmethod
-    def start(cls, verb: str) -> Run:
-        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody could look up."""
-        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
-        folder = state_dir() / "logs" / name
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
-            raise Trouble(Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)) from None
-        return cls(name, folder)
-
-    @classmethod
-    def none(cls) -> Run:
-        """Return what stands for a run where nothing is done and nothing logged."""
-        return cls("", Path(os.devnull))
-
-    def log(self, host: str, step: str, text: str) -> Path:
-        """Append `text` to the log of one step on one host and return the file's path."""
-        path = self.folder / host / f"{step}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-        return path
 
 
 @dataclass(frozen=True)
@@ -189,17 +154,13 @@ def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
 
 def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
     """Ask every host for its facts at the same time; trouble when none of them answers."""
-    job = Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+    job = _fact_job(flags, prefix)
     replies = door.run_all(inventory.hosts, lambda host: job)
     facts: dict[str, Facts] = {}
     problems: list[Problem] = []
     for name, reply in replies.items():
         try:
-            if isinstance(reply, Trouble):
-                raise reply
-            if reply.code:
-                raise Trouble(Problem(name, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
-            facts[name] = parse(reply.out, name)
+            facts[name] = _facts_in(reply)
         except Trouble as trouble:
             problems.extend(trouble.problems)
     if not facts:
@@ -209,10 +170,19 @@ def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Surv
 
 def gather_one(flags: Flags, door: Door, host: Host, prefix: str) -> Facts:
     """Return the facts of one host now; Trouble when it does not answer."""
-    reply = door.run(host, Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT))
+    return _facts_in(door.run(host, _fact_job(flags, prefix)))
+
+
+def _fact_job(flags: Flags, prefix: str) -> Job:
+    return Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+
+
+def _facts_in(reply: Reply | Trouble) -> Facts:
+    if isinstance(reply, Trouble):
+        raise reply
     if reply.code:
-        raise Trouble(Problem(host.name, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
-    return parse(reply.out, host.name)
+        raise Trouble(Problem(reply.host, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
+    return parse(reply.out, reply.host)
 
 
 def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
@@ -248,9 +218,11 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
     jobs = {host.name: Job(prepare.script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT) for host in asked}
     checks = {}
     for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
-        if isinstance(reply, Trouble):
-            raise reply
-        checks[name] = prepare.parse(reply.out, reply.err, list(inputs[name]), name)
+        checks[name] = (
+            prepare.unanswered(inputs[name], reply)
+            if isinstance(reply, Trouble)
+            else prepare.parse(reply.out, reply.err, list(inputs[name]), name)
+        )
     return Preparation(inputs, checks)
 
 

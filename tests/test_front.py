@@ -17,7 +17,8 @@ import pytest
 
 from deepep_bootstrap import front
 from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble, guarded
-from deepep_bootstrap.survey import Flags, Run, number
+from deepep_bootstrap.runs import Run
+from deepep_bootstrap.survey import Flags, number
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTING = ("bootstrap", "plan", "facts", "status", "verify", "test")

@@ -26,6 +26,7 @@ FREE_KEYS = {
     "facts": {"hosts"},
     "doctor": {"users"},
     "status": {"stacks", "environment", "hooks", "waiting", "drained"},
+    "remove": {"files"},
     "bootstrap": set(),
     "plan": set(),
 }
@@ -106,6 +107,7 @@ def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) 
     printed = {"lab": json.loads(lab.stdout), "plan": engine.json("plan"), "bootstrap": engine.json("bootstrap")}
     printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "status", "verify")}
     printed["test"] = engine.json("test", "--kind=intranode")
+    printed["remove"] = engine.json("remove", "--yes")
     for verb, document in printed.items():
         free = FREE_KEYS.get(verb, set())
         merge(shape(document, free), shape(EXAMPLES[verb], free))

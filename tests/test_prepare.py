@@ -23,7 +23,6 @@ CASES: dict[str, tuple[Mapping[str, Any], list[str]]] = {
     "GPUs and no NIC: nothing": ({}, []),
     "everything there": (MLX5, ALWAYS),
     "names of the kernel's own driver": (INBOX, ["doca-ofed", *ALWAYS]),
-    "those names under DOCA-OFED are somebody's choice": ({**INBOX, "prepared": Machine(mellanox_devices=8, ofed="25.10")}, ALWAYS),
     "NICs without RDMA devices": (NICS, ["doca-ofed", *ALWAYS]),
     "GPUs without a driver": ({"gpus": (), "prepared": Machine(gpu_devices=8)}, ["nvidia-driver"]),
     "no toolkit of the stack's CUDA": ({"toolkits": (Toolkit("/usr/local/cuda", "13.0.88", True, True),)}, ["cuda-toolkit"]),

@@ -17,7 +17,8 @@ from deepep_bootstrap.plan import Outcome, Plan
 from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
-from deepep_bootstrap.survey import Flags, Run, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
+from deepep_bootstrap.runs import Run
+from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
 
 
 @dataclass

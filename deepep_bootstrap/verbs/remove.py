@@ -20,8 +20,9 @@ from deepep_bootstrap.prepare import OK as UNDONE
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Fleet, Job, Reply
 from deepep_bootstrap.report import Screen, outcome_json
+from deepep_bootstrap.runs import Run
 from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Run, Survey, gather, open_door, read_inventory, read_lock, read_tree
+from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_lock, read_tree
 
 HOOK = "module-hook"
 WRITTEN_FORM = Form({}, {"file": 3})
