@@ -10,7 +10,8 @@ from typing import Any
 
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.lock import Lock, Source, Stack
+from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.sources import Source
 
 NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 DIGEST_BYTES = 20
