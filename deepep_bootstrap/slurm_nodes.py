@@ -113,7 +113,7 @@ def is_rebooting(state: str) -> bool:
 
 def answers(state: str) -> bool:
     """Return whether the node's slurmd is there and no reboot is under way."""
-    return not (state.endswith("*") or "NOT_RESPONDING" in state or is_down(state) or is_rebooting(state))
+    return not ("*" in state or "NOT_RESPONDING" in state or is_down(state) or is_rebooting(state))
 
 
 def set_by_somebody(node: Node) -> bool:
