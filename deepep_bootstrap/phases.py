@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from deepep_bootstrap import apply, build, choose, generations, modules, slurm, store, supply, verify
+from deepep_bootstrap import apply, build, choose, generations, modules, slurm, store, supply, tarstream, verify
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.fetch import fetch_source
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.mirrors import Mirrors
 from deepep_bootstrap.plan import Outcome, Plan, Step
 from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.recipes import compose, last_lines
+from deepep_bootstrap.remote import Fleet, Job
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.store import Offer
@@ -28,6 +30,10 @@ from deepep_bootstrap.survey import Flags, Survey, decide, gather
 PREFIX, FETCH = "prefix", "fetch"
 CONTROL = "this machine"
 """What the control machine is called where a host's name would stand."""
+
+NEEDS_SOURCE = frozenset(("gdrdrv",))
+SOURCES = "/var/lib/deepep-bootstrap/src"
+"""Where a host gets a source that one of its own recipes compiles, for as long as that runs."""
 
 STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
@@ -113,10 +119,27 @@ def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:
 
 
 def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply") -> tuple[Outcome, ...]:
-    """Run one host recipe on some hosts and log what it said."""
+    """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked source first."""
     tell_line = functools.partial(show_line, work.screen, step.title)
+    if step.name in NEEDS_SOURCE and verb == "apply":
+        step = send_source(work, step, hosts)
     pairs = apply.apply_step(work.door, hosts, step, work.request.recipes, on_line=tell_line, verb=verb)
+    if folder := step.env.get("SRC"):
+        work.door.run_all(hosts, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     return tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
+
+
+def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> Step:
+    """Fetch and verify the stack's GDRCopy, send it to `hosts` as root's, and return the step with SRC in its inputs."""
+    source = work.request.lock.sources[work.request.stack.gdrcopy]
+    tree = fetch_source(source, work.mirrors, supply.cache_dir())
+    env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
+    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=None)
+    for host in hosts:
+        reply = work.door.send(host, job, tarstream.tar_tree([(".", tree)]))
+        if reply.code:
+            raise Trouble(Problem(host.name, f"source {source.name} cannot be put there", last_lines(reply.err)))
+    return replace(step, env={**step.env, **env})
 
 
 def look_again(work: Work) -> Work:
