@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/modules.sh")
@@ -31,6 +34,7 @@ class Host:
         self.root = root
         self.tools = root / "tools"
         self.calls_file = root / "calls"
+        self.inside: tuple[str, ...] = ()
         self.tools.mkdir(parents=True)
         self.boot("first-boot")
 
@@ -50,6 +54,13 @@ class Host:
 
     def boot(self, name: str) -> None:
         self.write("/proc/sys/kernel/random/boot_id", f"{name}\n")
+
+    def command_line(self, text: str) -> None:
+        """Let recipes and modprobe see `text` as the kernel command line. Root alone can cover that of the machine."""
+        if os.geteuid() != 0:
+            pytest.skip("needs root to cover /proc/cmdline (make test uses sudo)")
+        file = self.write("/proc/cmdline", text + "\n")
+        self.inside = ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc/cmdline && exec "$@"', str(file))
 
     def load(self, *modules: str) -> None:
         for module in modules:
@@ -83,7 +94,9 @@ class Host:
         """Run bash text behind the libraries."""
         text = "\n".join((RECIPES / name).read_text(encoding="utf-8") for name in LIBRARIES) + "\n" + script
         given = {"PATH": f"{self.tools}:{REAL_TOOLS}", "HOME": "/root", **env, "HOST_ROOT": str(self.root)}
-        done = subprocess.run(["bash", "-s", "--", *arguments], input=text, capture_output=True, text=True, env=given, check=False)
+        done = subprocess.run(
+            [*self.inside, "bash", "-s", "--", *arguments], input=text, capture_output=True, text=True, env=given, check=False
+        )
         lines = [line.partition("=") for line in done.stdout.splitlines()]
         assert all(equals for _, equals, _ in lines), done.stdout
         data = {key: value for key, _, value in lines}

@@ -17,7 +17,7 @@ read_config() {
     module="${module:-nvidia}"
     local -r values="s/^options ${module//-/_}[[:space:]]+//p"
     before="$(sed -En "/^options ours/q; ${values}" <<<"${config}")"
-    after="$(sed -En "1,/^options ours/d; ${values}" <<<"${config}")"
+    after="$(sed -En "0,/^options ours/d; ${values}" <<<"${config}")"
 }
 
 # is_one TEXT: 1, 0x1, 01, with or without `=` before it.

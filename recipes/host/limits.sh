@@ -113,7 +113,7 @@ report_state() {
     data found "${problems:-as wanted}"
     [[ -z "${notes}" ]] || data note "${notes}"
     if [[ -z "${problems}" ]]; then state=ok; fi
-    if [[ "${problems}" == "memlock of logins"* && "${notes}" == "other lines"* ]]; then state=blocked; fi
+    if [[ "${problems}" == "memlock of logins is limited" && "${notes}" == "other lines"* ]]; then state=blocked; fi
     data state "${state}"
 }
 
