@@ -10,12 +10,16 @@ from deepep_bootstrap.front import verb
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.survey import number as _number
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
+from deepep_bootstrap.verbs import diff as _diff
 from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import facts as _facts
+from deepep_bootstrap.verbs import gc as _gc
+from deepep_bootstrap.verbs import generations as _generations
 from deepep_bootstrap.verbs import lab as _lab
 from deepep_bootstrap.verbs import lock as _lock
 from deepep_bootstrap.verbs import plan as _plan
 from deepep_bootstrap.verbs import remove as _remove
+from deepep_bootstrap.verbs import rollback as _rollback
 from deepep_bootstrap.verbs import status as _status
 from deepep_bootstrap.verbs import test as _test
 from deepep_bootstrap.verbs import verify as _verify
@@ -75,9 +79,33 @@ def remove(flags: Flags) -> int:
 
 
 @verb
-def verify(flags: Flags) -> int:
+def generations(flags: Flags) -> int:
+    """List what the prefix offered over time and what it offers now: number, date, stacks, hosts, size."""
+    return _generations.generations(flags)
+
+
+@verb
+def rollback(flags: Flags, to: str = "") -> int:
+    """Make the generation before the current one, or number --to, the current one; running jobs keep what they loaded."""
+    return _rollback.rollback(flags, to=to)
+
+
+@verb
+def gc(flags: Flags, keep: str = "5") -> int:
+    """Remove generations beyond the newest few, and store entries that no generation and no running build needs."""
+    return _gc.gc(flags, keep=keep)
+
+
+@verb
+def diff(flags: Flags, old: str, new: str) -> int:
+    """Say what changed between two generations (numbers) or two lock files (paths)."""
+    return _diff.diff(flags, old=old, new=new)
+
+
+@verb
+def verify(flags: Flags, store: bool = False) -> int:
     """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used."""
-    return _verify.verify(flags)
+    return _verify.verify(flags, store=store)
 
 
 @verb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import secrets
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from deepep_bootstrap import datalines
 from deepep_bootstrap.datalines import Form, Records
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.holdings import entry_names
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
@@ -20,12 +22,20 @@ PROBE = ("lib.sh", "prefix/probe.sh")
 CHANGING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/current.sh")
 """In front of every recipe that changes which generations there are."""
 OFFER = (*CHANGING, "prefix/offer.sh")
+ROLLBACK = (*CHANGING, "prefix/rollback.sh")
+GC = (*CHANGING, "prefix/living.sh", "prefix/gc.sh")
+LOOK = (*CHANGING, "prefix/files.sh", "prefix/living.sh", "prefix/generations.sh")
+REHASH = ("lib.sh", "prefix/files.sh", "prefix/rehash.sh")
 LOGS = ("lib.sh", "prefix/share.sh", "prefix/logs.sh")
 FAILURES = {
     "init.sh": "the prefix cannot be made",
     "probe.sh": "the prefix cannot be used",
     "offer.sh": "the offer cannot be published",
     "logs.sh": "logs cannot be kept there",
+    "generations.sh": "the prefix cannot be looked at",
+    "rollback.sh": "the generation cannot be switched",
+    "gc.sh": "nothing more can be removed",
+    "rehash.sh": "the store cannot be compared",
 }
 """What it means when a recipe fails."""
 
@@ -64,7 +74,7 @@ def prepare_prefix(door: Door, place: Place, owner: str = "") -> str:
     what stands in the way."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
     reply = door.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
-    return _answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
+    return read_answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
 
 
 def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:
@@ -102,24 +112,32 @@ def _unshared(place: Place, state: str, names: Sequence[str]) -> Problem:
 
 def _probe(door: Door, place: Place, verb: str, name: str) -> Records:
     job = Job(compose(place.recipes, *PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
-    return _answer(door.run(place.host, job), place, "probe.sh", Form({"state": 1, "id": 1}))
+    return read_answer(door.run(place.host, job), place, "probe.sh", Form({"state": 1, "id": 1}))
 
 
 def publish_generation(door: Door, place: Place, files: Iterable[Content], base: int) -> Published:
     """Publish `files` as the next generation, composed from generation `base` (0 for none), and make it current.
 
-    `manifest.json` must be among them with a key "generation", which gets its number there.
+    `manifest.json` must be among them with a key "generation", which gets its number there. Trouble where store entries that it names
+    are gone: somebody removed them since they were seen or built, so the same command has to look, and build, again.
     """
-    env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base)}
+    files = tuple(files)
+    texts = [content.data for content in files if content.path == "manifest.json"]
+    names = entry_names([json.loads(text) for text in texts])
+    env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base), "ENTRIES": "\n".join(names)}
     reply = door.send(place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files))
-    answer = _answer(reply, place, "offer.sh", Form({"state": 1, "generation": 1}, {"waiting": 1}))
+    answer = read_answer(reply, place, "offer.sh", Form({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1}))
+    if missing := answer.words("missing"):
+        remedy = "the same command again: it builds what is missing"
+        what = "a store entry that was to be offered was removed meanwhile"
+        raise Trouble(*(Problem(f"{place.host.name} {place.prefix}", what, name, try_=remedy) for name in missing))
     return Published(answer.number("generation"), answer.text("state") == "stale")
 
 
 def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> str:
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
     job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
-    return _answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
+    return read_answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
 
 
 def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
@@ -134,7 +152,8 @@ def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
     yield buffer.getvalue()
 
 
-def _answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:
+def read_answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:
+    """Return the data lines that `recipe` printed at `place`; Trouble where it failed, with its last word."""
     where = f"{place.host.name} {place.prefix}"
     if reply.code:
         raise Trouble(Problem(where, FAILURES[recipe], _last(reply.err) or f"exit code {reply.code}"))

@@ -242,6 +242,7 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
         offer = choose.merge_offer(work.request, store.read_offer(prefix.manifest), work.plan.choice.record)
         files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
+        files.append(Content("deepep.lock.toml", Path(work.request.lock.path).read_bytes()))
         published = generations.publish_generation(work.door, work.place, files, prefix.generation)
         if not published.stale:
             if work.plan.choice.slurm_host == choose.CONTROL:

@@ -1,15 +1,26 @@
-"""`invoke verify`: what a user gets on every host."""
+"""`invoke verify`: what a user gets on every host; with --store, whether the store is as it was published."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from deepep_bootstrap import history
 from deepep_bootstrap import verify as proof
-from deepep_bootstrap.errors import TROUBLE, worst
-from deepep_bootstrap.report import Screen, outcome_json
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
+from deepep_bootstrap.history import Verdict
+from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.reach import reach
+from deepep_bootstrap.report import Screen, outcome_json, shortened
 from deepep_bootstrap.survey import Flags, current_offer, gather, offered_stack, open_door, read_inventory, read_tree
 
 
-def verify(flags: Flags) -> int:
-    """Load the module and import deep_ep through a login shell of every host; exit 4 where that does not give what was built."""
+def verify(flags: Flags, *, store: bool = False) -> int:
+    """Load the module and import deep_ep through a login shell of every host; exit 4 where that does not give what was built.
+
+    With `store` read every file of the store instead; exit 4 where one is not as published.
+    """
+    if store:
+        return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
@@ -23,3 +34,45 @@ def verify(flags: Flags) -> int:
     code = worst([*(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
     screen.document(code, survey.problems, module=record.module, outcomes=[outcome_json(outcome) for outcome in outcomes])
     return code
+
+
+def verify_store(flags: Flags) -> int:
+    """Compare every entry with the record of its files, and what generations need with what is there; name each difference."""
+    screen = Screen("verify", as_json=flags.json)
+    with reach(flags) as reached:
+        holdings = reached.holdings
+        names = sorted({*holdings.entries, *(name for each in holdings.generations for name in holdings.missing(each))})
+        screen.say(f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}", style="bold")
+        verdicts = history.rehash(reached.door, reached.place, names)
+    for verdict in verdicts:
+        screen.say(f"  {shortened(verdict.name)}: {told(verdict, holdings)}", style="red" if is_bad(verdict) else "")
+        for change in verdict.changes:
+            screen.say(f"      {change.path}: {change.what}")
+    problems: list[Problem] = list(reached.problems)
+    bad = [verdict for verdict in verdicts if is_bad(verdict)]
+    if bad:
+        remedy = "removing such an entry and `invoke bootstrap`, which builds it again"
+        screen.say(f"{len(bad)} of {len(verdicts)} entries are not as published. Try: {remedy}", style="red")
+    elif verdicts:
+        screen.say("every recorded file is as published", style="bold")
+    for problem in problems:
+        screen.problem(problem)
+    code = VERDICT if bad else OK
+    screen.document(code, problems, prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
+    return code
+
+
+def is_bad(verdict: Verdict) -> bool:
+    """Return whether an entry is not what it has to be."""
+    return verdict.state in {"changed", "missing"}
+
+
+def told(verdict: Verdict, holdings: Holdings) -> str:
+    """Return the verdict on one entry for a person."""
+    users = [str(each.number) for each in holdings.generations if verdict.name in holdings.closure(each.names)]
+    return {
+        "same": "as published",
+        "changed": f"{len(verdict.changes)} files are not as published",
+        "missing": f"is not there, and generation {', '.join(users)} needs it",
+        "unrecorded": "cannot be compared: the program that published it kept no record of its files",
+    }.get(verdict.state, verdict.state)

@@ -1,0 +1,85 @@
+"""How verbs that work on the prefix alone reach it: through one of the hosts, or on this machine; and the question before they remove."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from deepep_bootstrap import history
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.generations import Place
+from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.hosts import Host, Inventory, Settings
+from deepep_bootstrap.remote import Door, Job
+from deepep_bootstrap.survey import Flags, open_door, read_inventory, read_tree
+
+HERE = Host("localhost", connection="local")
+"""This machine, where only --prefix is given."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A prefix that answered: the door, the place, and what the prefix holds. `problems` are hosts that did not answer before it."""
+
+    door: Door
+    place: Place
+    holdings: Holdings
+    problems: tuple[Problem, ...] = ()
+
+
+@contextmanager
+def reach(flags: Flags, *, locks: bool = False) -> Iterator[Reached]:
+    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too).
+
+    With --hosts it is reached through prefix_host, else build_host, else the first host that answers; with --prefix alone on this machine.
+    Trouble where neither is given, where no host answers, and where there is no prefix.
+    """
+    inventory, prefix = _inventory(flags)
+    recipes = read_tree(flags.root / "recipes")
+    with open_door(flags, inventory) as door:
+        problems: list[Problem] = []
+        for host in _candidates(inventory):
+            place = Place(host, prefix, recipes, inventory.settings.build_user)
+            if (trouble := _unreachable(door, host)) is None:
+                yield Reached(door, place, history.look(door, place, locks=locks), tuple(problems))
+                return
+            problems.extend(trouble.problems)
+    raise Trouble(*problems)
+
+
+def _inventory(flags: Flags) -> tuple[Inventory, str]:
+    if flags.hosts:
+        return read_inventory(flags)
+    if not flags.prefix:
+        remedy = "--hosts=hosts/b200.txt, or --prefix=/shared/deepep on a machine that sees it"
+        raise Trouble(Problem("--prefix", "no prefix named", wanted="--hosts, or --prefix for this machine", try_=remedy))
+    return Inventory("--prefix", (HERE,), Settings(prefix=flags.prefix)), flags.prefix
+
+
+def _candidates(inventory: Inventory) -> Sequence[Host]:
+    """Return the hosts to ask, in order: the named one alone, else all, GPU hosts first."""
+    named = inventory.settings.prefix_host or inventory.settings.build_host
+    if named:
+        return [host for host in inventory.hosts if host.name == named]
+    return sorted(inventory.hosts, key=lambda host: host.role != "gpu")
+
+
+def _unreachable(door: Door, host: Host) -> Trouble | None:
+    """Return why a host cannot be talked to; None where it answers."""
+    try:
+        door.run(host, Job("true"))
+    except Trouble as trouble:
+        return trouble
+    return None
+
+
+def confirm(verb: str, *, silent: bool) -> None:
+    """Ask on a terminal whether to go on, on stderr; elsewhere, and where it is to be `silent` (--yes, --json), go on."""
+    if silent or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print("Go on? [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n") or answer.strip().lower() not in {"", "y", "yes"}:
+        raise Trouble(Problem(verb, "not confirmed, nothing was changed"))
