@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
+from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm, slurm, slurm_nodes
 from deepep_bootstrap.lab import Lab
 
 TEST_LABS = Path("/run")
@@ -90,6 +91,34 @@ class LiveLab:
         """The calls of modprobe, update-initramfs and their like on a host since its disk was made, one a line."""
         file = self.lab.home(host) / "lab" / "tools.log"
         return file.read_text() if file.exists() else ""
+
+    def on_login(self, command: str) -> str:
+        """Run a command line as root on the login host, where Slurm's clients are, and return what it prints."""
+        done = self.nsenter("login1", command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def node(self, host: str) -> slurm.Node:
+        """The node as Slurm shows it."""
+        return slurm.parse_nodes(self.on_login(f"scontrol show node -o {host}"))[0]
+
+    def reason(self, host: str) -> str:
+        """Why the node is drained or down, "" for neither."""
+        return slurm_nodes.read_reason(self.node(host).reason).text
+
+    def start_job(self, host: str) -> str:
+        """Start a user's job on a node and return its number when it runs; it ends when somebody writes /shared/go."""
+        (self.shared / "go").unlink(missing_ok=True)
+        script = "until [ -e /shared/go ]; do sleep 0.1; done"
+        job = self.on_login(f"cd /shared && sbatch --parsable -w {host} --wrap '{script}'").strip()
+        while self.job_state(job) != "RUNNING":
+            time.sleep(0.05)
+        return job
+
+    def job_state(self, job: str) -> str:
+        """The state of a job, "" for one that Slurm does not know."""
+        found = slurm.parse_job(self.on_login(f"scontrol show job -o {job}"))
+        return found.state if found else ""
 
     def boot_id(self, host: str) -> str:
         """The host's boot id, empty while it is off."""

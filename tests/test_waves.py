@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deepep_bootstrap import power, slurm, slurm_nodes, waves
+from deepep_bootstrap import power, slurm_nodes, waves
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Order, Policy, Seen
@@ -34,7 +34,7 @@ N1, N2, LOGIN = Host("n001"), Host("n002"), Host("login1")
 NODES = (N1, N2)
 WRITE = Step("host", "options", "write options", ("n001", "n002"), Reason("not set", "set"))
 WROTE = "echo options nvidia NVreg_EnableStreamMemOPs=1 >/etc/modprobe.d/wave.conf"
-QUICK = Policy(run="test-7", drain_timeout=30, boot_timeout=30, settle=10, pause=0.1)
+QUICK = Policy(run="test-7", drain_timeout=90, boot_timeout=90, settle=60, pause=0.1)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Crew:
             "cat /proc/sys/kernel/random/boot_id; grep EnableStream /proc/driver/nvidia/params; cat /run/lab/fake/compute_apps 2>/dev/null"
         )
         words = self.door.run(host, Job(f"{asked} || true")).out.splitlines()
-        self.states.append((host.name, node_state(self.lab, host.name)))
+        self.states.append((host.name, self.lab.node(host.name).state))
         unmet = () if words[1].endswith(" 1") else ("EnableStreamMemOPs is 0",)
         return Seen(words[0], unmet, f"process {words[2]}" if len(words) > 2 else "")
 
@@ -82,39 +82,7 @@ class Crew:
         return self.order(N1, node="n001"), self.order(N2, node="n002")
 
 
-def on_login(lab: LiveLab, command: str) -> str:
-    done = lab.nsenter("login1", command)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def node(lab: LiveLab, name: str) -> slurm.Node:
-    return slurm.parse_nodes(on_login(lab, f"scontrol show node -o {name}"))[0]
-
-
-def node_state(lab: LiveLab, name: str) -> str:
-    return node(lab, name).state
-
-
-def reason(lab: LiveLab, name: str) -> str:
-    return slurm_nodes.read_reason(node(lab, name).reason).text
-
-
-def start_job(lab: LiveLab, name: str) -> str:
-    """Start a job that runs until /shared/go is there."""
-    (lab.shared / "go").unlink(missing_ok=True)
-    job = on_login(lab, f"cd /shared && sbatch --parsable -w {name} --wrap 'until [ -e /shared/go ]; do sleep 0.1; done'").strip()
-    wait_for(lambda: "RUNNING" in on_login(lab, f"scontrol show job {job}"))
-    return job
-
-
-def job_state(lab: LiveLab, job: str) -> str:
-    found = slurm.parse_job(on_login(lab, f"scontrol show job -o {job}"))
-    assert found
-    return found.state
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -141,10 +109,10 @@ def crew(bare_lab: LiveLab) -> Iterator[Crew]:
         if bare_lab.nsenter(host.name, "rm /etc/modprobe.d/wave.conf").returncode == 0:
             # Loaded with the options that are gone now, as after a boot.
             bare_lab.nsenter(host.name, "modprobe -r nvidia_uvm; modprobe -r nvidia_modeset; modprobe nvidia_uvm; modprobe nvidia_modeset")
-        if node_state(bare_lab, host.name) != "IDLE":
-            wait_for(lambda name=host.name: "REBOOT" not in node_state(bare_lab, name))  # type: ignore[misc]
+        if bare_lab.node(host.name).state != "IDLE":
+            wait_for(lambda name=host.name: "REBOOT" not in bare_lab.node(name).state)  # type: ignore[misc]
             bare_lab.ssh("login1", f"scontrol update nodename={host.name} state=resume")
-    wait_for(lambda: all(node_state(bare_lab, host.name) == "IDLE" for host in NODES))
+    wait_for(lambda: all(bare_lab.node(host.name).state == "IDLE" for host in NODES))
     fleet = Fleet((*NODES, LOGIN), Options(ssh_config=str(bare_lab.lab.ssh_config), timeouts=Timeouts(connect=2)))
     yield Crew(bare_lab, fleet)
     fleet.close()
@@ -152,8 +120,8 @@ def crew(bare_lab: LiveLab) -> Iterator[Crew]:
 
 def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_on_the_other(crew: Crew) -> None:
     said = "fan = loud : ask the vendor [ticket@7]"
-    on_login(crew.lab, f"scontrol update nodename=n002 state=drain reason='{said}'")
-    job = start_job(crew.lab, "n001")
+    crew.lab.on_login(f"scontrol update nodename=n002 state=drain reason='{said}'")
+    job = crew.lab.start_job("n001")
     before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
     ended: list[str] = []
 
@@ -161,7 +129,7 @@ def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_o
         if "waiting for job" in line:
             (crew.lab.shared / "go").touch()
         if host == "n001" and line.startswith("rebooting"):
-            ended.append(job_state(crew.lab, job))
+            ended.append(crew.lab.job_state(job))
 
     crew.on_line = watch
     outcomes = crew.roll(*crew.order_both())
@@ -182,8 +150,8 @@ def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_o
         *(f"n001 drained, waiting for job {job}", "n001 write options", "n001 rebooting through Slurm", "n001 back", "n001 driver options"),
     ]  # the idle node first: a long job keeps no other waiting
     assert all(crew.lab.boot_id(name) not in ("", boot) for name, boot in before.items())
-    assert (node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == ("IDLE", "")
-    assert (node_state(crew.lab, "n002"), reason(crew.lab, "n002")) == ("IDLE+DRAIN", said)
+    assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
+    assert (crew.lab.node("n002").state, crew.lab.reason("n002")) == ("IDLE+DRAIN", said)
     assert all("DRAIN" in state for _, state in crew.states), "a node was in use before it was looked at"
 
 
@@ -195,10 +163,10 @@ def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(crew:
     assert outcomes["n001"].detail.startswith("did not come back within 2.5 s after its reboot: ")
     assert (outcomes["n002"].state, outcomes["n002"].code) == ("skipped", TROUBLE)
     assert outcomes["n002"].detail.startswith("not started: n001 did not come back within 2.5 s")
-    assert (crew.lab.boot_id("n002"), node_state(crew.lab, "n002")) == (before, "IDLE")
-    assert "DRAIN" in node_state(crew.lab, "n001")
-    assert reason(crew.lab, "n001").startswith("deepep-bootstrap: did not come back within 2.5 s")
-    assert reason(crew.lab, "n001").endswith("(run test-7)")
+    assert (crew.lab.boot_id("n002"), crew.lab.node("n002").state) == (before, "IDLE")
+    assert "DRAIN" in crew.lab.node("n001").state
+    assert crew.lab.reason("n001").startswith("deepep-bootstrap: did not come back within 2.5 s")
+    assert crew.lab.reason("n001").endswith("(run test-7)")
     # Somebody switches it on: it has what was wanted, and the next run gives it back without another reboot.
     crew.lab.fake("n001", "no_return", None)
     wait_for(lambda: not crew.lab.boot_id("n001"))
@@ -206,7 +174,7 @@ def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(crew:
     order = replace(crew.order(N1, node="n001"), boot_id="the one before")
     came = crew.lab.boot_id("n001")
     assert crew.roll(order)["n001"].state == "unchanged"
-    assert (crew.lab.boot_id("n001"), node_state(crew.lab, "n001")) == (came, "IDLE")
+    assert (crew.lab.boot_id("n001"), crew.lab.node("n001").state) == (came, "IDLE")
 
 
 def test_a_node_that_returns_without_what_was_wanted_until_a_reload(crew: Crew) -> None:
@@ -215,14 +183,14 @@ def test_a_node_that_returns_without_what_was_wanted_until_a_reload(crew: Crew) 
     assert (outcomes["n001"].state, outcomes["n001"].detail) == ("failed", "came back without what was wanted: EnableStreamMemOPs is 0")
     assert outcomes["n002"].state == "skipped"
     kept = "deepep-bootstrap: came back without what was wanted: EnableStreamMemOPs is 0 (run test-7)"
-    assert ("DRAIN" in node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == (True, kept)
+    assert ("DRAIN" in crew.lab.node("n001").state, crew.lab.reason("n001")) == (True, kept)
     # A next run that does not come to it leaves it drained, with the reason that counts.
     assert crew.roll(crew.order_both()[0], policy=replace(QUICK, window=closed()))["n001"].state == "skipped"
-    assert reason(crew.lab, "n001") == kept
+    assert crew.lab.reason("n001") == kept
     crew.lab.fake("n001", "forget_options", None)
     reloaded = crew.roll(crew.order(N1, node="n001", reload=True))["n001"]
     assert (reloaded.state, reloaded.detail) == ("unchanged", "not needed: the driver was loaded anew")
-    assert (node_state(crew.lab, "n001"), reason(crew.lab, "n001")) == ("IDLE", "")
+    assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
 
 
 def closed() -> Window:
@@ -234,25 +202,24 @@ def test_a_host_is_left_alone_where_it_must_be(crew: Crew, monkeypatch: pytest.M
     before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
     first, second = crew.order_both()
     assert "waits for the window" in crew.roll(first, policy=replace(QUICK, window=closed()))["n001"].detail
-    on_login(
-        crew.lab, "scontrol create reservation reservationname=maint starttime=now+20seconds duration=9 users=root nodes=n002 flags=maint"
-    )
+    reserve = "scontrol create reservation reservationname=maint starttime=now+20seconds duration=9 users=root nodes=n002 flags=maint"
+    crew.lab.on_login(reserve)
     try:
         held = crew.roll(second)["n002"]
         assert (held.state, held.code) == ("skipped", TROUBLE)
         assert held.detail.startswith("in reservation maint (")
     finally:
-        on_login(crew.lab, "scontrol delete reservationname=maint")
-    job = start_job(crew.lab, "n001")
+        crew.lab.on_login("scontrol delete reservationname=maint")
+    job = crew.lab.start_job("n001")
     late = crew.roll(first, policy=replace(QUICK, drain_timeout=0.3))["n001"]
     assert (late.state, late.detail, late.code) == ("failed", f"still in use after 0.3 s: job {job}", TROUBLE)
-    assert (job_state(crew.lab, job), "DRAIN" in node_state(crew.lab, "n001")) == ("RUNNING", False)
-    on_login(crew.lab, f"scancel {job}")
+    assert (crew.lab.job_state(job), "DRAIN" in crew.lab.node("n001").state) == ("RUNNING", False)
+    crew.lab.on_login(f"scancel {job}")
     monkeypatch.setattr("deepep_bootstrap.turn.OWN_BOOT_ID", crew.lab.lab.home("n002") / "own")
     (crew.lab.lab.home("n002") / "own").write_text(before["n002"] + "\n")
     assert crew.roll(second)["n002"].detail.startswith("this program runs there")
     assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
-    assert node_state(crew.lab, "n002") == "IDLE"
+    assert crew.lab.node("n002").state == "IDLE"
 
 
 def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None:
@@ -267,7 +234,7 @@ def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None
 
 
 def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: Crew) -> None:
-    job = start_job(crew.lab, "n001")
+    job = crew.lab.start_job("n001")
 
     def interrupt(host: str, line: str) -> None:
         if "waiting for job" in line:
@@ -277,9 +244,9 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
     with pytest.raises(KeyboardInterrupt):
         crew.roll(crew.order_both()[0])
     assert [line for _, host, line in crew.lines][-1].startswith("stays drained (deepep-bootstrap: driver options (run test-7))")
-    assert job_state(crew.lab, job) == "RUNNING"
-    on_login(crew.lab, f"scancel {job}")
-    reasons = slurm_nodes.drained_by_us([node(crew.lab, "n001"), node(crew.lab, "n002")])
+    assert crew.lab.job_state(job) == "RUNNING"
+    crew.lab.on_login(f"scancel {job}")
+    reasons = slurm_nodes.drained_by_us([crew.lab.node("n001"), crew.lab.node("n002")])
     assert reasons == {"n001": "deepep-bootstrap: driver options (run test-7)"}
     assert slurm_nodes.leftover(reasons, {"n001"}) == ()
     fleet = Fleet((LOGIN,), Options(ssh_config=str(crew.lab.lab.ssh_config)))
@@ -287,7 +254,7 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
     done = waves.bring_back(fleet, (LOGIN,), slurm_nodes.leftover(reasons, ()), lambda host, title, line: told.append(host))
     fleet.close()
     assert ([one.state for one in done], told) == (["done"], ["n001"])
-    assert "DRAIN" not in node_state(crew.lab, "n001")
+    assert "DRAIN" not in crew.lab.node("n001").state
 
 
 def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> None:
@@ -305,7 +272,7 @@ def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew
     fleet = Fleet((gone, plain), Options(ssh_config=str(crew.lab.lab.ssh_config)))
     cluster = Cluster(fleet, (plain,))
     cluster.tell(slurm_nodes.drain("n002", slurm_nodes.our_reason("a test", "")))
-    assert reason(crew.lab, "n002") == "deepep-bootstrap: a test"
+    assert crew.lab.reason("n002") == "deepep-bootstrap: a test"
     cluster.tell(slurm_nodes.resume("n002"))
     begin = threading.Event()
     nobody = Cluster(fleet, (replace(LOGIN, user="builder"),), sleep=lambda seconds: begin.set())
