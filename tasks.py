@@ -17,6 +17,7 @@ from deepep_bootstrap.verbs import gc as _gc
 from deepep_bootstrap.verbs import generations as _generations
 from deepep_bootstrap.verbs import lab as _lab
 from deepep_bootstrap.verbs import lock as _lock
+from deepep_bootstrap.verbs import mirror as _mirror
 from deepep_bootstrap.verbs import plan as _plan
 from deepep_bootstrap.verbs import remove as _remove
 from deepep_bootstrap.verbs import rollback as _rollback
@@ -64,6 +65,12 @@ def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
 def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "") -> int:
     """Say what is pinned and how old it is; check that it is still there and the same; update pins."""
     return _lock.lock(flags, check=check, update=update, ref=ref, version=version)
+
+
+@verb
+def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", prune: bool = False) -> int:
+    """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check hashes it again."""
+    return _mirror.mirror(flags, directory, check=check, target=target, prune=prune)
 
 
 @verb

@@ -14,10 +14,12 @@ from pathlib import Path
 from deepep_bootstrap import command
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.mirrors import Mirrors, is_address, shown
+from deepep_bootstrap.sources import URL
 
 PROBE_SECONDS = 60.0
 REMOTE = "pinned"
 REMEDY = "--mirror PREFIX=DIRECTORY with a copy of the repository"
+LEAN = "--filter=tree:0"
 EVERYTHING = "+refs/*:refs/fetched/*"
 KEPT = ("GIT_SSL_", "GIT_SSH", "GIT_PROXY_", "GIT_EXEC_PATH")
 SCP_LIKE = re.compile(r"(\w[\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*:[^:\s].*")
@@ -114,10 +116,11 @@ def listing(repository: Repository, *patterns: str) -> str:
     return reached.out
 
 
-def bring(repository: Repository, rev: str, ref: str) -> None:
-    """Bring the commit `rev` into the repository: alone, else with the ref `ref`, else with everything there. Raises Trouble."""
+def bring(repository: Repository, rev: str, ref: str, *, history: bool = False) -> None:
+    """Bring the commit `rev` into the repository: alone (or with its whole `history`), else with the ref `ref`, else with everything
+    there. Raises Trouble."""
     listing(repository, "HEAD")
-    _fetch(repository, rev, (("--depth=1", REMOTE, rev), (REMOTE, ref), (REMOTE, EVERYTHING)))
+    _fetch(repository, rev, ((*(() if history else ("--depth=1",)), REMOTE, rev), (REMOTE, ref), (REMOTE, EVERYTHING)))
 
 
 def commits_since(pin: Pin, base: str, mirrors: Mirrors, scratch: Path) -> int | None:
@@ -126,7 +129,8 @@ def commits_since(pin: Pin, base: str, mirrors: Mirrors, scratch: Path) -> int |
     Contents are left where they are if the server can do that.
     """
     repository = create(pin, mirrors, scratch)
-    _fetch(repository, pin.rev, [("--filter=tree:0", REMOTE, what) for what in (pin.rev, pin.ref, EVERYTHING)])
+    lean = _lean(pin, mirrors, scratch)
+    _fetch(repository, pin.rev, [(*lean, REMOTE, what) for what in (pin.rev, pin.ref, EVERYTHING)])
     if base not in _run(repository, "rev-list", pin.rev).split():
         return None
     return int(_run(repository, "rev-list", "--count", f"{base}..{pin.rev}"))
@@ -135,13 +139,25 @@ def commits_since(pin: Pin, base: str, mirrors: Mirrors, scratch: Path) -> int |
 def expand(pin: Pin, mirrors: Mirrors, scratch: Path) -> tuple[str, ...]:
     """Return the full ids of all commits of the remote that begin with `pin.rev`, an abbreviated one."""
     repository = create(pin, mirrors, scratch)
-    fetched = command.run(
-        ("git", "-C", repository.path, "fetch", "--quiet", "--no-tags", "--filter=tree:0", REMOTE, EVERYTHING), env=repository.environment
-    )
+    words = ("fetch", "--quiet", "--no-tags", *_lean(pin, mirrors, scratch), REMOTE, EVERYTHING)
+    fetched = command.run(("git", "-C", repository.path, *words), env=repository.environment)
     if fetched.code != 0:
         raise Trouble(Problem(pin.where, f"{shown(repository.place)} cannot be read: {_reason(fetched, repository.place)}", try_=REMEDY))
     ids = _run(repository, "rev-list", "--all").split()
     return tuple(sorted(each for each in ids if each.startswith(pin.rev)))
+
+
+def _lean(pin: Pin, mirrors: Mirrors, scratch: Path) -> tuple[str, ...]:
+    """Return the option that leaves contents on the server, where it can do that.
+
+    Tried on one commit in a repository of its own: from a server of plain files git fetches what was left out at once, and from
+    within that fetch again, without an end. Such a server refuses the depth first.
+    """
+    probe = scratch / "probe"
+    probe.mkdir()
+    repository = create(pin, mirrors, probe)
+    words = ("fetch", "--quiet", "--no-tags", "--depth=1", LEAN, REMOTE, "HEAD")
+    return (LEAN,) if command.run(("git", "-C", repository.path, *words), env=repository.environment).code == 0 else ()
 
 
 def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
@@ -149,18 +165,23 @@ def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
     repository = create(pin, mirrors, scratch)
     bring(repository, pin.rev, pin.ref)
     tree = scratch / "tree"
-    tree.mkdir()
-    at = (f"--git-dir={repository.path}", f"--work-tree={tree}", "-c", "core.bare=false")
-    _run(repository, *at, "read-tree", pin.rev)
-    _run(repository, *at, "checkout-index", "--all", "--force", f"--prefix={tree}/")
+    write_out(repository, pin.rev, tree)
     if pin.submodules:
-        for number, (module, target) in enumerate(_submodules(pin, repository, tree)):
+        for number, (module, target) in enumerate(submodules(pin, repository, tree)):
             inner = scratch / f"module-{number}"
             inner.mkdir()
             filled = export(module, mirrors, inner)
             target.rmdir()
             filled.path.rename(target)
     return Tree(tree, int(_run(repository, "show", "--no-patch", "--format=%ct", pin.rev).split()[0]))
+
+
+def write_out(repository: Repository, rev: str, tree: Path) -> None:
+    """Write the files of a commit that the repository has into the new directory `tree`; submodules are empty directories there."""
+    tree.mkdir()
+    at = (f"--git-dir={repository.path}", f"--work-tree={tree}", "-c", "core.bare=false")
+    _run(repository, *at, "read-tree", rev)
+    _run(repository, *at, "checkout-index", "--all", "--force", f"--prefix={tree}/")
 
 
 def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) -> None:
@@ -179,7 +200,7 @@ def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) 
     raise Trouble(Problem(where, what, wanted=rev, try_=REMEDY))
 
 
-def _submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, Path]]:
+def submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, Path]]:
     """Return the submodules of a tree, each by the commit that the tree records, with the empty directory it belongs into.
 
     One with `update = none` stays empty, as after `git submodule update --init`.
@@ -207,8 +228,10 @@ def _submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin,
 
 def _may_lead_to(url: str, parent: str) -> bool:
     """Return whether a tree of `parent` may name the submodule address `url`: files of this machine are not for others to name."""
+    if ".." in url.split("/"):
+        return False
     if is_address(url):
-        return url.startswith(("https://", "http://", "ssh://", "git://")) or parent.startswith("file://")
+        return URL.fits(url) and (not url.startswith("file://") or parent.startswith("file://"))
     return SCP_LIKE.fullmatch(url) is not None
 
 

@@ -8,21 +8,28 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from deepep_bootstrap.errors import Problem, Trouble
 
 VARIABLE = "DEEPEP_MIRRORS"
-EVERY = "*"
-HELP = "--mirror PREFIX=URL_OR_DIRECTORY, --mirror index:NAME=URL_OR_DIRECTORY or --mirror DIRECTORY"
+HELP = "--mirror PREFIX=URL_OR_DIRECTORY, --mirror index:NAME=URL_OR_DIRECTORY or --mirror DIRECTORY_OR_URL"
+INDEX = "mirror.json"
+"""The file that `invoke mirror` writes last; a directory without it is no mirror, or one that was not finished."""
+REMEDY = "invoke mirror DIRECTORY, on a machine with a network"
+GIT, FILES, WHEELS = "git", "files", "wheels"
+SCP_LIKE = re.compile(r"(?:[^/@:]+@)?([^/@:]+):([^/].*)")
+"""What git takes for an address over ssh besides URLs: `git@host:owner/name`."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """The mirrors of one origin, such as the command line: replacements by URL prefix, and by index name (`*`: every index)."""
+    """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written` is the directory or
+    address of what `invoke mirror` wrote, which answers for everything that neither of them names; "" where there is none."""
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, str] = field(default_factory=dict)
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,15 +41,20 @@ class Mirrors:
     def source(self, url: str) -> str:
         """Return where the git repository of `url` is fetched from: an address, or the directory of a (bare) repository.
 
-        The first level with a matching prefix decides, in it the longest one. Below a directory the rest of the URL is the path,
-        with or without `.git`. Raises Trouble when the directory has no such repository.
+        The first level with a matching prefix or a written mirror decides, in it the longest prefix. Below a directory the rest of the
+        URL is the path, with or without `.git`. Raises Trouble when the directory has no such repository.
         """
         replaced = self._replaced(url)
+        if isinstance(replaced, str):
+            return _inside(replaced, repository_path(url), f"repository for {url}")
         return _below(*replaced, url) if replaced else url
 
     def file(self, url: str) -> str:
         """Return where the file at `url` is fetched from: an address, or a path below a directory. Raises Trouble where it is not."""
-        place, rest = self._replaced(url) or (url, "")
+        replaced = self._replaced(url)
+        if isinstance(replaced, str):
+            return _inside(replaced, file_path(url), f"file for {url}")
+        place, rest = replaced or (url, "")
         if is_address(place):
             return place + rest
         path = Path(place, rest.strip("/"))
@@ -50,22 +62,71 @@ class Mirrors:
             raise Trouble(Problem(f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"))
         return str(path)
 
-    def _replaced(self, url: str) -> tuple[str, str] | None:
-        """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; None where none matches."""
+    def _replaced(self, url: str) -> tuple[str, str] | str | None:
+        """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; the place of a written
+        mirror; None where nothing answers for `url`."""
         for level in self.levels:
             matching = [prefix for prefix in level.prefixes if url.startswith(prefix)]
             if matching:
                 prefix = max(matching, key=len)
                 return level.prefixes[prefix], url[len(prefix) :]
+            if level.written:
+                return level.written
         return None
 
     def index(self, name: str) -> str:
         """Return the address or the directory that serves the index `name`; "" when nothing names one."""
         for level in self.levels:
-            for key in (name, EVERY):
-                if key in level.indexes:
-                    return level.indexes[key]
+            if name in level.indexes:
+                return level.indexes[name]
+            if level.written:
+                return f"{level.written}/{WHEELS}/{name}"
         return ""
+
+
+def repository_path(url: str) -> str:
+    """Return where a written mirror keeps the git repository of `url`: git/HOST/OWNER/NAME.git. Raises Trouble for an address that
+    leads out of it."""
+    return f"{GIT}/{_local(url).removesuffix('.git')}.git"
+
+
+def file_path(url: str) -> str:
+    """Return where a written mirror keeps the file at `url`: files/HOST/PATH. Raises Trouble for an address that leads out of it."""
+    return f"{FILES}/{_local(url)}"
+
+
+def wheel_path(index: str, name: str, file: str) -> str:
+    """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index for pip and uv."""
+    return f"{WHEELS}/{index}/{plain_name(name)}/{file}"
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a distribution as indexes write it: small letters, one dash for any run of dots, dashes and underscores."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _local(url: str) -> str:
+    """Return host and path of an address as a relative path; anything but http and https is told apart by its scheme."""
+    scp_like = None if is_address(url) else SCP_LIKE.fullmatch(url)
+    parts = urlsplit(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    top = host if parts.scheme in {"https", "http"} else f"{parts.scheme}+{host}"
+    steps = [top, *(step for step in unquote(parts.path).split("/") if step)]
+    if parts.query:
+        steps[-1] += f"?{quote(parts.query, safe='=&')}"
+    if not parts.scheme or len(steps) == 1 or any(step in {".", ".."} or re.search(r"[\x00-\x1f\x7f\\]", step) for step in steps):
+        raise Trouble(Problem(shown(url), "has no place in a mirror", wanted="an address such as https://host/owner/name"))
+    return "/".join(steps)
+
+
+def _inside(root: str, path: str, what: str) -> str:
+    """Return the place of `path` in the written mirror at `root`; a directory is asked whether it has it, a server when it is used."""
+    if is_address(root):
+        return f"{root}/{quote(path)}"
+    place = Path(root, path)
+    if not (place.is_dir() if path.startswith(f"{GIT}/") else place.is_file()):
+        raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=REMEDY))
+    return str(place)
 
 
 def is_address(place: str) -> bool:
@@ -98,12 +159,14 @@ def read(flags: Iterable[str], environment: Mapping[str, str], lock_indexes: Map
 def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level:
     prefixes: dict[str, str] = {}
     indexes: dict[str, str] = {}
+    written = ""
     for value in values:
         key, equals, text = value.partition("=") if value.startswith("index:") else value.rpartition("=")
-        where = f"{origin} {key}={shown(text)}" if equals else f"{origin} {value}"
+        where = f"{origin} {key}={shown(text)}" if equals else f"{origin} {shown(value)}"
         place = _place(text)
         if not equals:
-            problems += _written(where, place, prefixes, indexes)
+            problems += _not_written(where, place)
+            written = written or place.rstrip("/")
         elif not key or not text or key == "index:":
             problems.append(Problem(where, "is no mirror", try_=HELP))
         elif not is_address(place) and not Path(place).is_dir():
@@ -112,17 +175,18 @@ def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level
             indexes.setdefault(key[len("index:") :], place)
         else:
             prefixes.setdefault(key, place)
-    return Level(prefixes, indexes)
+    return Level(prefixes, indexes, written)
 
 
-def _written(where: str, place: str, prefixes: dict[str, str], indexes: dict[str, str]) -> list[Problem]:
-    """Take a directory of `invoke mirror`: git/HOST/OWNER/NAME.git serves every source, wheels/FILE every index."""
-    git, wheels = Path(place, "git"), Path(place, "wheels")
-    if is_address(place) or not (git.is_dir() and wheels.is_dir()):
-        return [Problem(where, "is no mirror: a plain directory has to hold git/ and wheels/", try_=HELP)]
-    prefixes.setdefault("https://", str(git))
-    indexes.setdefault(EVERY, str(wheels))
-    return []
+def _not_written(where: str, place: str) -> list[Problem]:
+    """Return why what a value without "=" names was not written by `invoke mirror`; an address is believed, its content is verified."""
+    if place.startswith(("http://", "https://")) or Path(place, INDEX).is_file():
+        return []
+    if is_address(place):
+        return [Problem(where, "is no address of a mirror", wanted="http:// or https://", try_=HELP)]
+    if Path(place, GIT).is_dir() or Path(place, WHEELS).is_dir():
+        return [Problem(where, f"is a mirror that was not finished: it has no {INDEX}", try_=REMEDY)]
+    return [Problem(where, "is no mirror: a plain directory has to be one that invoke mirror wrote", try_=HELP)]
 
 
 def _place(text: str) -> str:

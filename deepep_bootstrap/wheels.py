@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors, is_address, shown
+from deepep_bootstrap.mirrors import Mirrors, is_address, plain_name, shown
 
 CHUNK = 1 << 20
 AT_ONCE = 4
@@ -145,10 +145,15 @@ def _get(wheel: Wheel, mirrors: Mirrors, scratch: Path, running: set[int]) -> Pa
 
 
 def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
-    """Copy the wheel out of a directory: flat, or with a folder per distribution."""
-    for candidate in (place / wheel.file, place / wheel.name / wheel.file):
-        if candidate.is_file():
-            return shutil.copyfile(candidate, scratch / wheel.file)
+    """Copy the wheel out of a directory: flat, or with a folder per distribution. One of another size is not even read."""
+    for folder in dict.fromkeys((place, place / wheel.name, place / plain_name(wheel.name))):
+        candidate = folder / wheel.file
+        if not candidate.is_file():
+            continue
+        if wheel.size and (size := candidate.stat().st_size) != wheel.size:
+            what = f"{candidate} is not the locked file"
+            raise Trouble(Problem(f"wheel {wheel.file}", what, f"{size} bytes", f"{wheel.size} bytes"))
+        return shutil.copyfile(candidate, scratch / wheel.file)
     raise Trouble(Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file))
 
 
