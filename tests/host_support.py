@@ -66,6 +66,10 @@ class Host:
         for module in modules:
             self.write(f"/sys/module/{module}/refcnt", "0\n")
 
+    def unload(self, module: str) -> None:
+        (self.root / "sys/module" / module / "refcnt").unlink()
+        (self.root / "sys/module" / module).rmdir()
+
     def loaded(self) -> set[str]:
         return {path.name for path in (self.root / "sys/module").glob("*")}
 

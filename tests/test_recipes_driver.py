@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +229,15 @@ def test_reload_comes_after_apply(host: Host) -> None:
     assert host.calls() == []
 
 
-def test_a_plain_user_is_told_what_it_cannot_read(host: Host) -> None:
-    host.write("/etc/modprobe.d/secret.conf", f"{KEYS}X=1\n", 0o600)
-    for folder in (host.root, *host.root.parents):
-        if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o005 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    host.inside = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    assert "secret.conf and there may be options in it" in options(host, "check").data["note"]
+def test_a_plain_user_is_told_what_it_cannot_read() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # the folders of pytest are closed to others
+        Path(folder).chmod(0o755)
+        host = Host(Path(folder) / "root")
+        host.write("/etc/modprobe.d/secret.conf", f"{KEYS}X=1\n", 0)
+        if os.geteuid() == 0:
+            host.inside = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        said = options(host, "check")
+        assert (said.state, "secret.conf and there may be options in it" in said.data["note"]) == ("todo", True)
 
 
 def test_an_unknown_argument_is_refused(host: Host) -> None:

@@ -50,7 +50,7 @@ has_node() {
 # print_missing: what is not as it should be, in words.
 print_missing() {
     [[ -n "$(find_built)" ]] || echo "no module for this kernel"
-    if ! is_loaded gdrdrv; then echo "not loaded"; elif ! has_node; then echo "/dev/gdrdrv is missing, closed or has another major"; fi
+    if ! is_loaded gdrdrv; then echo "not loaded"; elif ! has_node; then echo "/dev/gdrdrv is missing or closed or has another major"; fi
     loads_at_boot gdrdrv || echo "not loaded at boot"
     is_installed "${AFTER_LOAD}" 644 <<<"$(print_after_load)" || echo "node not made at boot"
 }
@@ -89,7 +89,6 @@ PACKAGE_NAME="gdrdrv"
 PACKAGE_VERSION="${GDRCOPY_VERSION}"
 AUTOINSTALL="yes"
 MAKE[0]="cd src/gdrdrv && make KVER=\${kernelver}"
-CLEAN="cd src/gdrdrv && make clean"
 BUILT_MODULE_NAME[0]="gdrdrv"
 BUILT_MODULE_LOCATION[0]="src/gdrdrv"
 DEST_MODULE_LOCATION[0]="/updates/dkms"
