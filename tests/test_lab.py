@@ -304,7 +304,7 @@ def test_down_waits_for_nobody_and_names_who_holds_the_folder(folder: str, monke
     lab_cluster.up(folder, "lmod", print)
     lab_clean.end_processes(folder)  # with its own limit: on a busy machine that takes its time
     monkeypatch.setattr(lab_clean, "END_LIMIT", 0.5)
-    holder = subprocess.Popen(["sleep", "60"], cwd=folder)
+    holder = subprocess.Popen(["sleep", "600"], cwd=folder)
     try:
         with pytest.raises(Trouble, match=rf"cannot be unmounted — found in use by process {holder.pid}"):
             lab_cluster.down(folder)
