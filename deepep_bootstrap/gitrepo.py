@@ -22,8 +22,8 @@ REMEDY = "--mirror PREFIX=DIRECTORY with a copy of the repository"
 LEAN = "--filter=tree:0"
 EVERYTHING = "+refs/*:refs/fetched/*"
 KEPT = ("GIT_SSL_", "GIT_SSH", "GIT_PROXY_", "GIT_EXEC_PATH")
-SCP_LIKE = re.compile(r"(\w[\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*:[^:\s].*")
-"""What git takes for an address over ssh besides URLs: `git@host:owner/name`."""
+SCP_LIKE = re.compile(r"(?!(https?|ssh|git|file):)(\w[\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*:[^:\s].*")
+"""What git takes for an address over ssh besides URLs: `git@host:owner/name`; not what is left of a URL after too many `../`."""
 # Attributes of the repository are read last where info/attributes has spoken: nothing converts, expands, smudges or leaves out.
 ATTRIBUTES = "* -text -crlf !eol -ident -filter -working-tree-encoding -export-subst -export-ignore\n"
 CONFIG = """[core]

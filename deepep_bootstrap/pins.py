@@ -92,7 +92,8 @@ def renew_source(source: Source, wish: Wish, mirrors: Mirrors) -> Renewal:
     new = replace(source, ref=found.rev if found.kind == "commit" else asked, rev=found.rev)
     tree = measure_source(new, mirrors)
     if tree.problems:
-        raise Trouble(*(replace(problem, try_="adapting [[source.NAME.substitute]] to the new tree first") for problem in tree.problems))
+        remedy = f"adapting [[source.{source.name}.substitute]] to the new tree first"
+        raise Trouble(*(replace(problem, try_=remedy) for problem in tree.problems))
     version, reason = _version(source, found, wish)
     new = replace(new, hash=tree.hash, last_modified=tree.last_modified, version=version)
     before, after = _values(source, SOURCE_KEYS), _values(new, SOURCE_KEYS)

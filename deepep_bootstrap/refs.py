@@ -95,11 +95,12 @@ def absent(source: Source, asked: str, there: Mapping[str, str], place: str) -> 
     """Return the problem of a ref that is not there: one that the lock has followed has vanished, another may be misspelt."""
     where = f"source {source.name}"
     near = nearest(asked, there)
+    found = f"near names {', '.join(near)}" if near else ""
     remedy = f"--ref={near[0]}" if near else f"git ls-remote {place}"
     if asked == source.ref and not is_new(source):
         what = f"{asked} has vanished from {place}; the locked commit stays as it is"
-        return Problem(where, what, f"near it {', '.join(near)}" if near else "no ref of that name", asked, remedy)
-    return Problem(where, f"{place} has no ref {asked}", ", ".join(near), "a branch, a tag, refs/pull/N/head or a commit", remedy)
+        return Problem(where, what, found or "no ref of that name", asked, remedy)
+    return Problem(where, f"{place} has no ref {asked}", found, "a branch, a tag, refs/pull/N/head or a commit", remedy)
 
 
 def nearest(asked: str, there: Mapping[str, str]) -> list[str]:

@@ -27,6 +27,7 @@ FREE_KEYS = {
     "doctor": {"users"},
     "status": {"stacks", "environment", "hooks", "waiting", "drained"},
     "remove": {"files"},
+    "lock": {"uses", "before", "after"},
     "bootstrap": set(),
     "plan": set(),
 }
