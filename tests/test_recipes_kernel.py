@@ -203,7 +203,8 @@ def test_gdrdrv_is_built_loaded_and_taken_back(gdr: Host, dkms: bool) -> None:
     after = gdr.files()
     assert gdr.recipe("gdrdrv", "apply", **env).state == "ok"
     assert (gdr.files(), [call for call in changes(gdr) if "status" not in call]) == (after, [])
-    assert gdr.recipe("gdrdrv", "remove", **WANTED).code == 0
+    assert gdr.recipe("gdrdrv", "remove").code == 0
+    assert ("dkms remove gdrdrv/2.5.1 --all" in gdr.calls()) == dkms
     (gdr.root / NODE).unlink()
     gdr.write("/proc/devices", "Character devices:\n  1 mem\n")
     assert {name: text for name, (text, _, _) in gdr.files().items()} == {name: text for name, (text, _, _) in before.items()}

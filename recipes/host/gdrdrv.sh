@@ -130,8 +130,11 @@ repair_gdrdrv() {
 }
 
 remove_gdrdrv() {
-    local -r module="gdrdrv/${GDRCOPY_VERSION:-}"
-    if is_written gdrdrv "/usr/src/${module/\//-}/dkms.conf"; then dkms remove "${module}" --all >&2; fi
+    local -r list="$(kept_path files gdrdrv)"
+    local module=""
+    # The version that was built, which may be another than the lock's of today.
+    [[ ! -r "${list}" ]] || module="$(list_written "${list}" | sed -n 's,^/usr/src/gdrdrv-\(.*\)/dkms.conf$,gdrdrv/\1,p' | head -n 1)"
+    [[ -z "${module}" || -z "$(dkms status "${module}")" ]] || dkms remove "${module}" --all >&2
     remove_files gdrdrv
     depmod "$(uname -r)" >&2
     data state ok && data found "no files of ours; a loaded module stays until the next boot"
