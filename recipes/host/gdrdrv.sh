@@ -73,8 +73,7 @@ report_state() {
     data wanted "gdrdrv loaded now and at boot, /dev/gdrdrv for everybody"
     missing="$(print_missing | paste -s -d , | sed 's/,/, /g')"
     obstacle="$(print_obstacle)"
-    if [[ -z "${missing}" ]]; then
-        data state ok && data found "loaded, major $(kernel_major)"
+    if [[ -z "${missing}" ]]; then data state ok && data found "loaded, major $(kernel_major)"
     elif [[ -n "${obstacle}" ]]; then
         data state blocked && data found "${missing}" && data note "${obstacle}"
     else
@@ -131,8 +130,7 @@ repair_gdrdrv() {
 
 remove_gdrdrv() {
     local -r list="$(kept_path files gdrdrv)"
-    local module=""
-    # The version that was built, which may be another than the lock's of today.
+    local module="" # the version that was built, which may be another than the lock's of today
     [[ ! -r "${list}" ]] || module="$(list_written "${list}" | sed -n 's,^/usr/src/gdrdrv-\(.*\)/dkms.conf$,gdrdrv/\1,p' | head -n 1)"
     [[ -z "${module}" || -z "$(dkms status "${module}")" ]] || dkms remove "${module}" --all >&2
     remove_files gdrdrv
