@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from deepep_bootstrap import command
 from deepep_bootstrap.errors import Problem, Trouble
@@ -88,10 +90,12 @@ def create(pin: Pin, mirrors: Mirrors, scratch: Path) -> Repository:
     """Return an empty repository below `scratch` whose remote is that of `pin`, or what the mirrors put in its place."""
     path, config = scratch / "repository", scratch / "gitconfig"
     place = mirrors.source(pin.url)
-    # The address may hold a password: it goes into a file of ours, never onto a command line.
-    quoted = place.replace("\\", "\\\\").replace('"', '\\"')
-    config.touch(mode=0o600)
-    config.write_text(f'{CONFIG}[remote "{REMOTE}"]\n\turl = "{quoted}"\n', encoding="utf-8")
+    # The address may hold a password: it goes into a file of ours, never onto a command line; git hands addresses to its helpers.
+    address, secret = _without_password(place)
+    known = scratch / "credentials"
+    for file, text in ((config, _config(address, known)), (known, secret)):
+        file.touch(mode=0o600)
+        file.write_text(text, encoding="utf-8")
     repository = Repository(path, place, pin.where, _environment(config))
     _run(repository, "init", "--quiet", "--bare", "--template=", path)
     path.joinpath("info").mkdir(exist_ok=True)
@@ -244,6 +248,21 @@ def absolute(url: str, parent: str) -> str:
         if not url.startswith(("./", "../")):
             return f"{base}/{url}"
     return url
+
+
+def _without_password(place: str) -> tuple[str, str]:
+    """Return an address over http without user and password, and the line of git's credential store that has them; "" where none are."""
+    parts = urlsplit(place)
+    account, _, host = parts.netloc.rpartition("@")
+    if not account or parts.scheme not in {"http", "https"}:
+        return place, ""
+    return urlunsplit(parts._replace(netloc=host)), f"{parts.scheme}://{account if ':' in account else f'{account}:'}@{host}\n"
+
+
+def _config(address: str, known: Path) -> str:
+    remote = address.replace("\\", "\\\\").replace('"', '\\"')
+    helper = f"store --file={shlex.quote(str(known))}".replace("\\", "\\\\").replace('"', '\\"')
+    return f'{CONFIG}[credential]\n\thelper = "{helper}"\n[remote "{REMOTE}"]\n\turl = "{remote}"\n'
 
 
 def _run(repository: Repository, *words: str | Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import http.server
 import os
@@ -242,6 +244,41 @@ def test_a_password_in_an_address_stays_hidden(
     assert fetch.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
     assert seen
     assert "secret" not in " ".join(seen)
+
+
+def test_a_server_that_asks_for_a_password(upstream: Upstream, tmp_path: Path) -> None:
+    """It gets user and password, and while it answers no process of this machine shows the password on its command line."""
+    git(upstream.bare, "update-server-info")
+    shown: list[bytes] = []
+
+    class Private(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):  # it has just ended
+                    line = path.read_bytes()
+                    shown.extend([line] if b"se%20cret" in line or b"se cret" in line else [])
+            if self.headers["Authorization"] == f"Basic {base64.b64encode(b'user:se cret').decode()}":
+                super().do_GET()
+            else:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="sources"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Private, directory=str(upstream.folder))) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        address = f"http://user:se%20cret@127.0.0.1:{server.server_address[1]}/owner/engine.git"
+        try:
+            over_http = mirrors.read([f"{BASE}owner/engine={address}"], {}, {})
+            assert fetch.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
+            wrong = mirrors.read([f"{BASE}owner/engine={address.replace('user', 'other')}"], {}, {})
+            assert "cannot be reached: " in refused(upstream.source, wrong, tmp_path / "other")
+        finally:
+            server.shutdown()
+    assert shown == []
 
 
 def test_a_cache_that_cannot_be_written(upstream: Upstream, tmp_path: Path) -> None:
