@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import secrets
@@ -136,9 +135,8 @@ def tar_texts(files: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def requirements(wheels: Iterable[Wheel]) -> str:
-    """Return pip's requirements text for exactly these wheels, with their hashes in the form pip knows."""
-    hashes = {wheel.file: base64.b64decode(wheel.hash.removeprefix("sha256-")).hex() for wheel in wheels}
-    return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{hashes[wheel.file]}\n" for wheel in wheels)
+    """Return pip's requirements text for exactly these wheels, with their hashes."""
+    return "".join(f"{wheel.requirement}\n" for wheel in wheels)
 
 
 def manifest(entry: Entry) -> str:
@@ -248,11 +246,11 @@ class _Run:
             "JOBS": str(self.request.jobs),
             "HEARTBEAT": f"{self.request.heartbeat:g}",
             "MANIFEST": manifest(entry),
-            "RECIPE": f"{entry.kind}.sh",
+            "RECIPE": f"{entry.recipe or entry.kind}.sh",
         }
         if self.request.indexes is not None:
             env |= {"ONLINE": "1", "INDEXES": "\n".join(self.request.indexes)}
-        script = compose(self.request.recipes, *store.recipe_names(entry.kind))
+        script = compose(self.request.recipes, *entry.recipes)
         if self.session.job:
             script = as_step(script, self.session.job, f"{scratch}/step-{entry.name}.sh", self.request.token)
         return Job(script, env=env, user=self.request.user, watched=True, timeout=None)

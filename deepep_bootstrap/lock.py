@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,17 @@ class Wheel:
         python, abi, platforms = self.file[: -len(".whl")].split("-")[-3:]
         return python, abi, tuple(platforms.split("."))
 
+    @property
+    def requirement(self) -> str:
+        """Return the line of pip's requirements that allows this very file, with its hash in the form pip knows."""
+        return f"{self.name}=={self.version} --hash=sha256:{base64.b64decode(self.hash.partition('-')[2]).hex()}"
+
 
 @dataclass(frozen=True)
 class Stack:
-    """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources; `cuda` is the CUDA major; wheels by target (`cp312-x86_64`)."""
+    """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels by target
+    (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM that is not built from a
+    source, and the NCCL that DeepEP V2 is built against ("" for none)."""
 
     name: str
     deepep: str
@@ -49,6 +57,18 @@ class Stack:
     gdrcopy: str
     cuda: str
     wheels: Mapping[str, tuple[Wheel, ...]]
+    nvshmem_wheel: str = ""
+    nccl_wheel: str = ""
+
+    def pinned(self, name: str, target: str = "") -> Wheel | None:
+        """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
+        closures = (self.wheels.get(target, ()),) if target else self.wheels.values()
+        return next((wheel for closure in closures for wheel in closure if _plain(wheel.name) == _plain(name)), None)
+
+    def nccl_version(self, target: str) -> str:
+        """Return the version of the NCCL that DeepEP V2 is built with and runs with; "" for a stack without."""
+        wheel = self.pinned(self.nccl_wheel, target) if self.nccl_wheel else None
+        return wheel.version if wheel else ""
 
 
 @dataclass(frozen=True)
@@ -115,17 +135,36 @@ def _check_references(lock: Lock, top: Table) -> None:
         for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
             if name and name not in lock.sources:
                 top.complain(f"stack.{stack.name}.{role}", "there is no such source", name, wanted)
+        _check_wheel_roles(stack, top)
+
+
+def _check_wheel_roles(stack: Stack, top: Table) -> None:
+    """What a stack takes from a wheel must be in every one of its closures."""
+    for role, name in (("nvshmem_wheel", stack.nvshmem_wheel), ("nccl_wheel", stack.nccl_wheel)):
+        lacking = [target for target in stack.wheels if name and stack.pinned(name, target) is None]
+        if lacking or (name and not stack.wheels):
+            top.complain(f"stack.{stack.name}.{role}", "this wheel is not listed", name, f"one for {', '.join(lacking) or 'a target'}")
+    if stack.nvshmem and stack.nvshmem_wheel:
+        top.complain(f"stack.{stack.name}.nvshmem_wheel", "NVSHMEM comes from a source already", stack.nvshmem_wheel, "one of the two")
+    if stack.nvshmem and not stack.gdrcopy:
+        top.complain(f"stack.{stack.name}.gdrcopy", "is missing", wanted="a source: NVSHMEM is compiled against its header")
 
 
 def _stack(name: str, table: Table) -> Stack:
+    def unless(other: str, key: str) -> str:
+        """Return the name of a source that may be absent where `other` stands."""
+        return table.text(key, NAME) if key in table.data or other not in table.data else table.take(key, str, "")
+
     wheels = table.inner("wheels")
     stack = Stack(
         name=name,
         deepep=table.text("deepep", NAME),
-        nvshmem=table.text("nvshmem", NAME),
-        gdrcopy=table.text("gdrcopy", NAME),
+        nvshmem=unless("nvshmem_wheel", "nvshmem"),
+        gdrcopy=unless("nvshmem_wheel", "gdrcopy"),
         cuda=table.text("cuda", CUDA),
         wheels={target: _closure(target, wheels) for target in wheels.data},
+        nvshmem_wheel=table.text("nvshmem_wheel", WHEEL_NAME) if "nvshmem_wheel" in table.data else table.take("nvshmem_wheel", str, ""),
+        nccl_wheel=table.text("nccl_wheel", WHEEL_NAME) if "nccl_wheel" in table.data else table.take("nccl_wheel", str, ""),
     )
     table.close()
     return stack

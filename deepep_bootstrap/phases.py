@@ -80,23 +80,10 @@ def share_prefix(work: Work) -> tuple[Outcome, ...]:
         return ()
     host, begin = work.prefix_host, time.monotonic()
     work.screen.started(PREFIX, [host.name])
-    marker = make_prefix(work)
+    marker = generations.make_prefix(work.door, work.place)
     generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
     seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(steps[0].hosts)}"
     return tell(work, (Outcome(PREFIX, host.name, "done", seen, time.monotonic() - begin),))
-
-
-def make_prefix(work: Work) -> str:
-    """Make the prefix as the user who builds, where that user may; else as root, for that user. Returns its id.
-
-    In this order, because root may not write on many a network filesystem, and a plain user not below /opt.
-    """
-    if not work.build_user:
-        return generations.prepare_prefix(work.door, work.place)
-    try:
-        return generations.prepare_prefix(work.door, work.place)
-    except Trouble:
-        return generations.prepare_prefix(work.door, replace(work.place, user="root"), work.build_user)
 
 
 def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
@@ -204,11 +191,12 @@ def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.Environ
     begin = time.monotonic()
     sources = supply.fetch_sources(work.request.lock, entries, work.mirrors, say)
     indexes = None
-    if any(entry.kind == "python" for entry in entries):
+    wheels = tuple(dict.fromkeys(wheel for entry in entries for wheel in entry.wheels))
+    if wheels:
         choice = work.plan.choice
         host = work.survey.host(choice.build_host)
         want = supply.Environment(
-            work.request.lock, choice.wheels, work.mirrors, work.request.recipes, host, work.survey.facts[host.name],
+            work.request.lock, wheels, work.mirrors, work.request.recipes, host, work.survey.facts[host.name],
             choice.python.path, work.build_user,
         )  # fmt: skip
         environment = supply.fetch_environment(work.door, want, say)

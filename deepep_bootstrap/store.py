@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from deepep_bootstrap.comments import strip_comments
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.sources import Source
 
 NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
@@ -23,9 +24,14 @@ COMMON_RECIPES = (
 OWN_RECIPES = {
     "gdrcopy": ("build/gdrcopy.sh",),
     "nvshmem": ("build/nvshmem.sh",),
+    "nvshmem-wheel": ("build/nvshmem-wheel.sh",),
     "python": ("build/python.sh",),
     "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
+    "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v2.sh"),
 }
+"""The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP V1 or V2."""
+
+UNCOMPILED = ("python", "nvshmem-wheel")
 RELOCATOR = "build/relocate.py"
 
 
@@ -35,7 +41,7 @@ class Entry:
 
     `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may begin
     (its recipe waits for what it misses). `source` is the lock's name of its source tree ("" for none), `env` what its recipe
-    gets besides places.
+    gets besides places, `wheels` what it is installed from; `recipe` is one of OWN_RECIPES ("" for the one called like the kind).
     """
 
     kind: str
@@ -45,6 +51,13 @@ class Entry:
     early: tuple[str, ...] = ()
     source: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    wheels: tuple[Wheel, ...] = ()
+    recipe: str = ""
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Return the paths of the recipe texts that make its script, in order."""
+        return recipe_names(self.recipe or self.kind)
 
     @property
     def name(self) -> str:
@@ -85,7 +98,7 @@ class StackRecord:
     `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry names
     (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order; `by_host`
     those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib` the script that sets up NCCL on
-    Google's network ("" for none). What came later has a default, so that manifests of earlier versions can be read.
+    Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with ("" for V1, which has no use for it). What came later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str
@@ -105,6 +118,7 @@ class StackRecord:
     by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gib: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,56 +141,49 @@ def digest(inputs: Mapping[str, object]) -> str:
     return "".join(NIX_BASE32[number >> 5 * place & 31] for place in reversed(range(DIGEST_BYTES * 8 // 5)))
 
 
-def strip_comments(text: str) -> str:
-    """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on.
-
-    `#!` is kept: it may be the first line of a program that the recipe writes.
-    """
-    kept: list[str] = []
-    quote = ""
-    skip_to = -1
-    for position, char in enumerate(text):
-        if position < skip_to:
-            continue
-        before = text[position - 1] if position else "\n"
-        if char == "#" and not quote and before.isspace() and text[position + 1 : position + 2] != "!":
-            end = text.find("\n", position)
-            skip_to = end if end >= 0 else len(text)
-            continue
-        if char == "\\" and quote != "'":
-            kept.append(text[position : position + 2])
-            skip_to = position + 2
-            continue
-        if char in "'\"" and quote in {"", char}:
-            quote = "" if quote else char
-        kept.append(char)
-    lines = (line.rstrip() for line in "".join(kept).splitlines())
-    return "\n".join(line for line in lines if line)
-
-
-def recipe_names(kind: str) -> tuple[str, ...]:
+def recipe_names(recipe: str) -> tuple[str, ...]:
     """Return the paths of the recipe texts that make the script of an entry, in order."""
-    return (*COMMON_RECIPES, *OWN_RECIPES[kind])
+    return (*COMMON_RECIPES, *OWN_RECIPES[recipe])
 
 
 def entries(wanted: Wanted) -> tuple[Entry, ...]:
-    """Return the store entries of the wanted stack, dependencies first: gdrcopy, nvshmem, python (unless external), deepep."""
-    sources = wanted.lock.sources
-    gdrcopy = _built(wanted, "gdrcopy", sources[wanted.stack.gdrcopy], {})
-    nvshmem = _built(wanted, "nvshmem", sources[wanted.stack.nvshmem], {"GDRCOPY": gdrcopy.name})
-    if not wanted.target:
-        deepep = _built(wanted, "deepep", sources[wanted.stack.deepep], {"NVSHMEM": nvshmem.name}, early=(nvshmem.name,))
-        return gdrcopy, nvshmem, deepep
-    python = _environment(wanted, nvshmem.name)
-    names = {"NVSHMEM": nvshmem.name, "PYTHON_ENTRY": python.name}
-    deepep = _built(wanted, "deepep", sources[wanted.stack.deepep], names, early=(nvshmem.name, python.name))
-    return gdrcopy, nvshmem, python, deepep
+    """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python (unless
+    external), deepep."""
+    stack, sources = wanted.stack, wanted.lock.sources
+    made = [_built(wanted, "gdrcopy", sources[stack.gdrcopy], {})] if stack.gdrcopy else []
+    if stack.nvshmem_wheel:
+        made.append(_unpacked(wanted, "nvshmem", "nvshmem-wheel", stack.nvshmem_wheel))
+    else:
+        made.append(_built(wanted, "nvshmem", sources[stack.nvshmem], {"GDRCOPY": made[0].name}))
+    names = {"NVSHMEM": made[-1].name}
+    if wanted.target:
+        made.append(_environment(wanted, names["NVSHMEM"]))
+        names["PYTHON_ENTRY"] = made[-1].name
+    deepep = _built(
+        wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=deepep_recipe(sources[stack.deepep])
+    )
+    return (*made, deepep)
 
 
-def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], *, early: tuple[str, ...] = ()) -> Entry:
+def _unpacked(wanted: Wanted, kind: str, recipe: str, name: str) -> Entry:
+    """Return the entry made of the stack's wheel called `name`. The lock has seen to it that there is one for every target; such
+    wheels serve any Python, so an external one gets that of the machine."""
+    machine = f"-{wanted.facts.machine}"
+    fitting = [
+        target for target in sorted(wanted.stack.wheels) if target == wanted.target or (not wanted.target and target.endswith(machine))
+    ]
+    wheel = next((found for target in fitting if (found := wanted.stack.pinned(name, target))), None)
+    if wheel is None:
+        raise Trouble(Problem(f"stack {wanted.stack.name}", f"has no wheel {name} for {wanted.facts.machine}", wanted="another --stack"))
+    inputs = {**_surroundings(wanted, kind, recipe), "wheel": [wheel.name, wheel.version, wheel.hash]}
+    env = {**_common_env(wanted), "VERSION": wheel.version, "WHEEL": wheel.requirement}
+    return Entry(kind, wheel.version, inputs, env=env, wheels=(wheel,), recipe=recipe)
+
+
+def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], *, early: tuple[str, ...] = (), recipe: str = "") -> Entry:
     """Return the entry compiled from `source`; `needs` maps the recipe's variable to the entry it needs."""
     inputs: dict[str, object] = {
-        **_surroundings(wanted, kind),
+        **_surroundings(wanted, kind, recipe or kind),
         "source": source.hash,
         "version": source.version,
         "submodules": source.submodules,
@@ -198,7 +205,15 @@ def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], 
         "VERSION": source.version,
         "SOURCE_DATE_EPOCH": str(source.last_modified),
     }
-    return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env)
+    if recipe == "deepep-v2":
+        env["NCCL_VERSION"] = wanted.stack.nccl_version(wanted.target)
+    return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env, recipe=recipe)
+
+
+def deepep_recipe(source: Source) -> str:
+    """Return the recipe for a tree of DeepEP: V1 is built against NVSHMEM alone, V2 (2.x) against NCCL too."""
+    major = source.version.split(".")[0]
+    return "deepep-v2" if major.isdigit() and int(major) >= 2 else "deepep"
 
 
 def _environment(wanted: Wanted, nvshmem: str) -> Entry:
@@ -210,7 +225,7 @@ def _environment(wanted: Wanted, nvshmem: str) -> Entry:
     wheels = wanted.stack.wheels[wanted.target]
     version = next((wheel.version for wheel in wheels if wheel.name == "torch"), wanted.target)
     inputs: dict[str, object] = {
-        **_surroundings(wanted, "python"),
+        **_surroundings(wanted, "python", "python"),
         "target": wanted.target,
         "interpreter": wanted.python.path,
         "python": ".".join(wanted.python.version.split(".")[:2]),
@@ -218,17 +233,17 @@ def _environment(wanted: Wanted, nvshmem: str) -> Entry:
         "needs": [nvshmem],
     }
     env = {**_common_env(wanted), "NVSHMEM": nvshmem, "VERSION": version, "CUDA_MAJOR": wanted.stack.cuda}
-    return Entry("python", version, inputs, (nvshmem,), (nvshmem,), "", env)
+    return Entry("python", version, inputs, (nvshmem,), (nvshmem,), "", env, wheels)
 
 
-def _surroundings(wanted: Wanted, kind: str) -> dict[str, object]:
-    """Return what the digest of every entry covers: recipe texts, compiler, operating system."""
-    names = (*recipe_names(kind), RELOCATOR)
+def _surroundings(wanted: Wanted, kind: str, recipe: str) -> dict[str, object]:
+    """Return what the digest of every entry covers: recipe texts, compiler where it is used, operating system."""
+    names = (*recipe_names(recipe), RELOCATOR)
     tools = dict(wanted.facts.tools)
     return {
         "kind": kind,
         "recipes": {name: hashlib.sha256(strip_comments(wanted.recipes[name]).encode()).hexdigest() for name in names},
-        "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if kind != "python" else {},
+        "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if recipe not in UNCOMPILED else {},
         "os": [wanted.facts.os_id, wanted.facts.os_version, wanted.facts.machine],
     }
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepep_bootstrap import lock, store
+from deepep_bootstrap.comments import strip_comments
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import Lock, Stack, Wheel
@@ -200,7 +201,7 @@ def test_digests_are_32_characters_of_nix_base32(inputs: dict[str, Any]) -> None
     ],
 )
 def test_comments_and_blank_lines_are_left_out(text: str, stripped: str) -> None:
-    assert store.strip_comments(text) == stripped
+    assert strip_comments(text) == stripped
 
 
 @pytest.mark.parametrize("name", [*store.COMMON_RECIPES, *(name for own in store.OWN_RECIPES.values() for name in own)])
@@ -212,7 +213,7 @@ def test_stripped_recipes_still_are_the_same_program(name: str) -> None:
         return subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=False).stdout
 
     assert functions(RECIPES[name]).count("\n") > 10
-    assert functions(store.strip_comments(RECIPES[name])) == functions(RECIPES[name])
+    assert functions(strip_comments(RECIPES[name])) == functions(RECIPES[name])
 
 
 def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
@@ -226,7 +227,10 @@ def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
     for stack in shipped.stacks.values():
         for target in stack.wheels:
             entries = store.entries(replace(wanted(), lock=shipped, stack=stack, recipes=RECIPES, target=target))
-            assert [entry.kind for entry in entries] == ["gdrcopy", "nvshmem", "python", "deepep"]
+            assert [entry.kind for entry in entries] == [*(["gdrcopy"] if stack.gdrcopy else []), "nvshmem", "python", "deepep"]
+            recipes = {entry.kind: entry.recipe or entry.kind for entry in entries}
+            assert recipes["nvshmem"] == ("nvshmem-wheel" if stack.nvshmem_wheel else "nvshmem")
+            assert recipes["deepep"] == ("deepep-v2" if stack.name == "v2" else "deepep")
 
 
 RECORD = StackRecord(

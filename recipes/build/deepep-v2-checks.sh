@@ -1,0 +1,84 @@
+# shellcheck shell=bash
+# The health checks of an entry of DeepEP V2. It stands between build/deepep-checks.sh, from which it takes with_entry and the look at the
+# device code, and build/deepep-v2.sh.
+# Inputs: those of build/deepep-checks.sh, and NCCL_VERSION.
+
+check_entry() {
+    local word
+    wait_for_entry "${NVSHMEM}"
+    wait_for_entry "${PYTHON_ENTRY}"
+    # shellcheck disable=SC2034 # read by with_entry
+    RUN_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python" PRELOAD=""
+    EXTENSION="$(find "${OUT}/lib/python/deep_ep" -maxdepth 1 -name '_C*.so')"
+    [[ -n "${EXTENSION}" ]] || die "DeepEP's build made no deep_ep/_C*.so"
+    EP_NCCL_ROOT_DIR="$(find_nccl "${PREFIX}/store/${PYTHON_ENTRY}")"
+    # Importing prepares the compiler of kernels, which wants to know where it may write.
+    export EP_NCCL_ROOT_DIR EP_JIT_CACHE_DIR="${SCRATCH}/jit-${ENTRY}" CUDA_HOME
+    check_headers
+    for word in ${CHECKS:-}; do
+        case "${word}" in
+        import) check_import ;;
+        device-code) check_device_code ;;
+        nvshmem-symbols) check_symbol nvshmem_malloc "${PREFIX}/store/${NVSHMEM}/lib" ;;
+        nccl-version) check_nccl_version ;;
+        *) die "unknown check '${word}': known are import, device-code, nvshmem-symbols, nccl-version" ;;
+        esac
+        say "check ${word}: ok"
+    done
+}
+
+# find_nccl ENVIRONMENT: print the folder of NCCL (include, lib) in a Python environment.
+find_nccl() {
+    local folder
+    for folder in "$1"/lib/python3*/site-packages/nvidia/nccl; do
+        [[ -e "${folder}/lib/libnccl.so.2" ]] || die "NCCL: found nothing at ${folder}, wanted the wheel of the stack"
+        printf '%s\n' "${folder}"
+    done
+}
+
+check_import() {
+    with_entry -c 'import torch, deep_ep, deep_ep._C; print("deep_ep", deep_ep.__version__, "with torch", torch.__version__)'
+}
+
+# check_headers: kernels are compiled on the nodes, from headers that lie beside the package; a default that names a place of the build
+# would be wrong there.
+check_headers() {
+    [[ -n "$(find "${OUT}/lib/python/deep_ep/include" -type f -print -quit)" ]] || die "DeepEP's headers for its kernels are not installed"
+    ! grep -rqsE 'EP_(NCCL_ROOT|JIT_CACHE)_DIR.*/' "${OUT}/lib/python/deep_ep/envs.py" || die "deep_ep/envs.py: a default of the build is left"
+}
+
+# check_symbol NAME FOLDER: the function that the extension calls is defined by a file of FOLDER, whatever else torch has opened.
+check_symbol() {
+    with_entry - "$1" "$2" <<'PYTHON_END'
+import ctypes, os, sys
+import torch, deep_ep._C
+name, wanted = sys.argv[1], os.path.realpath(sys.argv[2])
+class Info(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+info = Info()
+symbol = getattr(ctypes.CDLL(deep_ep._C.__file__), name)
+if not ctypes.CDLL(None).dladdr(ctypes.cast(symbol, ctypes.c_void_p), ctypes.byref(info)):
+    sys.exit(f"{name}: no file defines it")
+found = os.path.realpath(os.fsdecode(info.file))
+if os.path.dirname(found) != wanted:
+    sys.exit(f"{name} of deep_ep: found {found}, wanted one in {wanted}")
+print(name, "is from", found)
+PYTHON_END
+}
+
+# check_nccl_version: one NCCL for headers, link and process. torch pins an older one; DeepEP wants the very version it was built with.
+check_nccl_version() {
+    check_symbol ncclGetVersion "${EP_NCCL_ROOT_DIR}/lib"
+    with_entry - "${NCCL_VERSION}" "${EP_NCCL_ROOT_DIR}/include/nccl.h" <<'PYTHON_END'
+import ctypes, re, sys
+import torch, deep_ep._C
+wanted, path = sys.argv[1:]
+number = ctypes.c_int()
+ctypes.CDLL(deep_ep._C.__file__).ncclGetVersion(ctypes.byref(number))
+library = f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+header = ".".join(re.findall(r"define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", open(path).read()))
+for what, found in (("library in the process", library), ("header", header)):
+    if found != wanted:
+        sys.exit(f"NCCL's {what}: found {found}, wanted {wanted}")
+PYTHON_END
+}

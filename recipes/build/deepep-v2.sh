@@ -1,0 +1,110 @@
+# shellcheck shell=bash
+# DeepEP V2, built by its own setup.py against the NCCL of the Python environment and our NVSHMEM (for its legacy half), with upstream's
+# tests beside it. Most of its kernels are compiled on the nodes, when they are first used.
+# Inputs besides those of prefix/publish.sh: SRC (submodules filled in), VERSION, CUDA_HOME, CUDA_VERSION, ARCHS ("9.0 10.0"), OPTIONS
+# (NAME=VALUE for setup.py's environment, one a line), CHECKS (words), NVSHMEM (entry), PYTHON_ENTRY (entry), NCCL_VERSION, SPLIT_COMPILE.
+
+WORK="${SCRATCH}/build/${ENTRY}"
+
+build_entry() {
+    [[ -n "${PYTHON_ENTRY:-}" ]] || die "DeepEP V2 needs an environment of its own: torch's NCCL is replaced in it"
+    [[ " ${CHECKS:-} " != *" device-code "* ]] || need_command "${CUDA_HOME}/bin/cuobjdump"
+    [[ -e "${SRC}/third-party/fmt/include/fmt/format.h" ]] || die "the source has no third-party/fmt: the lock's pin must say submodules = true"
+    mkdir -p -- "${WORK}"
+    choose_python
+    wait_for_entry "${NVSHMEM}"
+    export_settings
+    check_version
+    write_compilers
+    cd -- "${SRC}" || exit
+    with_driver_stub "${BUILD_PYTHON}" setup.py build --build-lib "${WORK}/lib" --build-temp "${WORK}/temp"
+    install_tree
+}
+
+# choose_python: what this run is building is used from scratch as soon as it serves for compiling.
+choose_python() {
+    local -r early="${SCRATCH}/early"
+    wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
+    ENVIRONMENT="${early}/${PYTHON_ENTRY}"
+    # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
+    if is_published "${PYTHON_ENTRY}" || ! "${ENVIRONMENT}/bin/python" -c 'import torch'; then
+        wait_for_entry "${PYTHON_ENTRY}"
+        ENVIRONMENT="${PREFIX}/store/${PYTHON_ENTRY}"
+    fi
+    BUILD_PYTHON="${ENVIRONMENT}/bin/python"
+}
+
+# export_settings: what setup.py and torch read from the environment, and nothing inherited.
+export_settings() {
+    local name option nccl
+    for name in "${!EP_@}" "${!NCCL_@}" "${!DEEP_EP_@}"; do
+        [[ "${name}" == NCCL_VERSION ]] || unset "${name}"
+    done
+    nccl="$(find_nccl "${ENVIRONMENT}")"
+    export EP_NCCL_ROOT_DIR="${nccl}" EP_NVSHMEM_ROOT_DIR="${PREFIX}/store/${NVSHMEM}" NVSHMEM_DIR="${PREFIX}/store/${NVSHMEM}"
+    export TORCH_CUDA_ARCH_LIST="${ARCHS// /;}" MAX_JOBS="${JOBS}"
+    export GIT_CEILING_DIRECTORIES="${SCRATCH}" GIT_DIR="${WORK}/no-repository" # the version must not depend on a git above us
+    export PATH="${CUDA_HOME}/bin:${PATH}"
+    unset CFLAGS CXXFLAGS # for setuptools they would replace Python's own flags; the compilers below add ours
+    # Where the libraries are, seen from where the extension will lie.
+    # shellcheck disable=SC2016 # $ORIGIN is for the loader
+    export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../../'"${PYTHON_ENTRY}${nccl#"${ENVIRONMENT}"}/lib"' -Wl,-rpath,$ORIGIN/../../../../'"${NVSHMEM}/lib"
+    offer_driver
+    ((${CUDA_VERSION%%.*} < 13)) || export CPLUS_INCLUDE_PATH="${CUDA_HOME}/include/cccl"
+    [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
+    while IFS= read -r option; do
+        [[ "${option}" != *=* ]] || export "${option?}"
+    done <<<"${OPTIONS:-}"
+}
+
+# offer_driver: DeepEP links libcuda.so, which is in none of the linker's own folders: it is the toolkit's stub, or else the driver.
+offer_driver() {
+    local -r folder="${WORK}/driver"
+    local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
+    [[ -e "${library}" ]] || library="$(find_driver)"
+    [[ -n "${library}" ]] || return 0
+    mkdir -p -- "${folder}"
+    ln -sfn -- "${library}" "${folder}/libcuda.so"
+    export LIBRARY_PATH="${folder}"
+}
+
+# check_version: the tree must be of the version that the lock promises; setup.py may add a local part.
+check_version() {
+    local found
+    found="$(cd -- "${SRC}" && with_driver_stub "${BUILD_PYTHON}" setup.py --version | tail -n 1)"
+    [[ "${found%%+*}" == "${VERSION%%+*}" ]] || die "DeepEP's version: found ${found}, wanted ${VERSION}"
+}
+
+# write_compilers: host compilers that name files without the scratch folder. What nvcc hands to them passes unchanged.
+write_compilers() {
+    local name real
+    mkdir -p -- "${WORK}/bin"
+    for name in cc c++ gcc g++ "$(gcc -dumpmachine)-gcc" "$(gcc -dumpmachine)-g++"; do
+        real="$(command -v "${name}")" || continue
+        cat >"${WORK}/bin/${name}" <<WRAPPER
+#!/bin/sh
+case " \$* " in
+*__CUDACC__*) ;;
+*" -c "*) exec "${real}" -ffile-prefix-map="${SCRATCH}=." -ffile-prefix-map="${PREFIX}=." "\$@" ;;
+esac
+exec "${real}" "\$@"
+WRAPPER
+        chmod 755 -- "${WORK}/bin/${name}"
+    done
+    export PATH="${WORK}/bin:${PATH}"
+}
+
+# install_tree: setup.py keeps some of its environment as defaults of the package. Where NCCL was during the build is none: the module
+# says where it is, and DeepEP finds it in its own environment otherwise.
+install_tree() {
+    local -r defaults="${OUT}/lib/python/deep_ep/envs.py"
+    mkdir -p -- "${OUT}/lib"
+    cp -a -- "${WORK}/lib" "${OUT}/lib/python"
+    cp -a -- "${SRC}/tests" "${OUT}/tests"
+    [[ ! -e "${defaults}" ]] || sed -i '/EP_NCCL_ROOT_DIR/d' "${defaults}"
+    find "${OUT}" -name __pycache__ -type d -prune -exec rm -rf -- {} +
+    compile_modules "${OUT}" lib "${BUILD_PYTHON}"
+    compile_modules "${OUT}" tests "${BUILD_PYTHON}"
+}
+
+main "$@"
