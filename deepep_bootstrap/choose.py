@@ -135,8 +135,11 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
 
 
 def busy_with(facts: Facts) -> str:
-    """Return what keeps a host's GPUs busy, or "" for a free host. Under Slurm the allocation decides, jobs only make it wait."""
+    """Return what keeps a host from being used now, or "" for a free host. Under Slurm the allocation decides: jobs make it wait, on a
+    drained node it would wait for ever."""
     if facts.slurm.works and facts.slurm.node:
+        if not slurm.is_usable(facts.slurm.state):
+            return f"{facts.slurm.state.lower()} in Slurm"
         return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
     count = sum(gpu.processes for gpu in facts.gpus)
     return f"{count} GPU processes" if count else ""

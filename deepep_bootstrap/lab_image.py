@@ -17,6 +17,7 @@ from deepep_bootstrap.errors import Problem, Trouble
 
 PACKAGES = (
     *("openssh-server", "slurmctld", "slurmd", "slurm-client", "munge", "procps", "sudo", "kmod", "rsync", "iproute2", "openssl"),
+    *("rdma-core", "ibverbs-providers", "gpg"),
     *("gcc", "g++", "make", "cmake", "ninja-build", "git", "patch", "file", "pkg-config", "ca-certificates"),
     *("libibverbs-dev", "python3", "python3-dev", "python3-venv"),
 )

@@ -34,16 +34,25 @@ class Reboots:
             run=run,
             window=self.window,
             reservation=self.reservation,
+            settle=min(Policy.settle, self.boot_timeout),
             reboot=self.mode != NEVER,
         )
 
 
-def read(reboot: str, window: str, minutes: tuple[float, float], *, reload: bool, reservation: str) -> Reboots:
-    """Return what --reboot, --reboot-window, the minutes of --drain-timeout and --boot-timeout, --reload-driver and --reservation allow;
+def read(reboot: str, window: str, times: tuple[str, str], *, reload: bool, reservation: str) -> Reboots:
+    """Return what --reboot, --reboot-window, --drain-timeout and --boot-timeout (`times`), --reload-driver and --reservation allow;
     Trouble for a value that cannot be."""
     mode, at_once = parse_mode(reboot)
-    drain, boot = (each * 60.0 for each in minutes)
+    drain, boot = parse_time("--drain-timeout", times[0]), parse_time("--boot-timeout", times[1])
     return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
+
+
+def parse_time(flag: str, text: str) -> float:
+    """Return the seconds of `90s`, `30m`, `4h`, or of `30`, which are minutes."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([smh]?)", text, re.ASCII)
+    if not match:
+        raise Trouble(Problem(flag, "not a time", text[:40] or "nothing", "minutes, or such as 90s, 30m, 4h"))
+    return float(match.group(1)) * {"s": 1, "m": 60, "": 60, "h": 3600}[match.group(2)]
 
 
 def parse_mode(text: str) -> tuple[str, int]:

@@ -1,0 +1,44 @@
+"""What the flags of bootstrap say about reboots."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepep_bootstrap import reboots
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.reboots import Reboots
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("never", ("never", 1)), ("ask", ("ask", 1)), ("rolling", ("rolling", 1)), ("rolling:16", ("rolling", 16)), ("all", ("all", 0))],
+)
+def test_modes(text: str, mode: tuple[str, int]) -> None:
+    assert reboots.parse_mode(text) == mode
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yes", "rolling:0", "rolling:-1", "rolling:x", "all:3", "never:1", "rolling:", "Rolling", "rolling:٣"]
+)
+def test_other_modes_are_refused_with_those_that_exist(text: str) -> None:
+    with pytest.raises(Trouble, match=r"--reboot: unknown value — found .*, wanted never, ask, rolling, rolling:K or all"):
+        reboots.parse_mode(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("30", 1800), ("4h", 14400)])
+def test_times(text: str, seconds: float) -> None:
+    assert reboots.parse_time("--boot-timeout", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5d", "1.5h", "4 h", "s"])
+def test_what_is_no_time_is_named_with_its_flag(text: str) -> None:
+    with pytest.raises(Trouble, match=r"--drain-timeout: not a time"):
+        reboots.parse_time("--drain-timeout", text)
+
+
+def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
+    wish = reboots.read("rolling:4", "22:00-06:00", ("2h", "20s"), reload=True, reservation="maint")
+    policy = wish.policy("run-1")
+    assert (policy.at_once, policy.drain_timeout, policy.boot_timeout, policy.settle) == (4, 7200, 20, 20)
+    assert (str(policy.window), policy.reservation, policy.run, policy.reboot) == ("22:00-06:00", "maint", "run-1", True)
+    assert not Reboots().policy("run-2").reboot
