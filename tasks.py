@@ -11,9 +11,11 @@ from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.survey import number as _number
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import diff as _diff
+from deepep_bootstrap.verbs import export as _export
 from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import facts as _facts
 from deepep_bootstrap.verbs import gc as _gc
+from deepep_bootstrap.verbs import import_ as _import
 from deepep_bootstrap.verbs import generations as _generations
 from deepep_bootstrap.verbs import lab as _lab
 from deepep_bootstrap.verbs import lock as _lock
@@ -107,6 +109,18 @@ def gc(flags: Flags, keep: str = "5") -> int:
 def diff(flags: Flags, old: str, new: str) -> int:
     """Say what changed between two generations (numbers) or two lock files (paths)."""
     return _diff.diff(flags, old=old, new=new)
+@verb
+def export(flags: Flags, out: str = "", generation: str = "", sign: str = "") -> int:
+    """Write the store entries of a generation into one archive, with hashes and a signature, for another prefix to import."""
+    return _export.export(flags, out=out, generation=generation, sign=sign)
+
+
+@verb
+def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigned: bool = False) -> int:
+    """Bring the store entries of an archive into the prefix, once signature and hashes are right; bootstrap then builds nothing."""
+    return _import.import_(flags, file=file, allowed_signers=allowed_signers, insecure_unsigned=insecure_unsigned)
+
+
 
 
 @verb

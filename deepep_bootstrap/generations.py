@@ -7,7 +7,7 @@ import json
 import secrets
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepep_bootstrap import datalines
 from deepep_bootstrap.datalines import Form, Records
@@ -36,6 +36,8 @@ FAILURES = {
     "rollback.sh": "the generation cannot be switched",
     "gc.sh": "nothing more can be removed",
     "rehash.sh": "the store cannot be compared",
+    "export.sh": "the store cannot be read",
+    "import.sh": "the archive cannot be imported",
 }
 """What it means when a recipe fails."""
 
@@ -75,6 +77,19 @@ def prepare_prefix(door: Door, place: Place, owner: str = "") -> str:
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
     reply = door.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
     return read_answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
+
+
+def make_prefix(door: Door, place: Place) -> str:
+    """Make the prefix as the user who works there, where that user may; else as root, for that user. Returns its id.
+
+    In this order, because root may not write on many a network filesystem, and a plain user not below /opt.
+    """
+    if not place.user:
+        return prepare_prefix(door, place)
+    try:
+        return prepare_prefix(door, place)
+    except Trouble:
+        return prepare_prefix(door, replace(place, user="root"), place.user)
 
 
 def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:

@@ -17,6 +17,7 @@ from deepep_bootstrap.survey import Flags, open_door, read_inventory, read_tree
 
 HERE = Host("localhost", connection="local")
 """This machine, where only --prefix is given."""
+NOTHING = Holdings(0, (), {})
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Reached:
 
 
 @contextmanager
-def reach(flags: Flags, *, locks: bool = False) -> Iterator[Reached]:
-    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too).
+def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator[Reached]:
+    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too). With `empty` there may be
+    no prefix yet, and nobody looks.
 
     With --hosts it is reached through prefix_host, else build_host, else the first host that answers; with --prefix alone on this machine.
     Trouble where neither is given, where no host answers, and where there is no prefix.
@@ -43,7 +45,7 @@ def reach(flags: Flags, *, locks: bool = False) -> Iterator[Reached]:
         for host in _candidates(inventory):
             place = Place(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(door, host)) is None:
-                yield Reached(door, place, history.look(door, place, locks=locks), tuple(problems))
+                yield Reached(door, place, NOTHING if empty else history.look(door, place, locks=locks), tuple(problems))
                 return
             problems.extend(trouble.problems)
     raise Trouble(*problems)

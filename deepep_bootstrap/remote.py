@@ -14,7 +14,7 @@ import paramiko
 from deepep_bootstrap import launch
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.script import Left, OnLine, Script
+from deepep_bootstrap.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.sessions import Sessions
 from deepep_bootstrap.sshconf import Resolver
 from deepep_bootstrap.sshlink import Timeouts
@@ -45,8 +45,8 @@ class Job:
 
     `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a watcher that
     ends the script's process group when the control machine goes away; use it for anything that can outlast ten seconds.
-    `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout in order.
-    """
+    `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout in order. `sink` gets the bytes of
+    stdout as they come, for bulk; the reply has none of them, and what the sink raises ends the script."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -55,6 +55,7 @@ class Job:
     watched: bool = False
     timeout: float | None = 60.0
     merge: bool = False
+    sink: Sink | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ class Door(Protocol):
     """What the rest of the program knows of hosts. Safe to use from several threads."""
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
-        """Run `job` on `host`; each full line of output goes to `on_line` as it comes. Raises Trouble when the host cannot be
-        reached or goes away; a non-zero exit code is a value."""
+        """Run `job` on `host`, each full line to `on_line` as it comes. Trouble when the host is not there; an exit code is a value."""
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
         """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its own."""
@@ -285,7 +285,7 @@ class Fleet:
             self._wires.discard(wire)
             wire.close()
             raise
-        return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err)
+        return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err, sink=job.sink)
 
     def _wire(self, host: Host, *, watched: bool) -> Wire:
         if host.connection == LOCAL:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from deepep_bootstrap import launch
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.transcript import Lines
+from deepep_bootstrap.transcript import Lines, Raw
 from deepep_bootstrap.wire import LineLostError, Wire
 
 OnLine = Callable[[str], None]
+Sink = Callable[[bytes], object]
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class Left:
 
 
 class Script:
-    """One started script. `timeout` is in seconds (None: no limit); `done` is told when the wire is closed."""
+    """One started script. `timeout` is in seconds (None: no limit); `sink` gets the bytes of stdout, which are not kept as text then."""
 
-    def __init__(self, host: str, wire: Wire, timeout: float | None, *, on_out: OnLine | None, on_err: OnLine | None) -> None:
+    def __init__(
+        self, host: str, wire: Wire, timeout: float | None, *, on_out: OnLine | None, on_err: OnLine | None, sink: Sink | None = None
+    ) -> None:
         self.wire = wire
         self._host, self._timeout, self._began = host, timeout, time.monotonic()
-        self._out, self._err = Lines(launch.MARK, on_out), Lines(launch.MARK, on_err)
+        self._out: Lines | Raw = Raw(launch.MARK, sink) if sink else Lines(launch.MARK, on_out)
+        self._err = Lines(launch.MARK, on_err)
 
     def finish(self) -> Left:
         """Read until both streams end and return what the script left. Raises Trouble when it never began or its host went away."""

@@ -9,6 +9,32 @@ from collections.abc import Callable
 LINE_END = re.compile(r"\r\n|\r|\n")
 
 
+class Raw:
+    """Gives one stream out as the bytes it is, from `mark` on; keeps nothing."""
+
+    def __init__(self, mark: bytes, sink: Callable[[bytes], object]) -> None:
+        self._mark, self._sink = mark, sink
+        self._early = b""
+        self.started = not mark
+        self.text = ""
+
+    def feed(self, data: bytes) -> None:
+        """Take more bytes of the stream."""
+        if not self.started:
+            head, mark, data = (self._early + data).partition(self._mark)
+            self._early, self.started = head, bool(mark)
+        if data:
+            self._sink(data)
+
+    def end(self) -> None:
+        """Say that the stream ended."""
+
+    @property
+    def early(self) -> str:
+        """What came before the mark."""
+        return self._early.decode(errors="replace").strip()
+
+
 class Lines:
     """Cuts one stream into lines. What stands before `mark` comes from start-up files of the account and is kept apart.
 
