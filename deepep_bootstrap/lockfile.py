@@ -54,6 +54,6 @@ def _put(table: MutableMapping[str, Any], place: Sequence[str], value: str | int
 
 def _touches_only(old: str, new: str, most: int) -> bool:
     """Return whether two texts have the same lines but for at most `most` of them."""
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    before, after = old.split("\n"), new.split("\n")
     changed = [pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]]
     return len(before) == len(after) and len(changed) <= most
