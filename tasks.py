@@ -8,15 +8,14 @@ from __future__ import annotations
 from deepep_bootstrap import reboots as _reboots
 from deepep_bootstrap.front import verb
 from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.survey import number as _number
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import diff as _diff
-from deepep_bootstrap.verbs import export as _export
 from deepep_bootstrap.verbs import doctor as _doctor
+from deepep_bootstrap.verbs import export as _export
 from deepep_bootstrap.verbs import facts as _facts
 from deepep_bootstrap.verbs import gc as _gc
-from deepep_bootstrap.verbs import import_ as _import
 from deepep_bootstrap.verbs import generations as _generations
+from deepep_bootstrap.verbs import import_ as _import
 from deepep_bootstrap.verbs import lab as _lab
 from deepep_bootstrap.verbs import lock as _lock
 from deepep_bootstrap.verbs import mirror as _mirror
@@ -35,13 +34,12 @@ def bootstrap(
     reboot: str = "ask",
     reboot_window: str = "",
     reservation: str = "",
-    drain_timeout: str = "240",
-    boot_timeout: str = "30",
+    drain_timeout: str = "4h",
+    boot_timeout: str = "30m",
     reload_driver: bool = False,
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
-    minutes = (_number("--drain-timeout", drain_timeout), _number("--boot-timeout", boot_timeout))
-    reboots = _reboots.read(reboot, reboot_window, minutes, reload=reload_driver, reservation=reservation)
+    reboots = _reboots.read(reboot, reboot_window, (drain_timeout, boot_timeout), reload=reload_driver, reservation=reservation)
     return _bootstrap.bootstrap(flags, skip=skip, reboots=reboots)
 
 
@@ -109,6 +107,8 @@ def gc(flags: Flags, keep: str = "5") -> int:
 def diff(flags: Flags, old: str, new: str) -> int:
     """Say what changed between two generations (numbers) or two lock files (paths)."""
     return _diff.diff(flags, old=old, new=new)
+
+
 @verb
 def export(flags: Flags, out: str = "", generation: str = "", sign: str = "") -> int:
     """Write the store entries of a generation into one archive, with hashes and a signature, for another prefix to import."""
@@ -119,8 +119,6 @@ def export(flags: Flags, out: str = "", generation: str = "", sign: str = "") ->
 def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigned: bool = False) -> int:
     """Bring the store entries of an archive into the prefix, once signature and hashes are right; bootstrap then builds nothing."""
     return _import.import_(flags, file=file, allowed_signers=allowed_signers, insecure_unsigned=insecure_unsigned)
-
-
 
 
 @verb

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "deepep_bootstrap"
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1,
-    "tables": 8, "recipes": 8, "datalines": 8, "nodeset": 8,
+    "tables": 8, "comments": 8, "recipes": 8, "datalines": 8, "nodeset": 8,
     "machine": 9, "system": 9, "sources": 9, "windows": 9,
     "lock": 10, "lockfile": 11, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10,
     "slurm_nodes": 11, "fabric": 11, "profiles": 11, "topology": 12,
@@ -24,7 +24,7 @@ LEVELS: dict[str, int] = {
     "sshconf": 22, "script": 22, "sshlink": 24, "sshlogin": 23, "sessions": 26,
     "gitrepo": 28, "mirrorgit": 29, "refs": 30, "archives": 30,
     "holdings": 30, "remote": 30, "fetch": 30, "wheels": 30, "store": 30,
-    "choose": 38, "offercheck": 38, "prepare": 39, "plan": 40,
+    "rules": 36, "elastic": 36, "choose": 38, "offercheck": 38, "prepare": 39, "plan": 40,
     "jobuser": 39, "findings": 40, "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "doctor": 42,
     "closure": 40, "pins": 40, "compare": 41, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
     "apply": 50, "build": 50, "supply": 50, "mirrorfill": 51, "modules": 50, "verify": 50, "generations": 50, "history": 51, "archive": 50, "signing": 50, "transfer": 52, "report": 50, "html": 50, "lockview": 55, "orders": 50, "power": 50, "cordon": 51, "turn": 52, "waves": 53, "reboots": 54,
