@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from deepep_bootstrap import command
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.mirrors import Mirrors, is_address, shown
+from deepep_bootstrap.mirrors import Mirrors, is_address, remedy, shown
 from deepep_bootstrap.sources import URL
 
 PROBE_SECONDS = 60.0
@@ -201,7 +201,7 @@ def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) 
             raise Trouble(Problem(where, f"{rev[:12]} is no commit", kind.out.strip(), "the id of a commit"))
         said = _reason(fetched, place) or said
     what = f"{shown(place)} does not give out the locked commit" + (f": {said}" if said else "")
-    raise Trouble(Problem(where, what, wanted=rev, try_=REMEDY))
+    raise Trouble(Problem(where, what, wanted=rev, try_=remedy(place, REMEDY)))
 
 
 def submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, Path]]:

@@ -125,8 +125,22 @@ def _inside(root: str, path: str, what: str) -> str:
         return f"{root}/{quote(path)}"
     place = Path(root, path)
     if not (place.is_dir() if path.startswith(f"{GIT}/") else place.is_file()):
-        raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=REMEDY))
+        raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=_complaint(root)))
+    if place.resolve() != Path(root).resolve() / path:
+        raise Trouble(
+            Problem(f"mirror {root}", f"a symbolic link leads to another {what}", str(place.resolve()), str(place), _complaint(root))
+        )
     return str(place)
+
+
+def remedy(place: str, otherwise: str) -> str:
+    """Return what helps where `place` lacks something: where it is inside of a written mirror a look at that, else `otherwise`."""
+    parents = [] if is_address(place) else Path(place).parents
+    return next((_complaint(str(folder)) for folder in parents if (folder / INDEX).is_file()), otherwise)
+
+
+def _complaint(root: str) -> str:
+    return f"invoke mirror {root} --check, which names all that it lacks"
 
 
 def is_address(place: str) -> bool:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from deepep_bootstrap import command, nar
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors, is_address, plain_name, shown
+from deepep_bootstrap.mirrors import Mirrors, is_address, plain_name, remedy, shown
 
 CHUNK = 1 << 20
 AT_ONCE = 4
@@ -154,7 +154,9 @@ def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
             what = f"{candidate} is not the locked file"
             raise Trouble(Problem(f"wheel {wheel.file}", what, f"{size} bytes", f"{wheel.size} bytes"))
         return shutil.copyfile(candidate, scratch / wheel.file)
-    raise Trouble(Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file))
+    raise Trouble(
+        Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file, try_=remedy(str(place), ""))
+    )
 
 
 def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> Path:
