@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap import slurm, store, topology
+from deepep_bootstrap import elastic, rules, slurm, store, topology
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.profiles import read_profile
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
 
@@ -67,9 +68,12 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     slurm_host = choose_slurm_host(request, facts)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(request.prefix, facts)))
-    here = facts[build_host]
+    here, source = facts[build_host], request.lock.sources[request.stack.deepep]
+    if store.deepep_recipe(source) == "deepep-v2":
+        derived = elastic.adapt(derived)
     target, python = choose_python(request, gpu_hosts, here)
     toolkit = choose_toolkit(request.stack, build_host, here)
+    notes.extend(fit_together(request, derived, target, (python, toolkit)))
     wheels = () if request.external_python else request.stack.wheels[target]
     entries = store.entries(store.Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target))
     gres = slurm.resolve_gres(request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
@@ -88,6 +92,16 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
         offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
         notes=tuple(notes),
     )
+
+
+def fit_together(request: Request, derived: topology.Derived, target: str, found: tuple[Python, Toolkit]) -> tuple[str, ...]:
+    """Return remarks about the stack on these hosts; Trouble where a rule says that it cannot work there."""
+    link = read_profile(derived.profile, request.templates).link
+    site = rules.Site(found[1].version, derived.archs, link, "" if target else found[0].torch)
+    problems, remarks = rules.check_site(request.lock, request.stack, target, site, request.templates)
+    if problems:
+        raise Trouble(*problems)
+    return remarks
 
 
 def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
@@ -244,6 +258,7 @@ def make_site(request: Request, gres: str) -> Site:
 def make_record(request: Request, derived: topology.Derived, entries: Sequence[Entry], toolkit: Toolkit) -> StackRecord:
     """Return what a generation says of the stack, but for the site and the Python's version."""
     names = {entry.kind: entry.name for entry in entries}
+    nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
     source = request.lock.sources[request.stack.deepep]
     return StackRecord(
         stack=request.stack.name,
@@ -251,7 +266,7 @@ def make_record(request: Request, derived: topology.Derived, entries: Sequence[E
         prefix=request.prefix,
         deepep=names["deepep"],
         nvshmem=names["nvshmem"],
-        gdrcopy=names["gdrcopy"],
+        gdrcopy=names.get("gdrcopy", ""),
         python=names.get("python", ""),
         external_python=request.external_python,
         python_version="",
@@ -263,6 +278,7 @@ def make_record(request: Request, derived: topology.Derived, entries: Sequence[E
         by_host=derived.by_host,
         by_kind=derived.by_kind,
         gib=derived.gib,
+        nccl=nccl,
     )
 
 

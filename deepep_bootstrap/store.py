@@ -98,7 +98,8 @@ class StackRecord:
     `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry names
     (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order; `by_host`
     those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib` the script that sets up NCCL on
-    Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with ("" for V1, which has no use for it). What came later has a default, so that manifests of earlier versions can be read.
+    Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with ("" for V1, which has no use for it). What came
+    later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str

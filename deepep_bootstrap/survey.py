@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, plan, prepare, store
+from deepep_bootstrap import hosts, lock, plan, prepare, rules, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
@@ -120,6 +120,14 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
     if name not in found.stacks:
         raise Trouble(Problem("--stack", "no such stack in the lock", found=name, wanted=" or ".join(found.stacks)))
     return found, found.stacks[name]
+
+
+def read_usable(flags: Flags) -> tuple[Lock, Stack]:
+    """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of env/compatibility.toml."""
+    found, stack = read_lock(flags)
+    if problems := rules.check(found, read_tree(flags.root / "env"), (stack.name,)):
+        raise Trouble(*problems)
+    return found, stack
 
 
 def read_inventory(flags: Flags) -> tuple[Inventory, str]:

@@ -18,7 +18,7 @@ from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.runs import Run
-from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
+from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Ended:
 def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
     """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
     screen = Screen("bootstrap", as_json=flags.json)
-    wish, without = read_lock(flags), skipped(skip)
+    wish, without = read_usable(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
     found_mirrors = mirrors.read(flags.mirror, os.environ, wish[0].indexes)
     with open_door(flags, inventory) as door:

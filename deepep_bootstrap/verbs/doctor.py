@@ -14,7 +14,7 @@ from deepep_bootstrap.hosts import USER, fold
 from deepep_bootstrap.jobuser import View
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, look, open_door, read_inventory, read_lock, request_for
+from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, look, open_door, read_inventory, read_usable, request_for
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -25,7 +25,7 @@ def doctor(flags: Flags, *, user: str, strict: bool) -> int:
     screen = Screen("doctor", as_json=flags.json)
     if user and not USER.fullmatch(user):
         raise Trouble(Problem("--as", "not the name of a user", found=user, wanted="a user of the hosts, e.g. --as=alice"))
-    lock, stack = read_lock(flags)
+    lock, stack = read_usable(flags)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)

@@ -7,13 +7,13 @@ import os
 from deepep_bootstrap import mirrors
 from deepep_bootstrap.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.report import Screen, plan_json
-from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_lock, request_for, skipped
+from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which are named."""
     screen = Screen("plan", as_json=flags.json)
-    lock, stack = read_lock(flags)
+    lock, stack = read_usable(flags)
     inventory, prefix = read_inventory(flags)
     mirrors.read(flags.mirror, os.environ, lock.indexes)
     with open_door(flags, inventory) as door:

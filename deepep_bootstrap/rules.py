@@ -1,0 +1,261 @@
+"""Whether what a stack puts together works together, by the rules of env/compatibility.toml. Pure.
+
+A thing may be unknown: what the hosts say is not known while only a lock is read. A rule about it is then left for later.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.sources import Source
+from deepep_bootstrap.tables import NAME, SOME, Form, Table, load
+
+FILE = "compatibility.toml"
+COMPARISONS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
+OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python")
+SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
+REV = Form(r"[0-9a-f]{40}", "a full commit id")
+OWN, EXTERNAL = "own", "external"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence about a thing, as the file has it."""
+
+    thing: str
+    operator: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.thing} {self.operator} {self.value}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it ends a run."""
+
+    name: str
+    when: tuple[Sentence, ...]
+    needs: tuple[Sentence, ...]
+    reason: str
+    source: str
+    refuse: bool
+
+
+@dataclass(frozen=True)
+class Book:
+    """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by feature."""
+
+    rules: tuple[Rule, ...]
+    commits: Mapping[str, tuple[str, ...]]
+    substitutions: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is not there) and
+    what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`)."""
+
+    values: Mapping[str, tuple[str, ...]]
+    features: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a network), and for
+    an external Python its torch ("" otherwise)."""
+
+    toolkit: str
+    archs: tuple[str, ...]
+    link_layer: str
+    external_torch: str = ""
+
+
+def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
+    """Return why stacks of the lock (all, or those named) cannot work, as far as a lock alone can tell.
+
+    `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
+    """
+    book = read_book(texts)
+    found = [
+        problem
+        for name in stacks or lock.stacks
+        for target in lock.stacks[name].wheels or ("",)
+        for problem, refused in broken(book, know(book, lock, lock.stacks[name], target), f"{lock.path}: stack.{name}")
+        if refused
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def check_site(lock: Lock, stack: Stack, target: str, site: Site, texts: Mapping[str, str]) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose wheels nobody knows."""
+    book = read_book(texts)
+    known = know(book, lock, stack, target)
+    values = {
+        **known.values,
+        "toolkit": (site.toolkit,),
+        "toolkit_major": (site.toolkit.split(".")[0],),
+        "archs": site.archs,
+        "link_layer": (site.link_layer,) if site.link_layer else (),
+        "python": (OWN if target else EXTERNAL,),
+        **({} if target else {"torch": (site.external_torch,)}),
+    }
+    found = list(broken(book, Known(values, known.features, known.names), f"stack {stack.name}"))
+    remarks = tuple(f"stack {stack.name}: {problem.what}" for problem, refused in found if not refused)
+    return tuple(problem for problem, refused in found if refused), remarks
+
+
+def read_book(texts: Mapping[str, str]) -> Book:
+    """Return the rules in the texts of env/; Trouble with every fault of the file."""
+    problems: list[Problem] = []
+    where = f"env/{FILE}"
+    if FILE not in texts:
+        raise Trouble(Problem(where, "this file is missing", try_="a fresh checkout"))
+    top = Table(load(texts[FILE], where), where, problems)
+    commits = {name: _commit(table) for name, table in top.named("commit", REV)}
+    substitutions = {name: _substitution(table) for name, table in top.named("substitution", NAME)}
+    features = {*substitutions, *(feature for has in commits.values() for feature in has)}
+    rules = tuple(_rule(table, features) for table in top.tables("rule"))
+    top.close()
+    if problems:
+        raise Trouble(*problems)
+    return Book(rules, commits, substitutions)
+
+
+def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
+    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could tell."""
+    deepep = lock.sources[stack.deepep]
+    source = lock.sources[stack.nvshmem] if stack.nvshmem else None
+    wheel = stack.pinned(stack.nvshmem_wheel, target) if stack.nvshmem_wheel else None
+    nvshmem = source.version if source else wheel.version if wheel else ""
+    values: dict[str, tuple[str, ...]] = {"deepep": (deepep.version,), "nvshmem": (nvshmem,) if nvshmem else (), "cuda": (stack.cuda,)}
+    if target:
+        nccl = stack.nccl_version(target)
+        values |= {"target": (target,), "nccl": (nccl,) if nccl else (), "wheels_cuda": _cuda_majors(stack.wheels.get(target, ()))}
+        values |= {name: tuple(found.version for found in [stack.pinned(name, target)] if found) for name in ("torch", "setuptools")}
+    features = {"deepep": book.commits.get(deepep.rev, ()), "nvshmem": tuple(_substituted(book, source)) if source else ()}
+    names = {
+        "deepep": f"DeepEP {deepep.version} at {deepep.rev[:12]}",
+        "nvshmem": f"NVSHMEM {nvshmem} from its {'source' if source else 'wheel'}",
+    }
+    return Known(values, features, names)
+
+
+def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
+    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack."""
+    for rule in book.rules:
+        if not all(holds(sentence, known, any) for sentence in rule.when):
+            continue
+        wrong = [sentence for sentence in rule.needs if holds(sentence, known, all) is False]
+        if wrong:
+            things = dict.fromkeys(sentence.thing for sentence in (*wrong, *rule.when))
+            found = ", ".join(_said(thing, known) for thing in things)
+            wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
+            yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, "invoke lock, or another --stack"), rule.refuse
+
+
+def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
+    """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
+    if sentence.operator == "has":
+        return sentence.value in known.features.get(sentence.thing, ())
+    values = known.values.get(sentence.thing)
+    if values is None:
+        return None
+    value = _value(sentence, known)
+    compare = COMPARISONS.get(sentence.operator)
+    return bool(values) and several((compare(numbers(one), numbers(value)) if compare else one == value) for one in values)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version as numbers to compare: what follows a plus sign or is no number ends it, zeros at its end do not count."""
+    parts: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        match = re.match(r"\d+", part)
+        if not match:
+            break
+        parts.append(int(match[0]))
+        if match[0] != part:
+            break
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def _value(sentence: Sentence, known: Known) -> str:
+    """Return the value of a sentence, with what `{thing}` is in its place."""
+    if sentence.value.startswith("{"):
+        return next(iter(known.values.get(sentence.value.strip("{}"), ())), "")
+    return sentence.value
+
+
+def _said(thing: str, known: Known) -> str:
+    return known.names.get(thing) or f"{thing} {' '.join(known.values.get(thing, ())) or 'none'}"
+
+
+def _cuda_majors(wheels: Sequence[Wheel]) -> tuple[str, ...]:
+    """Return the CUDA majors that wheels are made for: a suffix of their name, or the version of the runtime that has none."""
+    found = {match[1] for wheel in wheels if (match := re.search(r"-cu(\d+)$", wheel.name))}
+    found |= {wheel.version.split(".")[0] for wheel in wheels if wheel.name in ("nvidia-cuda-runtime", "cuda-toolkit")}
+    return tuple(sorted(found))
+
+
+def _substituted(book: Book, source: Source) -> Iterator[str]:
+    for feature, (file, part) in book.substitutions.items():
+        if any(each.file == file and part in each.replacement for each in source.substitutes):
+            yield feature
+
+
+def _commit(table: Table) -> tuple[str, ...]:
+    table.text("of", SOME)
+    has = table.words("has", NAME)
+    table.close()
+    return has
+
+
+def _substitution(table: Table) -> tuple[str, str]:
+    found = table.text("file", SOME), table.text("replacement", SOME)
+    table.close()
+    return found
+
+
+def _rule(table: Table, features: set[str]) -> Rule:
+    rule = Rule(
+        name=table.text("name", NAME),
+        when=tuple(_sentences(table, "when", features)),
+        needs=tuple(_sentences(table, "needs", features)),
+        reason=table.text("reason", SOME),
+        source=table.text("source", SOME),
+        refuse=table.take("refuse", bool, default=True),
+    )
+    if not rule.needs:
+        table.complain("needs", "is missing or empty", wanted=SENTENCE.words)
+    table.close()
+    return rule
+
+
+def _sentences(table: Table, key: str, features: set[str]) -> Iterator[Sentence]:
+    """Yield the sentences of a rule; a thing or a feature that nobody knows would make it true or false for ever."""
+    things = (*OF_LOCK, *OF_HOSTS)
+    for text in table.words(key, SENTENCE):
+        sentence = Sentence(*text.split(" ", 2)) if SENTENCE.fits(text) else None
+        if sentence is None:
+            continue
+        if sentence.thing not in things:
+            table.complain(key, "is about something unknown", text, ", ".join(things))
+        if sentence.operator == "has" and sentence.value not in features:
+            table.complain(key, "asks for something that nothing here has", text, ", ".join(sorted(features)))
+        if sentence.value.startswith("{") and sentence.value.strip("{}") not in things:
+            table.complain(key, "names something unknown", text, ", ".join(things))
+        yield sentence
