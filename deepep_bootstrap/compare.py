@@ -78,11 +78,15 @@ def lock_facts(lock: Lock) -> Facts:
 
 def source_facts(name: str, source: Source) -> dict[Place, str]:
     """Return what a lock says of one source, its options and substitutions by themselves."""
-    found = {("source", name, key): str(getattr(source, key)) for key in ("url", "ref", "rev", "hash", "version", "submodules")}
-    found[("source", name, "date")] = datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")
-    found[("source", name, "checks")] = " ".join(source.checks)
+    found = pin_facts(name, source) | {("source", name, "checks"): " ".join(source.checks)}
     found |= option_facts(name, source.options)
     return found | substitution_facts(name, (vars(each) for each in source.substitutes))
+
+
+def pin_facts(name: str, source: Source) -> dict[Place, str]:
+    """Return where a source comes from and what it is, without what is done to it."""
+    found = {("source", name, key): str(getattr(source, key)) for key in ("url", "ref", "rev", "hash", "version", "submodules")}
+    return found | {("source", name, "date"): datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")}
 
 
 def option_facts(name: str, options: Iterable[str]) -> dict[Place, str]:
@@ -125,9 +129,12 @@ def entry_facts(name: str, inputs: Mapping[str, Any], sources: Mapping[str, Sour
     """Return what the manifest of a store entry says it was made of; `name` is how a person calls the entry."""
     found: dict[Place, str] = {}
     if (digest := str(inputs.get("source", ""))) in sources:
-        found |= source_facts(name, sources[digest])
+        # Its options and substitutions are the entry's own: another lock may say others of the same tree.
+        found |= pin_facts(name, sources[digest])
     elif digest:
         found |= {("source", name, "hash"): digest, ("source", name, "version"): str(inputs.get("version", ""))}
+    if "checks" in inputs:
+        found[("source", name, "checks")] = _word(inputs["checks"])
     found |= option_facts(name, map(str, inputs.get("options", ())))
     found |= substitution_facts(name, inputs.get("substitutes", ()))
     found |= wheel_facts(name, inputs.get("wheels", ()))

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from deepep_bootstrap import compare, lock
 from deepep_bootstrap.compare import Change, difference
 from deepep_bootstrap.errors import OK, Problem, Trouble
-from deepep_bootstrap.holdings import Holdings, find_generation
+from deepep_bootstrap.holdings import Generation, Holdings, find_generation
 from deepep_bootstrap.reach import reach
 from deepep_bootstrap.report import Screen, shortened
 from deepep_bootstrap.sources import Source
@@ -42,15 +42,16 @@ def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[Change, ...]
     """Return what differs between two generations of the prefix, and which hosts did not answer before one did."""
     with reach(flags, locks=True) as reached:
         holdings = reached.holdings
-    pinned = sources_by_hash(holdings)
-    sides = [compare.generation_facts(holdings, find_generation(holdings, number), pinned) for number in (old, new)]
+    both = [find_generation(holdings, number) for number in (old, new)]
+    sides = [compare.generation_facts(holdings, each, sources_by_hash(holdings, each)) for each in both]
     return difference(*sides), reached.problems
 
 
-def sources_by_hash(holdings: Holdings) -> dict[str, Source]:
-    """Return what the locks of all generations pin, by content hash; a lock of another version of this program tells nothing."""
+def sources_by_hash(holdings: Holdings, own: Generation) -> dict[str, Source]:
+    """Return what the locks of all generations pin, by content hash; what its `own` lock says counts most, and a lock of another version
+    of this program tells nothing. A generation may offer a stack that was built from an earlier one's lock."""
     found: dict[str, Source] = {}
-    for generation in holdings.generations:
+    for generation in (*holdings.generations, own):
         try:
             pinned = lock.parse(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
         except Trouble:

@@ -2,7 +2,7 @@
 # Who works in the store right now, and what those left who do not any more. It needs prefix/owner.sh before it. Input: PREFIX, HEARTBEAT.
 #
 # Every process that makes something in the store first puts its description there (.own-<name>-<token>) and keeps it beating. That of a
-# build session (.own-session-<token>) also has a line entry=… for every entry that the session builds or builds against.
+# build session also has a line entry=… for every entry that the session builds or builds against.
 
 STORE="${PREFIX:?}/store"
 
@@ -41,11 +41,11 @@ find_dead() {
     ((pauses == 0)) || ((${#first[@]} == 0)) || printf '%s\n' "${!first[@]}"
 }
 
-# find_used DEAD: print ENTRY, a tab and who uses it, for every entry that a session needs whose description is not among the lines DEAD.
+# find_used DEAD: print ENTRY, a tab and who uses it, for every entry named in a description that is not among the lines DEAD.
 find_used() {
     local -r dead="$1"
     local path text line
-    for path in "${STORE}"/.own-session-*; do
+    for path in "${STORE}"/.own-*; do
         [[ -e "${path}" && $'\n'"${dead}"$'\n' != *$'\n'"${path}"$'\n'* ]] || continue
         text="$(cat -- "${path}" 2>/dev/null)" || continue # ended meanwhile
         while IFS= read -r line; do
