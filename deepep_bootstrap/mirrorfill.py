@@ -104,7 +104,8 @@ def place_repository(job: Job, filled: Filled, path: str, pins: Sequence[Pin]) -
     """See to it that the repository at `path` keeps the commits of `pins`: one that is as recorded stays or grows,
     any other is made anew."""
     there = os.path.lexists(job.root / path)
-    have = pinned(job.root, path) if there and is_intact(job, path) else ()
+    made = path in {*filled.added, *filled.repaired}
+    have = pinned(job.root, path) if made or (there and is_intact(job, path)) else ()
     missing = [pin for pin in pins if pin.rev not in have]
     if not missing:
         return
@@ -112,9 +113,10 @@ def place_repository(job: Job, filled: Filled, path: str, pins: Sequence[Pin]) -
     if (job.root / path).is_symlink() or (there and not (job.root / path).is_dir()):
         (job.root / path).unlink()
     write_repository(missing if have else pins, job.mirrors, job.root, have)
-    known = there and any(name.startswith(f"{path}/") for name in (job.old.files if job.old else ()))
-    (filled.repaired if known and not have else filled.added).append(path)
     job.say(f"{path}: {', '.join(f'{pin.name} {pin.rev[:12]}' for pin in missing)}")
+    known = there and any(name.startswith(f"{path}/") for name in (job.old.files if job.old else ()))
+    if not made:
+        (filled.repaired if known and not have else filled.added).append(path)
 
 
 def is_intact(job: Job, path: str) -> bool:
@@ -128,10 +130,9 @@ def is_intact(job: Job, path: str) -> bool:
 
 def walk_below(root: Path, path: str) -> dict[str, os.stat_result]:
     """Return the files below the folder `path` of a mirror by their paths from its root; none where there is no such folder."""
-    folder = root / path
-    if folder.is_symlink() or not folder.is_dir():
+    if not is_plain(root, path) or not (root / path).is_dir():
         return {}
-    return {f"{path}/{name}": status for name, status in walk(folder).items()}
+    return {f"{path}/{name}": status for name, status in walk(root / path).items()}
 
 
 def verify_source(job: Job, filled: Filled, source: Source) -> None:
@@ -265,9 +266,13 @@ def make_folder(root: Path, path: str) -> None:
 
 def is_file(root: Path, path: str) -> bool:
     """Return whether `path` of the mirror is a regular file, reached through no symbolic link."""
+    return is_plain(root, path) and (root / path).is_file()
+
+
+def is_plain(root: Path, path: str) -> bool:
+    """Return whether no step of `path` is a symbolic link."""
     steps = path.split("/")
-    parents = ["/".join(steps[:count]) for count in range(1, len(steps))]
-    return not any((root / each).is_symlink() for each in (*parents, path)) and (root / path).is_file()
+    return not any((root / "/".join(steps[:count])).is_symlink() for count in range(1, len(steps) + 1))
 
 
 def _pin(source: Source) -> Pin:

@@ -57,7 +57,7 @@ def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "
     root = Path(directory).expanduser().absolute()
     lock = locks.read(flags.lock or flags.root / "deepep.lock.toml")
     if check:
-        return look(screen, root, lock, _words(flags.stack), _words(target))
+        return look(screen, root, lock, (_words(flags.stack), _words(target)))
     choice = choose(lock, _words(flags.stack), _words(target))
     found = mirrors.read(flags.mirror, os.environ, lock.indexes)
     check_place(root)
@@ -146,7 +146,7 @@ def write(screen: Screen, choice: Choice, job: Job) -> int:
 def new_index(choice: Choice, job: Job, filled: Filled) -> Index:
     """Return the index of what is wanted and there, and of what an earlier run brought and nobody took away."""
     files = job.carried | filled.files
-    older = job.old.sources if job.old else ()
+    older = job.old.sources if job.old and not job.prune else ()
     kept = [each for each in older if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files]
     sources = sorted([*filled.sources, *kept], key=_order)
     archives = {path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files} | filled.archives
@@ -170,8 +170,10 @@ def foretell(screen: Screen, root: Path, choice: Choice) -> int:
     return OK
 
 
-def look(screen: Screen, root: Path, lock: Lock, stacks: Sequence[str], targets: Sequence[str]) -> int:
-    """Hash every file of the mirror and compare the index with the lock; 4 unless the mirror is complete and what the lock wants."""
+def look(screen: Screen, root: Path, lock: Lock, named: tuple[tuple[str, ...], tuple[str, ...]]) -> int:
+    """Hash every file of the mirror and compare the index with the lock: with the stacks and targets that were `named`, else with
+    those that the mirror was made for. 4 unless it is complete, unchanged and what the lock wants."""
+    stacks, targets = named
     if not root.is_dir():
         raise Trouble(Problem(str(root), "there is no such directory", try_=f"invoke mirror {root}"))
     index = mirrordir.read(root)

@@ -21,8 +21,9 @@ TARGET = f"cp3{sys.version_info.minor}-x86_64"
 
 def test_a_bootstrap_out_of_a_mirror_without_a_way_out(engine: Engine, tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
-    sources = [f"--mirror=https://example.invalid/standin/={engine.sources}/git/standin/", f"--mirror=index:standin={engine.sources}/wheels"]
-    made = run(engine, ["mirror", str(mirror), f"--lock={LOCK}", "--stack=v1", f"--target={TARGET}", *sources])
+    git = f"--mirror=https://example.invalid/standin/={engine.sources}/git/standin/"
+    what = [f"--lock={LOCK}", "--stack=v1", f"--target={TARGET}"]
+    made = run(engine, ["mirror", str(mirror), *what, git, f"--mirror=index:standin={engine.sources}/wheels"])
     assert made.returncode == 0, made.stdout + made.stderr
     # The login host's network: the bridge to the other hosts, and nothing else.
     inside = [*lab_hosts.enter(engine.lab.lab, "login1")[:3], "-n", "--"]
