@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -433,6 +433,23 @@ def test_without_the_last_member_nothing_counts(other: Prefix) -> None:
     done = run_bash(script(*transfer.IMPORT), env, "receive", data=data + archive.ending(len(data)))
     assert done.returncode == 1
     assert "did not come whole" in done.stderr
+    assert other.names() == set()
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt(), Trouble()])
+def test_an_import_that_is_ended_in_its_middle_leaves_nothing(packed: tuple[bytes, Index], other: Prefix, reason: BaseException) -> None:
+    data, index = packed
+    stream = io.BytesIO(data)
+    archive.read_index(stream, "FILE")
+
+    def half() -> Iterator[bytes]:
+        for number, piece in enumerate(archive.read_trees(stream, index, "FILE", [BASE, TOP])):
+            if number == 20:
+                raise reason
+            yield piece
+
+    with pytest.raises(type(reason)):
+        transfer.push(other.door, other.place, index.trees, half())
     assert other.names() == set()
 
 

@@ -1,0 +1,235 @@
+"""The verbs export and import on prefixes of this machine: what is asked for, refused, said, and left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from archive_support import BASE, INPUTS, TOP, add_rich_entry
+from build_support import ROOT
+from store_support import Prefix
+
+from deepep_bootstrap import archive, closure, transfer
+from deepep_bootstrap.closure import Index
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Facts, Gpu, Toolkit
+from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.transfer import Room
+from deepep_bootstrap.verbs import export as export_verb
+from deepep_bootstrap.verbs import import_ as import_verb
+from deepep_bootstrap.verbs.export import export
+from deepep_bootstrap.verbs.import_ import import_
+
+pytest_plugins = ["store_support", "archive_support"]
+
+
+def flags(prefix: Path, **more: object) -> Flags:
+    return Flags(root=ROOT, prefix=str(prefix), **more)
+
+
+@pytest.fixture
+def offered(prefix: Prefix) -> Prefix:
+    """A prefix that offers two entries built on this machine's system, and holds a third."""
+    add_rich_entry(prefix, BASE)
+    add_rich_entry(prefix, TOP, [BASE])
+    prefix.entry(BASE.replace("3.4.5", "9.9.9"))
+    prefix.offer(TOP)
+    return prefix
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Path]:
+    """The path of a prefix that does not exist, and stays so unless something is imported."""
+    return tmp_path / "new/prefix"
+
+
+@pytest.fixture(scope="module")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A key that signs, and a file that allows it."""
+    folder = tmp_path_factory.mktemp("trust")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    (folder / "allowed").write_text(f"me@example.com {(folder / 'key.pub').read_text()}")
+    return str(folder / "key"), str(folder / "allowed")
+
+
+def test_from_one_prefix_to_another(
+    offered: Prefix, target: Path, trust: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.tar"
+    assert export(flags(offered.path, dry_run=True), out=str(out), sign=trust[0]) == 0
+    assert not list(tmp_path.glob("*a.tar*"))
+    assert export(flags(offered.path), out=str(out), sign=trust[0]) == 0
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"a.tar", "a.tar.sig"}
+    capsys.readouterr()
+    assert import_(flags(target, dry_run=True, json=True), file=str(out), allowed_signers=trust[1]) == 0
+    assert {entry["state"] for entry in json.loads(capsys.readouterr().out)["entries"]} == {"absent"}
+    assert not target.parent.exists()
+    for state in ("imported", "present"):
+        assert import_(flags(target, json=True), file=str(out), allowed_signers=trust[1]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["signer"] == "me@example.com"
+        assert {entry["name"]: entry["state"] for entry in document["entries"]} == {TOP: state, BASE: state}
+    assert {path.name for path in (target / "store").iterdir()} == {TOP, BASE}
+    # A person can do by hand what import does first.
+    text = subprocess.run(["tar", "-xOf", out, archive.INDEX], check=True, capture_output=True).stdout
+    words = ["ssh-keygen", "-Y", "verify", "-f", trust[1], "-I", "me@example.com", "-n", "deepep-bootstrap", "-s", f"{out}.sig"]
+    assert subprocess.run(words, input=text, capture_output=True, check=False).returncode == 0
+    manifest = json.loads(text)["generation"]
+    assert (manifest["generation"], manifest["lock_digest"]) == (1, "abcdefghijklmn")
+
+
+@pytest.fixture
+def packed_file(offered: Prefix, trust: tuple[str, str], tmp_path: Path) -> Path:
+    out = tmp_path / "a.tar"
+    assert export(flags(offered.path), out=str(out), sign=trust[0]) == 0
+    return out
+
+
+def refused(target: Path, file: Path | str, **more: object) -> str:
+    """Return why an import is refused; the prefix was not touched."""
+    with pytest.raises(Trouble) as caught:
+        import_(flags(target), file=str(file), **more)
+    assert len(caught.value.problems) == 1
+    assert not target.parent.exists() or not list((target / "store").iterdir())
+    return str(caught.value)
+
+
+def test_import_refuses_whom_nobody_vouches_for(packed_file: Path, target: Path, trust: tuple[str, str], tmp_path: Path) -> None:
+    assert "nobody is trusted" in refused(target, packed_file)
+    assert "says the opposite" in refused(target, packed_file, allowed_signers=trust[1], insecure_unsigned=True)
+    stranger = tmp_path / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", stranger], check=True)
+    (tmp_path / "others").write_text(f"other@example.com {Path(f'{stranger}.pub').read_text()}")
+    assert "not among the allowed signers" in refused(target, packed_file, allowed_signers=str(tmp_path / "others"))
+    data = packed_file.read_bytes()
+    packed_file.write_bytes(data.replace(b'"lock_digest":"a', b'"lock_digest":"b', 1))
+    assert "signature does not belong" in refused(target, packed_file, allowed_signers=trust[1])
+    packed_file.write_bytes(data)
+    Path(f"{packed_file}.sig").unlink()
+    assert "is not signed" in refused(target, packed_file, allowed_signers=trust[1])
+    assert import_(flags(target), file=str(packed_file), insecure_unsigned=True) == 0
+
+
+def test_import_refuses_damage(packed_file: Path, target: Path, trust: tuple[str, str], tmp_path: Path) -> None:
+    data = packed_file.read_bytes()
+    for change, message in (
+        (data[:-1], "the archive is cut off"),
+        (data[: len(data) // 2], "the archive is cut off"),
+        (data + bytes(512), "there is more in the file"),
+        (data[:-200_000] + b"\xfe\xfe" + data[-199_998:], "its contents are not what the index says"),
+        (b"", "not an archive of ours"),
+    ):
+        packed_file.write_bytes(change)
+        assert message in refused(target, packed_file, allowed_signers=trust[1])
+    assert "is not a plain file" in refused(target, tmp_path, insecure_unsigned=True)
+    assert "No such file" in refused(target, tmp_path / "absent", insecure_unsigned=True)
+
+
+def test_import_refuses_another_system(packed_file: Path, target: Path, tmp_path: Path) -> None:
+    with packed_file.open("rb") as stream:
+        index = closure.read(archive.read_index(stream, "FILE"), "FILE")
+    other = replace(index, built=replace(index.built, os_id="someos", machine="riscv64"))
+    file = tmp_path / "other.tar"
+    packed = io.BytesIO()
+    packer = archive.Packer(packed, other, closure.write(other))
+    with packed_file.open("rb") as stream:
+        archive.read_index(stream, "FILE")
+        for name, thing in archive.members(index.trees):
+            stream.read(len(archive.header(name, thing)))
+            packer.feed(stream.read(thing.size))
+            stream.read(len(archive.padding(thing.size)))
+    packer.finish()
+    file.write_bytes(packed.getvalue())
+    assert "built for another operating system or CPU" in refused(target, file, insecure_unsigned=True)
+
+
+def test_remarks_on_gpus_and_toolkits() -> None:
+    built = closure.Built("debian", "12", "x86_64", "2.36", ("12.9.86",), ("9.0",))
+
+    def gpu(capability: str) -> Gpu:
+        return Gpu(0, "GPU", 1, capability, driver="", pci="", pci_path="", numa=0, processes=0)
+
+    there = Toolkit("/usr/local/cuda", "12.9.86", split_compile=True, stubs=True)
+    assert list(import_verb.remarks(Facts(toolkits=(there,), gpus=(gpu("9.0"),)), built)) == []
+    assert list(import_verb.remarks(Facts(toolkits=(there,)), built)) == []
+    assert list(import_verb.remarks(Facts(gpus=(gpu("10.0"),)), built)) == [
+        "built for GPU architectures 9.0, this host has 10.0",
+        "built with CUDA 12.9.86, this host has none",
+    ]
+
+
+def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, Index], offered: Prefix, tmp_path: Path) -> None:
+    reached = import_verb.Reached(offered.door, offered.place, offered.look())
+    trees = packed[1].trees
+    need = sum(tree.on_disk for tree in trees)
+    import_verb.need_room(reached, Room(need, ()), trees)
+    with pytest.raises(Trouble, match="do not fit there"):
+        import_verb.need_room(reached, Room(need - 1, ()), trees)
+    with pytest.raises(Trouble, match="the archive does not fit there"):
+        export_verb.need_room(tmp_path / "a", 1 << 60)
+
+
+def test_export_refuses(offered: Prefix, tmp_path: Path, trust: tuple[str, str]) -> None:
+    def said(**more: str) -> str:
+        with pytest.raises(Trouble) as caught:
+            export(flags(offered.path), **{"out": str(tmp_path / "a.tar"), **more})
+        assert not list(tmp_path.glob("*a.tar"))
+        return str(caught.value)
+
+    assert "no file named" in said(out="")
+    assert "its folder is not there" in said(out=str(tmp_path / "none/a.tar"))
+    assert "there is no such generation" in said(generation="7")
+    assert "not a number" in said(generation="x")
+    assert "this key cannot sign" in said(sign=trust[1])
+    (tmp_path / "a.tar.sig").touch()
+    assert "is there already" in said()
+    (tmp_path / "a.tar.sig").unlink()
+    content = offered.path / "store" / BASE / "lib/content"
+    content.chmod(0o644)
+    content.write_bytes(b"z" * 1000)
+    content.chmod(0o444)
+    assert "changed since it was published" in said(sign=trust[0])
+    assert not list(tmp_path.glob("*a.tar.sig"))
+    content.unlink()
+    assert "it is not as it was published" in said()
+
+
+def test_export_of_a_generation_that_is_not_complete(prefix: Prefix, tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match="nothing is offered in this prefix"):
+        export(flags(prefix.path), out=str(tmp_path / "a.tar"))
+    add_rich_entry(prefix, BASE)
+    add_rich_entry(prefix, TOP, [BASE])
+    prefix.offer(TOP)
+    (prefix.path / "store" / BASE).rename(tmp_path / "gone")
+    with pytest.raises(Trouble, match=f"a store entry it needs is missing — found {BASE}"):
+        export(flags(prefix.path), out=str(tmp_path / "a.tar"))
+
+
+def test_what_entries_were_built_on(offered: Prefix) -> None:
+    holdings = offered.look()
+    built = export_verb.built_on(holdings.generations[0], holdings.entries, Facts(os_id="other", glibc="2.36"))
+    assert (built.os_id, built.os_version, built.machine) == tuple(INPUTS["os"])
+    assert (built.glibc, built.cuda, built.archs) == ("2.36", ("12.9",), ("9.0",))
+
+
+def test_a_failing_disk_is_said_and_leaves_nothing(offered: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "full"
+    folder.mkdir()
+    pull = transfer.pull
+
+    def full(door, place, trees, sink):
+        def broken(data: bytes) -> None:
+            sink(data)
+            raise OSError(28, "No space left on device")
+
+        pull(door, place, trees, broken)
+
+    monkeypatch.setattr(transfer, "pull", full)
+    with pytest.raises(Trouble, match=r"a\.tar: cannot be written: No space left on device"):
+        export(flags(offered.path), out=str(folder / "a.tar"))
+    assert not list(folder.iterdir())
