@@ -98,7 +98,7 @@ def fit_together(request: Request, derived: topology.Derived, target: str, found
     """Return remarks about the stack on these hosts; Trouble where a rule says that it cannot work there."""
     link = read_profile(derived.profile, request.templates).link
     site = rules.Site(found[1].version, derived.archs, link, "" if target else found[0].torch)
-    problems, remarks = rules.check_site(request.lock, request.stack, target, site, request.templates)
+    problems, remarks = rules.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
     if problems:
         raise Trouble(*problems)
     return remarks

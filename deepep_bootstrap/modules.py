@@ -25,6 +25,15 @@ PURPOSES = {
     "low-latency": "DeepEP's low-latency test, one node by default (more: sbatch -N 2).",
 }
 SCRIPTS = {"internode": "test_internode.py", "intranode": "test_intranode.py", "low-latency": "test_low_latency.py"}
+SCRIPTS_V2 = {"internode": "elastic/test_ep.py", "intranode": "elastic/test_ep.py", "low-latency": "legacy/test_low_latency.py"}
+SHORT_V2 = "--test-first-only"
+"""What V2's own test gets where the user gives no arguments: in full it runs every combination of its modes, for longer than a job
+that proves an installation should take."""
+
+JIT_FOLDER = "/tmp/deepep-jit-"  # noqa: S108 - a job makes it for its user alone and looks whose it is
+"""Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on the node itself,
+since many processes at once write there and a network filesystem is slow at that, and never shared by two builds, since V2's own
+key leaves out what its headers say."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,9 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     """
     nvshmem = f"{entry(record, record.nvshmem)}/lib"
     gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
-    libraries = (nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
+    # A site's own NCCL on this list, gIB's too, would win over the one that V2 was built with.
+    nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
+    libraries = (*nccl, nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
     return (
         Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else ()),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python",)),
@@ -111,7 +122,20 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
         "NVSHMEM_HOME": nvshmem,
     }
     toolkit = {"CUDA_HOME": record.cuda_home} if record.cuda_home else {}
-    return (*ours.items(), *toolkit.items(), *record.environment.items())
+    second = {"EP_NCCL_ROOT_DIR": nccl_folder(record), "EP_NVSHMEM_ROOT_DIR": nvshmem} if record.nccl else {}
+    compiler = {"EP_JIT_NVCC_COMPILER": f"{record.cuda_home}/bin/nvcc"} if record.nccl and record.cuda_home else {}
+    return (*ours.items(), *toolkit.items(), *second.items(), *compiler.items(), *record.environment.items())
+
+
+def nccl_folder(record: StackRecord) -> str:
+    """Return where NCCL is in the stack's own Python environment."""
+    minor = ".".join(record.python_version.split(".")[:2])
+    return f"{entry(record, record.python)}/lib/python{minor}/site-packages/nvidia/nccl"
+
+
+def jit_cache(record: StackRecord) -> tuple[str, str]:
+    """Return what comes before and behind the user's number in the path where DeepEP V2 keeps compiled kernels; nothing for V1."""
+    return (JIT_FOLDER, f"-{record.deepep[:12]}") if record.nccl else ("", "")
 
 
 def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
@@ -202,7 +226,8 @@ def _render_stack(environment: jinja2.Environment, record: StackRecord, folder: 
         f"env-{record.stack}.sh": File(fill("env.sh.j2", lists=lists(record))),
     }
     for kind in KINDS:
-        more: dict[str, object] = {"kind": kind, "purpose": PURPOSES[kind], "script_name": SCRIPTS[kind]}
+        more: dict[str, object] = {"kind": kind, "purpose": PURPOSES[kind], "script_name": (SCRIPTS_V2 if record.nccl else SCRIPTS)[kind]}
+        more["default_words"] = SHORT_V2 if record.nccl and more["script_name"] == SCRIPTS_V2["internode"] else ""
         more |= {"directives": tuple(_directives(kind, record)), "kind_variables": tuple(record.by_kind.get(kind, {}).items())}
         files[f"{folder}/{_file_name(kind)}"] = File(fill("test.sbatch.j2", lists=lists(record), **more), executable=True)
     return files
@@ -211,9 +236,10 @@ def _render_stack(environment: jinja2.Environment, record: StackRecord, folder: 
 def _values(record: StackRecord) -> dict[str, object]:
     version = record.module.removeprefix("deepep/")
     python = f"its own Python {record.python_version}" if record.python else f"{record.external_python} (Python {record.python_version})"
+    libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}{record.nvshmem.partition('-')[2]}"
     help_text = (
         f"{SUMMARY}\n\n"
-        f"DeepEP {version} for GPU architectures {', '.join(record.archs)}, with {record.nvshmem.partition('-')[2]}, in {python}.\n"
+        f"DeepEP {version} for GPU architectures {', '.join(record.archs)}, with {libraries}, in {python}.\n"
         f"Tests: sbatch {record.prefix}/sbatch/{record.stack}/{_file_name('internode')}\n"
     )
     return {
@@ -226,12 +252,13 @@ def _values(record: StackRecord) -> dict[str, object]:
         "prefix": record.prefix,
         "python": interpreter(record),
         "tests": f"{entry(record, record.deepep)}/tests",
-        "nvshmem": record.nvshmem.partition("-")[2],
+        "libraries": libraries,
         "cuda_home": record.cuda_home or "none",
         "variables": variables(record),
         "host_groups": host_groups(record),
         "host_variables": host_variables(record),
         "by_variable": by_variable(record),
+        "jit_cache": jit_cache(record) if record.nccl else None,
         "own_names": (*dict(variables(record)), *host_variables(record)),
         "gib": record.gib,
         "gib_libraries": gib_libraries(record),

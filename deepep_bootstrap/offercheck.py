@@ -19,6 +19,8 @@ OVERWRITTEN = (
 )
 # Sites set these on purpose, often because their machines need them.
 CALLERS_OWN = ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
+# DeepEP V2's own places.
+OF_V2 = ("EP_NCCL_ROOT_DIR", "EP_NVSHMEM_ROOT_DIR", "EP_JIT_CACHE_DIR", "EP_JIT_NVCC_COMPILER")
 # Changed by adding to them, never by setting them.
 LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -57,13 +59,15 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     if record.gib and not _PATH.fullmatch(record.gib):
         yield Problem(where, "the path of gIB's script cannot be written into files", repr(record.gib))
     yield from (Problem(where, "not the short name of a host", repr(name)) for name in record.by_host if not _HOST.fullmatch(name))
+    if record.nccl and not record.python:
+        yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
     for name in (record.deepep, record.nvshmem, record.gdrcopy, record.python):
         if name and not _STACK.fullmatch(name):
             yield Problem(where, "not the name of a store entry", repr(name))
 
 
 def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[Problem]:
-    ours = ("CUDA_HOME", "NVSHMEM_DIR", "NVSHMEM_HOME", *LISTS)
+    ours = ("CUDA_HOME", "NVSHMEM_DIR", "NVSHMEM_HOME", *OF_V2, *LISTS)
     for name, value in environment.items():
         if not _VARIABLE.fullmatch(name):
             yield Problem(where, "not a variable name", repr(name))

@@ -99,7 +99,9 @@ def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> t
     return tuple(dict.fromkeys(found))
 
 
-def check_site(lock: Lock, stack: Stack, target: str, site: Site, texts: Mapping[str, str]) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+def check_site(
+    lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapping[str, str]
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose wheels nobody knows."""
     book = read_book(texts)
     known = know(book, lock, stack, target)

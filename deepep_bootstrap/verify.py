@@ -24,7 +24,11 @@ START_LIMIT = 900
 
 LOOK_FORM = Form(
     dict.fromkeys(
-        ("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "deepep_entry", "nvshmem_entry", "driver", "end"), 1
+        (
+            *("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "nccl", "nccl_version"),
+            *("deepep_entry", "nvshmem_entry", "driver", "end"),
+        ),
+        1,
     ),
     end="end",
 )
@@ -35,7 +39,8 @@ SUBMIT_FORM = Form(dict.fromkeys(("job", "refused", "late", "record"), 1))
 class Verdict:
     """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
     `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
-    links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form."""
+    links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form, `nccl` and `nccl_version` the NCCL that
+    DeepEP V2 calls ("" for V1)."""
 
     module_system: bool
     loaded: str
@@ -48,6 +53,8 @@ class Verdict:
     deepep_entry: str
     nvshmem_entry: str
     driver: bool
+    nccl: str = ""
+    nccl_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ def parse(reply: Reply) -> Verdict:
         deepep_entry=said.text("deepep_entry"),
         nvshmem_entry=said.text("nvshmem_entry"),
         driver=said.text("driver") == "yes",
+        nccl=said.text("nccl"),
+        nccl_version=said.text("nccl_version"),
     )
 
 
@@ -121,6 +130,9 @@ def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem,
         ):
             if not file.startswith(f"{entry}/"):
                 found.append(Problem(host, what, file or "no such symbol", f"{entry}/…"))
+        if record.nccl and verdict.nccl_version != record.nccl:
+            seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
+            found.append(Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built"))
     return tuple(found)
 
 
@@ -149,7 +161,9 @@ def _praise(verdict: Verdict, record: StackRecord) -> str:
     loaded = f"module {verdict.loaded}" if verdict.module_system else f"no module system, env-{record.stack}.sh"
     if verdict.imported is None:
         return loaded
-    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}, NVSHMEM {verdict.nvshmem.removeprefix(record.prefix + '/')}"
+    nccl = f", NCCL {verdict.nccl_version}" if verdict.nccl_version else ""
+    nvshmem = verdict.nvshmem.removeprefix(record.prefix + "/")
+    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}{nccl}, NVSHMEM {nvshmem}"
 
 
 def _line(wrong: Sequence[Problem]) -> str:

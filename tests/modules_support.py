@@ -77,6 +77,26 @@ def cloud_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
     )
 
 
+def v2_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """DeepEP V2: NCCL of its own environment, kernels compiled on the nodes."""
+    return record(
+        prefix,
+        **{
+            "stack": "v2",
+            "module": "deepep/2.1.0-dd758ca-v2",
+            "deepep": "6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0",
+            "nvshmem": "7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5",
+            "gdrcopy": "",
+            "python": "8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0",
+            "cuda_home": "/usr/local/cuda-13.0",
+            "environment": {"NCCL_IB_SL": "0", "EP_OVERRIDE_RDMA_SL": "0", "EP_NIC_NAME": "mlx5_0", "EP_SUPPRESS_NCCL_CHECK": ""},
+            "by_kind": {"intranode": {"EP_DISABLE_GIN": "1"}},
+            "nccl": "2.30.4",
+        }
+        | changes,
+    )
+
+
 def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     stacks = records or (record(prefix), external_record(prefix))
     return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
@@ -84,7 +104,7 @@ def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
 
 def golden() -> dict[str, modules.File]:
     """The files that tests/golden/generation records: one stack of each sort."""
-    return modules.render(offer("/opt/deepep", record(), external_record(), cloud_record()), templates())
+    return modules.render(offer("/opt/deepep", record(), external_record(), cloud_record(), v2_record()), templates())
 
 
 def write(folder: Path, files: dict[str, modules.File]) -> None:
@@ -98,7 +118,7 @@ def write(folder: Path, files: dict[str, modules.File]) -> None:
 
 def is_copy(name: str) -> bool:
     """Whether a file is left out of tests/golden: it has the text of another, or differs from another by names alone."""
-    kept = ("sbatch/v1-cu13/", "sbatch/v1-gcp/low-latency")
+    kept = ("sbatch/v1-cu13/", "sbatch/v1-gcp/low-latency", "sbatch/v2/internode")
     return name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,6 +212,26 @@ def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -
     assert ("LD_PRELOAD" in states["second"]) == driver
     assert states["second"][LIST].startswith(f"{tmp_path}/store/{record.nvshmem}/lib:")
     assert states["second"][LIST].count("/store/") == 2
+    assert differences(states["before"], states["after"]) == {}
+
+
+def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
+    v1, v2 = support.record(str(tmp_path)), support.v2_record(str(tmp_path))
+    generation = Generation(tmp_path, v1, v2, pushenv=not variant.endswith("without pushenv"))
+    switch = "module load {0}" if variant == "lmod" else "module load {0} && exit 7\nmodule switch deepep {0}"
+    script = exports({"EP_JIT_CACHE_DIR": "/home/me/.deep_ep", "EP_SUPPRESS_NCCL_CHECK": "1", "EP_NIC_NAME": ""})
+    script += "snapshot before\nmodule load deepep\nsnapshot v1\n"
+    script += f"{switch.format(v2.module)}\nsnapshot v2\n{switch.format(v1.module)}\nsnapshot again\nmodule unload deepep\nsnapshot after\n"
+    session = generation.run(variant, script)
+    states = session.environments
+    assert session.code == 0, session.err
+    for name, value in modules.variables(v2):
+        assert states["v2"].get(name) == (value or None)
+    assert states["v2"]["EP_JIT_CACHE_DIR"] == f"/tmp/deepep-jit-{os.getuid()}-{v2.deepep[:12]}"
+    assert states["v2"][LIST].split(":")[0] == f"{modules.nccl_folder(v2)}/lib"
+    assert states["v2"][LIST].count("/store/") == 2
+    assert states["v1"]["EP_JIT_CACHE_DIR"] == states["again"]["EP_JIT_CACHE_DIR"] == "/home/me/.deep_ep"
+    assert differences(states["v1"], states["again"]) == {}
     assert differences(states["before"], states["after"]) == {}
 
 

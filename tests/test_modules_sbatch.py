@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import module_systems
@@ -36,10 +37,10 @@ class Prefix:
             (path / name).symlink_to(target)
         for record in self.offer.stacks.values():
             tests = path / "store" / record.deepep / "tests"
-            tests.mkdir(parents=True)
-            (tests / "utils.py").write_text(UTILS)
-            for kind in modules.KINDS:
-                (tests / f"test_{kind.replace('-', '_')}.py").write_text(SCRIPT)
+            for name in (modules.SCRIPTS_V2 if record.nccl else modules.SCRIPTS).values():
+                (tests / name).parent.mkdir(parents=True, exist_ok=True)
+                (tests / name).write_text(SCRIPT)
+                (tests / name).with_name("utils.py").write_text(UTILS)
             python = path / "store" / record.python / "bin" / "python" if record.python else Path(record.external_python)
             python.parent.mkdir(parents=True, exist_ok=True)
             python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n')
@@ -190,3 +191,38 @@ def test_job_from_a_login_node_without_a_driver(system: str, external: Prefix) -
     session, seen = external.run(f'{load}\n[ -z "${{LD_PRELOAD-}}" ] || exit 9\nmkdir /proc/driver/nvidia', system=system)
     assert session.code == 0, session.out + session.err
     assert seen["env"]["LD_PRELOAD"].endswith("/libnvshmem_host.so.3")
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[tuple[Prefix, StackRecord, Path]]:
+    """A prefix with V2 alone, its record, and the folder on this node for its compiled kernels, which is not there yet."""
+    record = support.v2_record(str(tmp_path), deepep=f"{os.urandom(16).hex()}-deepep-2.1.0")
+    before, behind = modules.jit_cache(record)
+    folder = Path(f"{before}{os.getuid()}{behind}")
+    yield Prefix(tmp_path, record), record, folder
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, ""])
+def test_v2_runs_its_own_test_with_a_cache_on_the_node(second: tuple[Prefix, StackRecord, Path], system: str) -> None:
+    prefix, record, folder = second
+    session, seen = prefix.run("", system=system)
+    assert session.code == 0, session.err
+    check_environment(seen, record)
+    assert seen["args"] == ["--test-first-only"]
+    assert (seen["env"]["EP_DISABLE_GIN"], seen["env"]["EP_JIT_CACHE_DIR"]) == ("1", str(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    session, seen = prefix.run("", args="--num-tokens 128", system=system)
+    assert (session.code, seen["args"]) == (0, ["--num-tokens", "128"])
+
+
+def test_v2_does_not_run_what_somebody_else_may_have_left(second: tuple[Prefix, StackRecord, Path], tmp_path: Path) -> None:
+    prefix, _, folder = second
+    (tmp_path / "trap").mkdir()
+    folder.symlink_to(tmp_path / "trap")
+    session, seen = prefix.run("")
+    assert (session.code, seen) == (1, {})
+    assert f"{folder} on {os.uname().nodename} is no folder of" in session.err

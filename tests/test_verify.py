@@ -19,6 +19,7 @@ from deepep_bootstrap.survey import read_tree
 
 RECIPES = read_tree(support.REPOSITORY / "recipes")
 SYSTEMS = ("lmod", "environment-modules", "")
+NCCL_CALLER = " int ncclGetVersion(int *); int ask(void) { int version; return ncclGetVersion(&version); }"
 NOISE = "echo module=evil\necho loaded=deepep/evil\necho broken >&2\n"
 
 
@@ -44,15 +45,29 @@ class Machine:
         self.package = path / "store" / record.deepep / "lib" / "python"
         extension = self.package / "extension.so"
         caller = "void *nvshmem_malloc(unsigned long); void *use(void) { return nvshmem_malloc(1); }"
-        build_library(extension, caller, str(library))
-        (self.package / "deep_ep").mkdir()
-        (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep_cpp\n")
-        (self.package / "deep_ep_cpp.py").write_text(f"__file__ = {str(extension)!r}\n")
+        (self.package / "deep_ep").mkdir(parents=True)
+        if record.nccl:
+            self.nccl = path / modules.nccl_folder(record) / "lib" / "libnccl.so.2"
+            self.build_nccl(record.nccl)
+            build_library(extension, caller + NCCL_CALLER, str(library), str(self.nccl))
+            (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep._C\n")
+            (self.package / "deep_ep" / "_C.py").write_text(f"__file__ = {str(extension)!r}\n")
+        else:
+            build_library(extension, caller, str(library))
+            (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep_cpp\n")
+            (self.package / "deep_ep_cpp.py").write_text(f"__file__ = {str(extension)!r}\n")
         (self.package / "torch.py").write_text("__version__ = '2.10.0+stand-in'\n")
         if record.python:
             python = path / "store" / record.python / "bin" / "python"
             python.parent.mkdir(parents=True)
             python.symlink_to("/usr/bin/python3")
+
+    def build_nccl(self, version: str) -> None:
+        """Put an NCCL of this version where the stack's environment has its own."""
+        major, minor, patch = version.split(".")
+        number = int(major) * 10000 + int(minor) * 100 + int(patch)
+        source = f"int ncclGetVersion(int *version) {{ *version = {number}; return 0; }}"
+        build_library(self.nccl, source, "-Wl,-soname,libnccl.so.2")
 
     def torch_brings_its_own(self) -> None:
         """Let `import torch` open another copy first, as its wheel does."""
@@ -103,6 +118,18 @@ def test_all_is_well(system: str, machine: Machine) -> None:
         nvshmem_entry=f"{store}/{machine.record.nvshmem}",
         driver=False,
     )
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_v2_is_asked_for_its_nccl_too(system: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, support.v2_record(str(tmp_path)))
+    verdict = machine.look(system)
+    assert verify.problems("host", verdict, machine.record) == ()
+    assert (verdict.nccl, verdict.nccl_version) == (os.path.realpath(machine.nccl), "2.30.4")
+    machine.build_nccl("2.28.9")
+    (wrong,) = verify.problems("host", machine.look(system), machine.record)
+    assert (wrong.what, wrong.wanted) == ("DeepEP would call another NCCL", "2.30.4, with which it was built")
+    assert wrong.found == f"2.28.9 {os.path.realpath(machine.nccl)}"
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

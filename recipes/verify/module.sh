@@ -4,7 +4,7 @@
 # Reads: LOAD (what to say to `module load`), ENV_FILE (the same for hosts without a module system), DEEPEP and NVSHMEM (the entries
 # it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py).
 # Changes nothing.
-# Data lines: module, loaded, said; import, error, deep_ep, torch, nvshmem; deepep_entry, nvshmem_entry; driver; end.
+# Data lines: module, loaded, said; import, error, deep_ep, torch, nvshmem, nccl, nccl_version; deepep_entry, nvshmem_entry; driver; end.
 
 # Runs inside the login shell, whose own start-up files may say anything on standard output: data lines leave by descriptor 3.
 print_login_script() {

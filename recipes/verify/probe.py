@@ -4,10 +4,12 @@ dlsym on the extension's own handle follows the order in which its symbols are b
 """
 
 import ctypes
+import importlib
 import os
 import sys
 
-SYMBOLS = ("nvshmem_malloc", "nvshmem_my_pe", "nvshmem_align")
+NVSHMEM = ("nvshmem_malloc", "nvshmem_my_pe", "nvshmem_align")
+NCCL = ("ncclGetVersion",)
 DATA = 3
 
 
@@ -17,10 +19,10 @@ class Info(ctypes.Structure):
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
 
 
-def defining_file(extension: str) -> str:
-    """Return the file that defines the NVSHMEM symbols which the extension calls; "" when it calls none."""
+def defining_file(extension: str, symbols: tuple[str, ...]) -> str:
+    """Return the file that defines the symbols which the extension calls; "" when it calls none of them."""
     handle = ctypes.CDLL(extension)
-    for name in SYMBOLS:
+    for name in symbols:
         if hasattr(handle, name):
             info = Info()
             address = ctypes.cast(getattr(handle, name), ctypes.c_void_p)
@@ -29,18 +31,33 @@ def defining_file(extension: str) -> str:
     return ""
 
 
+def nccl_version(extension: str) -> str:
+    """Return the version of the NCCL that the extension calls; "" when it calls none."""
+    if not defining_file(extension, NCCL):
+        return ""
+    number = ctypes.c_int()
+    ctypes.CDLL(extension).ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
 def look() -> dict[str, str]:
-    """Return the answer; an import that fails is one."""
+    """Return the answer; an import that fails is one. The extension of V1 stands beside the package, that of V2 in it."""
     try:
         import deep_ep
-        import deep_ep_cpp
+
+        try:
+            extension = importlib.import_module("deep_ep._C")
+        except ModuleNotFoundError:
+            extension = importlib.import_module("deep_ep_cpp")
     except (ImportError, OSError, RuntimeError, AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
         return {"import": "no", "error": f"{type(error).__name__}: {error}"}
     return {
         "import": "yes",
         "deep_ep": os.path.realpath(deep_ep.__file__),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
-        "nvshmem": defining_file(deep_ep_cpp.__file__),
+        "nvshmem": defining_file(extension.__file__, NVSHMEM),
+        "nccl": defining_file(extension.__file__, NCCL),
+        "nccl_version": nccl_version(extension.__file__),
     }
 
 
