@@ -36,11 +36,23 @@ LEFT_OUT = ("__pycache__", "*.pyc")
 
 
 @dataclass(frozen=True)
+class Shared:
+    """A file of another stand-in that a repository has too, as `target`, with the first text of `change` replaced by the second."""
+
+    source: str
+    target: str
+    change: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
 class Repository:
-    """One git repository: `ref` is what the lock asks for, besides the branch main."""
+    """One git repository: `ref` is what the lock asks for, besides the branch main. `submodules` are paths and the names of
+    repositories that are made before."""
 
     name: str
     ref: str
+    shared: tuple[Shared, ...] = ()
+    submodules: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,22 @@ REPOSITORIES = (
     Repository("gdrcopy", "refs/tags/v2.5.1"),
     Repository("nvshmem", "refs/tags/v3.4.5-0"),
     Repository("deepep", "refs/pull/466/head"),
+    Repository("fmt", "refs/tags/12.1.0"),
+    Repository(
+        "deepep-v2",
+        "refs/tags/v2.1.0",
+        (
+            Shared("deepep/csrc/deep_ep.cpp", "csrc/legacy/deep_ep.cpp"),
+            *(Shared(f"deepep/csrc/kernels/{name}.cu", f"csrc/kernels/legacy/{name}.cu") for name in ("intranode", "internode")),
+            Shared("deepep/deep_ep/buffer.py", "deep_ep/buffers/legacy.py", ("deep_ep_cpp", "deep_ep._C")),
+            Shared("deepep/tests/utils.py", "tests/elastic/utils.py"),
+            *(
+                Shared(f"deepep/tests/{name}.py", f"tests/legacy/{name}.py")
+                for name in ("utils", "test_intranode", "test_internode", "test_low_latency")
+            ),
+        ),
+        (("third-party/fmt", "fmt"),),
+    ),
 )
 
 
@@ -85,8 +113,9 @@ def _nvshmem(major: str) -> Wheel:
 WHEELS = (_torch("2.10.0", "12.8"), _torch("2.11.0", "13.0"), _nvshmem("12"), _nvshmem("13"))
 
 
-def git(*arguments: str, folder: Path, **environment: str) -> str:
-    """Run git in the bare repository `folder` and return its output; nobody's settings, names or clocks get in."""
+def git(*arguments: str, folder: Path, text: str = "", **environment: str) -> str:
+    """Run git in the bare repository `folder`, with `text` on standard input, and return its output; nobody's settings, names or
+    clocks get in."""
     clean = {
         "PATH": os.environ.get("PATH", os.defpath),
         "GIT_DIR": str(folder),
@@ -98,7 +127,7 @@ def git(*arguments: str, folder: Path, **environment: str) -> str:
         **environment,
     }
     clean.update({name.replace("AUTHOR", "COMMITTER"): value for name, value in clean.items() if "_AUTHOR_" in name})
-    return subprocess.run(["git", *arguments], env=clean, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *arguments], env=clean, input=text, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def make_repository(repository: Repository, outdir: Path) -> str:
@@ -110,6 +139,13 @@ def make_repository(repository: Repository, outdir: Path) -> str:
     (folder / "info" / "exclude").write_text("\n".join(LEFT_OUT) + "\n")
     tree = {"GIT_WORK_TREE": str(HERE / repository.name), "GIT_INDEX_FILE": str(folder / "making.index")}
     git("add", "--all", "--", str(HERE / repository.name), folder=folder, **tree)
+    for shared in repository.shared:
+        content = (HERE / shared.source).read_text(encoding="utf-8")
+        blob = git("hash-object", "-w", "--stdin", folder=folder, text=content.replace(*shared.change) if shared.change[0] else content)
+        git("update-index", "--add", "--cacheinfo", f"100644,{blob},{shared.target}", folder=folder, **tree)
+    for path, name in repository.submodules:
+        commit = git("rev-parse", "refs/heads/main", folder=outdir / "git" / "standin" / f"{name}.git")
+        git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}", folder=folder, **tree)
     written = git("write-tree", folder=folder, **tree)
     (folder / "making.index").unlink()
     commit = git("commit-tree", written, "-m", f"{repository.name}, CPU stand-in", folder=folder)
@@ -119,12 +155,15 @@ def make_repository(repository: Repository, outdir: Path) -> str:
 
 
 def export_tree(name: str, outdir: Path, target: Path) -> None:
-    """Put the tree of a made repository into the empty folder `target`, as a checkout without .git would be."""
+    """Put the tree of a made repository, its submodules too, into the empty folder `target`, as a checkout without .git would be."""
     repository = outdir / "git" / "standin" / f"{name}.git"
     place = {"GIT_WORK_TREE": str(target), "GIT_INDEX_FILE": str(target) + ".index"}
     git("read-tree", "refs/heads/main", folder=repository, **place)
     git("checkout-index", "--all", folder=repository, **place)
     Path(place["GIT_INDEX_FILE"]).unlink()
+    for path, module in next(each for each in REPOSITORIES if each.name == name).submodules:
+        (target / path).mkdir(parents=True, exist_ok=True)
+        export_tree(module, outdir, target / path)
 
 
 def wheel_files(wheel: Wheel) -> dict[str, bytes]:
@@ -190,6 +229,8 @@ def lock_text(text: str, revisions: dict[str, str], outdir: Path) -> str:
     """Return the lock `text` with the revisions, hashes and sizes of what was made in `outdir`."""
     document: Any = tomlkit.parse(text)
     for name, revision in revisions.items():
+        if name not in document["source"]:
+            continue  # a submodule is pinned by the tree it is in
         pin = document["source"][name]
         pin["rev"], pin["hash"], pin["last_modified"] = revision, hash_tree(name, outdir), COMMIT_TIME
     for stack in document["stack"].values():
