@@ -132,7 +132,7 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> Step:
 def look_again(work: Work) -> Work:
     """Return the work as it stands now that the hosts were changed: facts and plan anew."""
     survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
-    return replace(work, survey=survey, plan=decide(work.door, survey, work.request))
+    return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
 
 
 def show_line(screen: Screen, title: str, host: str, text: str) -> None:

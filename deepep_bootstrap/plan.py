@@ -107,14 +107,15 @@ class Plan:
         }
 
 
-def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None) -> Plan:
-    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done."""
+def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None, *, anyhow: bool = False) -> Plan:
+    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done, unless
+    hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(facts, preparation))
     try:
         choice = choose.choose(request, facts)
     except Trouble as trouble:
-        if not hosts_first:
+        if not hosts_first and not anyhow:
             raise
         return Plan(hosts_first, None, told(preparation), preparation=preparation, undecided=trouble.problems)
     missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)

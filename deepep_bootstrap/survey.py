@@ -209,11 +209,11 @@ def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Pr
     )
 
 
-def decide(door: Fleet, survey: Survey, request: Request) -> Plan:
+def decide(door: Fleet, survey: Survey, request: Request, *, anyhow: bool = False) -> Plan:
     """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare them. Trouble, with
-    equal reasons of several hosts said once, where there can be no plan."""
+    equal reasons of several hosts said once, where there can be no plan; with `anyhow` the plan then says so itself."""
     try:
-        return plan.make(request, survey.facts, look(door, survey.reached, survey.facts, request))
+        return plan.make(request, survey.facts, look(door, survey.reached, survey.facts, request), anyhow=anyhow)
     except Trouble as trouble:
         # Hosts that did not answer may well be why: they are named too.
         raise Trouble(*fold_problems(trouble.problems, survey.inventory), *survey.problems, code=trouble.code) from None

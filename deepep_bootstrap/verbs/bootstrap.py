@@ -13,7 +13,7 @@ from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.phases import Work, build_entries, finish_hosts, look_again, prepare_hosts, prove, publish_offer, share_prefix
-from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.plan import RESUME, Outcome, Plan
 from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
@@ -128,8 +128,8 @@ def walk(ended: Ended) -> None:
         return
     do(ended, prepare_hosts)
     do(ended, reboot_hosts)
-    if first.preparation.changes:
-        # The hosts are others than those that were planned for: names of devices, toolkits, drivers.
+    if first.preparation.changes or first.of_kind(RESUME):
+        # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use again.
         ended.work = look_again(ended.work)
     choice = ended.work.plan.choice
     if not first.decided:

@@ -16,7 +16,7 @@ fake_value() { # <name> <default>
 }
 
 is_installed() { # <package pattern> <marker file>: by the host's package database, or by what a recipe's test left in its place
-  [[ -e $2 ]] || awk -v name="^($1)$" '/^Package:/ { ours = $2 ~ name } ours && /^Status: install ok installed/ { found = 1 } END { exit !found }' \
+  [[ -e $2 ]] || awk -v name="^($1)$" '/^Package:/ { ours = $2 ~ name } ours && /^Status: (install|hold) ok installed/ { found = 1 } END { exit !found }' \
     var/lib/dpkg/status
 }
 
