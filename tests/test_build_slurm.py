@@ -25,7 +25,8 @@ SMALL = store.Entry("gdrcopy", "1", {"made": "up"})
 @pytest.fixture
 def door(fresh_lab: LiveLab) -> Iterator[Fleet]:
     fleet = Fleet([NODE], Options(ssh_config=str(fresh_lab.lab.ssh_config)))
-    fleet.run(NODE, Job("\n".join(RECIPES[name] for name in ("lib.sh", "prefix/share.sh", "prefix/init.sh")), env={"PREFIX": "/shared/p", "TOKEN": "init"}))
+    script = "\n".join(RECIPES[name] for name in ("lib.sh", "prefix/share.sh", "prefix/init.sh"))
+    fleet.run(NODE, Job(script, env={"PREFIX": "/shared/p", "TOKEN": "init"}))
     yield fleet
     fleet.close()
 
