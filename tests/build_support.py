@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deepep_bootstrap import store
 from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.remote import Fleet, Job
 from deepep_bootstrap.survey import read_tree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +20,9 @@ HERE = Host("here", connection="local")
 PUBLISH = store.COMMON_RECIPES
 FAST = "0.2"
 """Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
+
+CHECK_MAIN = 'main() { STORE="${PREFIX}/store"; check_entry >&2; data state ok; }'
+"""In place of publish.sh: the health checks alone, of an entry that is where it belongs."""
 
 BUILD_SMALL = """
 build_entry() {
@@ -106,3 +110,24 @@ def store_names(prefix: Path) -> set[str]:
 def walk(folder: Path) -> Iterator[Path]:
     """Yield everything below `folder`."""
     yield from sorted(folder.rglob("*"))
+
+
+def health(prefix: Path, entry: store.Entry, folder: Path) -> None:
+    """Run an entry's own health checks where it lies now."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
+    common = [name for name in entry.recipes if name != "prefix/publish.sh"]
+    text = script(*common[:4]) + f"\n{CHECK_MAIN}\n" + script(*common[4:])
+    env = {
+        **entry.env,
+        "PREFIX": str(prefix),
+        "OUT": f"{prefix}/store/{entry.name}",
+        "SCRATCH": str(folder),
+        "ENTRY": entry.name,
+        "TOKEN": "t",
+    }
+    door = Fleet([HERE])
+    reply = door.run(HERE, Job(text, env=env, timeout=None))
+    door.close()
+    assert reply.out == "state=ok\n", reply.err

@@ -87,7 +87,8 @@ def nccl_files(scratch: Path, version: str) -> dict[str, bytes]:
     source, library = scratch / "nccl.c", scratch / "libnccl.so.2"
     source.write_text(NCCL_SOURCE.replace("NUMBER", str(major * 10000 + minor * 100 + patch)))
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", source, "-o", library], check=True)
-    header = f'#define NCCL_MAJOR {major}\n#define NCCL_MINOR {minor}\n#define NCCL_PATCH {patch}\nextern "C" int ncclGetVersion(int *version);\n'
+    numbers = "".join(f"#define NCCL_{name} {value}\n" for name, value in (("MAJOR", major), ("MINOR", minor), ("PATCH", patch)))
+    header = f'{numbers}extern "C" int ncclGetVersion(int *version);\n'
     return {"nvidia/nccl/lib/libnccl.so.2": library.read_bytes(), "nvidia/nccl/include/nccl.h": header.encode()}
 
 
@@ -113,3 +114,25 @@ def copy_of(stacks: Stacks, folder: Path) -> Stacks:
     """Return the same stacks with files of their own, for a test that changes them."""
     shutil.copytree(stacks.wheels, folder / "built")
     return Stacks(Path(shutil.copy(stacks.lock, folder)), folder / "built")
+
+
+def pin_of(stacks: Stacks, name: str) -> str:
+    """Return the hash that the lock has for a wheel of these stacks."""
+    found = lock.read(stacks.lock)
+    return next(
+        wheel.hash
+        for stack in found.stacks.values()
+        for closure in stack.wheels.values()
+        for wheel in closure
+        if wheel.name == name and wheel.index == INDEX
+    )
+
+
+def put_pin(stacks: Stacks, pin: dict[str, object], before: str) -> None:
+    """Let the lock pin another content of a wheel."""
+    old = stacks.lock.read_text(encoding="utf-8")
+    document = tomlkit.parse(old).unwrap()
+    for stack in document["stack"].values():
+        for closure in stack["wheels"].values():
+            closure[:] = [pin if wheel["hash"] == before else wheel for wheel in closure]
+    stacks.lock.write_text(tomlkit.dumps(document), encoding="utf-8")

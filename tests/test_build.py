@@ -13,19 +13,16 @@ from pathlib import Path
 
 import pytest
 import standins
-from build_support import HERE, RECIPES, make_prefix, script, store_names, until, walk
+from build_support import RECIPES, health, make_prefix, store_names, until, walk
 from standins import Prepared
 
 from deepep_bootstrap import build, recipes, store
 from deepep_bootstrap.build import Event
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.remote import Fleet, Job
 
 Built = tuple[Path, dict[str, str]]
 KINDS = ("gdrcopy", "nvshmem", "python", "deepep")
-CHECK_MAIN = 'main() { STORE="${PREFIX}/store"; check_entry >&2; data state ok; }'
-"""In place of publish.sh: the health checks alone, of an entry that is where it belongs."""
 
 
 @pytest.fixture(scope="module")
@@ -55,27 +52,6 @@ def knobs(prepared: Prepared) -> Iterator[Path]:
     yield folder
     for knob in folder.glob("FAKE_*"):
         knob.unlink()
-
-
-def health(prefix: Path, prepared: Prepared, entry: store.Entry, folder: Path) -> None:
-    """Run an entry's own health checks where it lies now."""
-    folder.mkdir(exist_ok=True)
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
-    common = [name for name in store.recipe_names(entry.kind) if name != "prefix/publish.sh"]
-    text = script(*common[:4]) + f"\n{CHECK_MAIN}\n" + script(*common[4:])
-    env = {
-        **entry.env,
-        "PREFIX": str(prefix),
-        "OUT": f"{prefix}/store/{entry.name}",
-        "SCRATCH": str(folder),
-        "ENTRY": entry.name,
-        "TOKEN": "t",
-    }
-    door = Fleet([HERE])
-    reply = door.run(HERE, Job(text, env=env, timeout=None))
-    door.close()
-    assert reply.out == "state=ok\n", reply.err
 
 
 def test_the_store_holds_the_entries_and_nothing_else(built: Built) -> None:
@@ -138,7 +114,7 @@ def test_a_moved_prefix_passes_every_health_check_and_is_not_written_to(built: B
     try:
         before = list(walk(moved))
         for entry in store.entries(prepared.wanted(prepared.toolkit())):
-            health(moved, prepared, entry, tmp_path / "scratch")
+            health(moved, entry, tmp_path / "scratch")
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{moved}/store/{names['deepep']}/lib/python"}
         code = "import torch, deep_ep, setuptools, numpy; print(deep_ep.__file__)"
         python = moved / "store" / names["python"] / "bin/python"
@@ -203,7 +179,7 @@ def test_an_architecture_without_code_is_found(built: Built, prepared: Prepared,
     entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
     lacking = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "ARCHS": "9.0 12.0"})
     with pytest.raises(AssertionError, match="device code: found sm_100 sm_90 , wanted sm_120"):
-        health(prefix, prepared, lacking, tmp_path / "scratch")
+        health(prefix, lacking, tmp_path / "scratch")
 
 
 def test_a_toolkit_that_cannot_be_asked_for_its_code_is_named_at_once(prepared: Prepared, prefix: Path) -> None:
@@ -221,7 +197,7 @@ def test_an_unknown_check_word_is_named(built: Built, prepared: Prepared, tmp_pa
     entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
     wrong = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "CHECKS": "import symbols"})
     with pytest.raises(AssertionError, match="unknown check 'symbols': known are import, device-code, nvshmem-symbols"):
-        health(prefix, prepared, wrong, tmp_path / "scratch")
+        health(prefix, wrong, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
