@@ -27,6 +27,11 @@ if [ "$IMPORT" = yes ]; then
     # A deep_ep in the home directory is not what a job would import.
     cd /
     code=0
+    # Importing V2 makes the folder of its compiled kernels; a look leaves none behind.
+    if [ -n "${EP_JIT_CACHE_DIR-}" ]; then
+        EP_JIT_CACHE_DIR=$(mktemp -d)
+        trap 'rm -rf "$EP_JIT_CACHE_DIR"' EXIT
+    fi
     "${PYTHON:-python}" -c "$PROBE" || code=$?
     if [ "$code" -ne 0 ]; then
         report import no

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -101,31 +100,6 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
 def test_no_build_path_is_left_in_the_store(ready: Engine) -> None:
     scratch = ready.lab.ssh("n001", "grep -rlaF deepep-scratch /shared/deepep/store --include='*' || true").stdout.split()
     assert scratch == []
-
-
-def test_two_stacks_side_by_side(ready: Engine) -> None:
-    for host in ("n001", "n002"):
-        done = ready.lab.nsenter(host, "bash /usr/local/cuda/install /usr/local/cuda-13.0 13.0.88")
-        assert done.returncode == 0, done.stderr
-    # One node has other GPUs: the second stack is built for both kinds.
-    ready.lab.fake("n002", "capability", "10.0")
-    ended = ready.run("bootstrap", "--stack=v1-cu13")
-    assert ended.code == 0, ended.text
-    manifest = json.loads((ready.on_disk / "generations" / "2" / "manifest.json").read_text())
-    assert set(manifest["offer"]["stacks"]) == {"v1", "v1-cu13"}
-    second = manifest["offer"]["stacks"]["v1-cu13"]
-    assert second["archs"] == ["9.0", "10.0"]
-    listed = ready.lab.ssh("n001", f"/usr/local/cuda/bin/cuobjdump --list-elf /shared/deepep/store/{second['deepep']}/lib/python/*.so")
-    assert "sm_90" in listed.stdout
-    assert "sm_100" in listed.stdout
-    names = manifest["offer"]["stacks"]["v1-cu13"]["module"], manifest["offer"]["stacks"]["v1"]["module"]
-    switched = ready.lab.ssh(
-        "n001",
-        f"bash -lc \"module load deepep; module load {names[0]}; python -c 'import torch; print(torch.version.cuda)'\"",
-    )
-    assert "13.0" in switched.stdout, switched.stderr
-    default = ready.lab.ssh("n001", 'bash -lc "module load deepep; echo \\$LOADEDMODULES"')
-    assert names[1] in default.stdout
 
 
 def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path) -> None:

@@ -1,0 +1,49 @@
+"""DeepEP V1 and V2 in one prefix on the embedded cluster: `module load` chooses, jobs of each find their own libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import stacks_support
+from e2e_support import Engine
+
+pytest_plugins = ["lab_support", "e2e_support"]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+
+PRINT = "import deep_ep, os; print(deep_ep.__version__, os.environ.get('EP_JIT_CACHE_DIR'))"
+
+
+def test_v2_beside_v1(engine: Engine, tmp_path: Path) -> None:
+    ended = engine.run("bootstrap")
+    assert ended.code == 0, ended.text
+    nvshmem = next(engine.on_disk.glob("store/*-nvshmem-*"))
+    stacks = stacks_support.make_stacks(nvshmem, tmp_path)
+    for host in ("n001", "n002"):
+        assert engine.lab.nsenter(host, "bash /usr/local/cuda/install /usr/local/cuda-13.0 13.0.88").returncode == 0
+    # One node has other GPUs: the second stack is built for both kinds.
+    engine.lab.fake("n002", "capability", "10.0")
+    second = Engine(engine.lab, engine.sources, stacks.lock)
+    ended = second.run("bootstrap", "--stack=v2", f"--mirror=index:{stacks_support.INDEX}={stacks.wheels}")
+    assert ended.code == 0, ended.text
+    offer = json.loads((engine.on_disk / "current" / "manifest.json").read_text())["offer"]
+    v1, v2 = offer["stacks"]["v1"], offer["stacks"]["v2"]
+    assert (offer["default_stack"], v2["nccl"], v2["gdrcopy"]) == ("v1", stacks_support.NCCL, "")
+    assert v2["archs"] == ["9.0", "10.0"]
+    listed = engine.lab.ssh("n001", f"/usr/local/cuda/bin/cuobjdump --list-elf /shared/deepep/store/{v2['deepep']}/lib/python/deep_ep/*.so")
+    assert {"sm_90", "sm_100"} <= set(re.findall(r"sm_\d+", listed.stdout))
+    # A user goes from one to the other and back; V2's variables leave with it.
+    moves = f'module load deepep/{{}}; python -c "{PRINT}"'
+    script = "; ".join(moves.format(record["module"].removeprefix("deepep/")) for record in (v1, v2, v1))
+    cache = f"/tmp/deepep-jit-0-{v2['deepep'][:12]}"
+    assert engine.lab.ssh("n001", f"test -e {cache}").returncode == 1, "the look at the end of a bootstrap leaves nothing on the nodes"
+    shown = engine.lab.ssh("n001", f"bash -lc {json.dumps(script)}")
+    assert shown.stdout.splitlines() == ["1.2.1 None", f"2.1.0 {cache}", "1.2.1 None"], shown.stderr
+    # Upstream's V2 test over two nodes, through Slurm, with its arguments.
+    passed = second.run("test", "--kind=internode", "--stack=v2", "--args=--num-tokens 128 --num-processes 2 --num-experts 8")
+    assert passed.code == 0, passed.text
+    assert "EP: 0/4 | dispatch: " in passed.out
+    assert f"NCCL {stacks_support.NCCL}" in passed.out
+    assert engine.lab.ssh("n002", f"stat -c %a {cache}").stdout.strip() == "700"

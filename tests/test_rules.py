@@ -1,0 +1,233 @@
+"""The rules of what fits together: the shipped ones against the shipped lock and against pairs known to break, and faults of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import plan_support
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepep_bootstrap import choose, lock, rules
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.survey import Flags, read_tree, read_usable
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = read_tree(ROOT / "env")
+SHIPPED = lock.read(ROOT / "deepep.lock.toml")
+CLOSURE = SHIPPED.stacks["v1"].wheels["cp312-x86_64"]
+PARENT = "29d31c095796f3c8ece47ee9cdcc167051bbeed9"
+
+
+def stack(name: str, **changes: Any) -> Lock:
+    """Return the shipped lock with one stack alone, changed."""
+    return replace(SHIPPED, stacks={name: replace(SHIPPED.stacks[name], **changes)})
+
+
+def source(found: Lock, name: str, **changes: Any) -> Lock:
+    return replace(found, sources={**found.sources, name: replace(found.sources[name], **changes)})
+
+
+def wheel(found: Lock, name: str, version: str | None) -> Lock:
+    """Return the lock with another version of a wheel in every closure, or without it."""
+
+    def changed(one: Stack) -> Stack:
+        closures = {
+            target: tuple(
+                replace(each, version=version or "") if each.name == name else each for each in closure if version or each.name != name
+            )
+            for target, closure in one.wheels.items()
+        }
+        return replace(one, wheels=closures)
+
+    return replace(found, stacks={key: changed(one) for key, one in found.stacks.items()})
+
+
+BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
+    "a newer NVSHMEM with a DeepEP nobody has looked at": (
+        lambda: source(stack("v1-wheel"), "deepep-v1", rev="f" * 40),
+        "queue pairs",
+        "found DeepEP 1.2.1 at ffffffffffff, NVSHMEM 3.5.19 from its wheel, wanted deepep has pull-564",
+    ),
+    "a newer NVSHMEM for the legacy half of V2": (
+        lambda: wheel(stack("v2"), "nvidia-nvshmem-cu13", "3.5.19"),
+        "queue pairs",
+        "found DeepEP 2.1.0 at dd758caf4518, NVSHMEM 3.5.19 from its wheel, wanted deepep has pull-564",
+    ),
+    "a newer NVSHMEM from source": (
+        lambda: source(source(stack("v1"), "nvshmem", version="3.5.21"), "deepep-v1", rev="e" * 40),
+        "queue pairs",
+        "NVSHMEM 3.5.21 from its source",
+    ),
+    "an NVSHMEM of old": (lambda: source(stack("v1"), "nvshmem", version="3.2.5"), "since 3.3.9", "wanted nvshmem >= 3.3.9"),
+    "torch's own NCCL for V2": (
+        lambda: wheel(stack("v2"), "nvidia-nccl-cu13", "2.28.9"), "NCCL's device side", "found nccl 2.28.9, DeepEP 2.1.0"
+    ),
+    "V2 without an NCCL": (lambda: stack("v2", nccl_wheel=""), "NCCL's device side", "found nccl none"),
+    "an old torch for V2": (lambda: wheel(stack("v2"), "torch", "2.9.1"), "torch 2.10", "found torch 2.9.1"),
+    "V2.5": (lambda: source(stack("v2"), "deepep-v2", version="2.5.0"), "no recipe here", "wanted deepep < 2.5"),
+    "wheels of another CUDA": (lambda: stack("v1", cuda="13"), "share one process", "found wheels_cuda 12, wanted wheels_cuda is 13"),
+    "wheels without CUDA": (
+        lambda: stack("v1", wheels={"cp312-aarch64": tuple(each for each in CLOSURE if "nvidia" not in each.name)}),
+        "share one process",
+        "found wheels_cuda none",
+    ),
+    "a setuptools too new for torch": (
+        lambda: wheel(stack("v2"), "setuptools", "82.0"), "before 82", "found setuptools 82.0, torch 2.11.0"
+    ),
+    "no setuptools": (lambda: wheel(stack("v1"), "setuptools", None), "setup.py needs setuptools", "found setuptools none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
+    make, reason, values = BROKEN[name]
+    problems = [str(problem) for problem in rules.check(make(), TEXTS)]
+    found = [text for text in problems if reason in text]
+    assert len(found) == 1, problems
+    assert values in found[0]
+    assert found[0].startswith(f"{SHIPPED.path}: stack.")
+
+
+def test_what_is_shipped_breaks_no_rule() -> None:
+    assert rules.check(SHIPPED, TEXTS) == ()
+    assert rules.check(lock.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
+
+
+def test_only_the_named_stacks_are_judged() -> None:
+    broken = source(SHIPPED, "deepep-v2", version="3.0")
+    assert rules.check(broken, TEXTS, ("v1",)) == ()
+    assert rules.check(broken, TEXTS, ("v2", "v1"))
+
+
+def test_known_commits_work_with_both_kinds_of_queue_pairs() -> None:
+    for rev in (PARENT, SHIPPED.sources["deepep-v1"].rev):
+        for version in ("3.4.5", "3.5.19", "3.6.5"):
+            assert rules.check(wheel(source(stack("v1-wheel"), "deepep-v1", rev=rev), "nvidia-nvshmem-cu12", version), TEXTS) == ()
+
+
+def site(name: str, changed: Lock = SHIPPED, target: str = "cp312-x86_64", **changes: Any) -> tuple[list[str], tuple[str, ...]]:
+    """Judge a stack on hosts that suit it but for `changes`."""
+    one = changed.stacks[name]
+    given = rules.Site(**{"toolkit": {"12": "12.9.86", "13": "13.0.88"}[one.cuda], "archs": ("9.0",), "link_layer": "InfiniBand"} | changes)
+    problems, remarks = rules.check_site(changed, one, target, site=given, texts=TEXTS)
+    return [str(problem) for problem in problems], remarks
+
+
+@pytest.mark.parametrize("name", SHIPPED.stacks)
+@pytest.mark.parametrize("link", ["", "InfiniBand", "Ethernet"])
+def test_every_stack_suits_hosts_of_every_network(name: str, link: str) -> None:
+    problems, remarks = site(name, archs=("9.0", "10.0"), link_layer=link)
+    assert problems == []
+    assert bool(remarks) == (name == "v2" and link == "Ethernet")
+
+
+def test_roce_needs_the_substitution() -> None:
+    bare = source(SHIPPED, "nvshmem", substitutes=())
+    (problem,), _ = site("v1", bare, link_layer="Ethernet")
+    assert "Unable to create ah" in problem
+    assert "NVSHMEM 3.4.5 from its source, link_layer Ethernet, DeepEP 1.2.1 at 8a07e7e7ed57, wanted nvshmem has ah-attr" in problem
+    assert site("v1", bare) == site("v1", bare, link_layer="") == ([], ())
+    assert site("v1", source(bare, "nvshmem", version="3.5.19"), link_layer="Ethernet") == ([], ())
+
+
+@pytest.mark.parametrize(
+    ("archs", "toolkit", "wanted"),
+    [
+        (("9.0",), "12.3.52", None),
+        (("9.0",), "12.2.140", "toolkit >= 12.3"),
+        (("9.0", "10.0"), "12.8.93", None),
+        (("9.0", "10.0"), "12.6.85", "toolkit >= 12.8"),
+        (("12.0",), "12.4.1", "toolkit >= 12.8"),
+        (("10.3",), "12.8.93", "toolkit >= 12.9"),
+        (("9.0",), "13.0.88", "toolkit_major is 12"),
+    ],
+)
+def test_what_the_toolkit_must_know(archs: tuple[str, ...], toolkit: str, wanted: str | None) -> None:
+    problems, _ = site("v1", archs=archs, toolkit=toolkit)
+    assert [text.rpartition("wanted ")[2].partition(". Try")[0] for text in problems] == ([wanted] if wanted else [])
+
+
+def test_an_external_python_is_judged_by_its_torch_and_never_serves_v2() -> None:
+    assert site("v1-wheel", target="", external_torch="2.4.0") == ([], ())
+    (problem,), _ = site("v2", target="", external_torch="2.11.0")
+    assert "wanted python is own" in problem
+    problems, _ = site("v2", target="", external_torch="2.9.0+cu130")
+    assert [text for text in problems if "found torch 2.9.0+cu130" in text]
+
+
+def test_a_plan_is_refused_before_it_is_made() -> None:
+    old = {
+        "toolkits": (replace(plan_support.READY.toolkits[0], version="12.6.85"),),
+        "gpus": (replace(plan_support.GPU, capability="10.0"),),
+    }
+    with pytest.raises(Trouble, match="nvcc knows Blackwell's architectures"):
+        choose.choose(plan_support.request(), plan_support.cluster(n001=old, n002=old))
+
+
+def test_a_broken_stack_is_refused_when_the_lock_is_read(tmp_path: Path) -> None:
+    text = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8").replace(SHIPPED.sources["deepep-v1"].rev, "f" * 40)
+    (tmp_path / "lock.toml").write_text(text, encoding="utf-8")
+    flags = Flags(root=ROOT, lock=str(tmp_path / "lock.toml"), stack="v1-wheel")
+    with pytest.raises(Trouble, match="time out between nodes"):
+        read_usable(flags)
+    assert read_usable(replace(flags, stack="v1"))[1].name == "v1"
+
+
+def rule(needs: str) -> str:
+    return f"[[rule]]\nname = 'a'\nneeds = {needs}\nreason = 'r'\nsource = 's'\n"
+
+
+FAULTS = {
+    rule("['nvshmen >= 1']"): "rule[1].needs: is about something unknown — found nvshmen >= 1",
+    rule("['nvshmem => 1']"): "rule[1].needs: holds something that does not belong there",
+    rule("['deepep has pull-1']"): "rule[1].needs: asks for something that nothing here has",
+    rule("['cuda is {x}']"): "rule[1].needs: names something unknown — found cuda is {x}",
+    rule("[]"): "rule[1].needs: is missing or empty",
+    "[[rule]]\nname = 'a'\nneeds = ['cuda is 12']\nsource = 's'\n": "rule[1].reason: is missing",
+    "[commit.abc]\nof = 'x'\n": "commit.abc: this name cannot be used",
+    "[other]\n": "other: unknown key",
+    "rule = 3\n": "rule: is of the wrong type",
+    "[[rule\n": "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_fault_of_the_file_is_named(text: str) -> None:
+    with pytest.raises(Trouble) as caught:
+        rules.read_book({rules.FILE: text})
+    assert any(FAULTS[text] in str(problem) for problem in caught.value.problems), [str(problem) for problem in caught.value.problems]
+    assert all(problem.where.startswith("env/compatibility.toml") for problem in caught.value.problems)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(Trouble, match=r"env/compatibility\.toml: this file is missing"):
+        rules.check(SHIPPED, {})
+
+
+def test_every_shipped_rule_has_a_name_of_its_own_a_reason_and_a_source() -> None:
+    book = rules.read_book(TEXTS)
+    names = [rule.name for rule in book.rules]
+    assert len(set(names)) == len(names)
+    for rule in book.rules:
+        assert len(rule.reason) > 20, rule.name
+        assert len(rule.source) > 5, rule.name
+
+
+VERSIONS = st.lists(st.integers(0, 99), min_size=1, max_size=4)
+
+
+@given(VERSIONS, VERSIONS)
+def test_versions_compare_as_numbers_do(one: list[int], other: list[int]) -> None:
+    def text(parts: list[int]) -> str:
+        return ".".join(map(str, parts))
+
+    longest = max(len(one), len(other))
+    padded = [parts + [0] * (longest - len(parts)) for parts in (one, other)]
+    assert (rules.numbers(text(one)) >= rules.numbers(text(other))) == (padded[0] >= padded[1])
+    assert rules.numbers(text(one) + "+cu129") == rules.numbers(text(one))
