@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from deepep_bootstrap import apply, build, choose, generations, modules, slurm, store, supply, tarstream, verify
+from deepep_bootstrap import apply, build, choose, generations, modules, provenance, slurm, store, supply, tarstream, verify
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import fetch_source
@@ -231,6 +231,7 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
         files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
         files.append(Content("deepep.lock.toml", Path(work.request.lock.path).read_bytes()))
+        files.append(provenance.bill(work.door, work.place, offer, work.request.lock))
         published = generations.publish_generation(work.door, work.place, files, prefix.generation)
         if not published.stale:
             if work.plan.choice.slurm_host == choose.CONTROL:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "deepep_bootstrap"
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1, "tables": 8, "comments": 8, "recipes": 8, "datalines": 8, "nodeset": 8, "machine": 9,
-    "system": 9, "sources": 9, "windows": 9,
+    "system": 9, "sources": 9, "asked": 9, "windows": 9,
     "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10, "lockfile": 11, "slurm_nodes": 11, "fabric": 11, "profiles": 11,
     "topology": 12,
     "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20, "mirrordir": 22, "sshconf": 22, "script": 22,
@@ -26,7 +26,7 @@ LEVELS: dict[str, int] = {
     "plan": 40, "findings": 40, "closure": 40, "pins": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40, "checks_gpu": 41,
     "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "compare": 41, "doctor": 42,
     "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
-    "html": 50, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "cordon": 51, "transfer": 52, "turn": 52,
+    "html": 50, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "provenance": 52, "bugbundle": 40, "cordon": 51, "transfer": 52, "turn": 52,
     "waves": 53, "reboots": 54, "lockview": 55,
     "survey": 60, "reach": 61, "phases": 65, "rolling": 66,
     "verbs": 70,

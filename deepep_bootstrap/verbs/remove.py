@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap import datalines, generations, modules, prepare, store
+from deepep_bootstrap import datalines, generations, modules, prepare, provenance, store
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.generations import Content, Place
@@ -139,6 +139,7 @@ def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Out
         place = Place(survey.host(name), survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
         number = survey.facts[name].prefix.generation
         files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, name, survey).encode())]
+        files.append(provenance.bill(door, place, kept))
         published = generations.publish_generation(door, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"

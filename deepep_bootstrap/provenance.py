@@ -1,0 +1,39 @@
+"""What goes into a generation to say where it comes from: the bill of materials, written from what the store says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deepep_bootstrap import history, lock
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.generations import Content, Place
+from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.remote import Door
+from deepep_bootstrap.store import Offer
+
+BILL = "sbom.cdx.json"
+"""The name that readers of CycloneDX know such files by."""
+
+
+def bill(door: Door, place: Place, offer: Offer, own: Lock | None = None) -> Content:
+    """Return the bill of materials of an offer about to be published, after a look at the store for its entries' manifests.
+
+    `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read where the
+    offer has any.
+    """
+    # The CycloneDX library is needed here alone, and every verb would wait for it.
+    from deepep_bootstrap import sbom
+
+    holdings = history.look(door, place, locks=own is None or len(offer.stacks) > 1)
+    locks = [*locks_of(holdings), *([own] if own else [])]
+    return Content(BILL, sbom.make(offer, holdings, sbom.Pins.of(locks)))
+
+
+def locks_of(holdings: Holdings) -> Iterator[Lock]:
+    """Yield the locks of all generations, the oldest first; one that another version of this program wrote tells nothing."""
+    for generation in holdings.generations:
+        try:
+            yield lock.parse(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
+        except Trouble:
+            continue
