@@ -179,6 +179,12 @@ def test_a_node_without_the_option_stops_the_wave_and_one_that_does_not_come_bac
     assert "resume in Slurm" in ended.out
     assert {lab.node(host).state for host in ("n001", "n002")} <= {"IDLE", "IDLE+PLANNED"}
 
+    # Also when that is all there is to do.
+    lab.on_login("scontrol update nodename=n001 state=drain reason='deepep-bootstrap: an earlier run'")
+    ended = bare_engine.run("bootstrap")
+    assert (ended.code, lab.reason("n001")) == (0, ""), ended.text
+    assert "deep_ep imported" in ended.out
+
 
 def test_a_repository_with_another_key_is_refused_before_anything_of_it_is_written(private_engine: Engine) -> None:
     lab = private_engine.lab
