@@ -17,7 +17,8 @@ Tell = Callable[[str, str, str], None]
 @dataclass(frozen=True)
 class Order:
     """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `why` what it is for, `boot_id` that of the facts,
-    `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the reboot saved where that is enough."""
+    `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the reboot saved where that is enough;
+    `refused` says why it must be left alone whatever it needs, "" where it need not."""
 
     host: Host
     node: str
@@ -25,6 +26,7 @@ class Order:
     boot_id: str
     steps: tuple[Step, ...] = ()
     reload: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,16 @@ def _orders(work: Work) -> Iterator[Order]:
         reload = work.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
         node = facts.slurm.node if facts.slurm.works else ""
         why = ", ".join(TITLES[check.recipe] for check in checks)
-        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload)
+        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload, refusal(facts))
+
+
+def refusal(facts: Facts) -> str:
+    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs there may be jobs: unless Slurm says
+    which node this is, nobody can drain it or see them."""
+    if not facts.prepared.slurmd_memlock or (facts.slurm.works and facts.slurm.node):
+        return ""
+    found = "Slurm knows no node of that name" if facts.slurm.works else "sinfo does not answer there"
+    return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
 
 
 def _write_only(work: Work) -> Iterator[Outcome]:

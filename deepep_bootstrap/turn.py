@@ -84,7 +84,7 @@ class Turn:
         """Take the turn and return its outcomes; nothing is raised that a host or Slurm can cause."""
         begin = time.monotonic()
         try:
-            self._refuse_own_machine()
+            self._refuse()
             self._check_leave()
             end = self._work()
         except LeftAloneError as left:
@@ -93,7 +93,9 @@ class Turn:
             end = self._fail(trouble)
         return (*self.outcomes, replace(end, seconds=time.monotonic() - begin))
 
-    def _refuse_own_machine(self) -> None:
+    def _refuse(self) -> None:
+        if self._order.refused:
+            raise LeftAloneError(self._order.refused)
         own = OWN_BOOT_ID.read_text(encoding="ascii").strip()
         if self._host.connection == LOCAL or self._order.boot_id == own:
             raise LeftAloneError("this program runs there: reboot it yourself, then run again")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
+from plan_support import READY, changed
 
 from deepep_bootstrap import reboots
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.reboots import Reboots
+from deepep_bootstrap.rolling import refusal
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,18 @@ def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
     assert (policy.at_once, policy.drain_timeout, policy.boot_timeout, policy.settle) == (4, 7200, 20, 20)
     assert (str(policy.window), policy.reservation, policy.run, policy.reboot) == ("22:00-06:00", "maint", "run-1", True)
     assert not Reboots().policy("run-2").reboot
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"slurm.works": False, "slurm.node": ""}, "sinfo does not answer there"),
+        ({"slurm.node": ""}, "Slurm knows no node of that name"),
+        ({"slurm.works": False, "slurm.node": "", "prepared.slurmd_memlock": ""}, ""),
+    ],
+)
+def test_where_slurmd_runs_and_slurm_cannot_be_asked_nothing_is_rebooted(changes: Mapping[str, Any], why: str) -> None:
+    said = refusal(changed(changed(READY, {"prepared.slurmd_memlock": "unlimited"}), changes))
+    assert why in said
+    assert bool(said) == bool(why)
