@@ -234,6 +234,31 @@ HOLD = (
 )
 
 
+def test_a_repository_that_the_site_has_already_is_not_written_beside_it(machine: Machine, cuda: dict[str, str], key: Signer) -> None:
+    """As NVIDIA's cuda-keyring package leaves it: with two keyrings for one repository apt reads no source at all any more."""
+    url = cuda["REPOSITORIES"].split()[1]
+    (machine.shared / "site.gpg").write_bytes(key.gpg("--export", key.fingerprint))
+    machine.out(f"install -m 644 {machine.shared}/site.gpg /usr/share/keyrings/")
+    line = f"deb [signed-by=/usr/share/keyrings/site.gpg] {url}/ ./"
+    machine.out(f"echo '{line}' >/etc/apt/sources.list.d/site.list; apt-get -qq update")
+    done = machine.recipe("cuda-toolkit", "apply", cuda)
+    assert (done.returncode, "state=ok" in done.stdout) == (0, True), done.stderr
+    assert f"{url} is a repository of this host already" in done.stderr
+    assert machine.out("apt-get -qq check; find /etc -name '*deepep*'") == ""
+
+
+def test_an_installation_that_was_cut_off_is_finished_first(machine: Machine, key: Signer) -> None:
+    """^C and a lost network end what runs on a host, and dpkg in the middle of its work."""
+    slow = Package("slow-tool", "1.0", {"/opt/slow-tool": "x"}, postinst="test -e /again || { touch /again; kill -9 $PPID; sleep 1; }")
+    repository = make_apt_repository(machine.shared / "cuda", [slow, toolkit("12.9.1")], key)
+    env = apt(repository, "cuda-toolkit-12-9=12.9.1-1")
+    assert "could not install" in machine.refuses("cuda-toolkit", {**env, "PACKAGES": "slow-tool"})
+    assert "dpkg was interrupted" in machine.sh("apt-get -y install cuda-toolkit-12-9").stderr
+    done = machine.recipe("cuda-toolkit", "apply", env)
+    assert (done.returncode, "state=ok" in done.stdout) == (0, True), done.stderr
+    assert "an earlier installation was cut off" in done.stderr
+
+
 def test_a_busy_package_database_is_waited_for_with_a_limit(machine: Machine, cuda: dict[str, str]) -> None:
     machine.out(f"python3 -c {shlex.quote(HOLD)} 600 >/dev/null 2>&1 & echo $! >/holder; while [ ! -e /held ]; do sleep 0.05; done")
     start = time.monotonic()

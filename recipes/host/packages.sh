@@ -74,8 +74,13 @@ run_apt() {
         -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$@"
 }
 
-# The package lists are fetched only when the ones at hand do not do.
+# The package lists are fetched only when the ones at hand do not do. apt refuses to work after ^C or a lost network ended dpkg in the
+# middle: what that had begun is finished first. Another program's dpkg at work looks the same, but is waited for.
 install_with_apt() {
+    if compgen -G '/var/lib/dpkg/updates/[0-9]*' >/dev/null; then
+        say "an earlier installation was cut off: dpkg --configure -a"
+        with_package_lock env DEBIAN_FRONTEND=noninteractive dpkg --force-confold --configure -a || return
+    fi
     if run_apt --no-install-recommends --no-remove install "$@"; then return 0; fi
     say "trying again with new package lists"
     run_apt update

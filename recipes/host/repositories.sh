@@ -28,6 +28,8 @@ add_apt_repository() {
     local -r recipe="$1" name="deepep-$2" url="$3" suite="$4" components="$5" key_url="$6" fingerprint="$7" priority="$8"
     local -r source="/etc/apt/sources.list.d/${name}.sources" keyring="/etc/apt/keyrings/${name}.gpg"
     local text
+    text="$(print_site_source "${url}" "${suite}")"
+    if [[ -n "${text}" ]]; then say "${url} is a repository of this host already, in ${text}" && return; fi
     trust_key "${recipe}" "${key_url}" "${fingerprint}" "${keyring}"
     if ((priority > 0)); then
         install_file "${recipe}" "/etc/apt/preferences.d/${name}" 644 <<<"$(print_pin "${url}" "${priority}")"
@@ -41,6 +43,19 @@ add_apt_repository() {
         remove_files "${recipe}" >&2
         die "the package lists of ${url} cannot be had (what apt said is above); its repository was taken away again"
     fi
+}
+
+# print_site_source URL SUITE: the file and line in which the site itself names a repository; nothing where it does not. Ours must not
+# stand beside it: apt refuses all sources of a host when two of them name different keyrings for one repository, as ours and that of
+# NVIDIA's package cuda-keyring.
+print_site_source() {
+    local -r url="${1%/}/" suite="$2"
+    local base="dists/${suite}/"
+    [[ "${suite}" != */ ]] || base="${suite#/}"
+    base="${url/#file:\/\/\//file:\/}${base}"
+    # shellcheck disable=SC2016 # the dollars are apt's
+    apt-get indextargets --no-release-info --format '$(BASE_URI) $(SOURCESENTRY)' |
+        awk -v base="${base}" '$1 == base && $2 !~ /^\/etc\/apt\/sources.list.d\/deepep-/ && !found++ { print $2 }'
 }
 
 print_note() {
