@@ -374,6 +374,14 @@ def test_slurmd_with_a_job_is_never_started_anew(limited: Host) -> None:
     assert "systemctl restart slurmd.service" in changes(limited)
 
 
+def test_the_process_that_keeps_the_cgroup_of_steps_is_no_job(limited: Host) -> None:
+    systemd(limited)
+    limited.write("/proc/600/comm", "slurmstepd\n")
+    limited.write("/proc/600/cmdline", "/usr/sbin/slurmstepd\0infinity\0")
+    limited.recipe("limits", "apply")
+    assert changes(limited) == ["systemctl daemon-reload", "systemctl restart slurmd.service"]
+
+
 def test_a_unit_that_is_unlimited_already_is_left_alone(limited: Host) -> None:
     systemd(limited, "infinity")
     limited.recipe("limits", "apply")

@@ -55,12 +55,13 @@ has_systemd() {
     [[ -d "${HOST_ROOT:-}/run/systemd/system" ]]
 }
 
-# find_process NAME: the first process of that name; nothing when there is none.
+# find_process NAME: the first of that name. `slurmstepd infinity` is no step: with cgroups v2 it always runs, to keep the steps' cgroup.
 find_process() {
     local file
-    file="$(grep -sxl "$1" "${HOST_ROOT:-}"/proc/[0-9]*/comm | head -n 1)" || : # there is none, or some ended while looking
-    file="${file%/comm}"
-    printf '%s' "${file##*/}"
+    while read -r file; do
+        grep -qszx infinity "${file%/comm}/cmdline" && continue
+        basename -- "${file%/comm}" && break
+    done < <(grep -sxl "$1" "${HOST_ROOT:-}"/proc/[0-9]*/comm || :) # there is none, or some ended while looking
 }
 
 # print_slurmd_problem: what a new start of slurmd, by systemd, would repair: its unit, or what runs since before the unit was right.
