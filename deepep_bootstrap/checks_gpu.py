@@ -32,8 +32,9 @@ def has_driver(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, "no NVIDIA GPU on the PCI bus", "GPUs", "role=login for this host in the hosts file")
         return
     found = facts.gpu_problem or f"{prepared.gpu_devices} GPUs without a working driver"
-    more = " --reload-driver" if "mismatch" in facts.gpu_problem else " --reboot=rolling"
-    yield Fault(BLOCKING, found, "a driver that nvidia-smi answers for", seen.case.bootstrap + more)
+    # A driver that is loaded is left alone by its recipe; another version of it on disk, or a GPU that hangs, takes a reboot.
+    fix = "a reboot of this host; dmesg says more" if prepared.nvidia_flavor else f"{seen.case.bootstrap} --reboot=rolling"
+    yield Fault(BLOCKING, found, "a driver that nvidia-smi answers for", fix)
 
 
 def shows_all_gpus(seen: Seen) -> Iterator[Fault]:
@@ -148,7 +149,7 @@ def is_free(seen: Seen) -> Iterator[Fault]:
 
 
 ROWS = (
-    Row("nvidia-driver", "Without a driver there is no GPU to build for or to run on.", has_driver, recipe="nvidia-driver"),
+    Row("nvidia-driver", "Without a driver there is no GPU to build for or to run on.", has_driver, recipe="nvidia-driver", always=True),
     Row("gpu-missing", "A GPU that does not answer keeps every job of this node from starting.", shows_all_gpus),
     Row("gpu-count", "DeepEP V1 is compiled for eight GPUs a node and counts nodes by it.", has_eight),
     Row("gpu-models", "The ranks of a node wait for the slowest GPU, and kernels are tuned for one kind.", has_equal_gpus),
