@@ -46,6 +46,14 @@ class Cordon:
         self.ours = slurm_nodes.our_reason(why, self._run)
         self._cluster.tell(slurm_nodes.drain(self.node, self.ours))
 
+    def lost(self) -> str:
+        """Return why the node must not be rebooted: what somebody else made of it since it was taken out, "" for nothing. It is theirs
+        then, and we change nothing of it any more."""
+        said = slurm_nodes.not_ours_any_more(self.now(), self.ours) if self.ours or self.kept else ""
+        if said:
+            self.ours, self.kept = "", None
+        return said
+
     def reboot(self) -> str:
         """Reboot the node through Slurm. Return "" where Slurm took it, else why it cannot: the site must have set that up, its slurmd
         must be there to hear of it, and the account must be allowed to ask."""
@@ -79,6 +87,9 @@ class Cordon:
             self._restore(self.kept)
             return f"stays {self.kept.state.lower()}: {read_reason(self.kept.reason).text}"
         if self.ours:
+            if taken := slurm_nodes.not_ours_any_more(self.now(), self.ours):
+                self.ours = ""
+                return taken
             self._cluster.resume(self.node)
             self.ours = ""
         return ""
@@ -86,7 +97,8 @@ class Cordon:
     def put_back(self) -> None:
         """Leave the node as it was found: resumed, drained by somebody else, or left drained by an earlier run of ours."""
         if self.ours and self._left:
-            self._cluster.tell(slurm_nodes.drain(self.node, self._left))
+            if not slurm_nodes.not_ours_any_more(self.now(), self.ours):
+                self._cluster.tell(slurm_nodes.drain(self.node, self._left))
         else:
             self.bring_back()
 
@@ -95,7 +107,7 @@ class Cordon:
         with suppress(Trouble):  # the outcome says why in any case
             if self.kept:
                 self._restore(self.kept)
-            elif self.ours:
+            elif self.ours and not slurm_nodes.not_ours_any_more(self.now(), self.ours):
                 self.drain(why)
 
     def _restore(self, kept: Node) -> None:

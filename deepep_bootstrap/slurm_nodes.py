@@ -28,6 +28,9 @@ REFUSED = ("invalid user", "permission denied", "access denied", "not permitted"
 AWAY = ("unable to contact", "connection refused", "connection timed out", "zero bytes", "socket timed out")
 """How Slurm's clients say, in small letters, that the controller does not answer now."""
 
+OWN_WORDS = ("not responding", "node unexpectedly rebooted")
+"""How the reasons begin, in small letters, that slurmctld sets by itself around a reboot."""
+
 ACTIVE_JOBS = "RUNNING,COMPLETING,CONFIGURING,SUSPENDED,STOPPED,RESIZING,STAGE_OUT,SIGNALING"
 
 LOOK = f"""
@@ -123,6 +126,17 @@ def set_by_somebody(node: Node) -> bool:
     if reason.ours:
         return False
     return is_drained(node.state) or (is_down(node.state) and bool(reason.text) and reason.user != "slurm")
+
+
+def not_ours_any_more(node: Node, ours: str) -> str:
+    """Return what somebody else made meanwhile of a node that was drained with the reason `ours` ("": drained or down by others), ""
+    for nothing: given back to Slurm, or kept out of use for another reason, which may be that of another run of this program."""
+    if not is_drained(node.state) and not is_down(node.state):
+        return "somebody brought it back into use"
+    reason = read_reason(node.reason)
+    if not ours or reason.text == ours or reason.user == "slurm" or reason.text.lower().startswith(OWN_WORDS):
+        return ""
+    return f"{reason.user or 'somebody else'} keeps it out of use now: {reason.text}"
 
 
 def drain(node: str, reason: str) -> tuple[str, ...]:

@@ -129,6 +129,8 @@ class Turn:
         if self._cordon:
             look = self._cordon.look()
             self._check_reservation(look)
+            if slurm_nodes.is_rebooting(look.nodes[self._order.node].state):
+                raise LeftAloneError("Slurm reboots it already, for somebody else or another run")
             self._cordon.take_out(self._order.why, look)
             if kept := self._cordon.kept:
                 self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
@@ -172,7 +174,9 @@ class Turn:
         return self.outcomes[-1].state != "failed" and not self._wave.hands.look(self._host).unmet
 
     def _reboot(self) -> None:
-        """Reboot through Slurm where that is possible, else over SSH."""
+        """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node over."""
+        if self._cordon and (lost := self._cordon.lost()):
+            raise LeftAloneError(f"not rebooted: {lost}")
         refused = self._cordon.reboot() if self._cordon else "no node of Slurm"
         if not refused:
             self._say("rebooting through Slurm")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deepep_bootstrap import power, slurm_nodes, waves
+from deepep_bootstrap.cordon import Cordon
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Order, Policy, Seen
@@ -220,6 +221,32 @@ def test_a_host_is_left_alone_where_it_must_be(crew: Crew, monkeypatch: pytest.M
     assert crew.roll(second)["n002"].detail.startswith("this program runs there")
     assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
     assert crew.lab.node("n002").state == "IDLE"
+
+
+def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(crew: Crew) -> None:
+    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
+    job = crew.lab.start_job("n001")
+    theirs = {"n001": "state=drain reason='disk swap'; touch /shared/go", "n002": "state=resume"}
+
+    def take_over(host: str, line: str) -> None:
+        if line == ("drained, waiting for job " + job if host == "n001" else WRITE.title):
+            crew.lab.on_login(f"scontrol update nodename={host} {theirs[host]}")
+
+    crew.on_line = take_over
+    outcomes = crew.roll(*crew.order_both())
+    assert outcomes["n001"].detail == "not rebooted: root keeps it out of use now: disk swap"
+    assert outcomes["n002"].detail == "not rebooted: somebody brought it back into use"
+    assert (crew.lab.reason("n001"), crew.lab.node("n002").state) == ("disk swap", "IDLE")
+    assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
+
+    # Another run of this program, later than this one: it reboots and gives back.
+    crew.lab.on_login("scontrol update nodename=n001 state=resume")
+    mine, other = (Cordon(Cluster(crew.door, (LOGIN,)), "n001", run) for run in ("test-7", "test-8"))
+    mine.take_out("x", mine.look())
+    other.take_out("x", other.look())
+    assert (mine.bring_back(), other.lost()) == ("root keeps it out of use now: deepep-bootstrap: x (run test-8)", "")
+    mine.leave("too late")
+    assert (other.bring_back(), crew.lab.node("n001").state) == ("", "IDLE")
 
 
 def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None:
