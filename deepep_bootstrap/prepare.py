@@ -125,9 +125,9 @@ def lacks_ofed(seen: Facts) -> bool:
 
 
 def wants_gdrdrv(request: Request) -> bool:
-    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module."""
+    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module; a stack may have none."""
     name = request.inventory.settings.profile
-    if name == profiles.AUTO:
+    if name == profiles.AUTO or not request.stack.gdrcopy:
         return False
     return profiles.read_profile(name, request.templates).handler == "cpu"
 

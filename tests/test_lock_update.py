@@ -58,12 +58,22 @@ def path(server: Server, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(server: Server, path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def without_rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in place of the repository whose rules no made-up stack can break."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "env").mkdir()
+    (root / "env/compatibility.toml").write_text("")
+    return root
+
+
+@pytest.fixture
+def run(server: Server, path: Path, without_rules: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the verb on that lock with that server as the mirror; return exit code, stdout, stderr."""
 
     def call(**words: Any) -> tuple[int, str, str]:
         own = {key: words.pop(key) for key in ("check", "update", "ref", "version") if key in words}
-        flags = Flags(root=ROOT, lock=str(path), mirror=words.pop("mirror", (server.flag,)), **words)
+        root = words.pop("root", without_rules)
+        flags = Flags(root=root, lock=str(path), mirror=words.pop("mirror", (server.flag,)), **words)
         try:
             code = verb.lock(flags, **own)
         except Trouble as trouble:
@@ -619,3 +629,11 @@ def test_what_is_not_there_is_not_rewritten(place: tuple[str, ...], message: str
 def test_a_value_over_several_lines_is_left_to_a_person() -> None:
     with pytest.raises(Trouble, match=r"x: cannot be rewritten without touching other lines\. Try: writing by hand: a\.rev = 'y'"):
         lockfile.rewrite('[a]\nrev = """\nlong\n"""\n', {("a", "rev"): "y"}, "x")
+
+
+def test_check_judges_stacks_by_the_rules(run: Any) -> None:
+    code, out, err = run(check=True, root=ROOT)
+    assert code == TROUBLE
+    assert "1 stacks: not all fit together" in out
+    assert "NVSHMEM lays out its queue pairs in another way" in out + err
+    assert run(check=True)[0] == OK

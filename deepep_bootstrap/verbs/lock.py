@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from deepep_bootstrap import closures, lockfile, lockwheels, mirrors, rules, wheelcheck
 from deepep_bootstrap import lock as locks
-from deepep_bootstrap import lockfile, mirrors
+from deepep_bootstrap.asked import PYTHON
+from deepep_bootstrap.closures import Closure
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.lock import Lock
-from deepep_bootstrap.lockview import change_json, change_lines, overview, pins_json, used
+from deepep_bootstrap.lock import Lock, Wheel
+from deepep_bootstrap.lockview import change_json, change_lines, closure_json, closure_lines, overview, pins_json, used
 from deepep_bootstrap.mirrors import Mirrors
 from deepep_bootstrap.pins import Checked, Renewal, Wish, check_archive, check_source, renew_archive, renew_source
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.supply import cache_dir
+from deepep_bootstrap.survey import Flags, read_tree
 
 EVERY = "all"
 
@@ -32,14 +36,19 @@ class _Work:
     stacks: tuple[str, ...]
 
 
-def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "") -> int:
+def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False) -> int:
     """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with another `version`.
+
+    `python` is the pin of all wheels. `download` makes the check fetch every wheel instead of asking its index.
 
     Exit 1 when a pin is not what it should be or could not be renewed.
     """
     screen = Screen("lock", as_json=flags.json)
     wish = Wish(ref, version)
-    if problems := _contradictions(check, update, wish):
+    problems = _contradictions(check, update, wish)
+    if download and not check:
+        problems.append(Problem("--download", "is a way to check wheels", wanted="--check --download"))
+    if problems:
         raise Trouble(*problems)
     found = locks.read(_path(flags))
     if flags.stack and flags.stack not in found.stacks:
@@ -48,7 +57,7 @@ def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", 
     work = _Work(flags, screen, found, mirrors.read(flags.mirror, os.environ, found.indexes), stacks)
     if update:
         return renew(work, update, wish)
-    return look_again(work) if check else show(work)
+    return look_again(work, download) if check else show(work)
 
 
 def show(work: _Work) -> int:
@@ -60,8 +69,9 @@ def show(work: _Work) -> int:
     return OK
 
 
-def look_again(work: _Work) -> int:
-    """Fetch every pin anew and compare it; print all that are not as locked. What reads the lock has checked schema and stacks."""
+def look_again(work: _Work, download: bool = False) -> int:
+    """Fetch every pin anew and compare it, ask indexes for every wheel (with `download` fetch these too), and hold stacks to the rules;
+    print all that is not as locked. What reads the lock has checked its schema."""
     sources, archives = used(work.lock, work.stacks)
     done: dict[str, Checked] = {}
     for source in sources:
@@ -70,9 +80,13 @@ def look_again(work: _Work) -> int:
     for archive in archives:
         done[archive.name] = check_archive(archive, work.mirrors)
         _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
-    wheels = {wheel.file for name in work.stacks for closure in work.lock.stacks[name].wheels.values() for wheel in closure}
-    work.screen.say(f"{len(wheels)} wheels and {len(work.stacks)} stacks: well-formed and consistent; wheels are hashed when they are used")
+    done |= _check_wheels(work, download)
     problems = [problem for each in done.values() for problem in each.problems]
+    unfit = [*_unresolved(work), *rules.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
+    work.screen.say(
+        f"failed  {len(work.stacks)} stacks: not all fit together" if unfit else f"ok      {len(work.stacks)} stacks: consistent"
+    )
+    problems += unfit
     for problem in problems:
         work.screen.problem(problem)
     code = TROUBLE if problems else OK
@@ -81,34 +95,95 @@ def look_again(work: _Work) -> int:
     return code
 
 
+def _check_wheels(work: _Work, download: bool) -> dict[str, Checked]:
+    """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded for it."""
+    stacks = [work.lock.stacks[name] for name in work.stacks]
+    wheels = dict.fromkeys(wheel for stack in stacks for closure in stack.wheels.values() for wheel in closure)
+
+    def tell(wheel: Wheel, checked: Checked) -> None:
+        if download or checked.problems or checked.notes:
+            _tell(work.screen, f"wheel {wheel.file}", checked)
+
+    found = wheelcheck.check_wheels(wheels, wheelcheck.Ways(work.mirrors, cache_dir(), download), tell)
+    good = sum(not each.problems for each in found.values())
+    if good and not download:
+        work.screen.say(f"ok      {good} wheels: as locked")
+    return {wheel.file: checked for wheel, checked in found.items()}
+
+
+def _unresolved(work: _Work) -> list[Problem]:
+    """Return where the targets that a stack names are not those it has wheels for."""
+    problems = []
+    for stack in (work.lock.stacks[name] for name in work.stacks):
+        found, wanted = list(stack.wheels), list(stack.asked.targets)
+        if stack.asked.python and sorted(found) != sorted(wanted):
+            where, remedy = (
+                f"{work.lock.path}: stack.{stack.name}.wheels",
+                "invoke lock --update python, or removing a list that nobody wants",
+            )
+            problems.append(Problem(where, "is not for the targets of this stack", " ".join(found), " ".join(wanted), remedy))
+    return problems
+
+
 def renew(work: _Work, wanted: str, wish: Wish) -> int:
     """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or nothing is written."""
-    names = _names(work.lock, wanted)
     path = _path(work.flags)
     text = path.read_bytes().decode()
     problems: list[Problem] = []
     renewals: list[Renewal] = []
-    for name in names:
+    resolved: list[Closure] = []
+    for name in _names(work, wanted):
         try:
-            renewals.append(_renewed(work, name, wish))
+            if name == PYTHON:
+                resolved = _resolved(work)
+            else:
+                renewals.append(_renewed(work, name, wish))
         except Trouble as trouble:
             problems.extend(trouble.problems)
             continue
-        for line in change_lines(renewals[-1]):
+        for line in (each for closure in resolved for each in closure_lines(closure)) if name == PYTHON else change_lines(renewals[-1]):
             work.screen.say(line)
-    changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
-    if changed and not problems:
-        new = lockfile.rewrite(text, changed, str(path))
-        locks.parse(new, str(path))
-        if not work.flags.dry_run:
+    new = text if problems else _rewritten(text, renewals, resolved, str(path))
+    if new != text:
+        problems += _broken(work, locks.parse(new, str(path)), resolved)
+        if not problems and not work.flags.dry_run:
             _replace(path, text, new)
     for problem in problems:
         work.screen.problem(problem)
-    _sum_up(work, bool(changed), bool(problems))
+    _sum_up(work, new != text, bool(problems))
     code = TROUBLE if problems else OK
-    changes = [change_json(renewal) for renewal in renewals]
+    changes = [*map(change_json, renewals), *map(closure_json, resolved)]
     work.screen.document(code, problems, **pins_json(locks.read(path), work.stacks), checks=[], changes=changes)
     return code
+
+
+def _resolved(work: _Work) -> list[Closure]:
+    """Resolve what the chosen stacks ask for; Trouble with everything that has no answer."""
+    found: list[Closure] = []
+    problems: list[Problem] = []
+    with closures.tools(work.lock, work.mirrors, work.screen.say) as tools:
+        for name in work.stacks:
+            try:
+                found += closures.renew(work.lock, work.lock.stacks[name], tools)
+            except Trouble as trouble:
+                problems += trouble.problems
+    if problems:
+        raise Trouble(*problems)
+    return found
+
+
+def _broken(work: _Work, new: Lock, resolved: Sequence[Closure]) -> Sequence[Problem]:
+    """Return the rules that stacks break with their new wheels. Sources are not held to them here: they change one by one."""
+    stacks = list(dict.fromkeys(closure.stack for closure in resolved))
+    return rules.check(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
+
+
+def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closure], path: str) -> str:
+    """Return the text of the lock with what has changed."""
+    changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
+    lists = {(each.stack, each.target): each.after for each in resolved if each.changes}
+    new = lockfile.rewrite(text, changed, path) if changed else text
+    return lockwheels.put_wheels(new, lists, path) if lists else new
 
 
 def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
@@ -134,15 +209,19 @@ def _contradictions(check: bool, update: str, wish: Wish) -> list[Problem]:
     if check and update:
         problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
     for flag, value in (("--ref", wish.ref), ("--version", wish.version)):
-        if value and update in {"", EVERY}:
-            problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
+        if value and update in {"", EVERY, PYTHON}:
+            problems.append(Problem(flag, "is for one source or archive", wanted=f"--update=NAME {flag}={value}"))
     return problems
 
 
-def _names(lock: Lock, wanted: str) -> list[str]:
-    names = [*lock.sources, *lock.archives]
+def _names(work: _Work, wanted: str) -> list[str]:
+    asking = [name for name in work.stacks if work.lock.stacks[name].asked.python]
+    names = [*work.lock.sources, *work.lock.archives, *([PYTHON] if asking else [])]
     if wanted == EVERY:
         return names
+    if wanted == PYTHON and not asking:
+        remedy = 'python = ["torch==2.10.0", ...] and targets = ["cp312-x86_64", ...] in the table of a stack'
+        raise Trouble(Problem("--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy))
     if wanted not in names:
         near = get_close_matches(wanted, names, 1)
         remedy = f"--update={near[0]}" if near else ""
