@@ -48,7 +48,8 @@ def memlock_severity(limit: str) -> str:
 def has_shared_memory(seen: Seen) -> Iterator[Fault]:
     """Shared memory is there, large enough, and the user may write to it."""
     size, view = seen.facts.prepared.shm_mib, seen.view
-    fix = "--shm-size=16g for this container" if view and view.container else seen.case.bootstrap
+    grow = "mount -o remount,size=16G /dev/shm; the same size in /etc/fstab"
+    fix = "--shm-size=16g for this container" if view and view.container else grow
     if view and view.shm in {"absent", "denied"}:
         yield Fault(BLOCKING, f"{SHM} {view.shm} for {view.user}", "writable (mode 1777)", fix)
     elif 0 < size < SHM_MIB:
@@ -139,7 +140,7 @@ ROWS = (
         always=True,
     ),
     Row("slurmd-memlock", "Jobs inherit the limit of slurmd.", slurm_locks_memory, recipe="limits", always=True),
-    Row("shm", "The ranks of a node meet in shared memory.", has_shared_memory, recipe="limits"),
+    Row("shm", "The ranks of a node meet in shared memory.", has_shared_memory, recipe="limits", always=True),
     Row("device-access", "Jobs open the device files of GPUs and NICs as their user.", opens_devices),
     Row("environment", "What a login shell sets reaches every job and stands over the module's own choice.", has_clean_environment),
     Row("prefix-access", "Everything a job runs is read from the prefix.", reads_prefix, roles=EVERYWHERE),
