@@ -159,6 +159,16 @@ def test_the_stamp_tells_this_boot_from_a_later_one(host: Host) -> None:
     assert host.run(f"clear_stamp r; {ask}").state == "todo"
 
 
+def test_what_is_on_record_is_told_file_by_file_and_held_packages_too(host: Host) -> None:
+    install(host, "ours")
+    assert host.recipe("written", "").data == {"file": f"r\t{TARGET}\tours"}
+    host.write(TARGET, "theirs\n")
+    assert host.recipe("written", "").data == {"file": f"r\t{TARGET}\tchanged"}
+    (host.root / TARGET.lstrip("/")).unlink()
+    host.write("/var/lib/deepep-bootstrap/held/doca-ofed", "doca-kernel\ndoca-ofed\n")
+    assert host.recipe("written", "").data == {"file": f"r\t{TARGET}\tours", "held": "doca-ofed\tdoca-kernel doca-ofed"}
+
+
 steps = st.lists(st.sampled_from(["install a", "install b", "remove"]), max_size=6)
 
 

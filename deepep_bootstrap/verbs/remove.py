@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from deepep_bootstrap import datalines, generations, modules, prepare, provenance, store
@@ -25,18 +25,20 @@ from deepep_bootstrap.store import Offer
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_lock, read_tree
 
 HOOK = "module-hook"
-WRITTEN_FORM = Form({}, {"file": 3})
+WRITTEN_FORM = Form({}, {"file": 3, "held": 2})
 TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a host recipe wrote; `ours` unless somebody changed it since."""
+    """What a host recipe left on a host: a file, `ours` unless somebody changed it since; or packages that it holds at their versions,
+    with "" as the path."""
 
     recipe: str
     path: str
     ours: bool
+    held: str = ""
 
 
 def remove(flags: Flags) -> int:
@@ -59,7 +61,7 @@ def remove(flags: Flags) -> int:
     for problem in survey.problems:
         screen.problem(problem)
     code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
-    listed = {host: [{"recipe": each.recipe, "path": each.path, "ours": each.ours} for each in found] for host, found in files.items()}
+    listed = {host: [asdict(each) for each in found] for host, found in files.items()}
     stacks = [name for name in offer.stacks if name not in kept.stacks]
     screen.document(code, survey.problems, prefix=prefix, stacks=stacks, files=listed, outcomes=[outcome_json(each) for each in outcomes])
     return code
@@ -89,8 +91,9 @@ def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> dict[str
     for name, reply in door.run_all(survey.reached, lambda host: job).items():
         if isinstance(reply, Trouble):
             raise reply
-        rows = datalines.read(reply.out, WRITTEN_FORM, name, "host/written.sh").rows("file")
-        files = tuple(Written(recipe, path, state == "ours") for recipe, path, state in rows)
+        records = datalines.read(reply.out, WRITTEN_FORM, name, "host/written.sh")
+        files = tuple(Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
+        files += tuple(Written(recipe, "", True, packages) for recipe, packages in records.rows("held"))
         if survey.facts[name].modules.hook and not any(each.recipe == HOOK for each in files):
             # Written before files were put on record.
             files += (Written(HOOK, "/etc/profile.d/zz-deepep.sh", True), Written(HOOK, "/etc/profile.d/zz-deepep.csh", True))
@@ -111,7 +114,8 @@ def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files
             groups.setdefault(each, []).append(host)
     for each, hosts in groups.items():
         how = "put back as it was" if each.ours else "left alone: somebody changed it since"
-        screen.say(f"{fold(hosts)}: {each.path} ({each.recipe}): {how}")
+        what = f"{each.path} ({each.recipe}): {how}" if each.path else f"no longer held ({each.recipe}): {each.held}"
+        screen.say(f"{fold(hosts)}: {what}")
     if offer == kept and not files:
         screen.say("Nothing to do: nothing is offered, and no host has anything of ours on record.")
     else:

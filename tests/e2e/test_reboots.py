@@ -134,6 +134,8 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     # What was written goes again, what stood there before is back; packages stay.
     removed = bare_engine.run("remove", "--yes")
     assert removed.code == 0, removed.text
+    assert "n[001-002] (2): no longer held (doca-ofed): doca-ofed" in removed.out
+    assert lab.nsenter("n001", "apt-mark showhold").stdout == ""
     assert lab.nsenter("n001", f"test -e {OURS} || test -e /etc/profile.d/zz-deepep.sh").returncode != 0
     assert "RMForce" in lab.nsenter("n001", "cat /etc/modprobe.d/site.conf").stdout
     assert lab.nsenter("n001", "dpkg-query -W doca-ofed").returncode == 0
