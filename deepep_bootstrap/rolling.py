@@ -15,6 +15,7 @@ from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
 from deepep_bootstrap.prepare import STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.reboots import NEVER
 from deepep_bootstrap.remote import LOCAL
+from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
 from deepep_bootstrap.survey import gather_one, look
 
 OPTIONS = "driver-options"
@@ -75,8 +76,8 @@ def _roll(work: Work) -> Iterator[Outcome]:
 
     def tell(host: str, title: str, line: str) -> None:
         work.screen.line(host, title, line)
-        if not work.screen.live:
-            work.screen.say(f"{host}: {line}")
+        # On a terminal too: a wave takes hours, and after ^C somebody must still be able to read what stays drained.
+        work.screen.say(f"{host}: {line}")
 
     outcomes = waves.roll(work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell)
     work.screen.ended(*crew.outcomes, *outcomes)
@@ -113,8 +114,8 @@ def _write_only(work: Work) -> Iterator[Outcome]:
         todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
         hosts = tuple(host for host in step.hosts if host in todo)
         if step.name in FILES_ONLY and hosts:
-            work.screen.started(step.title, hosts)
-            outcomes = run_recipe(work, step, work.hosts(hosts))
+            work.screen.started(TITLES[step.name], hosts)
+            outcomes = run_recipe(work, replace(step, title=TITLES[step.name]), work.hosts(hosts))
             work.screen.ended(*outcomes)
             yield from outcomes
 
@@ -149,3 +150,10 @@ def unfinished(work: Work) -> Iterator[Problem]:
             groups.setdefault(check, []).append(host)
         for check, hosts in groups.items():
             yield Problem(fold(hosts), f"{TITLES[check.recipe]}: {what}", check.found, check.wanted, remedy)
+    reasons: dict[str, list[str]] = {}
+    for host, seen in work.survey.facts.items():
+        if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
+            reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
+    for reason, hosts in reasons.items():
+        remedy = "the same command again, once that is mended: it gives back what needs nothing any more"
+        yield Problem(fold(hosts), "stays drained", reason, "in use", remedy)

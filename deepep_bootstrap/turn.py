@@ -224,7 +224,8 @@ class Turn:
     def _give_back(self, state: str, detail: str) -> Outcome:
         """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
         stays = self._cordon.bring_back() if self._cordon else ""
-        self._say(f"{detail}; {stays}" if stays else detail)
+        said = stays or ("back in use" if self._cordon else "")
+        self._say(f"{state}: {detail}; {said}" if said else f"{state}: {detail}")
         return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
 
     def _give_up(self, left: LeftAloneError) -> Outcome:

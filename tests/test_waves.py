@@ -146,9 +146,15 @@ def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_o
             "n002 write options",
             "n002 rebooting through Slurm",
             "n002 back",
-            f"n002 {kept}",
+            f"n002 done: {kept}",
         ),
-        *(f"n001 drained, waiting for job {job}", "n001 write options", "n001 rebooting through Slurm", "n001 back", "n001 driver options"),
+        *(
+            f"n001 drained, waiting for job {job}",
+            "n001 write options",
+            "n001 rebooting through Slurm",
+            "n001 back",
+            "n001 done: driver options; back in use",
+        ),
     ]  # the idle node first: a long job keeps no other waiting
     assert all(crew.lab.boot_id(name) not in ("", boot) for name, boot in before.items())
     assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
