@@ -17,7 +17,7 @@ from deepep_bootstrap.sources import Source
 NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 DIGEST_BYTES = 20
 COMMON_RECIPES = (
-    *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh"),
+    *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/manifest.sh"),
     *("build/common.sh", "prefix/publish.sh"),
 )
 """Texts in front of every entry's own recipe, in this order; together they are one script."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Wheel
 
 Built = tuple[Path, dict[str, str]]
+Again = tuple[Path, list[dict[str, str]]]
 KINDS = ("gdrcopy", "nvshmem", "python", "deepep")
 
 
@@ -37,7 +39,24 @@ def built(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Built
     request = prepared.request(prefix, prepared.wanted(prepared.toolkit()))
     outcomes = standins.run(request)
     assert {kind: outcome.state for kind, outcome in outcomes.items()} == dict.fromkeys(KINDS, "done"), outcomes
+    shutil.copytree(request.logs, prefix.parent / "first-logs")  # another run over the same entries has logs of its own
     return prefix, {entry.kind: entry.name for entry in request.entries}
+
+
+@pytest.fixture(scope="module")
+def again(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Again:
+    """Another prefix with the same entries, made by two processes at once in a scratch folder with a longer name; and the last word of
+    each process on each entry."""
+    prefix = make_prefix(tmp_path_factory.mktemp("built-once-more-somewhere-else"))
+    scratch = prefix.parent / "scratch-of-another-length"
+    scratch.mkdir()
+    words = [sys.executable, standins.__file__, str(prepared.folder), str(prefix)]
+    env = {**os.environ, "TMPDIR": str(scratch)}
+    runs = [subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [run.communicate() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], ends
+    assert f"{scratch}/deepep-scratch-" in "".join(out for out, _ in ends)
+    return prefix, [{line.split(" ", 2)[0]: line.split(" ", 2)[1] for line in out.splitlines()} for out, _ in ends]
 
 
 @pytest.fixture
@@ -235,16 +254,43 @@ def working_in(scratch: str) -> list[str]:
     return found
 
 
-def test_two_bootstraps_at_once_make_one_store(prepared: Prepared, prefix: Path) -> None:
-    words = [sys.executable, standins.__file__, str(prepared.folder), str(prefix)]
-    runs = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [run.communicate() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], ends
+def test_two_bootstraps_at_once_make_one_store(again: Again, prepared: Prepared) -> None:
+    prefix, told = again
     names = {entry.name for entry in store.entries(prepared.wanted(prepared.toolkit()))}
     assert store_names(prefix) == names
-    told = [{line.split(" ", 2)[0]: line.split(" ", 2)[1] for line in out.splitlines()} for out, _ in ends]
     for name in names:
         assert sorted(run[name] for run in told) == ["done", "unchanged"], name
+
+
+def test_the_same_digest_built_elsewhere_and_later_is_the_same_bit_by_bit(built: Built, again: Again) -> None:
+    """In scratch and in a prefix of another length, by another process; the manifest alone tells when and where."""
+    prefix, names = built
+    for name in names.values():
+        one, two = (
+            [line for line in (place / "store" / name / "files.sha256").read_text().splitlines() if not line.startswith("# sum ")]
+            for place in (prefix, again[0])
+        )
+        assert len(one) > 5
+        assert {line for line in {*one} ^ {*two} if not line.endswith("  manifest.json")} == set(), name
+        first, second = (json.loads((place / "store" / name / "manifest.json").read_text()) for place in (prefix, again[0]))
+        assert first["inputs"] == second["inputs"]
+
+
+def test_manifests_tell_commands_without_places_and_the_hash_of_the_log(built: Built) -> None:
+    prefix, names = built
+    for kind, name in names.items():
+        found = json.loads((prefix / "store" / name / "manifest.json").read_text())
+        assert any(
+            word in " ".join(found["commands"]) for word in ("make -C $SCRATCH/src", "cmake --build", "uv pip install", "setup.py build")
+        )
+        assert not [command for command in found["commands"] if "deepep-scratch-" in command or str(prefix) in command], kind
+        # The log on the control machine: what lies between the two marks is what was hashed, data lines left out.
+        lines = (prefix.parent / "first-logs" / f"build-{name}.log").read_text().splitlines()
+        begin = lines.index(f"== build of {name}") + 1
+        end = next(place for place, line in enumerate(lines) if line.startswith(f"== log of {name}: "))
+        log = [line for line in lines[begin:end] if not line.startswith(build.NOISE)]
+        assert found["log"] == {"sha256": hashlib.sha256("".join(f"{line}\n" for line in log).encode()).hexdigest(), "lines": len(log)}
+        assert lines[end].endswith(found["log"]["sha256"])
 
 
 def test_requirements_name_hashes_as_pip_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,12 @@ def readelf(path: Path) -> list[str]:
     return [line.split("[")[1].rstrip("]") for line in lines if "(RUNPATH)" in line or "(RPATH)" in line]
 
 
+def build_id(path: Path) -> str:
+    """Return what binutils reads, in hexadecimal digits."""
+    notes = subprocess.run(["readelf", "-nW", path], capture_output=True, text=True, check=True).stdout
+    return re.search(r"Build ID: ([0-9a-f]+)", notes)[1]  # type: ignore[index]
+
+
 @pytest.mark.parametrize("tags", ["--enable-new-dtags", "--disable-new-dtags"])
 def test_a_run_path_into_the_store_becomes_relative_and_survives_a_move(store: Path, tags: str) -> None:
     entry = entry_with_program(store, f"{store}/dep-1/lib", tags=tags)
@@ -95,13 +102,29 @@ def test_a_path_into_the_entry_itself(store: Path) -> None:
 
 def test_the_rest_of_the_file_is_untouched(store: Path) -> None:
     entry = entry_with_program(store, f"{store}/dep-1/lib")
-    before = (entry / "bin/main").read_bytes()
+    before, before_id = (entry / "bin/main").read_bytes(), build_id(entry / "bin/main")
     run(entry, store)
     after = (entry / "bin/main").read_bytes()
     assert len(after) == len(before)
     old = os.fsencode(f"{store}/dep-1/lib")
-    assert after == before.replace(old, b"$ORIGIN/../../dep-1/lib".ljust(len(old), b"\0"))
+    linked = bytes.fromhex(before_id)
+    assert after == before.replace(old, b"$ORIGIN/../../dep-1/lib".ljust(len(old), b"\0")).replace(
+        linked, bytes.fromhex(build_id(entry / "bin/main"))
+    )
     assert os.access(entry / "bin/main", os.X_OK)
+
+
+def test_the_build_id_does_not_tell_which_paths_were_there_when_it_was_linked(store: Path) -> None:
+    """The linker makes it of everything it writes, paths of the build as well."""
+    other = store.parent.parent / "scratch"
+    programs = []
+    for path in (f"{other}/one", f"{other}/two"):
+        entry = entry_with_program(store, path, f"{store}/dep-1/lib")
+        linked = build_id(entry / "bin/main")
+        assert run(entry, store).returncode == 0
+        assert build_id(entry / "bin/main") != linked
+        programs.append((entry / "bin/main").read_bytes())
+    assert programs[0] == programs[1]
 
 
 def test_a_run_path_that_is_right_is_not_written(store: Path) -> None:

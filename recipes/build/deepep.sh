@@ -54,7 +54,7 @@ export_settings() {
     export GIT_CEILING_DIRECTORIES="${SCRATCH}" GIT_DIR="${WORK}/no-repository" # the version must not depend on a git above us
     export PATH="${CUDA_HOME}/bin:${PATH}"
     unset CFLAGS CXXFLAGS # for setuptools they would replace Python's own flags; the compilers below add ours
-    # Room in the RUNPATH for the path that is right after publishing.
+    # Where NVSHMEM is, seen from where the extension will lie.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../'"${NVSHMEM}/lib"
     offer_driver
@@ -99,7 +99,8 @@ write_waiting_compilers() {
 }
 
 # write_waiting_compiler REAL: print the wrapper of one compiler. It gives up when the process that builds NVSHMEM is gone. What nvcc
-# hands to the host compiler passes unchanged; other code names its files without the scratch folder.
+# hands to the host compiler passes unchanged; other code names its files without the scratch folder. Run paths into places of this
+# build are left out of what is linked, since LDFLAGS has the right one: their length would stay in the file.
 write_waiting_compiler() {
     local -r real="$1"
     local pid=0 map=""
@@ -109,6 +110,13 @@ write_waiting_compiler() {
 #!/bin/sh
 case " \$* " in
 *" -dlink "* | *" --device-link "* | *" -shared "*)
+    for word; do
+        shift
+        case "\${word}" in
+        -Wl,*rpath[,=]"${PREFIX}"/* | -Wl,*rpath[,=]"${SCRATCH}"/*) ;;
+        *) set -- "\$@" "\${word}" ;;
+        esac
+    done
     until [ -d "${PREFIX}/store/${NVSHMEM}" ]; do
         [ -d /proc/${pid} ] || [ -d "${PREFIX}/store/${NVSHMEM}" ] || { echo "${NVSHMEM} was not built" >&2; exit 1; }
         sleep 0.2

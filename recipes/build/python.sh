@@ -27,8 +27,19 @@ build_entry() {
     touch -- "${WORK}.ready"
     cp -a -- "${WORK}/." "${OUT}"
     rm -f -- "${OUT}/.lock"
+    forget_cache
     use_our_nvshmem
     compile_modules "${OUT}" lib
+}
+
+# forget_cache: uv notes beside each package when its wheel came, for its own use: the one thing that differs from build to build.
+forget_cache() {
+    local note
+    for note in "${OUT}"/lib/python3*/site-packages/*.dist-info/uv_cache.json; do
+        [[ -e "${note}" ]] || continue # this uv leaves none
+        rm -- "${note}"
+        sed -i '/\.dist-info\/uv_cache\.json,/d' "${note%/*}/RECORD"
+    done
 }
 
 # use_our_nvshmem: torch opens libnvshmem_host.so.3 in nvidia/nvshmem/lib by path. With that folder being a link to our entry's, ours

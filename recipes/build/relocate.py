@@ -8,13 +8,15 @@ RUNPATHs are rewritten inside the string table they stand in, so a new one must 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
 
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME, DT_RPATH, DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
-PT_LOAD, PT_DYNAMIC = 1, 2
+PT_LOAD, PT_DYNAMIC, PT_NOTE = 1, 2, 4
+NT_GNU_BUILD_ID = 3
 SHT_DYNSYM, SHT_GNU_VERDEF, SHT_GNU_VERNEED = 11, 0x6FFFFFFD, 0x6FFFFFFE
 ARCHIVE = b"!<arch>\n"
 LARGEST_TEXT = 16 * 1024 * 1024
@@ -82,6 +84,21 @@ class Elf:
                 yield name
                 spot += after
             place += following
+
+
+def with_build_id(data: bytes) -> bytes:
+    """Return an ELF file's bytes with a build ID that follows from them: the linker's covers paths that are gone by now."""
+    place = size = 0
+    for kind, _, offset, _, _, length, _, _ in Elf(data).segments:
+        spot = offset
+        while kind == PT_NOTE and spot + 12 <= offset + length:
+            name, content, note = struct.unpack_from("<III", data, spot)
+            start = spot + 12 + (name + 3 & ~3)
+            if note == NT_GNU_BUILD_ID and data[spot + 12 : spot + 16] == b"GNU\0":
+                place, size = start, content
+            spot = start + (content + 3 & ~3)
+    blank = data[:place] + bytes(size) + data[place + size :]
+    return data[:place] + hashlib.sha256(blank).digest()[:size].ljust(size, b"\0") + data[place + size :]
 
 
 def is_elf(start: bytes) -> bool:
@@ -177,6 +194,7 @@ def relocate_file(path: str, places: Places) -> str:
         data = start + file.read()
     if is_elf(start):
         new = places.blank(with_run_path(data, lambda old: places.run_path(path, old)))
+        new = new if new == data else with_build_id(new)
     elif b"\0" in data:
         new = data if path.endswith(".pyc") else places.blank(data)
     else:

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Publish one store entry: look, lock, look again, build aside, check, rename once. It needs prefix/owner.sh, prefix/lock.sh,
-# prefix/share.sh, prefix/files.sh and build/common.sh before it and a build/<kind>.sh after it, which defines build_entry and check_entry
-# and calls main.
+# prefix/share.sh, prefix/files.sh, prefix/manifest.sh and build/common.sh before it and a build/<kind>.sh after it, which defines
+# build_entry and check_entry and calls main.
 #
 # Inputs: PREFIX, ENTRY (name of the entry), TOKEN, SCRATCH (node-local, of this run), PYTHON (3.6 or newer, standard library only),
 # MANIFEST (JSON text), SRC (source tree, "" for none), JOBS (0: as many as processors and free memory allow). Results: state=published|present,
@@ -18,21 +18,6 @@ begin_phase() {
     data phase "$1"
 }
 
-# write_manifest: put what the engine says of the entry, its size, and where and when it was built, into it.
-write_manifest() {
-    local -r seconds="$1"
-    "${PYTHON}" - "${OUT}/manifest.json" "$(uname -n)" "${seconds}" "$(size_of "${OUT}")" <<'PYTHON_END'
-import json, os, sys, time
-path, host, seconds, size = sys.argv[1:]
-manifest = json.loads(os.environ["MANIFEST"])
-manifest["bytes"] = int(size)
-manifest["built"] = {"host": host, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": int(seconds)}
-with open(path, "w", encoding="utf-8") as file:
-    json.dump(manifest, file, ensure_ascii=False, indent=2)
-    file.write("\n")
-PYTHON_END
-}
-
 # rename_into_place: the one step that publishes. A rename onto a folder that holds something fails, which is what tells that another
 # builder was first.
 rename_into_place() {
@@ -46,12 +31,8 @@ rename_into_place() {
     fi
 }
 
-# run_aside FUNCTION: run it in a shell of its own that does not hold the heart's pipe, with its output where people read.
-run_aside() {
-    (
-        exec {BEAT}>&-
-        "$1"
-    ) >&2
+relocate() {
+    "${PYTHON}" "${SCRATCH}/bin/relocate.py" "${OUT}" "${STORE}" "${SCRATCH}"
 }
 
 # build_and_publish: from sources to a name in the store; the lock is ours.
@@ -59,11 +40,12 @@ build_and_publish() {
     local -r start="${SECONDS}"
     mkdir -- "${OUT}"
     begin_phase build
-    run_aside build_entry
+    say "== build of ${ENTRY}"
+    run_logged build_traced
     begin_phase relocate
-    "${PYTHON}" "${SCRATCH}/bin/relocate.py" "${OUT}" "${STORE}" "${SCRATCH}" >&2
+    run_logged relocate
     begin_phase check
-    run_aside check_entry
+    run_logged check_entry
     write_manifest "$((SECONDS - start))"
     find "${OUT}" \( -type f -exec chmod a-w,a+r {} + \) -o \( -type d -exec chmod a+rx {} + \)
     share_tree "${OUT}"
