@@ -21,6 +21,7 @@ from deepep_bootstrap.verbs import lock as _lock
 from deepep_bootstrap.verbs import mirror as _mirror
 from deepep_bootstrap.verbs import plan as _plan
 from deepep_bootstrap.verbs import remove as _remove
+from deepep_bootstrap.verbs import report as _report
 from deepep_bootstrap.verbs import rollback as _rollback
 from deepep_bootstrap.verbs import status as _status
 from deepep_bootstrap.verbs import test as _test
@@ -62,9 +63,9 @@ def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
 
 
 @verb
-def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "") -> int:
+def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False) -> int:
     """Say what is pinned and how old it is; check that it is still there and the same; update pins."""
-    return _lock.lock(flags, check=check, update=update, ref=ref, version=version)
+    return _lock.lock(flags, check=check, update=update, ref=ref, version=version, download=download)
 
 
 @verb
@@ -125,6 +126,12 @@ def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigne
 def verify(flags: Flags, store: bool = False) -> int:
     """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used."""
     return _verify.verify(flags, store=store)
+
+
+@verb
+def report(flags: Flags, bundle: str = "", scrub_hosts: bool = False) -> int:
+    """Write a bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
+    return _report.report(flags, bundle=bundle, scrub_hosts=scrub_hosts)
 
 
 @verb

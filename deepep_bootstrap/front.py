@@ -39,7 +39,8 @@ HELP = {
     "json": "one JSON document on stdout and nothing else",
     "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not as locked; "
     "mirror: 4 when a file is not as the index says, or a pin of the lock is missing)",
-    "update": "the pin to renew, or all",
+    "update": "the pin to renew: a source, an archive, python (the wheels of all stacks, or of --stack), or all",
+    "download": "check wheels by fetching each (gigabytes) instead of asking its index for hash and size",
     "ref": "what the renewed pin follows: a branch, a tag, refs/pull/N/head or a commit (of an archive: its address)",
     "version": "the project's own version of the renewed pin (default: read from its tag, else kept)",
     "accept_new_host_keys": "trust hosts seen for the first time: print their key's fingerprint and record it",
@@ -66,6 +67,8 @@ HELP = {
     "file": "an archive that `invoke export` wrote",
     "allowed_signers": "whose signature counts: a file in the format ALLOWED SIGNERS of ssh-keygen's manual",
     "insecure_unsigned": "import an archive without looking for a signature",
+    "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
+    "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
     "kind": "internode (default), intranode or low-latency",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",
@@ -129,6 +132,7 @@ def verb(function: Callable[..., int]) -> Any:
         name=name,
         auto_shortflags=False,
         iterable=[key for key in names if key in {"mirror", "log"}],
+        optional=[key for key in names if key == "bundle"],
         help={key: HELP[key] for key in names},
     )
 

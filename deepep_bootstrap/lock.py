@@ -8,18 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deepep_bootstrap.asked import OWN_INDEX, PYTHON, TARGET, Asked, plain_name, read_asked
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.sources import VERSION, Archive, Source, read_archive, read_hash, read_source
 from deepep_bootstrap.system import System, read_system
 from deepep_bootstrap.tables import NAME, Form, Table, load
 
 FORMAT = 1
-OWN_INDEX = "pypi"
 WHEEL_NAME = Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
 INDEX_URL = Form(r"(https?|file)://\S+", "an address such as https://host/simple")
 WHEEL_FILE = Form(r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl")
 CUDA = Form(r"[1-9][0-9]*", 'a CUDA major such as "12"')
-TARGET = Form(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Wheel:
 class Stack:
     """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels by target
     (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM that is not built from a
-    source, and the NCCL that DeepEP V2 is built against ("" for none)."""
+    source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the wheels were resolved from."""
 
     name: str
     deepep: str
@@ -59,11 +58,12 @@ class Stack:
     wheels: Mapping[str, tuple[Wheel, ...]]
     nvshmem_wheel: str = ""
     nccl_wheel: str = ""
+    asked: Asked = field(default_factory=Asked)
 
     def pinned(self, name: str, target: str = "") -> Wheel | None:
         """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
         closures = (self.wheels.get(target, ()),) if target else self.wheels.values()
-        return next((wheel for closure in closures for wheel in closure if _plain(wheel.name) == _plain(name)), None)
+        return next((wheel for closure in closures for wheel in closure if plain_name(wheel.name) == plain_name(name)), None)
 
     def nccl_version(self, target: str) -> str:
         """Return the version of the NCCL that DeepEP V2 is built with and runs with; "" for a stack without."""
@@ -127,6 +127,9 @@ def parse(text: str, path: str) -> Lock:
 def _check_references(lock: Lock, top: Table) -> None:
     if lock.default_stack and lock.default_stack not in lock.stacks:
         top.complain("default_stack", "there is no such stack", lock.default_stack, ", ".join(lock.stacks) or "a table [stack.NAME]")
+    for kind, pins in (("source", lock.sources), ("archive", lock.archives)):
+        if PYTHON in pins:
+            top.complain(f"{kind}.{PYTHON}", "this name is taken: `lock --update python` is about wheels", wanted="another name")
     for name in lock.archives:
         if name in lock.sources:
             top.complain(f"archive.{name}", "a source has this name already", wanted="a name of its own: `lock --update` takes names")
@@ -165,6 +168,7 @@ def _stack(name: str, table: Table) -> Stack:
         wheels={target: _closure(target, wheels) for target in wheels.data},
         nvshmem_wheel=table.text("nvshmem_wheel", WHEEL_NAME) if "nvshmem_wheel" in table.data else table.take("nvshmem_wheel", str, ""),
         nccl_wheel=table.text("nccl_wheel", WHEEL_NAME) if "nccl_wheel" in table.data else table.take("nccl_wheel", str, ""),
+        asked=read_asked(table),
     )
     table.close()
     return stack
@@ -178,11 +182,11 @@ def _closure(target: str, wheels: Table) -> tuple[Wheel, ...]:
     closure = []
     for entry in wheels.tables(target):
         wheel = _wheel(entry)
-        if wheel.name and _plain(wheel.name) in seen:
+        if wheel.name and plain_name(wheel.name) in seen:
             entry.complain("name", "this distribution is listed twice for one target", wheel.name)
-        if wheel.file and TARGET.fits(target) and not _installs_on(wheel, target):
+        if wheel.file and TARGET.fits(target) and not installs_on(wheel, target):
             entry.complain("file", f"this wheel does not install on {target}", wheel.file)
-        seen.add(_plain(wheel.name))
+        seen.add(plain_name(wheel.name))
         closure.append(wheel)
     return tuple(closure)
 
@@ -215,16 +219,13 @@ def _wheel(table: Table) -> Wheel:
     table.close()
     if wheel.file and wheel.name and wheel.version:
         name, version = wheel.file.split("-")[:2]
-        if (_plain(name), version.replace("_", "-")) != (_plain(wheel.name), wheel.version.replace("_", "-")):
+        if (plain_name(name), version.replace("_", "-")) != (plain_name(wheel.name), wheel.version.replace("_", "-")):
             table.complain("file", "is another wheel than name and version say", f"{name} {version}", f"{wheel.name} {wheel.version}")
     return wheel
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _installs_on(wheel: Wheel, target: str) -> bool:
+def installs_on(wheel: Wheel, target: str) -> bool:
+    """Return whether pip takes this wheel for a target, whatever glibc it asks for."""
     interpreter, machine = target.split("-", 1)
     python, abi, platforms = wheel.tags
     pythons = python.split(".")

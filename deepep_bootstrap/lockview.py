@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.asked import OWN_INDEX, Asked, requirement_name
+from deepep_bootstrap.closures import Closure
+from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.pins import Renewal
 from deepep_bootstrap.report import size
@@ -67,6 +69,36 @@ def change_lines(renewal: Renewal) -> list[str]:
     return [line, *([f"    {renewal.link}"] if renewal.link else [])]
 
 
+def closure_lines(closure: Closure) -> list[str]:
+    """Return what an update does to the wheels of one stack and target: what is known of them, then each that differs."""
+    count = f"{len(closure.after)} wheels, {size(sum(wheel.size for wheel in closure.after))}"
+    state = f"{len(closure.changes)} changed" if closure.changes and closure.before else "new" if closure.changes else "unchanged"
+    lines = [f"{closure.name}: {count}, {state}", *(f"    {note}" for note in closure.notes)]
+    return lines + [f"    {name}: {_step(old, new)}" for name, (old, new) in closure.changes.items() if closure.before]
+
+
+def _step(old: Wheel | None, new: Wheel | None) -> str:
+    if old is None or new is None:
+        return f"added, {new.version}" if new else f"removed, was {old.version if old else ''}"
+    if old.version != new.version:
+        return f"{old.version} → {new.version}"
+    return f"{new.version}, {old.file} → {new.file}" if old.file != new.file else f"{new.version}, {_difference(old, new)}"
+
+
+def _difference(old: Wheel, new: Wheel) -> str:
+    """Return what differs of two wheels of one file name."""
+    pairs = [(each.name, getattr(old, each.name), getattr(new, each.name)) for each in fields(old)]
+    return ", ".join(f"{key} {before} → {after}" for key, before, after in pairs if before != after)
+
+
+def closure_json(closure: Closure) -> Mapping[str, Any]:
+    """Return what an update does to the wheels of one stack and target for the JSON document: versions of what differs, by name."""
+    before = {name: old.version for name, (old, _) in closure.changes.items() if old}
+    after = {name: new.version for name, (_, new) in closure.changes.items() if new}
+    head = {"kind": "wheels", "name": closure.name, "changed": bool(closure.changes)}
+    return {**head, "before": before, "after": after, "notes": list(closure.notes), "link": ""}
+
+
 def date(seconds: int) -> str:
     """Return a time in seconds since 1970 as a UTC date."""
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
@@ -123,10 +155,18 @@ def _stack_lines(stack: Stack, *, is_default: bool) -> list[str]:
     values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
     words = ", ".join(f"{role} {value}" for role, value in values.items() if isinstance(value, str) and value)
     lines = [f"  {stack.name}{' (default)' if is_default else ''}: {words}"]
+    lines += [f"      asks for {each}" for each in [_wanted(stack.asked)] if each]
     for target, wheels in stack.wheels.items():
         torch = next((f", torch {wheel.version}" for wheel in wheels if wheel.name == "torch"), "")
         lines.append(f"      {target}: {len(wheels)} wheels, {size(sum(wheel.size for wheel in wheels))}{torch}")
     return lines
+
+
+def _wanted(asked: Asked) -> str:
+    """Return what the wheels of a stack were resolved from, each with its index where that is not the stack's."""
+    places = [(each, asked.index_of(requirement_name(each))) for each in asked.python]
+    words = [each if index == OWN_INDEX else f"{each} from {index}" for each, index in places]
+    return ", ".join(words) + (f"; in any case {', '.join(asked.overrides)}" if asked.overrides else "")
 
 
 def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:

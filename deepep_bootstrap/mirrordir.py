@@ -24,8 +24,9 @@ from typing import Any
 from urllib.parse import quote
 
 from deepep_bootstrap import nar
+from deepep_bootstrap.asked import TARGET
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.lock import TARGET, Wheel
+from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.mirrors import FILES, GIT, INDEX, WHEELS, file_path, repository_path, wheel_path
 from deepep_bootstrap.sources import FILE_HASH, HASH, REV, Archive, Source
 from deepep_bootstrap.tables import NAME

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from deepep_bootstrap.asked import plain_name
 from deepep_bootstrap.errors import Problem, Trouble
 
 VARIABLE = "DEEPEP_MIRRORS"
@@ -98,11 +99,6 @@ def file_path(url: str) -> str:
 def wheel_path(index: str, name: str, file: str) -> str:
     """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index for pip and uv."""
     return f"{WHEELS}/{index}/{plain_name(name)}/{file}"
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a distribution as indexes write it: small letters, one dash for any run of dots, dashes and underscores."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _local(url: str) -> str:

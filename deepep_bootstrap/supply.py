@@ -134,12 +134,17 @@ def _content(path: Path) -> Iterator[bytes]:
 
 def find_uv(want: Environment, on_line: Callable[[str], None]) -> Path:
     """Return a uv for the hosts: the locked one, else (no index in reach) this machine's own where it is of the same kind."""
-    tool = tool_wheel(want.lock, "uv", want.facts.machine)
+    return find_uv_for(want.facts.machine, want.lock, want.mirrors, on_line)
+
+
+def find_uv_for(machine: str, lock: Lock, mirrors: Mirrors, on_line: Callable[[str], None]) -> Path:
+    """Return a uv for machines such as `machine` (x86_64, aarch64), as `find_uv` does."""
     try:
-        return unpack_program(fetch_wheels([tool], want.mirrors, cache_dir(), on_line)[tool.name], "uv")
+        tool = tool_wheel(lock, "uv", machine)
+        return unpack_program(fetch_wheels([tool], mirrors, cache_dir(), on_line)[tool.name], "uv")
     except Trouble:
         own = shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", ""))))
-        if own is None or (platform.system(), platform.machine()) != ("Linux", want.facts.machine):
+        if own is None or (platform.system(), platform.machine()) != ("Linux", machine):
             raise
         on_line(f"the locked uv cannot be fetched; {own} is used, the wheels are verified all the same")
         return Path(own)

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,14 +21,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from deepep_bootstrap import command, nar
+from deepep_bootstrap.asked import OWN_INDEX, plain_name
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors, is_address, plain_name, remedy, shown
+from deepep_bootstrap.mirrors import Mirrors, is_address, remedy, shown
 
 CHUNK = 1 << 20
 AT_ONCE = 4
 PROBE_SECONDS = 15.0
-OWN_INDEX = "pypi"
 # What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index nobody named.
 KEPT = (
     "index-url",
@@ -49,7 +50,7 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
     Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others safely.
     `running` holds the number of pip's process group while there is one.
     """
-    target = _place(wheel, cache)
+    target = cached_file(wheel, cache)
     folder = target.parent
     try:
         if target.is_file() and _hash(target) == wheel.hash:
@@ -70,10 +71,11 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
 
 def is_cached(wheel: Wheel, cache: Path) -> bool:
     """Return whether the cache has a file for `wheel`; its hash is compared when it is used."""
-    return _place(wheel, cache).is_file()
+    return cached_file(wheel, cache).is_file()
 
 
-def _place(wheel: Wheel, cache: Path) -> Path:
+def cached_file(wheel: Wheel, cache: Path) -> Path:
+    """Return where the cache keeps the file of `wheel` when it has it."""
     return cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32] / wheel.file
 
 
@@ -145,15 +147,19 @@ def _get(wheel: Wheel, mirrors: Mirrors, scratch: Path, running: set[int]) -> Pa
 
 
 def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
-    """Copy the wheel out of a directory: flat, or with a folder per distribution. One of another size is not even read."""
+    """Copy the wheel out of a directory. One of another size is not even read."""
+    candidate = find_file(wheel, place)
+    if wheel.size and (size := candidate.stat().st_size) != wheel.size:
+        what = f"{candidate} is not the locked file"
+        raise Trouble(Problem(f"wheel {wheel.file}", what, f"{size} bytes", f"{wheel.size} bytes"))
+    return shutil.copyfile(candidate, scratch / wheel.file)
+
+
+def find_file(wheel: Wheel, place: Path) -> Path:
+    """Return the file called like the wheel in a directory, flat or with a folder per distribution. Raises Trouble when it has none."""
     for folder in dict.fromkeys((place, place / wheel.name, place / plain_name(wheel.name))):
-        candidate = folder / wheel.file
-        if not candidate.is_file():
-            continue
-        if wheel.size and (size := candidate.stat().st_size) != wheel.size:
-            what = f"{candidate} is not the locked file"
-            raise Trouble(Problem(f"wheel {wheel.file}", what, f"{size} bytes", f"{wheel.size} bytes"))
-        return shutil.copyfile(candidate, scratch / wheel.file)
+        if (candidate := folder / wheel.file).is_file():
+            return candidate
     raise Trouble(
         Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file, try_=remedy(str(place), ""))
     )
@@ -200,6 +206,19 @@ def _run_pip(words: Sequence[str], environment: Mapping[str, str], running: set[
         running.difference_update(group)
 
 
+def own_index() -> str:
+    """Return the address of the index that the caller's pip asks, in pip's own words where nothing else is set. Raises Trouble when pip is
+    set to ask none."""
+    settings = own_settings()
+    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+        raise Trouble(Problem(f"index {OWN_INDEX}", "pip is set up to ask no index", "no-index", try_=f"--mirror index:{OWN_INDEX}=URL"))
+    told = " ".join(command.run((*_pip(), "download", "--help"), env={**os.environ, "COLUMNS": "500"}).out.split())
+    default = re.search(r"--index-url <url> [^(]*\(default (\S+)\)", told)
+    if address := settings.get("index-url") or (default[1] if default else ""):
+        return address
+    raise Trouble(Problem(f"index {OWN_INDEX}", "pip does not say which index it asks", try_=f"--mirror index:{OWN_INDEX}=URL"))
+
+
 def _pip() -> tuple[str, ...]:
     """Return the command of a pip: this interpreter's, else the one on PATH."""
     if importlib.util.find_spec("pip") is not None:
@@ -216,7 +235,7 @@ def _environment(wheel: Wheel, address: str) -> dict[str, str]:
     Addresses may hold a password, so they go by environment and never by command line.
     """
     own = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") or key == "PIP_CONFIG_FILE"}
-    settings = _settings()
+    settings = own_settings()
     if address:
         settings = {key: value for key, value in settings.items() if key not in ("index-url", "no-index")} | {"index-url": address}
     elif wheel.index != OWN_INDEX:
@@ -226,7 +245,7 @@ def _environment(wheel: Wheel, address: str) -> dict[str, str]:
     return own | {"PIP_CONFIG_FILE": os.devnull, "LC_ALL": "C.UTF-8"}
 
 
-def _settings() -> Mapping[str, str]:
+def own_settings() -> Mapping[str, str]:
     """Return what pip's configuration files and environment say for downloads, the kept keys only, the strongest last."""
     listed = command.run((*_pip(), "config", "list"))
     settings: dict[str, str] = {}

@@ -83,9 +83,7 @@ def look_again(work: _Work, download: bool = False) -> int:
     done |= _check_wheels(work, download)
     problems = [problem for each in done.values() for problem in each.problems]
     unfit = [*_unresolved(work), *rules.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
-    work.screen.say(
-        f"failed  {len(work.stacks)} stacks: not all fit together" if unfit else f"ok      {len(work.stacks)} stacks: consistent"
-    )
+    work.screen.say(f"{len(work.stacks)} stacks: {'not all fit together' if unfit else 'consistent'}")
     problems += unfit
     for problem in problems:
         work.screen.problem(problem)
@@ -210,7 +208,7 @@ def _contradictions(check: bool, update: str, wish: Wish) -> list[Problem]:
         problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
     for flag, value in (("--ref", wish.ref), ("--version", wish.version)):
         if value and update in {"", EVERY, PYTHON}:
-            problems.append(Problem(flag, "is for one source or archive", wanted=f"--update=NAME {flag}={value}"))
+            problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
     return problems
 
 
