@@ -18,7 +18,7 @@ class Cordon:
     def __init__(self, cluster: Cluster, node: str, run: str) -> None:
         self.node, self.ours = node, ""
         self.kept: Node | None = None
-        self._left = ""
+        self._left, self._started = "", ""
         self._cluster, self._run = cluster, run
 
     def look(self) -> Look:
@@ -58,6 +58,7 @@ class Cordon:
         """Reboot the node through Slurm. Return "" where Slurm took it, else why it cannot: the site must have set that up, its slurmd
         must be there to hear of it, and the account must be allowed to ask."""
         look = self.look()
+        self._started = look.nodes[self.node].started
         if not look.reboot_program:
             return "Slurm has no RebootProgram"
         if not slurm_nodes.answers(look.nodes[self.node].state):
@@ -76,10 +77,12 @@ class Cordon:
     def hold(self, why: str) -> str:
         """Look at a node that returned and return what is wrong, "" for nothing. One that Slurm has taken back into use is drained
         again at once."""
-        state = self.now().state
-        if not self.kept and not slurm_nodes.is_drained(state):
+        node = self.now()
+        if not self.kept and not slurm_nodes.is_drained(node.state):
             self.drain(why)
-        return "" if self.kept or slurm_nodes.answers(state) else f"its slurmd does not answer (node {state})"
+        # Resumed before that, Slurm would take it down at once, with the jobs that have started there.
+        known = self.kept or slurm_nodes.has_registered(node, self._started)
+        return "" if known else f"its slurmd has not registered since (node {node.state})"
 
     def bring_back(self) -> str:
         """Resume a node that we drained, leave any other as it was; return what is to be said of that, "" for nothing."""

@@ -62,7 +62,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as `scontrol show node` shows it: its name, the host's own name, state word, gres, partitions, and why it is drained."""
+    """A node as `scontrol show node` shows it: its name, the host's own name, state word, gres, partitions, why it is drained, and since
+    when the slurmd runs that registered last ("" where Slurm does not say)."""
 
     name: str
     host: str
@@ -70,6 +71,7 @@ class Node:
     gres: str
     partitions: tuple[str, ...]
     reason: str
+    started: str = ""
 
     @property
     def usable(self) -> bool:
@@ -206,7 +208,8 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
         if pairs := _pairs(said) if line.startswith("NodeName=") else {}:
             partitions = tuple(name for name in pairs.get("Partitions", "").split(",") if name)
             host, state, gres = pairs.get("NodeHostName", pairs["NodeName"]), pairs.get("State", ""), _said(pairs.get("Gres", ""))
-            nodes.append(Node(pairs["NodeName"], host, state, gres, partitions, reason.strip()))
+            started = _said(pairs.get("SlurmdStartTime", ""))
+            nodes.append(Node(pairs["NodeName"], host, state, gres, partitions, reason.strip(), started))
     return tuple(nodes)
 
 

@@ -93,8 +93,9 @@ def is_ours(reason: str) -> bool:
 
 
 def read_reason(text: str) -> Reason:
-    """Return a node's reason as `scontrol show node` prints it, without what Slurm adds about a reboot: user and time in brackets."""
-    match = re.fullmatch(r"(.*?)(?: \[([^\s@\]]+)@[^\]]*\])?", text.strip(), re.DOTALL)
+    """Return a node's reason as `scontrol show node` prints it, without what Slurm adds about a reboot: user and time in brackets. From
+    Slurm 23.02 on more keys may stand behind it, such as a comment or a cloud's InstanceId."""
+    match = re.fullmatch(r"(.*?)(?: \[([^\s@\]]+)@[^\]]*\](?: [A-Z][A-Za-z]+=.*)?)?", text.strip(), re.DOTALL)
     said, user = (match.group(1), match.group(2) or "") if match else (text, "")
     return Reason(re.sub(r"( : reboot (issued|complete|requested))+$", "", said).strip(), user)
 
@@ -117,6 +118,19 @@ def is_rebooting(state: str) -> bool:
 def answers(state: str) -> bool:
     """Return whether the node's slurmd is there and no reboot is under way."""
     return not ("*" in state or "NOT_RESPONDING" in state or is_down(state) or is_rebooting(state))
+
+
+def is_occupied(state: str) -> bool:
+    """Return whether jobs have a part of the node, also such as this account may not see (PrivateData in slurm.conf)."""
+    return not {"ALLOCATED", "MIXED", "COMPLETING"}.isdisjoint(re.split(r"[^A-Z_]", state.upper()))
+
+
+def has_registered(node: Node, before: str) -> bool:
+    """Return whether the slurmd of a node that was rebooted has registered since; `before` is the `started` of the time before. A node
+    that is down then is so because of that reboot alone: without ReturnToService=2 Slurm leaves it down until somebody resumes it."""
+    if not (before and node.started):
+        return answers(node.state)
+    return node.started != before and not any(word in node.state.upper() for word in ("*", "NOT_RESPONDING", "REBOOT", "INVAL"))
 
 
 def set_by_somebody(node: Node) -> bool:

@@ -151,8 +151,13 @@ class Turn:
 
     def _who_is_busy(self) -> str:
         """Return who uses the host, "" for nobody: jobs first, then processes on its GPUs."""
-        jobs = self._cordon.look().jobs.get(self._order.node, ()) if self._cordon else ()
-        return f"job {', '.join(jobs)}" if jobs else self._wave.hands.look(self._host).busy
+        if self._cordon:
+            look = self._cordon.look()
+            if jobs := look.jobs.get(self._order.node):
+                return f"job {', '.join(jobs)}"
+            if slurm_nodes.is_occupied(look.nodes[self._order.node].state):
+                return "a job that Slurm does not show to this account"
+        return self._wave.hands.look(self._host).busy
 
     def _check_reservation(self, look: Look) -> None:
         other = slurm_nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)

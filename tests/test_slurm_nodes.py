@@ -98,6 +98,37 @@ def test_states(state: str, *, drained: bool, down: bool, answers: bool) -> None
     assert found == (drained, down, answers)
 
 
+@pytest.mark.parametrize(
+    ("state", "started", "registered"),
+    [
+        ("IDLE+DRAIN", "2026-11-21T03:18:19", False),  # as before the reboot: nothing was heard of it since
+        ("DOWN*+DRAIN", "2026-11-21T03:18:19", False),
+        ("IDLE+DRAIN", "2026-11-21T03:40:00", True),
+        ("DOWN+DRAIN", "2026-11-21T03:40:00", True),  # "unexpectedly rebooted"
+        ("DOWN+DRAIN+INVALID_REG", "2026-11-21T03:40:00", False),
+        ("DOWN+DRAIN+NOT_RESPONDING", "2026-11-21T03:40:00", False),
+        ("IDLE+DRAIN", "", True),
+        ("DOWN+DRAIN", "", False),
+    ],
+)
+def test_who_has_registered_since_a_reboot(state: str, started: str, *, registered: bool) -> None:
+    now = dataclasses.replace(node(state), started=started)
+    assert slurm_nodes.has_registered(now, "2026-11-21T03:18:19") is registered
+
+
+@pytest.mark.parametrize(
+    ("state", "occupied"),
+    [("IDLE+DRAIN", False), ("MIXED+DRAIN", True), ("ALLOCATED+DRAIN", True), ("IDLE+COMPLETING+DRAIN", True), ("DOWN*+DRAIN", False)],
+)
+def test_jobs_show_in_the_state_too(state: str, *, occupied: bool) -> None:
+    assert slurm_nodes.is_occupied(state) is occupied
+
+
+def test_keys_behind_a_reason_are_no_part_of_it() -> None:
+    said = "fan [ticket@7] [joe@2026-11-21T03:25:09] Comment=a b Extra=x InstanceId=i-1 InstanceType=a4"
+    assert slurm_nodes.read_reason(said) == Reason("fan [ticket@7]", "joe")
+
+
 def test_a_reason_keeps_brackets_that_are_its_own() -> None:
     assert slurm_nodes.read_reason("fan [ticket@7] [joe@2026-11-21T03:25:09]") == Reason("fan [ticket@7]", "joe")
     assert slurm_nodes.read_reason("") == Reason("", "")

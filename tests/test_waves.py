@@ -200,6 +200,33 @@ def test_a_node_that_returns_without_what_was_wanted_until_a_reload(crew: Crew) 
     assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
 
 
+def test_over_ssh_where_slurm_takes_rebooted_nodes_down_and_jobs_of_others_are_hidden(crew: Crew) -> None:
+    """Slurm's own defaults: no RebootProgram, and a node that was rebooted stays down until somebody resumes it."""
+    conf = "/etc/slurm/slurm.conf"
+    crew.lab.on_login(f"cp {conf} {conf}.was; sed -i '/^RebootProgram/d; s/^ReturnToService=2/ReturnToService=0/' {conf}")
+    crew.lab.on_login(f"echo PrivateData=jobs >>{conf}; scontrol reconfigure")
+    job = crew.lab.start_job("n001")
+    before = crew.lab.boot_id("n001")
+
+    def let_go(host: str, line: str) -> None:
+        if "waiting for" in line:
+            assert crew.lab.boot_id("n001") == before
+            (crew.lab.shared / "go").touch()
+
+    crew.on_line = let_go
+    try:
+        outcome = crew.roll(crew.order_both()[0], slurm_at=(replace(LOGIN, user="keeper"),))["n001"]
+        assert (outcome.state, outcome.detail) == ("done", "driver options")
+        lines = [line for _, _, line in crew.lines]
+        assert "drained, waiting for a job that Slurm does not show to this account" in lines
+        assert "rebooting over SSH (Slurm has no RebootProgram)" in lines
+        assert (crew.lab.job_state(job), crew.lab.boot_id("n001") not in ("", before)) == ("COMPLETED", True)
+        time.sleep(3)  # a slurmd that registers only now would take the node down again
+        assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
+    finally:
+        crew.lab.on_login(f"mv {conf}.was {conf}; scontrol reconfigure")
+
+
 def closed() -> Window:
     now = datetime.now().astimezone()
     return Window(clock((now.hour + 2) % 24), clock((now.hour + 3) % 24))
