@@ -26,12 +26,14 @@ HEAR_LIMIT = 20.0
 
 REBOOT = """
 set -u
+if [ "$(cat /proc/sys/kernel/random/boot_id)" != "$1" ]; then echo 'somebody rebooted it just now' >&2; exit 1; fi
 echo rebooting=1
 sync
 if [ -d /run/systemd/system ]; then exec systemctl reboot; fi
 exec reboot
 """
-"""Reboots the host it runs on. Outside systemd (containers, sysvinit) `reboot` is the one name that all have."""
+"""Reboots the host it runs on, as long as it is in the boot that its argument names. Outside systemd (containers, sysvinit) `reboot` is
+the one name that all have."""
 
 
 class Line(Door, Protocol):
@@ -119,12 +121,12 @@ def boot_id(door: Line, host: Host) -> str:
     return reply.out.strip()
 
 
-def reboot(door: Line, host: Host) -> None:
-    """Reboot a host over its own connection, as root. How the session ends says nothing; Trouble only when nothing was begun, or the
-    host says why it does not."""
+def reboot(door: Line, host: Host, boot: str) -> None:
+    """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use. How the session ends
+    says nothing; Trouble only when nothing was begun, or the host says why it does not."""
     begun: list[str] = []
     try:
-        reply = door.run(host, Job(REBOOT, user="root", timeout=60), begun.append)
+        reply = door.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
     except Trouble:
         if "rebooting=1" not in begun:
             raise

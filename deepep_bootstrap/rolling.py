@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap import choose, waves
+from deepep_bootstrap import choose, fabric, waves
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.orders import Order, Seen
 from deepep_bootstrap.phases import Work, run_recipe
 from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
-from deepep_bootstrap.prepare import STUCK, TITLES, TO_APPLY, Check, Preparation
-from deepep_bootstrap.reboots import NEVER
+from deepep_bootstrap.prepare import BLOCKED, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
+from deepep_bootstrap.reboots import NEVER, Reboots
 from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
 from deepep_bootstrap.survey import gather_one, look
@@ -48,7 +48,9 @@ class Crew:
                     self.outcomes.append(self.apply(host, step))
             facts, preparation = self._ask(host)
         processes = sum(gpu.processes for gpu in facts.gpus)
-        return Seen(facts.boot_id, tuple(_unmet(preparation)), f"{processes} GPU processes" if processes else "")
+        before, earlier = self._work.survey.facts[host.name], self._work.plan.preparation.checks.get(host.name, {})
+        unmet = (*lost_devices(before, facts), *lacking(earlier, preparation.checks.get(host.name, {})))
+        return Seen(facts.boot_id, unmet, f"{processes} GPU processes" if processes else "")
 
     def _ask(self, host: Host) -> tuple[Facts, Preparation]:
         work = self._work
@@ -56,19 +58,39 @@ class Crew:
         return facts, look(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
 
 
-def _unmet(preparation: Preparation) -> Iterator[str]:
-    for _, check in (*preparation.of(TO_APPLY), *preparation.with_reboot, *preparation.of(STUCK)):
-        yield f"{TITLES[check.recipe]}: found {check.found}, wanted {check.wanted}"
+def lacking(before: Mapping[str, Check], now: Mapping[str, Check]) -> Iterator[str]:
+    """Yield what the checks of a host find not as wanted, by recipe `before` the wave and `now`. What this program could do nothing
+    about before is no reason to keep a host; what it can do nothing about only since then is."""
+    for recipe, check in now.items():
+        known = recipe in before and before[recipe].state == BLOCKED
+        if check.state in {TO_APPLY, REBOOT, STUCK} or (check.state == BLOCKED and not known):
+            yield f"{TITLES[recipe]}: found {check.found}, wanted {check.wanted}"
+
+
+def lost_devices(before: Facts, now: Facts) -> Iterator[str]:
+    """Yield which kinds of devices a host has fewer of than before: a kernel that an earlier update brought may have no drivers."""
+    nics = [[device for device in facts.rdma if not fabric.is_virtual(facts, device.name)] for facts in (before, now)]
+    for what, was, found in (("GPUs", len(before.gpus), len(now.gpus)), ("RDMA devices", len(nics[0]), len(nics[1]))):
+        if found < was:
+            yield f"{what}: found {found}, wanted {was} as before"
 
 
 def reboot_hosts(work: Work) -> tuple[Outcome, ...]:
     """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained."""
-    outcomes = [*_resume(work), *(_write_only(work) if work.reboots.mode == NEVER and not work.reboots.reload else _roll(work))]
-    return tuple(outcomes)
+    orders = permitted(tuple(_orders(work)), work.reboots)
+    outcomes = list(_resume(work))
+    if work.reboots.mode == NEVER:
+        outcomes += _write_only(work, {order.host.name for order in orders})
+    return (*outcomes, *_roll(work, orders))
 
 
-def _roll(work: Work) -> Iterator[Outcome]:
-    orders = tuple(_orders(work))
+def permitted(orders: Sequence[Order], reboots: Reboots) -> tuple[Order, ...]:
+    """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for. The others would
+    leave a host between two drivers."""
+    return tuple(order for order in orders if order.reload or reboots.mode != NEVER)
+
+
+def _roll(work: Work, orders: Sequence[Order]) -> Iterator[Outcome]:
     if not orders:
         return
     crew = Crew(work)
@@ -108,11 +130,12 @@ def refusal(facts: Facts) -> str:
     return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
 
 
-def _write_only(work: Work) -> Iterator[Outcome]:
-    """Without leave to reboot: write what only files are needed for, so that a reboot by somebody else does the rest."""
+def _write_only(work: Work, others: Collection[str]) -> Iterator[Outcome]:
+    """Without leave to reboot: write what only files are needed for, but for the hosts `others`, so that a reboot by somebody else does
+    the rest."""
     for step in work.plan.of_kind("reboot"):
         todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
-        hosts = tuple(host for host in step.hosts if host in todo)
+        hosts = tuple(host for host in step.hosts if host in todo and host not in others)
         if step.name in FILES_ONLY and hosts:
             work.screen.started(TITLES[step.name], hosts)
             outcomes = run_recipe(work, replace(step, title=TITLES[step.name]), work.hosts(hosts))

@@ -119,7 +119,7 @@ class Turn:
             return self._give_back("unchanged", "not needed: the driver was loaded anew")
         if not self._policy.reboot:
             raise LeftAloneError(f"waits for a reboot: {self._order.why}")
-        self._reboot()
+        self._reboot(before)
         self._wait_until_back(before)
         self._check()
         return self._give_back("done", self._order.why)
@@ -134,7 +134,7 @@ class Turn:
             self._cordon.take_out(self._order.why, look)
             if kept := self._cordon.kept:
                 self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
-        deadline, told = time.monotonic() + self._policy.drain_timeout, ""
+        deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
         while busy := self._who_is_busy():
             if not self._cordon:
                 raise LeftAloneError(f"in use, left alone: {busy}")
@@ -143,7 +143,9 @@ class Turn:
             if busy != told:
                 self._say(f"drained, waiting for {busy}")
                 told = busy
-            self._wave.sleep(self._policy.pause)
+            self._wave.sleep(pause)
+            # A job may go on for hours, on hundreds of nodes at a time: the controller is asked less and less often.
+            pause = min(pause * 1.25, 10 * self._policy.pause)
             self._check_leave()
         if self._cordon:
             self._check_leave()
@@ -173,12 +175,14 @@ class Turn:
                 raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
 
     def _reload(self) -> bool:
-        """Return whether a reload of the driver was enough."""
+        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no failure of the run."""
         self._say("loading the driver anew")
-        self.outcomes.append(self._wave.hands.reload(self._host))
-        return self.outcomes[-1].state != "failed" and not self._wave.hands.look(self._host).unmet
+        outcome = self._wave.hands.reload(self._host)
+        failed = outcome.state == "failed"
+        self.outcomes.append(replace(outcome, state="skipped", code=0) if failed and self._policy.reboot else outcome)
+        return not failed and not self._wave.hands.look(self._host).unmet
 
-    def _reboot(self) -> None:
+    def _reboot(self, before: str) -> None:
         """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node over."""
         if self._cordon and (lost := self._cordon.lost()):
             raise LeftAloneError(f"not rebooted: {lost}")
@@ -187,7 +191,7 @@ class Turn:
             self._say("rebooting through Slurm")
             return
         self._say(f"rebooting over SSH ({refused})")
-        power.reboot(self._wave.door, self._host)
+        power.reboot(self._wave.door, self._host, before)
 
     def _wait_until_back(self, before: str) -> None:
         """Return when the host answers with another boot id."""

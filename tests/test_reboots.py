@@ -10,8 +10,12 @@ from plan_support import READY, changed
 
 from deepep_bootstrap import reboots
 from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Rdma
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.orders import Order
+from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.rolling import refusal
+from deepep_bootstrap.rolling import lacking, lost_devices, permitted, refusal
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,43 @@ def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
     assert (policy.at_once, policy.drain_timeout, policy.boot_timeout, policy.settle) == (4, 7200, 20, 20)
     assert (str(policy.window), policy.reservation, policy.run, policy.reboot) == ("22:00-06:00", "maint", "run-1", True)
     assert not Reboots().policy("run-2").reboot
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kept"),
+    [
+        ("reboot", "ok", False),
+        ("reboot", "reboot", True),
+        ("reboot", "stuck", True),
+        ("todo", "todo", True),
+        ("blocked", "blocked", False),  # it was so, and is no work of this wave
+        ("ok", "blocked", True),
+        ("", "blocked", True),  # a driver that the new kernel has not
+    ],
+)
+def test_what_keeps_a_host_that_came_back(before: str, now: str, *, kept: bool) -> None:
+    earlier = {"nvidia-driver": Check("nvidia-driver", before, "", "")} if before else {}
+    found = list(lacking(earlier, {"nvidia-driver": Check("nvidia-driver", now, "no driver loaded", "the driver, loaded")}))
+    assert found == (["NVIDIA driver: found no driver loaded, wanted the driver, loaded"] if kept else [])
+
+
+def test_a_host_that_lost_devices_is_not_as_wanted() -> None:
+    before = changed(READY, {"rdma": tuple(Rdma(f"mlx5_{number}", "mlx5_core", "", 0, "", virtual=number > 7) for number in range(9))})
+    assert list(lost_devices(before, before)) == []
+    assert list(lost_devices(before, changed(before, {"rdma": before.rdma[:8]}))) == []  # virtual ones are made by services later
+    now = changed(before, {"gpus": (), "rdma": before.rdma[:7]})
+    count = len(before.gpus)
+    assert list(lost_devices(before, now)) == [
+        f"GPUs: found 0, wanted {count} as before",
+        "RDMA devices: found 7, wanted 8 as before",
+    ]
+    assert list(lost_devices(now, before)) == []
+
+
+def test_without_leave_to_reboot_only_reloads_are_begun() -> None:
+    reload, install = Order(Host("n001"), "n001", "x", "", reload=True), Order(Host("n002"), "n002", "y", "")
+    assert permitted((reload, install), Reboots("never", reload=True)) == (reload,)
+    assert permitted((reload, install), Reboots("rolling", reload=True)) == (reload, install)
 
 
 @pytest.mark.parametrize(

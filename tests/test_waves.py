@@ -317,6 +317,20 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
     assert "DRAIN" not in crew.lab.node("n001").state
 
 
+def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "reload", lambda host: Outcome("reload", host.name, "failed", "in use by nv-hostengine (7)", code=TROUBLE))
+    order = crew.order(N1, node="n001", reload=True)
+    outcomes = waves.roll(crew.door, (LOGIN,), (order,), QUICK, hands=crew, tell=crew.tell)
+    assert [(one.step, one.state, one.code) for one in outcomes[1:]] == [("reload", "skipped", 0), ("reboot", "done", 0)]
+
+
+def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(crew: Crew) -> None:
+    before = power.boot_id(crew.door, N1)
+    with pytest.raises(Trouble, match="somebody rebooted it just now"):
+        power.reboot(crew.door, N1, "the boot before")
+    assert power.boot_id(crew.door, N1) == before
+
+
 def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> None:
     before = power.boot_id(crew.door, N1)
     crew.lab.power_cut("n001")
