@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -58,6 +59,8 @@ def test_generations_are_listed_with_what_they_alone_need(engine: Engine) -> Non
     assert rows[1]["own_bytes"] == sum(path.stat().st_size for path in files if path.name not in {"manifest.json", "files.sha256"})
     assert rows[1]["hosts"] == ["n001", "n002", "login1"]
     assert (engine.on_disk / "generations/1/deepep.lock.toml").read_bytes() == engine.lock.with_suffix(".old").read_bytes()
+    bill = json.loads((engine.on_disk / "generations/2/sbom.cdx.json").read_text())
+    assert {each["bom-ref"] for each in bill["components"]} >= set(rows[2]["entries"])
     text = engine.run("generations")
     assert "* 2 (current)" in text.out
     assert "/shared/deepep/generations/1" in text.out
