@@ -245,7 +245,9 @@ def bootstrap_interfaces(machines: Mapping[str, Machine]) -> dict[str, str]:
     known = [address for address in addresses.values() if address]
     if len(known) < len(machines) or len(set(known)) < len(known) or len(known) < 2:
         return {}
-    ways = {host: {_way(machine, address) for other, address in addresses.items() if other != host} for host, machine in machines.items()}
+    targets = {host: ipaddress.ip_address(address) for host, address in addresses.items()}
+    tables = {host: _table(machine) for host, machine in machines.items()}
+    ways = {host: {_way(table, target) for other, target in targets.items() if other != host} for host, table in tables.items()}
     return {host: next(iter(found)) for host, found in ways.items() if len(found) == 1 and "" not in found}
 
 
@@ -253,17 +255,25 @@ def address_of(machine: Machine) -> str:
     """Return the address other hosts reach a host at, or ""."""
     if machine.address:
         return machine.address
-    outward = _way(machine, "0.0.0.0") or _way(machine, "::")  # noqa: S104 - a destination that only a default route covers
+    table = _table(machine)
+    # Two destinations that only a default route covers.
+    outward = _way(table, ipaddress.IPv4Address(0)) or _way(table, ipaddress.IPv6Address(0))
     found = [ipaddress.ip_interface(one.cidr).ip for one in machine.addresses if outward and one.interface == outward]
     return str(min((ip for ip in found if not ip.is_link_local), key=lambda ip: ip.version, default=""))
 
 
-def _way(machine: Machine, address: str) -> str:
-    """Return the interface of the most exact route to an address, the one of the smallest metric among equals; "" without a route."""
-    target = ipaddress.ip_address(address)
-    routes = [(ipaddress.ip_network(route.destination, strict=False), route) for route in machine.routes]
-    fitting = [(-network.prefixlen, route.metric, route.interface) for network, route in routes if target in network]
-    return min(fitting, default=(0, 0, ""))[2]
+def _table(machine: Machine) -> tuple[tuple[int, int, int, str], ...]:
+    """Return a host's routes as version, network, mask and interface: the most exact first, the smallest metric among equals. As numbers,
+    since a thousand hosts look for their ways to a thousand."""
+    routes = [(ipaddress.ip_network(route.destination, strict=False), route.metric, route.interface) for route in machine.routes]
+    routes.sort(key=lambda route: (-route[0].prefixlen, route[1], route[2]))
+    return tuple((network.version, int(network.network_address), int(network.netmask), name) for network, _, name in routes)
+
+
+def _way(table: Sequence[tuple[int, int, int, str]], target: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Return the interface of the first route of a `_table` that leads to an address; "" without one."""
+    version, number = target.version, int(target)
+    return next((name for kind, network, mask, name in table if kind == version and number & mask == network), "")
 
 
 def is_ambiguous(interface: str, machines: Iterable[Machine]) -> bool:

@@ -142,7 +142,8 @@ def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
     """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as beginnings."""
     machines = {host: seen.prepared for host, seen in facts.items()}
     found = fabric.bootstrap_interfaces(machines)
-    exact = {host: "=" if fabric.is_ambiguous(name, machines.values()) else "" for host, name in found.items()}
+    ambiguous = {name for name in set(found.values()) if fabric.is_ambiguous(name, machines.values())}
+    exact = {host: "=" if name in ambiguous else "" for host, name in found.items()}
     nvshmem, nccl, gloo = INTERFACES
     plain = {host: found.get(host, "") for host in facts}
     marked = {host: exact.get(host, "") + plain[host] for host in facts}
