@@ -42,20 +42,23 @@ class Written:
 
 
 def remove(flags: Flags) -> int:
-    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes wrote there."""
+    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes wrote there. With
+    --limit only that, on those hosts: the offer is everybody's."""
     screen = Screen("remove", as_json=flags.json)
+    if flags.limit and flags.stack:
+        raise Trouble(Problem("--stack", "the offer is the same for all hosts", "--limit beside it", "one of the two"))
     lock, _ = read_lock(replace(flags, stack=""))
     inventory, prefix = read_inventory(flags)
     recipes, outcomes = read_tree(flags.root / "recipes"), []
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         offer = offered(survey)
-        kept = without(offer, flags.stack, lock.default_stack)
-        files = {} if kept.stacks else written(door, survey, recipes)
+        kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
+        files = {} if flags.stack and kept.stacks else written(door, survey, recipes)
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
             confirm(screen, yes=flags.yes)
-            outcomes = [*withdraw(flags, door, survey, kept), *undo(door, survey, files, (lock, recipes))]
+            outcomes = [*(withdraw(flags, door, survey, kept) if offer != kept else ()), *undo(door, survey, files, (lock, recipes))]
             screen.say()
             screen.outcomes(outcomes)
     for problem in survey.problems:
@@ -113,11 +116,14 @@ def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files
         for each in found:
             groups.setdefault(each, []).append(host)
     for each, hosts in groups.items():
-        how = "put back as it was" if each.ours else "left alone: somebody changed it since"
+        how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
         what = f"{each.path} ({each.recipe}): {how}" if each.path else f"no longer held ({each.recipe}): {each.held}"
         screen.say(f"{fold(hosts)}: {what}")
     if offer == kept and not files:
-        screen.say("Nothing to do: nothing is offered, and no host has anything of ours on record.")
+        what = "nothing is offered, and no host has" if not offer.stacks else "none of these hosts has"
+        screen.say(f"Nothing to do: {what} anything of ours on record.")
+    elif offer == kept and offer.stacks:
+        screen.say("Packages stay, and so does the offer.", style="dim")
     else:
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
 
