@@ -8,7 +8,7 @@ drain alone. So a node is drained first, and rebooted without ASAP. Slurm writes
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -241,17 +241,6 @@ def in_the_way(look: Look, node: str, seconds: float, allowed: str = "") -> Rese
     until = look.now + timedelta(seconds=seconds)
     others = (one for one in look.reservations if one.name != allowed and node in one.nodes)
     return next((one for one in others if one.start <= until and one.end > look.now), None)
-
-
-def leftover(reasons: Mapping[str, str], waiting: Collection[str]) -> tuple[str, ...]:
-    """Return the nodes that are to be resumed: drained by this program (`reasons`: of drained nodes, by node name), and no longer
-    in need of anything (`waiting`: those that are)."""
-    return tuple(node for node, reason in reasons.items() if is_ours(reason) and node not in waiting)
-
-
-def drained_by_us(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return the nodes that this program keeps drained, each with its reason as text."""
-    return {node.name: read_reason(node.reason).text for node in nodes if is_drained(node.state) and is_ours(node.reason)}
 
 
 def _time(text: str) -> datetime | None:

@@ -49,7 +49,7 @@ def _idle_first(wave: Wave, orders: Sequence[Order]) -> list[Order]:
 
 
 def bring_back(door: Line, slurm_at: Sequence[Host], nodes: Sequence[str], tell: Tell) -> tuple[Outcome, ...]:
-    """Resume nodes that an earlier run left drained and that need nothing any more (slurm_nodes.leftover says which)."""
+    """Resume nodes that an earlier run left drained and that need nothing any more (plan.resume_steps says which)."""
     cluster, outcomes = Cluster(door, slurm_at), []
     for node in nodes:
         try:

@@ -156,11 +156,6 @@ def test_reservations_in_the_way(name: str, seconds: float, allowed: str, found:
     assert (other.name if other else "") == found
 
 
-def test_what_is_resumed_is_ours_and_needs_nothing() -> None:
-    reasons = {"n001": "deepep-bootstrap: x (run 7)", "n002": "deepep-bootstrap: y", "n003": "bad fan", "n004": "see deepep-bootstrap: z"}
-    assert slurm_nodes.leftover(reasons, {"n002"}) == ("n001",)
-
-
 def test_commands() -> None:
     assert slurm_nodes.drain("n001", "a b")[1:] == ("update", "nodename=n001", "state=drain", "reason=a b")
     # Never ASAP, which takes the drain back on return, and never a next state: we bring the node back, after looking at it.

@@ -306,12 +306,10 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
     assert [line for _, host, line in crew.lines][-1].startswith("stays drained (deepep-bootstrap: driver options (run test-7))")
     assert crew.lab.job_state(job) == "RUNNING"
     crew.lab.on_login(f"scancel {job}")
-    reasons = slurm_nodes.drained_by_us([crew.lab.node("n001"), crew.lab.node("n002")])
-    assert reasons == {"n001": "deepep-bootstrap: driver options (run test-7)"}
-    assert slurm_nodes.leftover(reasons, {"n001"}) == ()
+    assert crew.lab.reason("n001") == "deepep-bootstrap: driver options (run test-7)"
     fleet = Fleet((LOGIN,), Options(ssh_config=str(crew.lab.lab.ssh_config)))
     told: list[str] = []
-    done = waves.bring_back(fleet, (LOGIN,), slurm_nodes.leftover(reasons, ()), lambda host, title, line: told.append(host))
+    done = waves.bring_back(fleet, (LOGIN,), ("n001",), lambda host, title, line: told.append(host))
     fleet.close()
     assert ([one.state for one in done], told) == (["done"], ["n001"])
     assert "DRAIN" not in crew.lab.node("n001").state
