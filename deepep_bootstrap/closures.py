@@ -62,10 +62,11 @@ class Closure:
 
 @dataclass(frozen=True)
 class Tools:
-    """What resolving takes: uv, where indexes are, and an empty folder."""
+    """What resolving takes: uv, where indexes are, the settings of the caller's pip, and an empty folder."""
 
     uv: Path
     mirrors: Mirrors
+    settings: Mapping[str, str]
     scratch: Path
 
 
@@ -73,13 +74,13 @@ class Tools:
 def tools(lock: Lock, mirrors: Mirrors, say: Callable[[str], None]) -> Iterator[Tools]:
     """Provide the locked uv (else this machine's own) and a folder for the time of an update."""
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
-        yield Tools(find_uv_for(platform.machine(), lock, mirrors, say), mirrors, Path(scratch))
+        yield Tools(find_uv_for(platform.machine(), lock, mirrors, say), mirrors, own_settings(), Path(scratch))
 
 
 def renew(lock: Lock, stack: Stack, tools: Tools) -> list[Closure]:
     """Return what the wheels of `stack` become for each target that it names. Raises Trouble with every target that has no answer."""
     where = f"{lock.path}: stack.{stack.name}"
-    indexes = {name: find_index(name, tools.mirrors) for name in (stack.asked.index, *stack.asked.indexes.values())}
+    indexes = {name: find_index(name, tools.mirrors, tools.settings) for name in (stack.asked.index, *stack.asked.indexes.values())}
     known = {wheel.hash: wheel for each in lock.stacks.values() for wheels in each.wheels.values() for wheel in wheels}
     folder = tools.scratch / stack.name
     _write_project(stack, indexes, folder)
@@ -146,7 +147,7 @@ def _resolve(stack: Stack, target: str, tools: Tools, folder: Path, *, overrides
 def _environment(tools: Tools) -> dict[str, str]:
     """Return the whole environment of uv: an empty home, and how this machine reaches the network."""
     own = {key: os.environ[key] for key in KEPT if key in os.environ}
-    own |= {SETTINGS[key]: value for key, value in own_settings().items() if key in SETTINGS and value}
+    own |= {SETTINGS[key]: value for key, value in tools.settings.items() if key in SETTINGS and value}
     home = tools.scratch / "home"
     home.mkdir(exist_ok=True)
     if (netrc := Path(os.environ.get("NETRC") or Path.home() / ".netrc")).is_file():

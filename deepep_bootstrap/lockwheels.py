@@ -58,6 +58,8 @@ def _put(text: str, where: Target, wheels: Sequence[Wheel], path: str) -> str:
     span = _list_span(text, where)
     if span:
         start, end = span
+        if comment := re.compile(r"[ \t]*#[^\r\n]*").match(text, start, end):
+            start = comment.end()
         return text[:start] + newline.join(["", *_body(text[start:end], wheels), ""]) + text[end:]
     at = _end_of_stack(text, stack)
     if at is None:
@@ -87,7 +89,7 @@ def _body(old: str, wheels: Sequence[Wheel]) -> Iterator[str]:
 def _said(text: str) -> object:
     """Return what one line of a list says; None where it is no line by itself."""
     try:
-        return load(f"x = [\n{text}\n]\n", "").get("x") if text.rstrip().endswith(",") else None
+        return load(f"x = [\n{text}\n]\n", "").get("x") if re.search(r"\},\s*(?:#.*)?$", text) else None
     except Trouble:
         return None
 

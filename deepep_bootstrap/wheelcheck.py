@@ -12,10 +12,10 @@ from deepep_bootstrap.archives import measured
 from deepep_bootstrap.asked import plain_name
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.mirrors import Mirrors, is_address
 from deepep_bootstrap.pins import Checked
 from deepep_bootstrap.wheelindex import Index, Offered, find_index, offered, size_of
-from deepep_bootstrap.wheels import cached_file, fetch_wheel, find_file
+from deepep_bootstrap.wheels import cached_file, fetch_wheel, find_file, own_settings
 
 AT_ONCE = 8
 
@@ -35,10 +35,13 @@ def check_wheels(wheels: Iterable[Wheel], ways: Ways, on_done: Callable[[Wheel, 
     `on_done` gets each wheel with what was found, in the order given.
     """
     several = list(dict.fromkeys(wheels))
+    names = list(dict.fromkeys(wheel.index for wheel in several))
+    places = [ways.mirrors.index(name) for name in names]
+    settings = own_settings() if any(not place or is_address(place) for place in places) else {}
     indexes: dict[str, Index | Trouble] = {}
-    for name in dict.fromkeys(wheel.index for wheel in several):
+    for name in names:
         try:
-            indexes[name] = find_index(name, ways.mirrors)
+            indexes[name] = find_index(name, ways.mirrors, settings)
         except Trouble as trouble:
             indexes[name] = trouble
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="index") as pool:

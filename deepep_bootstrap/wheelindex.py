@@ -24,7 +24,7 @@ from deepep_bootstrap import nar
 from deepep_bootstrap.asked import OWN_INDEX, plain_name
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.mirrors import Mirrors, is_address, shown
-from deepep_bootstrap.wheels import own_index, own_settings
+from deepep_bootstrap.wheels import own_index
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 SILENCE_SECONDS = 60.0
@@ -65,16 +65,17 @@ class Index:
         return f"index {self.name} ({shown(self.place)})"
 
 
-def find_index(name: str, mirrors: Mirrors) -> Index:
-    """Return the index called `name`: a mirror's, the lock's, or for `pypi` the one that the caller's pip asks. Raises Trouble."""
+def find_index(name: str, mirrors: Mirrors, settings: Mapping[str, str]) -> Index:
+    """Return the index called `name`: a mirror's, the lock's, or for `pypi` the one that the caller's pip with `settings` asks. Raises
+    Trouble where nothing says where it is."""
     place = mirrors.index(name)
     if not place and name != OWN_INDEX:
         remedy = f"a table [indexes.{name}] in the lock, or --mirror index:{name}=URL_OR_DIRECTORY"
         raise Trouble(Problem(f"index {name}", "nothing says where it is", try_=remedy))
-    place = place or own_index()
+    place = place or own_index(settings)
     if place.startswith("file://"):
         place = unquote(urlsplit(place).path)
-    return Index(name, place.rstrip("/"), own_settings())
+    return Index(name, place.rstrip("/"), settings)
 
 
 def offered(index: Index, name: str) -> dict[str, Offered]:

@@ -206,16 +206,17 @@ def _run_pip(words: Sequence[str], environment: Mapping[str, str], running: set[
         running.difference_update(group)
 
 
-def own_index() -> str:
-    """Return the address of the index that the caller's pip asks, in pip's own words where nothing else is set. Raises Trouble when pip is
-    set to ask none."""
-    settings = own_settings()
+def own_index(settings: Mapping[str, str]) -> str:
+    """Return the address of the index that the caller's pip asks, with its `settings`, in pip's own words where they name none. Raises
+    Trouble when pip is set to ask none."""
     if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
         raise Trouble(Problem(f"index {OWN_INDEX}", "pip is set up to ask no index", "no-index", try_=f"--mirror index:{OWN_INDEX}=URL"))
+    if address := settings.get("index-url"):
+        return address
     told = " ".join(command.run((*_pip(), "download", "--help"), env={**os.environ, "COLUMNS": "500"}).out.split())
     default = re.search(r"--index-url <url> [^(]*\(default (\S+)\)", told)
-    if address := settings.get("index-url") or (default[1] if default else ""):
-        return address
+    if default:
+        return default[1]
     raise Trouble(Problem(f"index {OWN_INDEX}", "pip does not say which index it asks", try_=f"--mirror index:{OWN_INDEX}=URL"))
 
 

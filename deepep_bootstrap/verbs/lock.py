@@ -96,7 +96,8 @@ def look_again(work: _Work, download: bool = False) -> int:
 def _check_wheels(work: _Work, download: bool) -> dict[str, Checked]:
     """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded for it."""
     stacks = [work.lock.stacks[name] for name in work.stacks]
-    wheels = dict.fromkeys(wheel for stack in stacks for closure in stack.wheels.values() for wheel in closure)
+    lists = [closure for stack in stacks for closure in stack.wheels.values()]
+    wheels = dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
 
     def tell(wheel: Wheel, checked: Checked) -> None:
         if download or checked.problems or checked.notes:
