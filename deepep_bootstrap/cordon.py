@@ -49,7 +49,14 @@ class Cordon:
     def lost(self) -> str:
         """Return why the node must not be rebooted: what somebody else made of it since it was taken out, "" for nothing. It is theirs
         then, and we change nothing of it any more."""
-        said = slurm_nodes.not_ours_any_more(self.now(), self.ours) if self.ours or self.kept else ""
+        if not self.ours and not self.kept:
+            return ""
+        node = self.now()
+        if slurm_nodes.is_rebooting(node.state):
+            # Another run of ours gets its reason back, by which it knows its own node again.
+            self.ours, self.kept = self.ours if self._left else "", None
+            return "Slurm reboots it already, for somebody else or another run"
+        said = slurm_nodes.not_ours_any_more(node, self.ours)
         if said:
             self.ours, self.kept = "", None
         return said

@@ -281,6 +281,16 @@ def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(crew: Crew) -> None
     mine.leave("too late")
     assert (other.bring_back(), crew.lab.node("n001").state) == ("", "IDLE")
 
+    # It came when the reboot was about to be asked for: one reboot, and the first run gives back.
+    mine.take_out("x", mine.look())
+    other.take_out("x", other.look())
+    assert mine.reboot() == ""
+    assert other.lost().startswith("Slurm reboots it already")
+    other.put_back()
+    assert crew.lab.reason("n001") == "deepep-bootstrap: x (run test-7)"
+    wait_for(lambda: crew.lab.boot_id("n001") not in ("", before["n001"]) and mine.hold("x") == "")
+    assert (mine.bring_back(), crew.lab.node("n001").state) == ("", "IDLE")
+
 
 def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None:
     crew.lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
