@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deepep_bootstrap import lock
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Lock, Stack, Wheel
-from deepep_bootstrap.sources import Archive, Source, Substitute
+from deepep_bootstrap.sources import Source, Substitute
 from deepep_bootstrap.system import System
 
 HERE = Path(__file__).parent
