@@ -239,6 +239,6 @@ def installs_on(wheel: Wheel, target: str) -> bool:
 def _index(name: str, table: Table) -> str:
     if name == OWN_INDEX:
         table.complain("url", "this index is whatever pip is set up to use and takes no address", wanted="another name")
-    url = table.text("url", INDEX_URL)
+    url = table.address("url", INDEX_URL)
     table.close()
     return url

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
-
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.tables import load
 
 AUTO = "auto"
 LINKS = ("Ethernet", "InfiniBand")
@@ -55,7 +53,8 @@ def read_profile(name: str, texts: Mapping[str, str]) -> Profile:
     if file not in texts:
         known = sorted(path.removeprefix(FOLDER).removesuffix(".toml") for path in texts if path.startswith(FOLDER))
         raise Trouble(Problem("profile", "there is no such profile", name, " or ".join([AUTO, *known]), f"writing env/{file}"))
-    table, rules = _read_toml(f"env/{file}", texts[file]), _read_toml(f"env/{KNOWN}", texts[KNOWN])
+    table: dict[str, Any] = load(texts[file], f"env/{file}")
+    rules: dict[str, Any] = load(texts[KNOWN], f"env/{KNOWN}")
     if faults := [*_key_faults(f"env/{file}", table), *_environment_faults(f"env/{file}", table, rules)]:
         raise Trouble(*faults)
     link = table.get("link_layer", "")
@@ -80,7 +79,9 @@ def _key_faults(where: str, table: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(f"{where}: notes", "not a list of texts", repr(notes), f"[{ONE_LINE}, …]")
     if not isinstance(table.get("environment", {}), dict):
         yield Problem(f"{where}: environment", "not a table of variables", repr(table["environment"]))
-    most = MOST_LEVELS.get(link, 15)
+    most = MOST_LEVELS.get(str(link), 15)
+    if not _is_line(table.get("title", "")):
+        yield Problem(f"{where}: title", "not a text of one line", repr(table["title"]), ONE_LINE)
     for key in LEVELS:
         level = table.get(key, 0)
         if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= most:
@@ -93,7 +94,7 @@ def _key_faults(where: str, table: Mapping[str, Any]) -> Iterator[Problem]:
 def _environment_faults(where: str, table: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Problem]:
     environment = table.get("environment", {})
     for variable, value in environment.items() if isinstance(environment, dict) else ():
-        if fault := _variable_fault(variable, value, table.get("link_layer", ""), rules):
+        if fault := _variable_fault(variable, value, str(table.get("link_layer", "")), rules):
             yield Problem(f"{where}: {variable}", *fault)
 
 
@@ -113,11 +114,4 @@ def _variable_fault(variable: str, value: object, link: str, rules: Mapping[str,
 
 
 def _is_line(value: object) -> bool:
-    return isinstance(value, str) and "\n" not in value
-
-
-def _read_toml(where: str, text: str) -> dict[str, Any]:
-    try:
-        return tomlkit.parse(text).unwrap()
-    except TOMLKitError as error:
-        raise Trouble(Problem(where, "is not TOML", str(error))) from None
+    return isinstance(value, str) and value.isprintable()

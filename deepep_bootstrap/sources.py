@@ -19,6 +19,7 @@ FILE_HASH = Form(
     "an SRI hash: sha256- and 44, or sha512- and 88 characters of base 64",
 )
 VERSION = Form(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
+FILE = Form(r"[^\x00-\x1f\x7f]+", "the name of a file")
 OPTION = Form(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 
 
@@ -74,7 +75,7 @@ def read_source(name: str, table: Table) -> Source:
     """Return the source in `table`; what is wrong with it is noted there."""
     source = Source(
         name=name,
-        url=table.text("url", URL),
+        url=table.address("url", URL),
         ref=table.text("ref", REF),
         rev=table.text("rev", REV),
         hash=read_hash(table),
@@ -93,7 +94,7 @@ def read_archive(name: str, table: Table) -> Archive:
     """Return the archive in `table`; what is wrong with it is noted there."""
     archive = Archive(
         name=name,
-        url=table.text("url", FILE_URL),
+        url=table.address("url", FILE_URL),
         hash=read_hash(table, FILE_HASH),
         size=table.number("size", 0),
         version=table.text("version", VERSION),
@@ -114,7 +115,7 @@ def read_hash(table: Table, form: Form = HASH) -> str:
 
 
 def _substitute(table: Table) -> Substitute:
-    substitute = Substitute(table.text("file", SOME), table.text("text", SOME), table.text("replacement", ANY), table.number("count", 1))
+    substitute = Substitute(table.text("file", FILE), table.text("text", SOME), table.text("replacement", ANY), table.number("count", 1))
     file = PurePosixPath(substitute.file)
     if substitute.file and (file.is_absolute() or ".." in file.parts or str(file) != substitute.file or file.parts[:1] == (".git",)):
         table.complain("file", "is not a file inside the tree", substitute.file, "a path relative to the top of the tree")

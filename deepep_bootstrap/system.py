@@ -110,8 +110,8 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         table.complain("components", "do not fit the suite", " ".join(components) or "none", flat if components else "at least one")
     repository = Repository(
         name=name,
-        url=table.text("url", URL),
-        key_url=table.text("key_url", URL),
+        url=table.address("url", URL),
+        key_url=table.address("key_url", URL),
         key_fingerprint=table.text("key_fingerprint", FINGERPRINT),
         purposes=table.words("purposes", PURPOSE),
         suite=suite,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
@@ -17,6 +18,8 @@ from deepep_bootstrap.errors import Problem, Trouble
 LONGEST = 80
 KINDS: Mapping[type, str] = {str: "text in quotes", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 T = TypeVar("T")
+LARGEST = 2**63
+"""Whole numbers of TOML have 64 bits; longer ones in base 16 are ones that Python reads, and cannot print."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,18 @@ def load(text: str, path: str) -> dict[str, object]:
     """Return TOML `text` as plain values. Raises Trouble naming `path` and the line where it is not TOML."""
     try:
         data: dict[str, object] = tomlkit.parse(text).unwrap()
+        if not _is_small(data):
+            raise Trouble(Problem(path, "is not TOML: a number of more than 64 bits"))
     except ParseError as error:
         raise Trouble(Problem(f"{path}:{error.line}", f"is not TOML: {error}")) from None
     except TOMLKitError as error:
         raise Trouble(Problem(f"{path}:{_line_of(text, error)}", f"is not TOML: {error}")) from None
     return data
+
+
+def _is_small(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_small, inner)) and not (isinstance(value, int) and not -LARGEST <= value < LARGEST)
 
 
 def _line_of(text: str, error: TOMLKitError) -> int:
@@ -106,6 +116,17 @@ class Table:
             self.complain(key, "is not what belongs here", value or "nothing", form.words)
             return ""
         return value
+
+    def address(self, key: str, form: Form) -> str:
+        """Return the address of `key`, which must be there, have `form`, and be one: its host and port can be told from it."""
+        value = self.text(key, form)
+        try:
+            well = not value or (value.isascii() and value.isprintable() and urlsplit(value).port != 0)
+        except ValueError:
+            well = False
+        if not well:
+            self.complain(key, "is not what belongs here", value, f"{form.words}, in printable ASCII")
+        return value if well else ""
 
     def number(self, key: str, least: int) -> int:
         """Return the whole number of `key`, which must be there and `least` or more."""
