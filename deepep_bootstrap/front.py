@@ -177,6 +177,8 @@ def refuse_core_flags(name: str, parameters: Sequence[str], argv: Sequence[str])
     problems = []
     for word in behind:
         flag = word.split("=", 1)[0]
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            problems.append(Problem(f"invoke {name}", "an argument that is not UTF-8", ascii(word)[:80]))
         if flag in CORE_FLAGS and flag not in ours:
             guess = get_close_matches(flag, ours, n=1, cutoff=0.5)
             remedy = f"did you mean {guess[0]}?" if guess else f"invoke {name} --help"

@@ -21,7 +21,7 @@ DEFAULTS = "defaults"
 SAFE_PATH = re.compile(r"/[A-Za-z0-9._/+-]*")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*")
 WORD = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.,:@+-]*")
-GRES = re.compile(r"auto|none|gpu(:[A-Za-z0-9_.-]+)?(:[1-9]\d*)?")
+GRES = re.compile(r"auto|none|gpu(:[A-Za-z0-9_.-]+)?(:[1-9][0-9]{0,8})?")
 JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
 
 
@@ -74,10 +74,10 @@ def from_flag(value: str, limit: str = "") -> Inventory:
     `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names unknown to the file.
     """
     path = Path(os.path.expanduser(value))
-    if path.is_file():
+    if os.path.isfile(path):
         inventory = parse(_read(path), value)
-    elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or path.is_dir():
-        found = "a directory" if path.is_dir() else "nothing there"
+    elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or os.path.isdir(path):
+        found = "a directory" if os.path.isdir(path) else "nothing there"
         raise Trouble(Problem(f"--hosts={value}", "not a hosts file", found, "a file, or a node set such as b200-[001-016]"))
     else:
         hosts, problems = _expand(value, "--hosts")
@@ -272,7 +272,7 @@ def _arguments(value: str) -> str:
         words = shlex.split(value)
     except ValueError:
         return wanted
-    return "" if words and words[0].startswith("-") and "\n" not in value else wanted
+    return "" if words and words[0].startswith("-") and value.isprintable() else wanted
 
 
 _user = _matches(USER, "a user name")
@@ -281,7 +281,7 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "user": _user,
     "port": _port,
     "jump": _matches(JUMP, "a host, [user@]host[:port], or none"),
-    "identity": _matches(re.compile(r"[^\0\n]+"), "the path of a private key"),
+    "identity": lambda value: "" if value and value.isprintable() else "the path of a private key",
     "connection": _matches(re.compile("ssh|local"), "ssh or local"),
     "role": _matches(re.compile("gpu|login"), "gpu or login"),
     "prefix": _prefix,

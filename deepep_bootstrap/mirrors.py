@@ -4,11 +4,12 @@ at whether a directory is there.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from deepep_bootstrap.asked import plain_name
 from deepep_bootstrap.errors import Problem, Trouble
@@ -21,6 +22,8 @@ REMEDY = "invoke mirror DIRECTORY, on a machine with a network"
 GIT, FILES, WHEELS = "git", "files", "wheels"
 SCP_LIKE = re.compile(r"(?:[^/@:]+@)?([^/@:]+):([^/].*)")
 """What git takes for an address over ssh besides URLs: `git@host:owner/name`."""
+NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+"""What no part of a path in a mirror holds; half a character (JSON and TOML can spell it) has no bytes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Mirrors:
         if is_address(place):
             return place + rest
         path = Path(place, rest.strip("/"))
-        if ".." in path.parts or not path.is_file():
+        if ".." in path.parts or not os.path.isfile(path):
             raise Trouble(Problem(f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"))
         return str(path)
 
@@ -104,15 +107,23 @@ def wheel_path(index: str, name: str, file: str) -> str:
 def _local(url: str) -> str:
     """Return host and path of an address as a relative path; anything but http and https is told apart by its scheme."""
     scp_like = None if is_address(url) else SCP_LIKE.fullmatch(url)
-    parts = urlsplit(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else url)
+    parts = _split(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else url)
     host = parts.netloc.rpartition("@")[2].lower()
     top = host if parts.scheme in {"https", "http"} else f"{parts.scheme}+{host}"
     steps = [top, *(step for step in unquote(parts.path).split("/") if step)]
     if parts.query:
-        steps[-1] += f"?{quote(parts.query, safe='=&')}"
-    if not parts.scheme or len(steps) == 1 or any(step in {".", ".."} or re.search(r"[\x00-\x1f\x7f\\]", step) for step in steps):
+        steps[-1] += f"?{quote(parts.query, safe='=&', errors='replace')}"
+    if not parts.scheme or len(steps) == 1 or any(step in {".", ".."} or NO_STEP.search(step) for step in steps):
         raise Trouble(Problem(shown(url), "has no place in a mirror", wanted="an address such as https://host/owner/name"))
     return "/".join(steps)
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of an address; none where it is no address, such as one whose host begins with a bracket and never closes it."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _inside(root: str, path: str, what: str) -> str:
@@ -120,7 +131,7 @@ def _inside(root: str, path: str, what: str) -> str:
     if is_address(root):
         return f"{root}/{quote(path)}"
     place = Path(root, path)
-    if not (place.is_dir() if path.startswith(f"{GIT}/") else place.is_file()):
+    if not (os.path.isdir(place) if path.startswith(f"{GIT}/") else os.path.isfile(place)):
         raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=_complaint(root)))
     if place.resolve() != Path(root).resolve() / path:
         raise Trouble(
@@ -132,7 +143,7 @@ def _inside(root: str, path: str, what: str) -> str:
 def remedy(place: str, otherwise: str) -> str:
     """Return what helps where `place` lacks something: where it is inside of a written mirror a look at that, else `otherwise`."""
     parents = [] if is_address(place) else Path(place).parents
-    return next((_complaint(str(folder)) for folder in parents if (folder / INDEX).is_file()), otherwise)
+    return next((_complaint(str(folder)) for folder in parents if os.path.isfile(folder / INDEX)), otherwise)
 
 
 def _complaint(root: str) -> str:
@@ -179,7 +190,7 @@ def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level
             written = written or place.rstrip("/")
         elif not key or not text or key == "index:":
             problems.append(Problem(where, "is no mirror", try_=HELP))
-        elif not is_address(place) and not Path(place).is_dir():
+        elif not is_address(place) and not os.path.isdir(place):
             problems.append(Problem(where, "there is no such directory", found=place))
         elif key.startswith("index:"):
             indexes.setdefault(key[len("index:") :], place)
@@ -190,19 +201,19 @@ def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level
 
 def _not_written(where: str, place: str) -> list[Problem]:
     """Return why what a value without "=" names was not written by `invoke mirror`; an address is believed, its content is verified."""
-    if place.startswith(("http://", "https://")) or Path(place, INDEX).is_file():
+    if place.startswith(("http://", "https://")) or os.path.isfile(Path(place, INDEX)):
         return []
     if is_address(place):
         return [Problem(where, "is no address of a mirror", wanted="http:// or https://", try_=HELP)]
-    if Path(place, GIT).is_dir() or Path(place, WHEELS).is_dir():
+    if os.path.isdir(Path(place, GIT)) or os.path.isdir(Path(place, WHEELS)):
         return [Problem(where, f"is a mirror that was not finished: it has no {INDEX}", try_=REMEDY)]
     return [Problem(where, "is no mirror: a plain directory has to be one that invoke mirror wrote", try_=HELP)]
 
 
 def _place(text: str) -> str:
     if text.startswith("file://"):
-        return unquote(urlsplit(text).path)
-    return text if is_address(text) else str(Path(text).expanduser().absolute())
+        return unquote(_split(text).path)
+    return text if is_address(text) else str(Path(os.path.expanduser(text)).absolute())
 
 
 def _below(place: str, rest: str, url: str) -> str:
@@ -211,7 +222,7 @@ def _below(place: str, rest: str, url: str) -> str:
     path = rest.strip("/").removesuffix(".git")
     candidates = [Path(place, path), Path(place, f"{path}.git")] if path and ".." not in path.split("/") else []
     for candidate in candidates:
-        if candidate.is_dir():
+        if os.path.isdir(candidate):
             return str(candidate)
     wanted = " or ".join(map(str, candidates)) or "a path below it"
     raise Trouble(Problem(f"mirror {place}", f"has no repository for {url}", wanted=wanted, try_=f"git clone --mirror {url} there"))

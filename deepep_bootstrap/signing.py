@@ -5,6 +5,7 @@ ssh-keygen -Y verify -f ALLOWED_SIGNERS -I WHO -n deepep-bootstrap -s FILE.sig <
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Signer:
 def sign(key: str, data: bytes) -> bytes:
     """Return the signature of `data` by `key`: the file of a private key without a passphrase, or of a public key whose private one an
     ssh-agent or a hardware token has. Nobody is asked for anything."""
-    path = Path(key).expanduser()
+    path = Path(os.path.expanduser(key))
     _need_file(path, "--sign", "the file of a private key, or of a public key that ssh-agent knows")
     done = command.run(["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", path], data=data)
     if done.code or not done.out.startswith("-----BEGIN SSH SIGNATURE-----"):
@@ -46,7 +47,7 @@ def sign(key: str, data: bytes) -> bytes:
 def verify(allowed: str, signature: bytes, data: bytes, where: str) -> Signer:
     """Return whose signature of `data` it is. Trouble where it is not one of `data`, made for another purpose, by a key that the file
     `allowed` (ALLOWED SIGNERS in ssh-keygen's manual) does not name or allow. `where` names what is signed."""
-    signers = Path(allowed).expanduser()
+    signers = Path(os.path.expanduser(allowed))
     _need_file(signers, "--allowed-signers", "a file in the format ALLOWED SIGNERS of ssh-keygen's manual")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "signature")

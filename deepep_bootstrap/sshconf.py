@@ -112,14 +112,16 @@ class Resolver:
         via: Account | None = None
         for hop in filter(None, jump.split(",")):
             user, _, place = hop.removeprefix("ssh://").rpartition("@")
-            name, _, port = place.partition(":")
+            name, _, port = _place(place)
+            if not name:
+                raise Trouble(Problem(host.name, "a jump host without a name", jump[:80], "[user@]host[:port]"))
             if name in (host.name, options["hostname"]):
                 # A pattern such as `Host *` also matches the jump host itself: it is reached directly.
                 return None, ""
             # Only the first hop may need a way of its own; the others are reached through the one before.
-            own_key = self._config.lookup(name).get("identityfile")
+            own_key = self._options(Host(name)).get("identityfile")
             identity = "" if own_key else host.identity
-            step = Host(name, user=user, port=int(port) if port.isdigit() else 0, jump="none" if via else "", identity=identity)
+            step = Host(name, user=user, port=_port(host, port) if port else 0, jump="none" if via else "", identity=identity)
             reached = self.account(step, depth + 1)
             via = reached if via is None else replace(reached, via=via, proxy="")
         return via, "" if via else options.get("proxycommand") or ""
@@ -159,7 +161,7 @@ def _load(path: str) -> paramiko.PKey | Problem | None:
         return None
     except OSError as error:
         return Problem(path, f"the private key {path} cannot be read", error.strerror or str(error))
-    except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, UnsupportedAlgorithm, ValueError):
+    except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, UnsupportedAlgorithm, ValueError, RuntimeError):
         return Problem(path, f"{path} is no private key of a known kind", wanted="an Ed25519, ECDSA or RSA key")
 
 
@@ -187,14 +189,26 @@ def _lines(path: Path, depth: int, *, required: bool) -> Iterator[str]:
 
 def _files(value: str, address: str, user: str) -> tuple[str, ...]:
     tokens = {"%d": os.path.expanduser("~"), "%h": address, "%r": user, "%u": _local_user(), "%%": "%"}
-    words = (re.sub(r"%.", lambda match: tokens.get(match[0], match[0]), word) for word in shlex.split(value))
+    try:
+        split = shlex.split(value)
+    except ValueError:
+        raise Trouble(Problem(address, "its entry in the SSH configuration cannot be used", value[:80], "closed quotation marks")) from None
+    words = (re.sub(r"%.", lambda match: tokens.get(match[0], match[0]), word) for word in split)
     return tuple(os.path.expanduser(word) for word in words if word != "none")
 
 
+def _place(place: str) -> tuple[str, str, str]:
+    """Return name and port of `host:port` and `[address]:port`, with what stands between them."""
+    if place.startswith("["):
+        name, _, rest = place[1:].partition("]")
+        return name, ":", rest.removeprefix(":")
+    return place.partition(":")
+
+
 def _port(host: Host, value: str) -> int:
-    if value.isdigit() and 0 < int(value) < 65536:
+    if re.fullmatch(r"[0-9]{1,5}", value) and 0 < int(value) < 65536:
         return int(value)
-    raise Trouble(Problem(host.name, "its entry in the SSH configuration cannot be used", f"Port {value}", "a port from 1 to 65535"))
+    raise Trouble(Problem(host.name, "its entry in the SSH configuration cannot be used", f"Port {value[:80]}", "a port from 1 to 65535"))
 
 
 def _local_user() -> str:

@@ -55,7 +55,7 @@ def new_file(out: str) -> Path:
     """Return the path to write to; Trouble where that or its signature is there already, or cannot be."""
     if not out:
         raise Trouble(Problem("--out", "no file named", wanted="the archive to write", try_="--out deepep.tar"))
-    path = Path(out).expanduser().absolute()
+    path = Path(os.path.expanduser(out)).absolute()
     if not path.parent.is_dir():
         raise Trouble(Problem(f"--out {out}", "its folder is not there", wanted=f"a directory {path.parent}"))
     for there in (path, Path(f"{path}.sig")):

@@ -73,12 +73,12 @@ def choose_trust(allowed_signers: str, *, insecure: bool) -> None:
 
 def beside(file: str) -> Path:
     """Return the path of an archive's signature."""
-    return Path(f"{Path(file).expanduser()}.sig")
+    return Path(f"{Path(os.path.expanduser(file))}.sig")
 
 
 def open_archive(file: str) -> BinaryIO:
     """Return the archive opened; Trouble where it is not a plain file or cannot be read."""
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise Trouble(Problem(file, "is not a plain file", wanted="a file of `invoke export`"))

@@ -54,7 +54,7 @@ def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "
         raise Trouble(Problem("mirror", "is written into a directory", directory, "a path", "serving that directory afterwards"))
     if check and (prune or flags.dry_run):
         raise Trouble(Problem("--check", "changes nothing and does not go with --prune or --dry-run"))
-    root = Path(directory).expanduser().absolute()
+    root = Path(os.path.expanduser(directory)).absolute()
     lock = locks.read(flags.lock or flags.root / "deepep.lock.toml")
     if check:
         return look(screen, root, lock, (_words(flags.stack), _words(target)))
