@@ -148,7 +148,7 @@ def _text(encoded: str) -> str:
 def _json(encoded: str) -> Mapping[str, Any]:
     try:
         found = json.loads(_text(encoded))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -29,6 +29,7 @@ _PATH = re.compile(r"/[A-Za-z0-9._+@%=,/-]*")
 _MODULE = re.compile(r"deepep/[A-Za-z0-9][A-Za-z0-9._+-]*")
 _STACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.,:;=+@%/()*&|!\[\]^~-]+")
+_VERSION = re.compile(r"[A-Za-z0-9._+!-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -61,6 +62,9 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     yield from (Problem(where, "not the short name of a host", repr(name)) for name in record.by_host if not _HOST.fullmatch(name))
     if record.nccl and not record.python:
         yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
+    for version in (record.python_version, record.nccl, *record.archs):
+        if not _VERSION.fullmatch(version):
+            yield Problem(where, "not a version", repr(version))
     for name in (record.deepep, record.nvshmem, record.gdrcopy, record.python):
         if name and not _STACK.fullmatch(name):
             yield Problem(where, "not the name of a store entry", repr(name))

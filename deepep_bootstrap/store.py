@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deepep_bootstrap.comments import strip_comments
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.shapes import made
 from deepep_bootstrap.sources import Source
 
 NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
@@ -284,8 +285,8 @@ def read_offer(manifest: str) -> Offer | None:
     try:
         found = json.loads(manifest)["offer"]
         stacks = {name: _read_record(record) for name, record in found["stacks"].items()}
-        return Offer(found["default_stack"], stacks, found["templates"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return made(Offer, {**found, "stacks": stacks})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = "this generation's manifest cannot be read"
         reason = f"{type(error).__name__}: {error}"
         remedy = "invoke rollback, or the version of this program that wrote it"
@@ -293,8 +294,4 @@ def read_offer(manifest: str) -> Offer | None:
 
 
 def _read_record(found: Mapping[str, Any]) -> StackRecord:
-    missing = {item.name for item in fields(StackRecord) if item.default is MISSING and item.default_factory is MISSING} - set(found)
-    if missing:
-        raise KeyError(", ".join(sorted(missing)))
-    site = {**found["site"], "sbatch_args": tuple(found["site"]["sbatch_args"])}
-    return StackRecord(**{**found, "archs": tuple(found["archs"]), "site": Site(**site)})
+    return made(StackRecord, {**found, "site": made(Site, found["site"])})
