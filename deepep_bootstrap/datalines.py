@@ -61,6 +61,8 @@ def read(text: str, form: Form, where: str, printer: str) -> Records:
             continue
         if not equals or (key not in form.single and key not in form.many):
             faults.append(f"the line {line[:SHOWN]!r}")
+        elif "\0" in line:
+            faults.append(f"a zero byte in {line[:SHOWN]!r}")
         elif len(fields) != (form.single.get(key) or form.many[key]):
             faults.append(f"{len(fields)} fields in {line[:SHOWN]!r}")
         elif key in form.single and key in lines:

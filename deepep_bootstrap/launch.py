@@ -123,6 +123,8 @@ def compose(script: str, args: Sequence[str], env: Mapping[str, str]) -> bytes:
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
             raise ValueError(f"not an environment variable: {name}")
+    if any("\0" in word for word in args):
+        raise ValueError("an argument with a zero byte in it, which bash would leave out")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     return "\n".join([*lines, f"set -- {shlex.join(args)}".rstrip(), script, ""]).encode()
 
