@@ -178,5 +178,5 @@ def unfinished(work: Work) -> Iterator[Problem]:
         if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
             reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
     for reason, hosts in reasons.items():
-        remedy = "the same command again, once that is mended: it gives back what needs nothing any more"
+        remedy = "the same command again: it gives back what needs nothing any more"
         yield Problem(fold(hosts), "stays drained", reason, "in use", remedy)

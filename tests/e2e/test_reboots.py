@@ -173,7 +173,7 @@ def test_a_node_without_the_option_stops_the_wave_and_one_that_does_not_come_bac
     assert lab.boot_id("n001") == first
     assert lab.reason("n002").startswith("deepep-bootstrap: did not come back")
     drained = bare_engine.json("status")["drained"]
-    assert set(drained) == {"n001"}  # n002 is off: Slurm still knows, nobody answers there
+    assert set(drained) == {"n001", "n002"}  # n002 is off: Slurm still knows
 
     # Somebody mends both; the next run gives them back.
     lab.fake("n001", "forget_options", None)
