@@ -11,8 +11,9 @@ from plan_support import PREFIX, READY, changed, cluster, request
 
 from deepep_bootstrap import choose, modules, plan
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Python
+from deepep_bootstrap.facts import Facts, Python, Slurm
 from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.machine import Machine
 
 CASES = Path(__file__).parent / "cases" / "plan"
 
@@ -106,3 +107,10 @@ def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
     assert choose.choose(request(control_has_slurm=True), cluster()).slurm_host == choose.CONTROL
     named_host = request(f"defaults prefix={PREFIX} slurm_host=n002\nn[001-002]\nlogin1 role=login\n")
     assert choose.choose(named_host, cluster()).slurm_host == "n002"
+
+
+def test_a_node_of_a_slurm_that_does_not_answer_is_not_built_on() -> None:
+    unseen = {"slurm": Slurm(), "prepared": Machine(slurmd_memlock="unlimited")}
+    made = plan.make(request(), cluster(n001=unseen))
+    assert made.choice.build_host == "n002"
+    assert "n001 is busy (slurmd runs there, but Slurm does not answer, so its jobs cannot be seen) and is left alone" in made.notes
