@@ -168,9 +168,7 @@ def lock_values() -> list[tuple[tuple[str, ...], Mapping[str, str]]]:
         (*ubuntu, "build-deps", 0): str,
         (*ubuntu, "by-hand"): lambda word: {"rdma-userspace": word},
         (*ubuntu, "repository", "cuda", "url"): lambda word: f"https://h/{word}",
-        ("source", "deepep-v1", "version"): str,
         ("source", "deepep-v1", "options"): lambda word: [f"A={word}"],
-        ("source", "deepep-v1", "checks"): lambda word: [word],
     }
     here, stack = plan_support.READY, WISH.stack
     small = {**LOCK, "stack": {"v1": LOCK["stack"]["v1"]}, "tool": {}, "default_stack": "v1"}
