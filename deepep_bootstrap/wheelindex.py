@@ -140,7 +140,10 @@ def _opener(settings: Mapping[str, str], host: str) -> urllib.request.OpenerDire
 
 
 def _from_json(data: bytes, base: str) -> Iterator[Offered]:
-    document = json.loads(data)
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
     files = document.get("files", ()) if isinstance(document, dict) else ()
     for entry in files if isinstance(files, list) else ():
         if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):

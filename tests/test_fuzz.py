@@ -45,7 +45,8 @@ from deepep_bootstrap import (
 )
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.survey import Survey, read_tree
+from deepep_bootstrap.verbs import status
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8")
@@ -357,6 +358,15 @@ def test_any_value_in_the_manifest_of_a_prefix(place: tuple[str | int, ...], val
     files = accepted(lambda: modules.render(offer, TREE)) if offer else None
     if files:
         assert all(file.content.decode().replace("\n", "").replace("\t", "").isprintable() for file in files.values())
+
+
+@given(st.sampled_from([*places(OFFER)][:8]), ANYTHING)
+@few(60)
+def test_status_shows_any_manifest_or_says_that_it_cannot(place: tuple[str | int, ...], value: Any) -> None:
+    text = json.dumps(put(OFFER, place, value))
+    seen = plan_support.changed(plan_support.READY, {"prefix.manifest": text})
+    found = accepted(lambda: status.newest_manifest(Survey(WISH.inventory, "/shared/deepep", {"n001": seen})))
+    assert found is None or found["generation"] + 1
 
 
 @pytest.mark.parametrize("name", ["nccl", "python_version", "module", "cuda_home", "external_python", "gib", "nvshmem"])

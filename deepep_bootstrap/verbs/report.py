@@ -64,7 +64,7 @@ def report(flags: Flags, *, bundle: str | bool, scrub_hosts: bool) -> int:
 def new_file(bundle: str | bool, now: int) -> Path:
     """Return where to write; Trouble where something is there already or no folder is."""
     name = f"deepep-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}.tar.gz" if bundle is True else str(bundle)
-    path = Path(name).expanduser().absolute()
+    path = Path(os.path.expanduser(name)).absolute()
     if not path.parent.is_dir():
         raise Trouble(Problem(f"--bundle={name}", "its folder is not there", wanted=f"a directory {path.parent}"))
     if os.path.lexists(path):

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from deepep_bootstrap.errors import OK, TROUBLE, Trouble
+from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.power import Cluster
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours
+from deepep_bootstrap.store import read_offer
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory
 
 
@@ -54,8 +55,18 @@ def status(flags: Flags) -> int:
 
 def newest_manifest(survey: Survey) -> dict[str, Any] | None:
     """Return the manifest of the newest generation any host sees, or None."""
-    seen = [json.loads(facts.prefix.manifest) for facts in survey.facts.values() if facts.prefix.manifest]
+    seen = [_manifest(name, facts.prefix.manifest) for name, facts in survey.facts.items() if facts.prefix.manifest]
     return max(seen, key=lambda manifest: int(manifest["generation"]), default=None)
+
+
+def _manifest(host: str, text: str) -> dict[str, Any]:
+    """Return the manifest that a host sees; Trouble where it has not what is shown of it."""
+    read_offer(text)
+    found: dict[str, Any] = json.loads(text)
+    if type(found.get("generation")) is not int or not all(isinstance(found.get(key), str) for key in ("created", "by")):
+        wanted = "a manifest of schema 1"
+        raise Trouble(Problem(f"{host} manifest.json", "this generation's manifest cannot be read", wanted=wanted, try_="invoke rollback"))
+    return found
 
 
 def hooks_of(survey: Survey) -> dict[str, list[str]]:
