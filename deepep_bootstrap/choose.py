@@ -155,7 +155,7 @@ def busy_with(facts: Facts) -> str:
         if not slurm.is_usable(facts.slurm.state):
             return f"{facts.slurm.state.lower()} in Slurm"
         return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
-    if facts.prepared.slurmd_memlock and not facts.slurm.works:
+    if facts.prepared.slurmd_memlock and facts.slurm.version and not facts.slurm.works:
         return "slurmd runs there, but Slurm does not answer, so its jobs cannot be seen"
     count = sum(gpu.processes for gpu in facts.gpus)
     return f"{count} GPU processes" if count else ""

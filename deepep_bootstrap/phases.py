@@ -231,7 +231,7 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
         files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
         files.append(Content("deepep.lock.toml", Path(work.request.lock.path).read_bytes()))
-        files.append(provenance.bill(work.door, work.place, offer, work.request.lock))
+        files.extend(provenance.bills(work.door, work.place, offer, work.request.lock))
         published = generations.publish_generation(work.door, work.place, files, prefix.generation)
         if not published.stale:
             if work.plan.choice.slurm_host == choose.CONTROL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 from deepep_bootstrap import history, lock
@@ -16,18 +17,21 @@ BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""
 
 
-def bill(door: Door, place: Place, offer: Offer, own: Lock | None = None) -> Content:
-    """Return the bill of materials of an offer about to be published, after a look at the store for its entries' manifests.
+def bills(door: Door, place: Place, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
+    """Return the bill of materials of an offer about to be published, after a look at the store for its entries' manifests; none
+    where the library that writes it is not installed, which must not keep anybody from the offer itself.
 
     `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read where the
     offer has any.
     """
     # The CycloneDX library is needed here alone, and every verb would wait for it.
+    if not importlib.util.find_spec("cyclonedx"):
+        return ()
     from deepep_bootstrap import sbom
 
     holdings = history.look(door, place, locks=own is None or len(offer.stacks) > 1)
     locks = [*locks_of(holdings), *([own] if own else [])]
-    return Content(BILL, sbom.make(offer, holdings, sbom.Pins.of(locks)))
+    return (Content(BILL, sbom.make(offer, holdings, sbom.Pins.of(locks))),)
 
 
 def locks_of(holdings: Holdings) -> Iterator[Lock]:

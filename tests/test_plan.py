@@ -110,7 +110,7 @@ def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
 
 
 def test_a_node_of_a_slurm_that_does_not_answer_is_not_built_on() -> None:
-    unseen = {"slurm": Slurm(), "prepared": Machine(slurmd_memlock="unlimited")}
+    unseen = {"slurm": Slurm(version="22.05.8"), "prepared": Machine(slurmd_memlock="unlimited")}
     made = plan.make(request(), cluster(n001=unseen))
     assert made.choice.build_host == "n002"
     assert "n001 is busy (slurmd runs there, but Slurm does not answer, so its jobs cannot be seen) and is left alone" in made.notes

@@ -136,6 +136,22 @@ def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_pr
         plan.make(request(), facts)
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "check", "resumed"),
+    [
+        ("IDLE+DRAIN", "deepep-bootstrap: x (run 7) [root@2026-11-21T03:48:17]", "ok", True),
+        ("IDLE+DRAIN", "deepep-bootstrap: x (run 7) [root@2026-11-21T03:48:17]", "stuck", False),
+        ("IDLE+DRAIN", "deepep-bootstrap: x (run 7) [root@2026-11-21T03:48:17]", "blocked", False),
+        ("IDLE+DRAIN", "see deepep-bootstrap: x [joe@2026-11-21T03:48:17]", "ok", False),
+        ("IDLE", "deepep-bootstrap: x [root@2026-11-21T03:48:17]", "ok", False),
+    ],
+)
+def test_only_what_we_drained_and_what_needs_nothing_is_resumed(state: str, reason: str, check: str, *, resumed: bool) -> None:
+    facts = cluster(n001={"slurm.state": state, "prepared.slurm_reason": reason})
+    made = plan.make(request(), facts, prepared(facts, n001=Check("driver-options", check, "", "")))
+    assert [step.hosts for step in made.of_kind(plan.RESUME)] == ([("n001",)] if resumed else [])
+
+
 def test_what_nobody_here_can_do_is_a_note_once_for_all_hosts() -> None:
     facts = cluster()
     blocked = Check("rdma-userspace", "blocked", "two libibverbs", "one", "remove one of them")

@@ -149,7 +149,7 @@ def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Out
         place = Place(survey.host(name), survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
         number = survey.facts[name].prefix.generation
         files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, name, survey).encode())]
-        files.append(provenance.bill(door, place, kept))
+        files.extend(provenance.bills(door, place, kept))
         published = generations.publish_generation(door, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"

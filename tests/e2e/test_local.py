@@ -25,7 +25,15 @@ pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
 
 PREFIX = "/opt/some-dir"
-NEEDS = ["fabric", "invoke", "paramiko", "tomlkit", "rich", "ClusterShell", "jinja2"]
+NEEDS = [
+    "fabric",
+    "invoke",
+    "paramiko",
+    "tomlkit",
+    "rich",
+    "ClusterShell",
+    "jinja2",
+]  # without cyclonedx-python-lib, which only one file needs
 SLURM = "sinfo squeue scontrol sbatch srun salloc scancel"
 
 

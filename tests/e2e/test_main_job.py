@@ -65,7 +65,9 @@ def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
         host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
     }
     planned = engine.json("plan")
-    assert [step["kind"] for step in planned["steps"]] == ["prefix", "host", "build", "build", "build", "build", "offer", "verify"]
+    kinds = [step["kind"] for step in planned["steps"]]
+    assert kinds == ["prefix", "host", "host", "build", "build", "build", "build", "offer", "verify"]
+    assert [step["name"] for step in planned["steps"] if step["kind"] == "host"] == ["limits", "module-hook"]
     assert all(step["reason"]["found"] and step["reason"]["wanted"] for step in planned["steps"])
     assert engine.run("plan", "--check").code == 2
     assert engine.run("bootstrap", "--dry-run").code == 0

@@ -159,7 +159,8 @@ def test_keeper_prepares_hosts_and_builder_builds(as_keeper: Engine) -> None:
     assert owners == ["builder"]
     hook = as_keeper.lab.ssh("n002", "stat -c %U /etc/profile.d/zz-deepep.sh").stdout.strip()
     assert hook == "root"
-    assert as_keeper.run("plan", "--check").code == 0
+    again = as_keeper.run("plan", "--check")
+    assert again.code == 0, again.text
     assert as_keeper.run("verify").code == 0
 
 
