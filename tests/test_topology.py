@@ -147,7 +147,7 @@ def site(text: str) -> dict[str, str]:
         (ETHERNET + 'notes = "one"\n', "notes: not a list of texts"),
         (ETHERNET + 'environment = "one"\n', "environment: not a table of variables"),
         ("colour = 1\n", "env/profiles/site.toml: colour: unknown key"),
-        ("= broken", "env/profiles/site.toml: is not TOML"),
+        ("= broken", "env/profiles/site.toml:1: is not TOML"),
     ],
 )
 def test_a_wrong_profile_is_trouble_naming_file_and_key(text: str, said: str) -> None:
