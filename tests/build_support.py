@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deepep_bootstrap import store
@@ -74,10 +74,12 @@ def start_bash(text: str, env: Mapping[str, str], *, user: str = "", stdin: int 
     )
 
 
-def run_bash(text: str, env: Mapping[str, str], *args: str, user: str = "", data: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """Run a composed script to its end."""
+def run_bash(
+    text: str, env: Mapping[str, str], *args: str, user: str = "", data: bytes = b"", within: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a composed script to its end, as `user`, under the command prefix `within` (which may be what knows the user)."""
     inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
-    words = ["runuser", "-u", user, "--"] if user else []
+    words = [*within, *(["runuser", "-u", user, "--"] if user else [])]
     done = subprocess.run([*words, "bash", "-c", text, "script", *args], env=inputs, input=data, capture_output=True, check=False)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -40,9 +40,10 @@ def find_sshd() -> tuple[str, dict[str, str]]:
 
 
 def with_accounts(folder: Path, accounts: Sequence[str] = (), files: Mapping[str, str] | None = None) -> list[str]:
-    """Return a command prefix for sshd: a mount namespace in which /etc/passwd has more lines and /etc/NAME other texts.
+    """Return a command prefix for sshd or anything else: a mount namespace in which /etc/passwd has more lines and /etc/NAME other texts.
 
-    Without arguments it is needed for an sshd that was only unpacked, whose own account is missing. For root.
+    Without arguments it is needed for an sshd that was only unpacked, whose own account is missing. For root. Tests never
+    change the machine's own accounts: replacing /etc/passwd would also take the file out of every such namespace.
     """
     lines = Path("/etc/passwd").read_text()
     own = () if "\nsshd:" in lines else ("sshd:x:60999:65534::/run/sshd:/usr/sbin/nologin",)
@@ -51,7 +52,7 @@ def with_accounts(folder: Path, accounts: Sequence[str] = (), files: Mapping[str
     for name, text in texts.items():
         file = folder / f"{name}.etc"
         file.write_text(text)
-        file.chmod(0o644 if name == "passwd" else 0o440)
+        file.chmod(0o644 if name in ("passwd", "group") else 0o440)
         binds.append(f"mount --bind {file} /etc/{name}")
     return ["unshare", "-m", "sh", "-ec", "\n".join(["mount --make-rprivate /", *binds, 'exec "$@"']), "sh"]
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from build_support import BUILD_SMALL, PUBLISH, environment, run_bash, script, values
+from sshd_support import with_accounts
 from store_support import Prefix, entry_name
 
 from deepep_bootstrap import build, generations, history
@@ -180,50 +181,64 @@ ADMINS = ("gen-admin-a", "gen-admin-b")
 GROUP = "gen-hpc"
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A prefix shared by a group, and where its administrators exist: a command prefix, and the number of each name."""
+
+    prefix: Path
+    within: list[str]
+    numbers: dict[str, int]
+
+    def run(self, name: str, recipes: tuple[str, ...], env: dict[str, str], data: bytes = b"", extra: str = "") -> dict[str, str]:
+        """Run recipes as that user (nobody: root) and return what they print; they must succeed."""
+        done = self.ask(name, recipes, env, data, extra)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        return values(done.stdout)
+
+    def ask(
+        self, name: str, recipes: tuple[str, ...], env: dict[str, str], data: bytes = b"", extra: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run recipes as that user, whatever comes of it."""
+        return run_bash(script(*recipes, extra=extra), env, user=name, data=data, within=self.within)
+
+
 @pytest.fixture
-def admins() -> Iterator[Path]:
+def shared() -> Iterator[Shared]:
     """Two users with primary groups of their own, both in one more group, and a prefix that this group shares."""
     if os.geteuid() != 0:
         pytest.skip("needs root to make users")
     folder = Path(tempfile.mkdtemp(prefix="shared-"))
     folder.chmod(0o755)
+    # Numbers of this process alone, as in test_sudo.py.
+    numbers = {name: 20_000_000 + 3 * os.getpid() + place for place, name in enumerate((*ADMINS, GROUP))}
+    accounts = [f"{name}:*:{numbers[name]}:{numbers[name]}::/nonexistent:/bin/bash" for name in ADMINS]
+    groups = [f"{name}:x:{number}:{','.join(ADMINS) if name == GROUP else ''}\n" for name, number in numbers.items()]
     try:
-        subprocess.run(["groupadd", "-f", GROUP], check=True)
-        for name in ADMINS:
-            subprocess.run(["useradd", "-M", "-U", "-G", GROUP, "-d", "/nonexistent", name], check=True)
+        within = with_accounts(folder, accounts, {"group": Path("/etc/group").read_text() + "".join(groups)})
         prefix = folder / "prefix"
         prefix.mkdir()
-        os.chown(prefix, -1, grp.getgrnam(GROUP).gr_gid)
+        os.chown(prefix, -1, numbers[GROUP])
         prefix.chmod(0o2775)
-        yield prefix
+        yield Shared(prefix, within, numbers)
     finally:
-        for name in ADMINS:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
-        subprocess.run(["groupdel", GROUP], check=False, capture_output=True)
         shutil.rmtree(folder)
 
 
-def as_admin(name: str, recipes: tuple[str, ...], env: dict[str, str], data: bytes = b"", extra: str = "") -> dict[str, str]:
-    done = run_bash(script(*recipes, extra=extra), env, user=name, data=data)
-    assert done.returncode == 0, f"{name}: {done.stderr}"
-    return values(done.stdout)
-
-
-def test_a_second_administrator_of_the_group_can_do_everything(admins: Path) -> None:
+def test_a_second_administrator_of_the_group_can_do_everything(shared: Shared) -> None:
     first, second = ADMINS
-    scratch = admins.parent
+    prefix, scratch = shared.prefix, shared.prefix.parent
 
     def run(name: str, recipes: tuple[str, ...], extra: str = "", data: bytes = b"", **more: str) -> dict[str, str]:
-        return as_admin(name, recipes, {"PREFIX": str(admins), "TOKEN": name, "HEARTBEAT": "0.2", **more}, data, extra)
+        return shared.run(name, recipes, {"PREFIX": str(prefix), "TOKEN": name, "HEARTBEAT": "0.2", **more}, data, extra)
 
     def publish(name: str, entry: str) -> None:
         place = scratch / name
         shutil.rmtree(place, ignore_errors=True)
-        env = environment(admins, place, name)
+        env = environment(prefix, place, name)
         for path in (place, place / "bin"):
-            shutil.chown(path, name)
+            os.chown(path, shared.numbers[name], -1)
         # A build whose tools copy modes, groups and a folder that nobody may write.
-        hook = f"install -d -m 755 -g {name} {admins}/store/.tmp-{entry}-{name}/copied"
+        hook = f"install -d -m 755 -g {name} {prefix}/store/.tmp-{entry}-{name}/copied"
         found = run(name, PUBLISH, BUILD_SMALL, **{**env, "ENTRY": entry, "HOOK_BUILD": hook})
         assert found["state"] == "published"
 
@@ -241,34 +256,34 @@ def test_a_second_administrator_of_the_group_can_do_everything(admins: Path) -> 
     assert run(first, generations.ROLLBACK, BASE="2", TO="1", ENTRIES=NAME)["state"] == "switched"
     assert run(second, generations.ROLLBACK, BASE="1", TO="2", ENTRIES=OTHER)["state"] == "switched"
     run(second, generations.LOGS, RUN="two", data=b"".join(generations.tar_files([])))
-    for folder in (path for path in admins.rglob("*") if path.is_dir()):
-        assert (folder.group(), folder.stat().st_mode & 0o2775) == (GROUP, 0o2775), folder
-    assert not [path for path in (admins / "store").rglob("*") if path.is_file() and path.stat().st_mode & 0o222]
+    for folder in (path.stat() for path in prefix.rglob("*") if path.is_dir()):
+        assert (folder.st_gid, folder.st_mode & 0o2775) == (shared.numbers[GROUP], 0o2775), folder
+    assert not [path for path in (prefix / "store").rglob("*") if path.is_file() and path.stat().st_mode & 0o222]
     # What a killed build of the first one leaves, the second one can take away, and what the first one published.
-    subprocess.run(
-        ["runuser", "-u", first, "--", "bash", "-c", f"umask 002; mkdir {admins}/store/.tmp-{OTHER}-x && touch $_/f"], check=True
-    )
+    left = run_bash(f"umask 002; mkdir {prefix}/store/.tmp-{OTHER}-x && touch $_/f", {}, user=first, within=shared.within)
+    assert left.returncode == 0, left.stderr
     done = run(second, generations.GC, SEEN="2: 1 2", DROP="1", ENTRIES=NAME)
     assert (done["state"], done["removed"], done["dropped"]) == ("collected", NAME, "1")
-    assert {path.name for path in (admins / "store").iterdir()} == {OTHER}
-    assert {path.name for path in (admins / "generations").iterdir()} == {"2"}
+    assert {path.name for path in (prefix / "store").iterdir()} == {OTHER}
+    assert {path.name for path in (prefix / "generations").iterdir()} == {"2"}
 
 
-def test_a_prefix_of_one_administrator_stays_hers(admins: Path) -> None:
-    admins.chmod(0o755)
-    shutil.chown(admins, ADMINS[0], f"{ADMINS[0]}")
-    as_admin(ADMINS[0], generations.INIT, {"PREFIX": str(admins), "TOKEN": "a"})
-    assert {path.stat().st_mode & 0o7777 for path in admins.iterdir() if path.is_dir()} == {0o755}
-    done = run_bash(script(*generations.GC), {"PREFIX": str(admins), "TOKEN": "b", "SEEN": "0: "}, user=ADMINS[1])
-    assert f"{ADMINS[1]} may not write in {admins}/generations (owner {ADMINS[0]}, mode 755)" in done.stderr
+def test_a_prefix_of_one_administrator_stays_hers(shared: Shared) -> None:
+    prefix, number = shared.prefix, shared.numbers[ADMINS[0]]
+    prefix.chmod(0o755)
+    os.chown(prefix, number, number)
+    shared.run(ADMINS[0], generations.INIT, {"PREFIX": str(prefix), "TOKEN": "a"})
+    assert {path.stat().st_mode & 0o7777 for path in prefix.iterdir() if path.is_dir()} == {0o755}
+    done = shared.ask(ADMINS[1], generations.GC, {"PREFIX": str(prefix), "TOKEN": "b", "SEEN": "0: "})
+    assert f"{ADMINS[1]} may not write in {prefix}/generations (owner {ADMINS[0]}, mode 755)" in done.stderr
 
 
-def test_the_builder_gets_the_folders_and_the_group_stays(admins: Path) -> None:
+def test_the_builder_gets_the_folders_and_the_group_stays(shared: Shared) -> None:
     """Root makes the prefix for a user who builds, in a folder that a group shares already."""
-    done = run_bash(script(*generations.INIT), {"PREFIX": str(admins), "TOKEN": "r", "OWNER": ADMINS[0]})
-    assert done.returncode == 0, done.stderr
-    store = admins / "store"
-    assert (store.owner(), store.group(), store.stat().st_mode & 0o7777) == (ADMINS[0], GROUP, 0o2775)
+    shared.run("", generations.INIT, {"PREFIX": str(shared.prefix), "TOKEN": "r", "OWNER": ADMINS[0]})
+    store = (shared.prefix / "store").stat()
+    assert (store.st_uid, store.st_gid) == (shared.numbers[ADMINS[0]], shared.numbers[GROUP])
+    assert store.st_mode & 0o7777 == 0o2775
 
 
 def test_sessions_know_the_recipes_they_need() -> None:
