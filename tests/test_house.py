@@ -16,7 +16,7 @@ PACKAGE = ROOT / "deepep_bootstrap"
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1, "tables": 8, "comments": 8, "recipes": 8, "datalines": 8, "nodeset": 8, "machine": 9,
-    "system": 9, "sources": 9, "asked": 9, "windows": 9, "shapes": 9,
+    "figures": 9, "testruns": 9, "system": 9, "sources": 9, "asked": 9, "windows": 9, "shapes": 9,
     "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10, "lockfile": 11, "slurm_nodes": 11, "fabric": 11,
     "profiles": 11, "topology": 12, "lockwheels": 12,
     "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20, "mirrordir": 22, "sshconf": 22, "script": 22,

@@ -1,0 +1,136 @@
+"""What a run of upstream's tests says in numbers: the document of `invoke results`. Values, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+KINDS = ("intranode", "internode", "low-latency", "ep")
+OPERATIONS = ("dispatch_fp8", "dispatch_bf16", "combine")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best setting of one operation: GB/s (10^9 bytes per second) over NVLink and over RDMA (None on one node), microseconds,
+    and the setting; the chunks are in tokens, None where the test does not say them."""
+
+    nvl_gbs: float | None = None
+    rdma_gbs: float | None = None
+    us: float | None = None
+    sms: int | None = None
+    nvl_chunk: int | None = None
+    rdma_chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting that a sweep tried: the operation (one of OPERATIONS; "" where the log ended before its end said which), and what
+    came of it. A chunk of None is upstream's default where `default` is true."""
+
+    operation: str
+    sms: int
+    nvl_chunk: int | None
+    rdma_chunk: int | None
+    nvl_gbs: float | None
+    rdma_gbs: float | None
+    us: float
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, middle and largest value among the ranks."""
+
+    min: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True)
+class LowLatency:
+    """The low-latency kernels over all ranks: GB/s of dispatch and combine together, and the median of the ranks' average
+    microseconds of each (the largest rank is the one to look for in `ranks`)."""
+
+    dispatch_combine_gbs: Spread | None = None
+    dispatch_us: float | None = None
+    combine_us: float | None = None
+    dispatch_gbs: Spread | None = None
+    combine_gbs: Spread | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes, local traffic
+    included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank."""
+
+    so_gbs: Spread | None = None
+    su_gbs: Spread | None = None
+    us: Spread | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's own figures, by name (`dispatch_combine_gbs`, `dispatch_us`, …); `state` is ok, slow or missing, `why` says it."""
+
+    rank: int
+    state: str = "ok"
+    why: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was found and `line`
+    the number of its first line there. `ok` only if it ended, no case failed and no rank is missing."""
+
+    test: str
+    generation: str
+    ok: bool
+    ended: bool
+    passed: int = 0
+    failed: int = 0
+    config: Mapping[str, int | float | str] = field(default_factory=dict)
+    best: Mapping[str, Best] = field(default_factory=dict)
+    low_latency: LowLatency | None = None
+    operations: Mapping[str, Operation] = field(default_factory=dict)
+    ranks: Sequence[Rank] = ()
+    sweep: Sequence[Point] = ()
+    errors: Sequence[str] = ()
+    log: str = ""
+    line: int = 1
+
+
+def as_json(tested: Tested) -> dict[str, Any]:
+    """Return one test as a JSON value with the keys that docs/json.md promises."""
+    return {
+        "test": tested.test,
+        "generation": tested.generation,
+        "ok": tested.ok,
+        "ended": tested.ended,
+        "cases": {"passed": tested.passed, "failed": tested.failed},
+        "config": dict(tested.config),
+        "best": {name: asdict(best) for name, best in tested.best.items()},
+        "low_latency": None if tested.low_latency is None else asdict(tested.low_latency),
+        "operations": {name: asdict(operation) for name, operation in tested.operations.items()},
+        "ranks": [asdict(rank) for rank in tested.ranks],
+        "sweep": [asdict(point) for point in tested.sweep],
+        "errors": list(tested.errors),
+        "log": tested.log,
+        "line": tested.line,
+    }
+
+
+def document(tests: Sequence[Tested]) -> dict[str, Any]:
+    """Return the whole document but for its frame: the first high-throughput test at the top (else the first of all), with
+    `low_latency` of whichever test has it, and every test in `tests`. `ok` only if there is a test and all are ok."""
+    if not tests:
+        return {"test": None, "ok": False, "tests": []}
+    top = next((tested for tested in tests if tested.test != "low-latency"), tests[0])
+    found = as_json(top)
+    low = next((tested.low_latency for tested in tests if tested.low_latency is not None), None)
+    found["low_latency"] = None if low is None else asdict(low)
+    found["ok"] = all(tested.ok for tested in tests)
+    return {**found, "tests": [as_json(tested) for tested in tests]}
