@@ -25,6 +25,7 @@ LEVELS: dict[str, int] = {
     "elastic": 36, "choose": 38, "offercheck": 38, "prepare": 39, "jobuser": 39,
     "plan": 40, "findings": 40, "closure": 40, "pins": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40, "bugbundle": 40,
     "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "compare": 41, "wheelcheck": 41,
+    "verdicts": 40, "refbook": 40, "limits": 41, "traffic": 41, "references": 42, "refsite": 43,
     "doctor": 42,
     "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
     "html": 50, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "cordon": 51, "provenance": 52, "transfer": 52,

@@ -1,0 +1,117 @@
+"""A site's own references: made of figures that were measured, and kept in a TOML document like env/references.toml. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tomlkit
+from tomlkit.items import AoT, Table
+
+from deepep_bootstrap.figures import Tested
+from deepep_bootstrap.refbook import CONFIG, FILE, Book, Reference, gpu_type, load
+from deepep_bootstrap.references import figures_of
+
+PATH = FILE
+"""Where a site keeps its own, relative to PREFIX."""
+
+TOLERANCE = 0.1
+"""How much slower or faster than the first run of a site later ones may be. Runs of one machine with three builds of NVSHMEM lay within
+2 % of each other (8 x H200, 2026-11-20); the rest is for other nodes and busy networks."""
+
+HEAD = """# References of this cluster, written by `invoke test --save-as-reference`. They win over those of env/references.toml, whose head
+# explains the keys. Edit tolerances as you like; a later save replaces the figures it measured again.
+"""
+
+Key = tuple[str, str, int, str, str, tuple[tuple[str, tuple[int, ...]], ...]]
+
+
+def recorded(
+    tests: Sequence[Tested], *, gpu: str, fabric: str, nodes: int, run: str, date: str, book: Book | None = None
+) -> tuple[Reference, ...]:
+    """Return references out of the figures of those tests that are ok. `fabric` is that of the nodes ("nvlink" where a test stays on
+    one), `run` the name of the run and `date` its day (2026-11-20); `book` knows the settings that a log does not say."""
+    found: dict[tuple[Key, str], Reference] = {}
+    for tested in tests:
+        if not tested.ok:
+            continue
+        alone = tested.test == "intranode" or nodes < 2
+        said = {name: int(value) for name, value in tested.config.items() if name in CONFIG and isinstance(value, int | float)}
+        settings = {**(book.defaults.get(tested.test, {}) if book else {}), **said}
+        for figure, value in figures_of(tested).items():
+            if value > 0:
+                one = Reference(
+                    gpu=gpu_type(gpu) or gpu,
+                    fabric="nvlink" if alone else fabric,
+                    nodes=1 if alone else nodes,
+                    test=tested.test,
+                    generation=tested.generation,
+                    figure=figure,
+                    value=value,
+                    lower=TOLERANCE,
+                    upper=TOLERANCE,
+                    source=f"this site, {date}, run {run}",
+                    config={name: (settings[name],) for name in CONFIG if name in settings},
+                    site=True,
+                )
+                found[_key(one), figure] = one
+    return tuple(found.values())
+
+
+def site_text(existing: str, references: Sequence[Reference], where: str = PATH) -> str:
+    """Return the document of a site with `references` in it: figures that it has for the same GPU, fabric, nodes, test and settings are
+    replaced, all else stays, comments too. `existing` is "" before the first; Trouble that names `where` if it cannot be read."""
+    load(existing, where, site=True)
+    document = tomlkit.parse(existing or HEAD)
+    groups: dict[Key, list[Reference]] = {}
+    for one in references:
+        groups.setdefault(_key(one), []).append(one)
+    kept = tomlkit.aot()
+    for table in document.get("reference", []):
+        if left := _without(table, groups):
+            kept.append(left)
+    for group in groups.values():
+        kept.append(_table(group))
+    if len(kept):
+        _put(document, kept)
+    return tomlkit.dumps(document)
+
+
+def _put(document: tomlkit.TOMLDocument, kept: AoT) -> None:
+    if "reference" in document:
+        document["reference"] = kept
+    else:
+        document.append("reference", kept)
+
+
+def _key(one: Reference) -> Key:
+    return one.gpu, one.fabric, one.nodes, one.test, one.generation, tuple(sorted(one.config.items()))
+
+
+def _without(table: Table, groups: Mapping[Key, Iterable[Reference]]) -> Table | None:
+    """Return a table of the document without the figures that are new; None where none is left. A table for several GPUs or fabrics, or
+    for a fault, was written by a person and stays; what comes later in a file stands over it."""
+    plain: dict[str, Any] = table.unwrap()
+    gpu, fabric = plain["gpu"], plain["fabric"]
+    if isinstance(gpu, list) or isinstance(fabric, list) or "fault" in plain:
+        return table
+    config = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in plain.get("config", {}).items()}
+    key = gpu, fabric, plain["nodes"], plain["test"], plain["generation"], tuple(sorted(config.items()))
+    for one in groups.get(key, ()):
+        table["figures"].pop(one.figure, None)
+    return table if table["figures"] else None
+
+
+def _table(group: Sequence[Reference]) -> Table:
+    first = group[0]
+    table = tomlkit.table()
+    for name in ("gpu", "fabric", "nodes", "test", "generation", "lower", "upper", "source"):
+        table.add(name, getattr(first, name))
+    config = tomlkit.inline_table()
+    config.update({name: values[0] if len(values) == 1 else list(values) for name, values in first.config.items()})
+    table.add("config", config)
+    figures = tomlkit.table()
+    for one in group:
+        figures.add(one.figure, one.value)
+    table.add("figures", figures)
+    return table
