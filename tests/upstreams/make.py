@@ -103,7 +103,7 @@ REPOSITORIES = (
 def _torch(version: str, cuda: str) -> Wheel:
     words = (("VERSION", version), ("CUDA", cuda), ("GIT", hashlib.sha1(version.encode(), usedforsecurity=False).hexdigest()))
     requires = ("numpy", f"nvidia-nvshmem-cu{cuda.split('.')[0]} (==3.4.5)", "setuptools (<82)")
-    return Wheel("torch", "torch", version, "CPU stand-in of PyTorch: a version and nothing else", requires, words)
+    return Wheel("torch", "torch", version, "CPU stand-in of PyTorch: a version and processes", requires, words)
 
 
 def _nvshmem(major: str) -> Wheel:

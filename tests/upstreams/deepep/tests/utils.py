@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+import torch
 from deep_ep import Buffer
 
 MAX_TOKENS, MAX_HIDDEN = 64, 128
@@ -73,31 +75,24 @@ def launch(args: argparse.Namespace, body) -> int:
         print(f"error: node {node} fails because STANDIN_FAIL_NODE says so", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    children: dict = {}
+    # As upstream, through torch; forked, since a test of the tests should not wait for many fresh interpreters.
+    start = torch.multiprocessing.start_processes
+    context = start(_be_rank, (node, nodes, args, body), nprocs=args.num_processes, join=False, daemon=True, start_method="fork")
+    first = node * args.num_processes
     try:
-        for local_rank in range(args.num_processes):
-            place = Place(node, nodes, local_rank, args.num_processes)
-            pid = os.fork()
-            if pid == 0:
-                _be_rank(place, args, body)
-            children[pid] = place.rank
-        return _wait_for(children)
+        return _wait_for({process.sentinel: (rank, process) for rank, process in enumerate(context.processes, first)})
     finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
+        for process in context.processes:
+            process.kill()
 
 
-def _be_rank(place: Place, args: argparse.Namespace, body) -> None:
-    # The forked process must never return into the launcher's code, whatever happens in the test.
+def _be_rank(local_rank: int, node: int, nodes: int, args: argparse.Namespace, body) -> None:
     code = 1
     try:
-        code = _run_rank(place, args, body)
-    finally:
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        code = _run_rank(Place(node, nodes, local_rank, args.num_processes), args, body)
+    except Exception:
+        traceback.print_exc()
+    sys.exit(code)
 
 
 def _run_rank(place: Place, args: argparse.Namespace, body) -> int:
@@ -121,19 +116,18 @@ def _run_rank(place: Place, args: argparse.Namespace, body) -> int:
     return code
 
 
-def _wait_for(children: dict) -> int:
+def _wait_for(running: dict) -> int:
+    """Wait for the ranks, `running` by their sentinels; once one has failed, no longer than KEEP_GOING for the others."""
     failed, give_up = [], float("inf")
-    while children and time.monotonic() < give_up:
-        pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
-        if pid == 0:
-            time.sleep(0.02)
-            continue
-        rank = children.pop(pid)
-        if status != 0:
-            failed.append(rank)
-            give_up = min(give_up, time.monotonic() + KEEP_GOING)
+    while running and time.monotonic() < give_up:
+        for sentinel in multiprocessing.connection.wait(list(running), 0.02 if failed else None):
+            rank, process = running.pop(sentinel)
+            process.join()
+            if process.exitcode != 0:
+                failed.append(rank)
+                give_up = min(give_up, time.monotonic() + KEEP_GOING)
     if failed:
-        left = f", still running and ended: {sorted(children.values())}" if children else ""
+        left = f", still running and ended: {sorted(rank for rank, _ in running.values())}" if running else ""
         print(f"error: ranks {sorted(failed)} failed{left}", file=sys.stderr)
     return 1 if failed else 0
 

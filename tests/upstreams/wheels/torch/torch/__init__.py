@@ -1,12 +1,12 @@
-"""PyTorch, CPU stand-in: a version, and the NVSHMEM library that the real one brings along."""
+"""PyTorch, CPU stand-in: a version, processes, and the NVSHMEM library that the real one brings along."""
 
 import ctypes
 import pathlib
 
-from . import cuda, version
+from . import cuda, multiprocessing, version
 
 __version__ = version.__version__
-__all__ = ["compiled_with_cxx11_abi", "cuda", "version"]
+__all__ = ["compiled_with_cxx11_abi", "cuda", "multiprocessing", "version"]
 
 
 def compiled_with_cxx11_abi() -> bool:
