@@ -49,7 +49,7 @@ TEST = Form("|".join(KINDS), " or ".join(KINDS))
 GENERATION = Form("v1|v2", "v1 or v2")
 ARCH = Form(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
 SENTENCE = Form(
-    r"(percent|limit|value|nodes|nics) (>=|<=|>|<) [0-9]+(\.[0-9]+)?|(fabric|test|unit) is \S+",
+    r"(percent|limit|value|nodes|nics) (>=|<=|>|<) [0-9]+(\.[0-9]+)?|(fabric|test|unit|reference) is \S+",
     "THING OPERATOR VALUE, such as `percent <= 15`",
 )
 

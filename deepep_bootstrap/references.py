@@ -17,6 +17,7 @@ SLACK = 1.05
 """How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt out."""
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+GPU = "GPU"
 ARGUMENT = re.compile(r"--([a-z][a-z-]*)(?:=(\d+))?$")
 NAMES: Mapping[str, str] = {
     "best": "",
@@ -29,11 +30,11 @@ NAMES: Mapping[str, str] = {
     "us": "time",
     "so_gbs": "between nodes",
     "su_gbs": "inside a node",
-    "dispatch_combine_gbs": "low-latency dispatch and combine",
-    "dispatch_us": "low-latency dispatch, time",
-    "combine_us": "low-latency combine, time",
-    "dispatch_gbs": "low-latency dispatch",
-    "combine_gbs": "low-latency combine",
+    "dispatch_combine_gbs": "dispatch and combine",
+    "dispatch_us": "dispatch, time",
+    "combine_us": "combine, time",
+    "dispatch_gbs": "dispatch",
+    "combine_gbs": "combine",
 }
 
 
@@ -138,7 +139,7 @@ def _differences(one: Reference, here: Mapping[str, float], nodes: int, setting:
     links = setting.book.gpus.get(setting.gpu)
     found = []
     if one.gpu != setting.gpu and not (links and one.gpu == f"sm_{links.arch.replace('.', '')}"):
-        found.append(f"GPU {one.gpu} (here {setting.gpu or 'unknown'})")
+        found.append(f"{GPU} {one.gpu} (here {setting.gpu or 'unknown'})")
     if one.fabric != used and not (one.fabric == "roce" and used == "gib"):
         found.append(f"fabric {one.fabric} (here {used or 'unknown'})")
     if one.nodes != nodes:
@@ -160,8 +161,8 @@ def _compared(bare: Verdict, aim: Reference) -> Verdict:
 
 
 def _without(apart: Sequence[tuple[tuple[str, ...], Reference]]) -> str:
-    """Return what to say of a figure without a reference: how the nearest one was measured."""
-    others = [(differences, one) for differences, one in apart if differences and not one.fault]
+    """Return what to say of a figure without a reference: how the nearest one for its GPU was measured."""
+    others = [(differences, one) for differences, one in apart if differences and not one.fault and not differences[0].startswith(GPU)]
     if not others:
         return "no reference"
     differences, one = min(others, key=lambda other: len(other[0]))
@@ -177,6 +178,7 @@ def _meanings(found: Verdict, holds: Sequence[Reference], nodes: int, setting: S
         "percent": found.percent, "limit": found.of_limit, "value": found.value, "nodes": float(nodes),
         "nics": float(setting.limits.nics) if setting.limits.nics else None,
         "fabric": setting.fabric if nodes > 1 else "nvlink", "test": found.test, "unit": found.unit,
+        "reference": "none" if found.wanted is None else "some",
     }  # fmt: skip
     for hint in setting.book.hints:
         low = found.state == BELOW or any(sentence.startswith(("limit", "value")) for sentence in hint.when)
