@@ -1,0 +1,220 @@
+"""Programs that tests run on the nodes: rank logs with real processes, and the parts of the others that need no GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from upstreams import make
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "env" / "programs"
+CASES = Path(__file__).parent / "cases" / "programs"
+DEMO = CASES / "ranks_demo.py"
+
+
+@pytest.fixture(scope="module")
+def torch_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The stand-in torch, importable from its wheel."""
+    return str(make.make_wheel(make.WHEELS[0], tmp_path_factory.mktemp("wheels")))
+
+
+@pytest.fixture
+def environment(torch_path: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": torch_path, "PYTHONDONTWRITEBYTECODE": "1", "RANK": "1"}
+
+
+def ranks(logs: Path, *words: str | Path) -> list[str]:
+    return [sys.executable, str(PROGRAMS / "ranks.py"), "--logs", str(logs), "--", *map(str, words)]
+
+
+def logs_of(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+def run(command: list[str], environment: dict[str, str], **options: object) -> subprocess.CompletedProcess[str]:
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
+    return subprocess.run(command, env=environment, text=True, check=False, **given)  # type: ignore[call-overload]
+
+
+def plainly(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """The same without ranks.py."""
+    return run([sys.executable, str(DEMO), *words], environment)
+
+
+def test_a_script_runs_as_it_would_without_us(environment: dict[str, str], tmp_path: Path) -> None:
+    done, plain = run(ranks(tmp_path / "logs", DEMO, "well"), environment), plainly(environment, "well")
+    assert (done.returncode, plain.returncode) == (0, 0)
+    hide = re.compile(r"pid \d+")
+    assert sorted(hide.sub("", done.stdout).splitlines()) == sorted(hide.sub("", plain.stdout).splitlines())
+    assert done.stdout.splitlines()[0] == "launcher ['well'] programs True"
+    assert done.stdout.splitlines()[-1] == "launcher ends"
+    assert logs_of(tmp_path / "logs") == {
+        f"rank-{2 + rank}.log": f"rank {rank} of 2, imported as __mp_main__\nC of {rank}\n" for rank in (0, 1)
+    }
+
+
+@pytest.mark.parametrize("how", ["fork", "later"])
+def test_other_ways_to_start(environment: dict[str, str], tmp_path: Path, how: str) -> None:
+    done = run(ranks(tmp_path, DEMO, how), environment)
+    assert done.returncode == 0, done.stdout
+    name = "__main__" if how == "fork" else "__mp_main__"
+    assert {log.splitlines()[0] for log in logs_of(tmp_path).values()} == {f"rank {rank} of 2, imported as {name}" for rank in (0, 1)}
+    assert all(line in done.stdout for log in logs_of(tmp_path).values() for line in log.splitlines())
+
+
+@pytest.mark.parametrize("how", ["raise", "abort", "kill", "exit"])
+def test_a_rank_that_ends_badly(environment: dict[str, str], tmp_path: Path, how: str) -> None:
+    done, plain = run(ranks(tmp_path, DEMO, how), environment), plainly(environment, how)
+    assert done.returncode == plain.returncode == 1
+    assert done.stdout.splitlines()[-1] == plain.stdout.splitlines()[-1]
+    lines = logs_of(tmp_path)["rank-3.log"].splitlines()
+    assert lines[:2] == ["rank 1 of 2, imported as __mp_main__", "C of 1"]
+    last = {
+        "raise": ["unflushed Traceback (most recent call last):", "ValueError: wrong on purpose"],
+        "abort": ["before the abort", "C before the abort"],
+        "kill": ["before the kill"],
+        "exit": [],
+    }[how]
+    assert [line for line in lines[2:] if not line.startswith("  ")] == last
+    assert done.stdout.count("ValueError: wrong on purpose") == (how == "raise")
+
+
+def test_lines_of_many_ranks_are_never_torn(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(ranks(tmp_path, DEMO, "lines", "8"), environment)
+    assert done.returncode == 0
+    whole = re.compile(r"<(\d):(\d+):(x*)>|<\d:C>|no newline of \d|rank \d of 8.*|C of \d|launcher.*|pid \d+")
+    assert [line for line in done.stdout.splitlines() if not whole.fullmatch(line)] == []
+    for rank in range(8):
+        wanted = [str(line) for line in range(1000)]
+        assert [line for each, line, _ in re.findall(r"<(\d):(\d+):(x*)>", done.stdout) if each == str(rank)] == wanted
+        log = (tmp_path / f"rank-{8 + rank}.log").read_text()
+        assert re.findall(r"<\d:(\d+):x*>", log) == wanted
+        assert log.endswith((f"<{rank}:C>\nno newline of {rank}", f"no newline of {rank}<{rank}:C>\n"))
+
+
+def test_stdout_and_stderr_stay_apart(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(ranks(tmp_path, DEMO, "lines", "1"), environment, stderr=subprocess.PIPE)
+    assert {int(line) % 2 for line in re.findall(r"<0:(\d+):", done.stdout)} == {0}
+    assert {int(line) % 2 for line in re.findall(r"<0:(\d+):", done.stderr)} == {1}
+    assert len(re.findall(r"<0:\d+:", (tmp_path / "rank-1.log").read_text())) == 1000
+
+
+def test_output_comes_at_once_and_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path) -> None:
+    started = subprocess.Popen(ranks(tmp_path, DEMO, "wait"), env=environment, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    lines: list[str] = []
+    while lines.count("waiting\n") < 2:
+        lines.append(started.stdout.readline())
+    while any(not log.endswith("half a line") for log in logs_of(tmp_path).values()):
+        time.sleep(0.02)
+    family = set(descendants(started.pid))
+    assert len(family) >= 3  # two ranks and the collector
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() == -signal.SIGTERM
+    started.stdout.read()  # ends when the last process with this output has ended
+    wait_until_gone(family)
+
+
+def test_interrupt_reaches_the_script(environment: dict[str, str], tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        ranks(tmp_path, DEMO, "wait"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert started.stdout is not None
+    seen = 0
+    while seen < 2:
+        seen += "waiting" in started.stdout.readline()
+    os.killpg(started.pid, signal.SIGINT)
+    rest = started.stdout.read()
+    assert started.wait() == -signal.SIGINT
+    assert "KeyboardInterrupt" in rest
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    def running(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    while any(running(pid) for pid in pids):
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "output"),
+    [
+        ("import sys; print(sys.argv, flush=True); sys.exit(5)", 5, "['script.py', '--logs', 'x', '--', 'y']\n"),
+        ("import atexit; atexit.register(print, 'late')\nif __name__ == '__main__': print('early')", 0, "early\nlate\n"),
+        ("import sys; print('torch' in sys.modules, 'multiprocessing' in sys.modules)", 0, "False False\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("print(list[int], __annotations__)\nx: 'later' = 1", 0, None),
+        ("1 +", 1, None),
+    ],
+)
+def test_a_script_that_starts_nothing(environment: dict[str, str], tmp_path: Path, text: str, code: int, output: str | None) -> None:
+    (tmp_path / "script.py").write_text(text)
+    words = ["script.py", "--logs", "x", "--", "y"]
+    done = run(ranks(tmp_path / "logs", *words), environment, cwd=tmp_path)
+    plain = run([sys.executable, *words], environment, cwd=tmp_path)
+    assert done.returncode == plain.returncode == code
+    assert done.stdout.splitlines()[-1:] == plain.stdout.splitlines()[-1:]
+    assert output is None or done.stdout == plain.stdout == output
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_script_that_is_not_there(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(ranks(tmp_path, tmp_path / "nowhere.py"), environment)
+    assert (done.returncode, done.stdout) == (2, f"ranks.py: can't open file '{tmp_path}/nowhere.py': No such file or directory\n")
+
+
+def test_without_torch_nothing_is_changed(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("try:\n    import torch.multiprocessing\nexcept ImportError as error:\n    print(error)\n")
+    done = run(ranks(tmp_path, tmp_path / "script.py"), {**environment, "PYTHONPATH": ""})
+    assert (done.returncode, done.stdout) == (0, "No module named 'torch'\n")
+
+
+def test_a_folder_that_cannot_be_made_costs_a_warning(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(ranks(tmp_path / "file" / "logs", DEMO, "well"), environment)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == f"ranks.py: no rank logs: {tmp_path}/file/logs: Not a directory"
+    assert done.stdout.splitlines()[-1] == "launcher ends"
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "rank-2.log").symlink_to("/dev/full")
+    (tmp_path / "rank-3.log").mkdir()
+    done = run(ranks(tmp_path, DEMO, "well"), environment)
+    assert done.returncode == 0
+    warnings = {line for line in done.stdout.splitlines() if line.startswith("ranks.py")}
+    assert warnings == {
+        f"ranks.py: {tmp_path}/rank-2.log is not complete: No space left on device",
+        f"ranks.py: {tmp_path}/rank-3.log is not complete: Is a directory",
+    }
+    assert {"C of 0", "C of 1"} <= set(done.stdout.splitlines())
+
+
+def test_nobody_reading_the_output_costs_no_log(environment: dict[str, str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import torch, m\nif __name__ == '__main__': torch.multiprocessing.spawn(m.run, nprocs=2)\n"
+    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "m.py").write_text("import os\ndef run(rank):\n    for line in range(100): os.write(1, b'%d\\n' % line)\n")
+    done = run(ranks(tmp_path / "logs", tmp_path / "script.py"), environment, stdout=writing, stderr=writing)
+    os.close(writing)
+    assert done.returncode == 0
+    assert {log.splitlines()[-1] for log in logs_of(tmp_path / "logs").values()} == {"99"}
