@@ -36,7 +36,7 @@ class Ceiling:
     of: str
 
 
-def ceiling(figure: str, nodes: int, ranks: int, limits: Limits) -> Ceiling | None:
+def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
     """Return the most that a figure of a test on so many nodes with so many ranks each can be; None where nobody knows.
 
     Upstream's tests count tokens that stay on their GPU (NVLink) or their node (RDMA) like others (test_internode.py: the sum over

@@ -20,7 +20,7 @@ UNITS: Mapping[str, tuple[str, bool]] = {"gbs": ("GB/s", True), "us": ("us", Fal
 CONFIG = ("num_tokens", "hidden", "num_topk", "num_topk_groups", "num_experts", "num_processes", "num_sms")
 """Settings of a test that its figures depend on, by the names of upstream's arguments; `num_processes` are the ranks of one node."""
 
-TOKENS = "num_tokens"
+TOKENS, PROCESSES = "num_tokens", "num_processes"
 ALIKE = 0.01
 """Numbers of tokens that differ by less than this fraction are the same: V2's test gives each rank one token less than the one before."""
 

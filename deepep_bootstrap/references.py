@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.limits import Ceiling, Limits, ceiling
-from deepep_bootstrap.refbook import ALIKE, CONFIG, TOKENS, Book, Reference, gpu_type, unit_of
+from deepep_bootstrap.refbook import ALIKE, CONFIG, PROCESSES, TOKENS, Book, Reference, gpu_type, unit_of
 from deepep_bootstrap.verdicts import ABOVE, BELOW, FIGURE, NONE, OK, Verdict
 
 SLACK = 1.05
@@ -80,7 +80,7 @@ def configured(tested: Tested, args: Sequence[str]) -> Tested:
     """Return the test with the settings that the words given to its script say (`--num-tokens 64`, `--num-tokens=64`), where its log
     does not say them itself."""
     said: dict[str, int] = {}
-    for word, after in zip(args, [*args[1:], ""], strict=True):
+    for word, after in zip(args, (*args[1:], ""), strict=False):
         if match := ARGUMENT.match(word):
             value = match[2] or after
             name = match[1].replace("-", "_")
@@ -100,13 +100,13 @@ def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Ver
     bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.test, log=tested.log, unit=unit)
     if not math.isfinite(value) or value < 0 or (value == 0 and not larger):
         return replace(bare, text=f"{bare.title}: {value} {unit} is nothing that can be measured")
-    here = _settings(tested, setting)
     nodes = _nodes(tested, setting)
+    here = _settings(tested, nodes, setting)
     same = [one for one in setting.book.references if (one.test, one.generation, one.figure) == (tested.test, tested.generation, figure)]
     apart = [(_differences(one, here, nodes, setting), one) for one in same]
     holds = sorted((one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, setting))
     aim = next((one for one in holds if not one.fault), None)
-    most = ceiling(figure, nodes, int(here.get("num_processes", setting.limits.gpus)), setting.limits)
+    most = ceiling(figure, nodes, here.get(PROCESSES, 0), setting.limits)
     found = replace(bare, value=value)
     if most:
         found = replace(found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * SLACK)
@@ -116,10 +116,14 @@ def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Ver
     return replace(found, text=f"{found.title}: {found.text}{about}", means=means)
 
 
-def _settings(tested: Tested, setting: Setting) -> dict[str, float]:
-    """Return the settings of a test: what it said, and where it says nothing upstream's defaults."""
-    said = {name: value for name, value in tested.config.items() if isinstance(value, int | float)}
-    return {**setting.book.defaults.get(tested.test, {}), **said}
+def _settings(tested: Tested, nodes: int, setting: Setting) -> dict[str, float]:
+    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's defaults."""
+    found: dict[str, float] = dict(setting.book.defaults.get(tested.test, {}))
+    if setting.limits.gpus:
+        found[PROCESSES] = min(found.get(PROCESSES, setting.limits.gpus), setting.limits.gpus)
+    if tested.ranks:
+        found[PROCESSES] = len(tested.ranks) / nodes
+    return found | {name: value for name, value in tested.config.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 def _nodes(tested: Tested, setting: Setting) -> int:
