@@ -42,7 +42,8 @@ class Ended:
 
 @dataclass
 class Engine:
-    """The command line, pointed at one lab. `flags` go to every call that takes them."""
+    """The command line, pointed at one lab. `mirror` is a mirror's directory in place of the stand-in's repositories and wheels,
+    `inside` a command prefix, for example into another network."""
 
     lab: LiveLab
     sources: Path
@@ -50,18 +51,20 @@ class Engine:
     hosts: Path | None = None
     prefix: str = PREFIX
     wheels_from_folder: bool = True
+    mirror: Path | None = None
+    inside: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
     def argv(self, verb: str, *more: str) -> list[str]:
         flags = [f"--hosts={self.hosts or self.lab.hosts_file}", f"--prefix={self.prefix}"]
         if verb in {"bootstrap", "plan", "doctor"}:
-            flags += [
-                f"--lock={self.lock}",
-                f"--mirror=https://example.invalid/standin/={self.sources}/git/standin/",
-            ]
-            if self.wheels_from_folder:
-                flags.append(f"--mirror=index:standin={self.sources}/wheels")
-        return [sys.executable, "-m", "invoke", verb, *flags, *more]
+            flags += [f"--lock={self.lock}", f"--mirror={self.mirror}"] if self.mirror else [f"--lock={self.lock}", *self.standin_mirrors()]
+        return [*self.inside, sys.executable, "-m", "invoke", verb, *flags, *more]
+
+    def standin_mirrors(self) -> list[str]:
+        """The flags that say where the stand-in's repositories and wheels are."""
+        flags = [f"--mirror=https://example.invalid/standin/={self.sources}/git/standin/"]
+        return [*flags, f"--mirror=index:standin={self.sources}/wheels"] if self.wheels_from_folder else flags
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, **self.lab.env, **self.env}

@@ -130,6 +130,8 @@ class LiveLab:
 
     def boot(self, *hosts: str) -> None:
         """Boot hosts that are off; their disks are as they were."""
+        for host in hosts:
+            self.power_cut(host)  # a supervisor that was about to boot its host again would do so beside the new one
         lab_hosts.boot(self.lab, *(host for host in self.lab.hosts if host.name in hosts))
 
     def reset(self) -> None:

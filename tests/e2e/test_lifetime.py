@@ -1,16 +1,22 @@
-"""The later life of a prefix on the embedded cluster: two generations, back and forth, garbage, a flipped byte. One bootstrap for all."""
+"""The whole life of a prefix where nothing leads out: a mirror made before, bootstrap, two generations, back and forth, garbage, a
+flipped byte, an archive into an empty prefix. The control machine's network is the login host's: the bridge to the others."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import test_json_doc
-from e2e_support import LOCK, Engine
+from e2e_support import LOCK, ROOT, Engine, wait_until
+
+from deepep_bootstrap import lab_hosts
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -18,24 +24,49 @@ if TYPE_CHECKING:
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
 
+TARGET = f"cp3{sys.version_info.minor}-x86_64"
+
 
 @pytest.fixture(scope="module")
 def engine(lab: LiveLab, standin_sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A prefix whose second generation has DeepEP built with another option; everything else is the first one's."""
     lab.reset()
-    lock = tmp_path_factory.mktemp("lock") / "demo.lock.toml"
+    folder = tmp_path_factory.mktemp("life")
+    lock, mirror = folder / "demo.lock.toml", folder / "mirror"
     shutil.copy(LOCK, lock)
-    engine = Engine(lab, standin_sources, lock)
-    bootstrap(engine)
+    made = mirrored(Engine(lab, standin_sources), mirror, f"--lock={lock}", "--stack=v1", f"--target={TARGET}")
+    assert made.returncode == 0, made.stdout + made.stderr
+    inside = (*lab_hosts.enter(lab.lab, "login1")[:3], "-n", "--")
+    engine = Engine(lab, standin_sources, lock, mirror=mirror, inside=inside, env={"XDG_CACHE_HOME": str(folder / "cache")})
+    assert "hashes as locked" in bootstrap(engine)
     shutil.copy(lock, lock.with_suffix(".old"))
     lock.write_text(lock.read_text().replace("[source.deepep]\n", '[source.deepep]\noptions = ["DISABLE_AGGRESSIVE_PTX_INSTRS=1"]\n'))
     bootstrap(engine)
     return engine
 
 
-def bootstrap(engine: Engine) -> None:
+def mirrored(engine: Engine, mirror: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `invoke mirror`, which takes no hosts."""
+    argv = [*engine.inside, sys.executable, "-m", "invoke", "mirror", str(mirror), *words]
+    more = [] if engine.inside else engine.standin_mirrors()
+    return subprocess.run([*argv, *more], cwd=ROOT, env=engine.environment(), capture_output=True, text=True, check=False)
+
+
+def bootstrap(engine: Engine) -> str:
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
+    return ended.out
+
+
+def test_nothing_leads_out_and_the_mirror_is_as_it_was(engine: Engine) -> None:
+    shown = subprocess.run([*engine.inside, "ip", "-json", "route"], capture_output=True, text=True, check=True)
+    routes = json.loads(shown.stdout)
+    assert routes
+    assert not [route for route in routes if route["dst"] == "default"]
+    assert {name.split("-")[1] for name in engine.store()} == {"gdrcopy", "nvshmem", "python", "deepep"}
+    assert engine.mirror
+    checked = mirrored(engine, engine.mirror, f"--lock={engine.lock}", "--check")
+    assert checked.returncode == 0, checked.stderr
 
 
 def document(engine: Engine, verb: str, *flags: str) -> dict[str, Any]:
@@ -116,3 +147,44 @@ def test_a_flipped_byte_is_named(engine: Engine) -> None:
     assert entry["changes"] == [{"path": f"lib/{library.name}", "what": "changed"}]
     data[len(data) // 2] ^= 1
     library.write_bytes(data)
+
+
+def spoil_last_file(archive: Path, spoiled: Path) -> None:
+    """Copy an archive and its signature with one bit flipped in the contents of its last file."""
+    data = bytearray(archive.read_bytes())
+    data[len(data.rstrip(b"\0")) - 2] ^= 1
+    spoiled.write_bytes(data)
+    Path(f"{spoiled}.sig").write_bytes(Path(f"{archive}.sig").read_bytes())
+
+
+def test_what_was_built_once_is_imported_elsewhere(engine: Engine, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"builder@example.com {(tmp_path / 'key.pub').read_text()}")
+    archive = tmp_path / "deepep.tar"
+    exported = engine.json("export", f"--out={archive}", f"--sign={tmp_path / 'key'}")
+    assert exported["exit"] == 0, exported
+    assert archive.stat().st_size == exported["bytes"]
+    assert sorted(each["name"] for each in exported["entries"]) == engine.store()
+
+    other = dataclasses.replace(engine, prefix="/shared/elsewhere/and-deeper")
+    spoil_last_file(archive, tmp_path / "spoiled.tar")
+    refused = other.run("import", str(tmp_path / "spoiled.tar"), f"--allowed-signers={allowed}")
+    assert refused.code == 1
+    assert "its contents are not what the index says" in refused.err
+    wait_until(lambda: other.store() == [], "the host removed what had come")
+
+    imported = other.json("import", str(archive), f"--allowed-signers={allowed}")
+    assert imported["exit"] == 0, imported
+    assert imported["signer"] == "builder@example.com"
+    assert {each["state"] for each in imported["entries"]} == {"imported"}
+    assert other.store() == engine.store()
+
+    offered = other.json("bootstrap")
+    assert offered["exit"] == 0, offered
+    assert [outcome["step"] for outcome in offered["outcomes"] if outcome["step"] in other.store()] == []
+    assert other.run("verify", "--store").code == 0
+    module = f"module use {other.prefix}/modulefiles && module load deepep && python -c 'import deep_ep; print(deep_ep.__file__)'"
+    loaded = engine.lab.ssh("n002", f'bash -lc "{module}"')
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.startswith(f"{other.prefix}/store/")
