@@ -163,7 +163,7 @@ def _traffic_verdicts(host: str, nics: Sequence[NicTraffic]) -> Iterator[Verdict
     if known and not low and len(known) == len(nics):
         shares = sorted(100 * share for nic in known for share in (nic.share_sent, nic.share_received))
         span = "" if len(known) == 1 else f", {shares[0]:.1f} to {shares[-1]:.1f} % each"
-        yield Verdict(NIC, "nics", OK, f"all of {_count(known)} carried traffic: {both}{span}", host=host)
+        yield Verdict(NIC, "nics", OK, f"{_count(known)} carried traffic: {both}{span}", host=host)
 
 
 def _low(nic: NicTraffic, known: Sequence[NicTraffic], sent: int, received: int) -> Verdict:
@@ -181,7 +181,7 @@ def _low(nic: NicTraffic, known: Sequence[NicTraffic], sent: int, received: int)
 
 
 def _count(nics: Sequence[NicTraffic]) -> str:
-    return f"{len(nics)} NICs" if len(nics) != 1 else f"1 NIC ({nics[0].device})"
+    return f"all {len(nics)} NICs" if len(nics) != 1 else f"the one NIC ({nics[0].device})"
 
 
 def _gpu_errors(before: Counters, after: Counters) -> Iterator[tuple[str, Mapping[str, int], bool]]:
