@@ -1,0 +1,191 @@
+"""Logs of upstream's tests in, figures and a verdict out. Pure.
+
+A log is read into parts (one test as one log tells it); the logs of one run's folder tell the same test from several sides: what the job
+printed, each node, each rank. A side that has less than another one adds nothing; nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap import results_ranks
+from deepep_bootstrap.figures import Best, LowLatency, Operation, Rank, Tested
+from deepep_bootstrap.results_end import Story, story
+from deepep_bootstrap.results_lines import tokens
+from deepep_bootstrap.results_parts import Part, parts
+
+RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
+"""Files of a run's folder (see testruns)."""
+
+OPERATION = re.compile(r"(?:(?:expanded|cached|reduced)_)?(?:dispatch|combine)(?=_su_gbs$)")
+ERRORS_MAX = 20
+"""Errors that are kept of one test: when one rank fails, hundreds tell of it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a part comes from: a log of its own, or one side of a run's folder with the number of its node or rank."""
+
+    side: str
+    number: int
+    part: Part
+
+
+def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
+    """Return the tests that logs tell of, in the order of the logs; nothing for a log without any.
+
+    `logs` are texts by name. Names that a run's folder has (`job.log`, `node-0-HOST.log`, `rank-3.log`) are sides of one test where
+    their folder is the same; so are logs whose ranks complete each other.
+    """
+    folders: dict[str, list[tuple[str, int, str]]] = {}
+    for name in logs:
+        found = RUN_LOG.fullmatch(posixpath.basename(name))
+        side = (found.lastgroup or "log") if found else "log"
+        number = int(found[side]) if found and side != "job" else 0
+        folders.setdefault(f"{posixpath.dirname(name)}/" if found else name, []).append((side, number, name))
+    bundles: list[list[Source]] = []
+    for members in folders.values():
+        nodes = max((number + 1 for side, number, _ in members if side == "node"), default=0)
+        bundles += _aligned([(side, number, parts(name, tokens(logs[name]))) for side, number, name in members], nodes)
+    return tuple(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle))
+
+
+def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iterator[list[Source]]:
+    """Yield the first tests of all sides, the second ones, and so on."""
+    for index in range(max((len(own) for _, _, own in members), default=0)):
+        bundle = [Source(side, number, own[index]) for side, number, own in members if index < len(own)]
+        for source in bundle:
+            source.part.nodes = max(source.part.nodes, nodes)
+        yield bundle
+
+
+def _completed(bundles: list[list[Source]]) -> list[list[Source]]:
+    """Return tests with those that lack rank 0 added to the test that has it: logs of several nodes under any names."""
+    left = list(bundles)
+    for bundle in bundles:
+        ranks = {rank for source in bundle for rank in source.part.figures}
+        if not ranks or 0 in ranks:
+            continue
+        for other in left:
+            theirs = {rank for source in other for rank in source.part.figures}
+            if other is not bundle and 0 in theirs and not theirs & ranks and _kind(other) == _kind(bundle):
+                other += [replace(source, side="node", number=len(other)) for source in bundle]
+                left = [each for each in left if each is not bundle]
+                break
+    return left
+
+
+def _is_test(part: Part) -> bool:
+    return part.kind not in {"", "other"}
+
+
+def _kind(bundle: Sequence[Source]) -> str:
+    """Return the kind of a test: what the job said it was, else what its lines look like."""
+    said = [source.part.kind for source in bundle if source.part.header] + [source.part.kind for source in bundle]
+    return next((kind for kind in said if kind not in {"", "other"}), "")
+
+
+def _tested(bundle: Sequence[Source]) -> Tested:
+    told = story(_kind(bundle), [(source.side, source.number, source.part) for source in bundle])
+    errors = tuple(dict.fromkeys(text for source in bundle for text, _ in source.part.errors))
+    figures = _own_figures(told)
+    ranks = results_ranks.judge(figures, told.lacking)
+    first = min((source.part for source in bundle if source.part.content), key=lambda part: part.log, default=bundle[0].part)
+    cases = bool(told.passed) or told.kind in {"low-latency", "ep"}
+    missing = any(rank.state == "missing" for rank in ranks)
+    return Tested(
+        test=told.kind,
+        generation=_generation(told),
+        ok=told.ended and cases and not told.failed and not missing and (told.code == 0 or not errors),
+        ended=told.ended,
+        passed=told.passed,
+        failed=told.failed,
+        config=_config(told),
+        best=_best(told),
+        low_latency=_low_latency(figures) if told.kind != "ep" else None,
+        operations=_operations(figures) if told.kind == "ep" else {},
+        ranks=ranks,
+        sweep=tuple(told.main.sweep.points()) if told.main else (),
+        errors=errors[:ERRORS_MAX],
+        log=first.log,
+        line=first.line,
+    )
+
+
+def _generation(told: Story) -> str:
+    """Return v2 where the test is V2's, or its module or path is: V2 keeps V1's tests as its legacy ones."""
+    legacy = any("/legacy/" in part.script or re.search(r"(?:^|/)deepep/2\.", part.module) for part in told.parts)
+    return "v2" if told.kind == "ep" or legacy else "v1"
+
+
+def _config(told: Story) -> dict[str, int | float | str]:
+    found: dict[str, int | float | str] = {}
+    for part in told.parts:
+        found = {**part.config, **found}
+    if told.kind == "ep" and told.world:
+        found["num_ranks"] = told.world
+    return found
+
+
+def _best(told: Story) -> dict[str, Best]:
+    """Return the best setting of each operation as the first node found it, which is the one that upstream itself goes on with."""
+    if told.main is None or told.kind not in {"intranode", "internode"}:
+        return {}
+    return {name: found[0] for name, found in told.main.best.items()}
+
+
+def _own_figures(told: Story) -> dict[int, dict[str, float]]:
+    """Return each rank's figures, the middle one of those it printed again and again; of V2 those of cases with the same kind of
+    data as the first one (FP8 unless it was told otherwise), since others are no measure of the same thing."""
+    if told.kind not in {"ep", "low-latency"} and len(told.first_ranks) > 1:
+        return {
+            rank: {
+                f"{name}_{unit}": value
+                for name, found in voice.best.items()
+                for unit, value in (("nvl_gbs", found[0].nvl_gbs), ("rdma_gbs", found[0].rdma_gbs), ("us", found[0].us))
+                if value is not None
+            }
+            for rank, voice in told.first_ranks.items()
+        }
+    return {rank: {name: _middle(values, told) for name, values in own.items()} for rank, own in told.figures.items()}
+
+
+def _middle(values: Sequence[float], told: Story) -> float:
+    alike = [value for value, same in zip(values, told.alike, strict=False) if same] if told.alike else list(values)
+    return results_ranks.middle(alike or values)
+
+
+def _low_latency(figures: Mapping[int, Mapping[str, float]]) -> LowLatency | None:
+    spread, middle = results_ranks.spread, results_ranks.median_of
+    if not any("dispatch_combine_gbs" in own or "dispatch_gbs" in own for own in figures.values()):
+        return None
+    return LowLatency(
+        dispatch_combine_gbs=spread(figures, "dispatch_combine_gbs"),
+        dispatch_us=middle(figures, "dispatch_us"),
+        combine_us=middle(figures, "combine_us"),
+        dispatch_gbs=spread(figures, "dispatch_gbs"),
+        combine_gbs=spread(figures, "combine_gbs"),
+    )
+
+
+def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operation]:
+    """Return V2's operations in the order in which the first rank tried them; `bytes` are the first rank's."""
+    names = dict.fromkeys(found[0] for own in figures.values() for name in own if (found := OPERATION.match(name)))
+    first = figures[min(figures)] if figures else {}
+    return {
+        name: Operation(
+            so_gbs=results_ranks.spread(figures, f"{name}_so_gbs"),
+            su_gbs=results_ranks.spread(figures, f"{name}_su_gbs"),
+            us=results_ranks.spread(figures, f"{name}_us"),
+            bytes=int(first[f"{name}_bytes"]) if f"{name}_bytes" in first else None,
+        )
+        for name in names
+    }
+
+
+def missing(ranks: Sequence[Rank]) -> tuple[int, ...]:
+    """Return the numbers of the ranks that are missing."""
+    return tuple(rank.rank for rank in ranks if rank.state == "missing")

@@ -1,0 +1,154 @@
+"""What upstream's tests print, found in a log whatever stands around it: task labels, time stamps, colours, other ranks' lines. Pure.
+
+A line may hold texts of several ranks and a text may go on in another line, so nothing here is anchored at a line's begin but errors.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+UNFINISHED = "\x04"
+"""Stands behind a last line without its newline: `$` does not match there, so that a value cut in two is no value."""
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+DROPPED = dict.fromkeys(map(ord, "\x00\x04\r"))
+FRONT = re.compile(r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]*\]?:? ?)?(?: *(\d{1,5}): ?)?")
+"""A time stamp and the number that `srun --label` puts in front, both optional."""
+
+NUMBER = r"(\d{1,12}(?:\.\d{1,17})?)"
+WHOLE = r"(\d{1,15})"
+CHUNK = r"(\d{1,6}|default)"
+END = r"(?= *(?:$|\[))"
+CONFIG = r"\[config\] (\w+=\w+(?:, \w+=\w+)*)" + END
+CASE = r"\[testing\] ([^\[\]]{1,200}?)(?= ?\.\.\.)"
+PASSED = r"(?:^|\.\.\.) *(passed(?: *passed)*)(?= *(?:$|\x04|\[))"
+TUNING = (
+    r"\[tuning\] (?:Best (dispatch \(FP8\)|dispatch \(BF16\)|combine): )?SMs (\d{1,6}), NVL chunk "
+    rf"{CHUNK}(?:, RDMA chunk {CHUNK}(?:[:,] (?:{NUMBER} \+ {NUMBER} us, |transmit: {NUMBER} us, notify: {NUMBER} us, BW: )?"
+    rf"{NUMBER} GB/s \(RDMA\), {NUMBER} GB/s \(NVL\))"
+    rf"|[:,] {NUMBER} GB/s \(NVL\)(?:, (?:t: )?{NUMBER} us|{END}))"
+)
+RANK = r"\[rank (\d{1,6})\] "
+BOTH = rf"{RANK}Dispatch \+ combine bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us, min_t={NUMBER} us, max_t={NUMBER} us"
+EACH = rf"{RANK}Dispatch bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us \| Combine bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us"
+HALVES = rf"{RANK}Dispatch send/recv time: {NUMBER}(?: \+ {NUMBER})? us \| Combine send/recv time: {NUMBER}(?: \+ {NUMBER})? us"
+EP = (
+    r"EP: +(\d{1,6})/(\d{1,6}) \| (expanded |cached |reduced |)(dispatch|combine): "
+    rf"{NUMBER} GB/s \(SO\), {NUMBER} GB/s \(SU\), {NUMBER} us, {WHOLE} bytes"
+    rf"(?: \| (copy|reduce): {NUMBER} GB/s, {NUMBER} us|{END})"
+)
+EP_SETUP = (
+    rf" > (?:Ranks: {WHOLE} x {WHOLE}|Experts: {WHOLE}/{WHOLE}|Tokens: {WHOLE} \(max: {WHOLE}\), hidden: {WHOLE}"
+    rf"|#SM: {WHOLE}, #QPs: {WHOLE}/{WHOLE})(?= *$)"
+)
+HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04]*)$"
+
+PATTERNS = tuple(
+    (literal, kind, re.compile(pattern))
+    for literal, kind, pattern in (
+        ("[tuning]", "tuning", TUNING),
+        ("EP:", "ep", EP),
+        ("Dispatch + combine", "both", BOTH),
+        ("Dispatch bandwidth", "each", EACH),
+        ("send/recv", "halves", HALVES),
+        ("[testing]", "case", CASE),
+        ("passed", "passed", PASSED),
+        ("[config]", "config", CONFIG),
+        ("Testing with", "ep_case", r"> Testing with (\w+=\w+(?:, \w+=\w+)*) \.\.\."),
+        ("Testing with seed", "seed", r"Testing with seed([ =])(\d{1,15}) \.\.\."),
+        ("ref_hash=", "hash", r"^ref_hash="),
+        ("Allocating", "allocating", rf"Allocating buffer size: {NUMBER} MB"),
+        ("Config:", "ep_config", r"(?:^|: )Config:(?= *$)"),
+        (" > ", "ep_setup", EP_SETUP),
+        ("deepep: ", "header", HEADER),
+        ("deepep: ", "job", r"deepep: (?:job \S+ on (\d{1,6}) node\(s\)|node \d+ of (\d{1,6});)"),
+        ("deepep: ", "exit", r"deepep: (\S+) ended with exit code (\d{1,6})"),
+    )
+)
+"""A text that a line must hold, the token it may be, and its grammar. `in` is far faster than a search, so it comes first."""
+
+TRACEBACK = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
+FAILURE = re.compile(
+    r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:srun|slurmstepd|error): |\[rank \d+\] FAILED|Assertion (?:failed|error)"
+    r"|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught|oom[-_]kill|Out of memory"
+)
+LEADS = (
+    *("rror", "xception", "Interrupt", "DeepEP", "FAILED", "ssertion", "fault", "Killed", "srun: ", "slurmstepd: ", "terminate "),
+    *("CANCELLED", "Watchdog", "oom", "memory"),
+)
+"""Texts without which a line is no error."""
+
+OF_RANK = re.compile(r"^\[rank ?(\d+)\]:? ?")
+TEXT_MAX = 300
+"""Characters of an error that are kept: more is no help in a summary, the log has it whole."""
+
+
+class Token(NamedTuple):
+    """One thing that a test said: its kind (of PATTERNS; `error` and `blank` besides), the number of its line, the label in front of
+    that line ("" without one), and the groups of its grammar. An error's words are the text and the rank it names."""
+
+    kind: str
+    line: int
+    label: str
+    words: tuple[str | None, ...]
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the log."""
+    ignored = False
+    for number, raw in enumerate(io.StringIO(text, newline="\n"), 1):
+        label, line = _line(raw)
+        if not line:
+            yield Token("blank", number, label, ())
+            continue
+        found = [
+            (match.start(), Token(kind, number, label, match.groups()))
+            for literal, kind, pattern in PATTERNS
+            if literal in line
+            for match in pattern.finditer(line)
+        ]
+        if len(found) > 1:
+            found.sort(key=lambda one: one[0])
+        yield from (token for _, token in found)
+        if found or not any(map(line.__contains__, LEADS)):
+            continue
+        if line.startswith("Exception ignored"):
+            # What follows is a traceback of the interpreter's own end, which changes nothing for the test.
+            ignored = True
+        elif error := _error(line.rstrip(UNFINISHED)):
+            if not (ignored and error.ends_traceback):
+                yield Token("error", number, label, (error.text, error.rank))
+            ignored = False
+
+
+def _line(raw: str) -> tuple[str, str]:
+    """Return the label and the rest of a line as it came, "" for one without anything."""
+    whole = raw.endswith("\n")
+    line = raw[:-1] if whole else raw
+    if not line.isprintable():
+        line = ESCAPE.sub("", line).translate(DROPPED)
+    label = ""
+    if line[:1] in {" ", "[", *"0123456789"} and (front := FRONT.match(line)):
+        label, line = front[1] or "", line[front.end() :]
+    if not line or line.isspace():
+        return label, ""
+    return label, line if whole else line + UNFINISHED
+
+
+class _Error(NamedTuple):
+    text: str
+    rank: str | None
+    ends_traceback: bool
+
+
+def _error(line: str) -> _Error | None:
+    """Return what a line says about a failure and the rank that it names; None for other lines."""
+    named = OF_RANK.match(line)
+    bare = line[named.end() :] if named else line
+    ends_traceback = TRACEBACK.match(bare) is not None
+    if not ends_traceback and not FAILURE.search(line):
+        return None
+    return _Error(line.strip()[:TEXT_MAX], named[1] if named else None, ends_traceback)

@@ -1,0 +1,277 @@
+"""What one log says about one test: what was collected from its lines, and where in a log one test ends and the next begins. Pure.
+
+These are collectors, the only values of this room that change; `results` makes a `figures.Tested` of all parts of a test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from deepep_bootstrap.figures import Best, Point
+from deepep_bootstrap.results_lines import Token
+
+SCRIPTS = {
+    "test_intranode.py": "intranode",
+    "test_internode.py": "internode",
+    "test_low_latency.py": "low-latency",
+    "test_ep.py": "ep",
+}
+BEST = {"dispatch (FP8)": "dispatch_fp8", "dispatch (BF16)": "dispatch_bf16", "combine": "combine"}
+LOW = {
+    "both": ("dispatch_combine_gbs", "dispatch_combine_us", "dispatch_combine_min_us", "dispatch_combine_max_us"),
+    "each": ("dispatch_gbs", "dispatch_us", "combine_gbs", "combine_us"),
+    "halves": ("dispatch_send_us", "dispatch_recv_us", "combine_send_us", "combine_recv_us"),
+}
+"""Names of a rank's figures in the order of upstream's line."""
+
+EP_SETUP = (
+    *("scaleout_ranks", "scaleup_ranks", "num_topk", "num_experts", "num_tokens", "num_max_tokens", "hidden"),
+    *("num_sms", "num_qps", "num_allocated_qps"),
+)
+CONTENT = frozenset(("config", "case", "tuning", "seed", "allocating", "ep_config", "ep_case", "ep", *LOW))
+"""Tokens that a test itself prints; the others say something about one."""
+
+FOREIGN = {
+    "low-latency": ("case", "tuning", "ep", "ep_case"),
+    "ep": ("tuning", *LOW),
+    "intranode": ("ep", "ep_case"),
+    "internode": ("ep", "ep_case"),
+}
+"""What a test of one kind never prints. Low latency lines may end a test between nodes that tries both."""
+
+Key = tuple[int, float, float]
+
+
+@dataclass
+class Sweep:
+    """The settings that a test tried, in blocks: one for each operation, since a test tries them in rising order.
+
+    Where nodes print into one log without labels each setting comes `copies` times; the first counts.
+    """
+
+    copies: int = 1
+    blocks: list[dict[Key, list[Point]]] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    filling: bool = False
+
+    def add(self, point: Point) -> None:
+        """Put a point into the block that is being filled, or into a new one where its setting says that one began."""
+        key = (point.sms, _chunk(point.nvl_chunk), _chunk(point.rdma_chunk))
+        last = self.blocks[-1] if self.blocks else {}
+        seen = len(last.get(key, ()))
+        if not self.filling and 0 < seen < self.copies:
+            return  # another node's last point, behind the first node's best
+        if not self.filling or seen >= self.copies or (not seen and key < max(last)):
+            self.blocks.append({})
+            self.filling = True
+        self.blocks[-1].setdefault(key, []).append(point)
+
+    def found_best(self, operation: str) -> None:
+        """Say that the oldest block without an operation was this one's; a second node's word changes nothing."""
+        if operation not in self.operations and len(self.operations) < len(self.blocks):
+            self.operations.append(operation)
+            self.filling = False
+
+    def points(self) -> Iterator[Point]:
+        """Yield every setting once, with its operation where a best line said it."""
+        for index, block in enumerate(self.blocks):
+            operation = self.operations[index] if index < len(self.operations) else ""
+            yield from (replace(points[0], operation=operation) for points in block.values())
+
+
+def _chunk(chunk: int | None) -> float:
+    return float("inf") if chunk is None else chunk
+
+
+@dataclass
+class Voice:
+    """What one node printed, or all nodes together where nothing tells them apart (`copies`: how many those are)."""
+
+    configs: int = 0
+    opened: int = 0
+    passed: int = 0
+    ep_cases: list[str] = field(default_factory=list)
+    blanks: int = 0
+    best: dict[str, list[Best]] = field(default_factory=dict)
+    sweep: Sweep = field(default_factory=Sweep)
+
+    @property
+    def copies(self) -> int:
+        """How many nodes speak: each prints its configuration before anything is tried."""
+        return self.sweep.copies
+
+    @property
+    def busy(self) -> bool:
+        """Return whether the test is under way: something was tried."""
+        return bool(self.opened or self.ep_cases or self.best or self.sweep.blocks)
+
+
+@dataclass
+class Part:
+    """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them; `world` is what the
+    ranks themselves say, `nodes` what the job says."""
+
+    log: str
+    line: int
+    kind: str = ""
+    header: str = ""
+    module: str = ""
+    script: str = ""
+    args: str = ""
+    codes: list[int] = field(default_factory=list)
+    config: dict[str, int | float | str] = field(default_factory=dict)
+    voices: dict[str, Voice] = field(default_factory=dict)
+    figures: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    nodes: int = 0
+    world: int = 0
+    allocations: int = 0
+    seeds: int = 0
+    endless: bool = False
+    content: bool = False
+    errors: list[tuple[str, int | None]] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether something was tried or measured."""
+        return bool(self.figures) or any(voice.busy for voice in self.voices.values())
+
+    def is_over(self, token: Token) -> bool:
+        """Return whether a token belongs to the next test of the log."""
+        kind, busy = token.kind, self.busy
+        if kind == "header":
+            return bool(self.header or self.content)
+        if kind not in CONTENT:
+            return False
+        if self.codes:
+            return True
+        if kind == "config":
+            return busy and (self.kind not in {"", "intranode", "internode"} or not self.endless)
+        if kind == "ep_config":
+            return busy and not (self.kind == "ep" and self.seeds)
+        if kind == "seed":
+            # Seed 0 is the first of a test between nodes, but of a low-latency test the first one after its only regular round.
+            return busy and token.words == (" ", "0") and self.kind in {"intranode", "internode"}
+        if kind == "allocating":
+            return busy
+        return busy and kind in FOREIGN.get(self.kind, ())
+
+    def take(self, token: Token) -> None:
+        """Collect what a token says."""
+        kind, words = token.kind, token.words
+        if kind in CONTENT and not self.content:
+            self.content, self.line = True, token.line
+        if kind in LOW:
+            self.kind = self.kind or "low-latency"
+            self._measured(int(words[0] or 0), zip(LOW[kind], words[1:], strict=True))
+        elif kind in {"ep", "ep_case", "ep_config", "ep_setup"}:
+            self._take_ep(token)
+        elif kind == "error":
+            self.errors.append((words[0] or "", None if words[1] is None else int(words[1])))
+        elif kind in {"header", "job", "exit"}:
+            self._take_word_of_job(kind, words)
+        elif kind == "allocating":
+            self.kind = self.kind or "low-latency"
+            self.allocations += 1
+            self.config["buffer_mb"] = float(words[0] or 0)
+        elif kind in {"seed", "hash"}:
+            self._take_round(kind, words)
+        else:
+            self._take_throughput(token)
+
+    def voice(self, label: str) -> Voice:
+        """Return what came with a label."""
+        return self.voices.setdefault(label, Voice())
+
+    def _measured(self, rank: int, values: Iterable[tuple[str, str | None]]) -> None:
+        own = self.figures.setdefault(rank, {})
+        for name, value in values:
+            if value is not None:
+                own.setdefault(name, []).append(float(value))
+
+    def _take_ep(self, token: Token) -> None:
+        words, voice = token.words, self.voice(token.label)
+        self.kind = self.kind or "ep"
+        if token.kind == "ep":
+            rank, world, way, plain, so, su, us, size, extra, *more = words
+            operation = f"{(way or '').strip()}_{plain}".lstrip("_")
+            names = (f"{operation}_{name}" for name in ("so_gbs", "su_gbs", "us", "bytes", f"{extra}_gbs", f"{extra}_us"))
+            self.world = max(self.world, int(world or 0))
+            self._measured(int(rank or 0), zip(names, (so, su, us, size, *more), strict=True))
+            voice.blanks = 0
+        elif token.kind == "ep_case":
+            if not voice.busy:
+                voice.sweep.copies = max(voice.configs, 1)
+            voice.ep_cases.append(words[0] or "")
+            voice.blanks = 0
+        elif token.kind == "ep_config":
+            voice.configs += 1
+        else:
+            self.config |= {name: int(value) for name, value in zip(EP_SETUP, words, strict=True) if value is not None}
+
+    def _take_word_of_job(self, kind: str, words: tuple[str | None, ...]) -> None:
+        if kind == "header":
+            self.header, self.module, self.script, self.args = (word or "" for word in words)
+            self.kind = SCRIPTS.get(self.script.rpartition("/")[2], "other")
+            self.endless = self.header == "pressure" or "pressure-test" in self.args
+        elif kind == "job":
+            self.nodes = max(self.nodes, int(words[0] or words[1] or 0))
+        else:
+            self.codes.append(int(words[1] or 0))
+
+    def _take_round(self, kind: str, words: tuple[str | None, ...]) -> None:
+        if kind == "hash" or words != (" ", "0"):
+            self.endless = True
+        self.seeds += kind == "seed"
+        if words[:1] == (" ",) and not self.busy:
+            self.kind = self.kind or "internode"
+
+    def _take_throughput(self, token: Token) -> None:
+        words, voice = token.words, self.voice(token.label)
+        if token.kind == "blank":
+            voice.blanks += 1
+        elif token.kind == "config":
+            pairs = (pair.partition("=")[::2] for pair in (words[0] or "").split(", "))
+            self.config |= {name: int(value) if re.fullmatch(r"\d{1,15}", value) else value for name, value in pairs}
+            voice.configs += 1
+            self._is_between_nodes("num_topk_groups" in self.config)
+        elif token.kind == "case":
+            if not voice.busy:
+                voice.sweep.copies = max(voice.configs, 1)
+            voice.opened += 1
+        elif token.kind == "passed":
+            voice.passed = min(voice.opened, voice.passed + (words[0] or "").count("passed"))
+        else:
+            self._take_tuning(voice, words)
+
+    def _take_tuning(self, voice: Voice, words: tuple[str | None, ...]) -> None:
+        name, sms, nvl, rdma, _, after_notify, transmit, _, rdma_gbs, nvl_gbs, alone_gbs, alone_us = words
+        us = next((float(each) for each in (after_notify, transmit, alone_us) if each is not None), None)
+        chunk, rdma_chunk = (int(each) if each and each != "default" else None for each in (nvl, rdma))
+        nvl_rate, rdma_rate = float(nvl_gbs or alone_gbs or 0), None if rdma_gbs is None else float(rdma_gbs)
+        self._is_between_nodes(rdma_rate is not None)
+        if name:
+            best = Best(nvl_rate, rdma_rate, us, int(sms or 0), chunk, rdma_chunk)
+            voice.best.setdefault(BEST[name], []).append(best)
+            voice.sweep.found_best(BEST[name])
+        elif us is not None:
+            voice.sweep.add(Point("", int(sms or 0), chunk, rdma_chunk, nvl_rate, rdma_rate, us, nvl == "default"))
+
+    def _is_between_nodes(self, shown: bool) -> None:
+        if shown and self.kind in {"", "intranode"}:
+            self.kind = "internode"
+        self.kind = self.kind or "intranode"
+
+
+def parts(log: str, found: Iterable[Token]) -> list[Part]:
+    """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to the next one."""
+    done = [Part(log, 1)]
+    for token in found:
+        if done[-1].is_over(token):
+            done.append(Part(log, token.line))
+            if token.kind == "config" and done[-2].kind == "low-latency" and done[-2].seeds:
+                # The seed that stood between the two belongs to the test that begins here.
+                done[-1].seeds, done[-2].seeds, done[-1].kind = done[-2].seeds, 0, "internode"
+        done[-1].take(token)
+    return [part for part in done if part.kind or part.errors or part.codes]
