@@ -168,6 +168,14 @@ def load(text: str, where: str, *, site: bool = False) -> Book:
     return book
 
 
+def read_book(texts: Mapping[str, str], site: str = "", where: str = FILE) -> Book:
+    """Return the book of the files of env/ (`texts` by relative path) with a site's own file, whose text is `site` ("": it has none) and
+    whose place is `where`; Trouble with every fault of one of them."""
+    if FILE not in texts:
+        raise Trouble(Problem(f"env/{FILE}", "this file is missing", try_="a fresh checkout"))
+    return joined(load(texts[FILE], f"env/{FILE}"), load(site, where, site=True))
+
+
 def joined(shipped: Book, *others: Book) -> Book:
     """Return one book: references and hints of `others` (a site's) before the shipped ones, tables of the same name replaced."""
     references = tuple(reference for book in (*others, shipped) for reference in book.references)

@@ -89,6 +89,22 @@ def configured(tested: Tested, args: Sequence[str]) -> Tested:
     return replace(tested, config={**said, **tested.config})
 
 
+def nodes_of(tested: Tested, nodes: int) -> int:
+    """Return on how many of so many nodes a test ran: an intranode test stays on one, each node for itself."""
+    return 1 if tested.test == "intranode" else max(nodes, 1)
+
+
+def settings_of(tested: Tested, nodes: int, book: Book, limits: Limits) -> dict[str, float]:
+    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's defaults."""
+    found: dict[str, float] = dict(book.defaults.get(tested.test, {}))
+    if limits.gpus:
+        found[PROCESSES] = min(found.get(PROCESSES, limits.gpus), limits.gpus)
+    said = {name: value for name, value in tested.config.items() if isinstance(value, int | float) and math.isfinite(value)}
+    if ranks := said.get("num_ranks", len(tested.ranks)):
+        found[PROCESSES] = ranks / nodes_of(tested, nodes)
+    return found | said
+
+
 def title(figure: str) -> str:
     """Return what people call a figure: "dispatch FP8, NVLink" for best.dispatch_fp8.nvl_gbs."""
     words = [NAMES.get(part, part.replace("_", " ")) for part in figure.split(".")]
@@ -100,11 +116,11 @@ def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Ver
     bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.test, log=tested.log, unit=unit)
     if not math.isfinite(value) or value < 0 or (value == 0 and not larger):
         return replace(bare, text=f"{bare.title}: {value} {unit} is nothing that can be measured")
-    nodes = _nodes(tested, setting)
-    here = _settings(tested, nodes, setting)
-    same = [one for one in setting.book.references if (one.test, one.generation, one.figure) == (tested.test, tested.generation, figure)]
+    nodes = nodes_of(tested, setting.nodes)
+    here = settings_of(tested, nodes, setting.book, setting.limits)
+    same = [one for one in setting.book.references if (one.test, one.figure) == (tested.test, figure)]
     apart = [(_differences(one, here, nodes, setting), one) for one in same]
-    holds = sorted((one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, setting))
+    holds = sorted((one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, tested, setting))
     aim = next((one for one in holds if not one.fault), None)
     most = ceiling(figure, nodes, here.get(PROCESSES, 0), setting.limits)
     found = replace(bare, value=value)
@@ -116,25 +132,13 @@ def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Ver
     return replace(found, text=f"{found.title}: {found.text}{about}", means=means)
 
 
-def _settings(tested: Tested, nodes: int, setting: Setting) -> dict[str, float]:
-    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's defaults."""
-    found: dict[str, float] = dict(setting.book.defaults.get(tested.test, {}))
-    if setting.limits.gpus:
-        found[PROCESSES] = min(found.get(PROCESSES, setting.limits.gpus), setting.limits.gpus)
-    if tested.ranks:
-        found[PROCESSES] = len(tested.ranks) / nodes
-    return found | {name: value for name, value in tested.config.items() if isinstance(value, int | float) and math.isfinite(value)}
+def _rank(one: Reference, tested: Tested, setting: Setting) -> tuple[bool, bool, bool, bool]:
+    """Return how far a reference that holds is from home: a site's own first, then those for this very generation, GPU type and fabric.
 
-
-def _nodes(tested: Tested, setting: Setting) -> int:
-    return 1 if tested.test == "intranode" else setting.nodes
-
-
-def _rank(one: Reference, setting: Setting) -> tuple[bool, bool, bool]:
-    """Return how far a reference that holds is from home: a site's own first, then those for this very GPU type and fabric.
-
-    Among equals what comes later in the file stands over what came before."""
-    return not one.site, one.gpu != setting.gpu, one.fabric not in ("nvlink", setting.fabric)
+    V2 keeps V1's tests with their kernels, so V1's figures hold for it. Among equals what comes later in the file stands over what
+    came before."""
+    elsewhere = one.fabric not in ("nvlink", setting.fabric)
+    return not one.site, one.generation != tested.generation, one.gpu != setting.gpu, elsewhere
 
 
 def _differences(one: Reference, here: Mapping[str, float], nodes: int, setting: Setting) -> tuple[str, ...]:

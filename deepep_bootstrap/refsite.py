@@ -9,8 +9,9 @@ import tomlkit
 from tomlkit.items import AoT, Table
 
 from deepep_bootstrap.figures import Tested
+from deepep_bootstrap.limits import Limits
 from deepep_bootstrap.refbook import CONFIG, FILE, Book, Reference, gpu_type, load
-from deepep_bootstrap.references import figures_of
+from deepep_bootstrap.references import figures_of, nodes_of, settings_of
 
 PATH = FILE
 """Where a site keeps its own, relative to PREFIX."""
@@ -27,23 +28,23 @@ Key = tuple[str, str, int, str, str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 
 def recorded(
-    tests: Sequence[Tested], *, gpu: str, fabric: str, nodes: int, run: str, date: str, book: Book | None = None
+    tests: Sequence[Tested], run: str, date: str, *, gpu: str, fabric: str, nodes: int, book: Book, limits: Limits | None = None
 ) -> tuple[Reference, ...]:
-    """Return references out of the figures of those tests that are ok. `fabric` is that of the nodes ("nvlink" where a test stays on
-    one), `run` the name of the run and `date` its day (2026-11-20); `book` knows the settings that a log does not say."""
+    """Return references out of the figures of those tests that are ok, for the name of the run and its day (2026-11-20). The others
+    are those of references.judge: tests judged by them later have the same settings."""
     found: dict[tuple[Key, str], Reference] = {}
     for tested in tests:
         if not tested.ok:
             continue
-        alone = tested.test == "intranode" or nodes < 2
-        said = {name: int(value) for name, value in tested.config.items() if name in CONFIG and isinstance(value, int | float)}
-        settings = {**(book.defaults.get(tested.test, {}) if book else {}), **said}
+        used = nodes_of(tested, nodes)
+        settings = settings_of(tested, nodes, book, limits or Limits())
+        config = {name: (int(settings[name]),) for name in CONFIG if name in settings and settings[name] >= 0}
         for figure, value in figures_of(tested).items():
             if value > 0:
                 one = Reference(
                     gpu=gpu_type(gpu) or gpu,
-                    fabric="nvlink" if alone else fabric,
-                    nodes=1 if alone else nodes,
+                    fabric="nvlink" if used == 1 else fabric,
+                    nodes=used,
                     test=tested.test,
                     generation=tested.generation,
                     figure=figure,
@@ -51,7 +52,7 @@ def recorded(
                     lower=TOLERANCE,
                     upper=TOLERANCE,
                     source=f"this site, {date}, run {run}",
-                    config={name: (settings[name],) for name in CONFIG if name in settings},
+                    config=config,
                     site=True,
                 )
                 found[_key(one), figure] = one

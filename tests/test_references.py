@@ -22,7 +22,7 @@ from deepep_bootstrap.figures import Best, LowLatency, Operation, Rank, Spread
 from deepep_bootstrap.figures import Tested as Found
 from deepep_bootstrap.limits import Limits
 from deepep_bootstrap.machine import Machine, Reached
-from deepep_bootstrap.refbook import Book, Reference, gpu_type, joined, load
+from deepep_bootstrap.refbook import Book, Reference, gpu_type, joined, load, read_book
 from deepep_bootstrap.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -430,13 +430,14 @@ RUN = Found("intranode", "v1", True, True, config=H200, best={"combine": Best(nv
 
 
 def saved(existing: str, *tests: Found, **changes: Any) -> str:
-    made = refsite.recorded(tests, **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "run": "r1", "date": "2026-11-21", **changes})
+    run = changes.pop("run", "r1")
+    made = refsite.recorded(tests, run, "2026-11-21", **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "book": SHIPPED, **changes})
     return refsite.site_text(existing, made)
 
 
 def test_a_sites_own_reference_wins() -> None:
     assert judged([RUN])[0].state == "below"
-    both = joined(SHIPPED, load(saved("", RUN, book=SHIPPED), "references.toml", site=True))
+    both = joined(SHIPPED, load(saved("", RUN), "references.toml", site=True))
     for found in references.judge([RUN], gpu="H200", fabric="roce", nodes=2, references=both):
         assert (found.state, found.percent, found.source) == ("ok", pytest.approx(100), "this site, 2026-11-21, run r1")
     few = replace(RUN, config={**H200, "num_tokens": 64})
@@ -444,8 +445,8 @@ def test_a_sites_own_reference_wins() -> None:
 
 
 def test_saving_the_same_again_changes_nothing() -> None:
-    once = saved("", RUN, book=SHIPPED)
-    assert saved(once, RUN, book=SHIPPED) == once
+    once = saved("", RUN)
+    assert saved(once, RUN) == once
     assert "num_experts = 256" in once
 
 
@@ -474,13 +475,29 @@ def test_what_a_person_wrote_stays_and_what_was_saved_later_counts() -> None:
 
 def test_only_tests_that_are_well_are_kept() -> None:
     assert saved("", replace(RUN, ok=False)) == refsite.HEAD
-    assert refsite.recorded([replace(RUN, best={"combine": Best(nvl_gbs=0.0)})], gpu="H200", fabric="", nodes=1, run="r", date="d") == ()
+    assert saved("", replace(RUN, best={"combine": Best(nvl_gbs=0.0)})) == refsite.HEAD
 
 
 def test_between_nodes_the_fabric_is_kept() -> None:
     run = Found("internode", "v1", True, True, config=H200, best={"combine": Best(rdma_gbs=70.0)})
     [one] = load(saved("", run), "references.toml").references
     assert (one.fabric, one.nodes, one.gpu) == ("roce", 2, "H200")
+
+
+def test_a_site_with_four_gpus_a_node_finds_its_own_again() -> None:
+    run = Found("low-latency", "v1", True, True, low_latency=LowLatency(combine_us=90.0), ranks=tuple(Rank(number) for number in range(8)))
+    setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(gpus=4)}
+    book = load(saved("", run, **setting), "references.toml", site=True)
+    assert book.references[0].config["num_processes"] == (4,)
+    assert references.judge([run], references=joined(SHIPPED, book), **setting)[0].state == "ok"
+
+
+def test_figures_of_v1_hold_for_its_tests_in_v2_until_there_are_others() -> None:
+    legacy = replace(RUN, generation="v2", best={"combine": Best(nvl_gbs=320.0)})
+    assert judged([legacy])[0].state == "ok"
+    book = load(saved("", replace(legacy, best={"combine": Best(nvl_gbs=400.0)})), "references.toml")
+    assert judged([legacy], references=Book((*SHIPPED.references, *book.references)))[0].wanted == 400
+    assert judged([RUN], references=Book((*SHIPPED.references, *book.references)))[0].wanted == 320.2
 
 
 def test_a_site_file_that_cannot_be_read_is_not_written_over() -> None:
@@ -498,6 +515,16 @@ def test_what_is_saved_is_read_back(many: list[tuple[str, int, float]]) -> None:
     found = load(text, "references.toml", site=True).references
     assert {(one.test, one.config["num_tokens"][0]): one.value for one in found} == last
     assert len(found) == len(last)
+
+
+def test_the_book_of_a_checkout_and_a_site() -> None:
+    texts = {"references.toml": (ROOT / "env/references.toml").read_text(encoding="utf-8")}
+    assert read_book(texts) == SHIPPED
+    assert read_book(texts, saved("", RUN), "/shared/references.toml").references[0].site
+    with pytest.raises(Trouble, match=r"/shared/references.toml: oops: unknown key"):
+        read_book(texts, "oops = 1", "/shared/references.toml")
+    with pytest.raises(Trouble, match="env/references.toml: this file is missing"):
+        read_book({})
 
 
 def test_joining_books_replaces_tables_of_one_name() -> None:
