@@ -31,6 +31,7 @@ from upstreams_support import (
 pytestmark = pytest.mark.xdist_group("upstreams")
 
 LINES = Path(__file__).parent / "cases" / "upstreams" / "lines.json"  # upstream's line formats, as patterns
+SMOKE = Path(__file__).resolve().parent.parent / "env" / "programs" / "smoke.py"
 TESTS = ("test_intranode", "test_internode", "test_low_latency")
 NO_REAL_NVCC = pytest.mark.skipif(not (REAL_CUDA / "bin" / "nvcc").exists(), reason="no CUDA toolkit in /usr/local/cuda on this machine")
 
@@ -298,6 +299,26 @@ def test_a_late_rank_is_waited_for(standard: Built) -> None:
     before = time.monotonic()
     assert [code for code, _ in run_nodes(standard, "test_low_latency", STANDIN_DELAY="2:1.5")] == [0, 0]
     assert time.monotonic() - before > 1.5
+
+
+def smoke(built: Built, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(built.python, SMOKE, "--num-processes", *words, **paths(built), **environment)
+
+
+def test_the_smoke_program_passes(standard: Built) -> None:
+    done = smoke(standard, "4")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"\[smoke\] deep_ep 1\.2\.1 of .*/deep_ep/__init__\.py, torch 2\.10\.0\+standin: Buffer on 4 GPUs", lines[0])
+    assert lines[1:3] == ["[smoke] dispatch: right on rank 0", "[smoke] combine: right on rank 0"]
+    assert re.fullmatch(r"\[smoke\] passed in [\d.]+ s", lines[3])
+
+
+def test_the_smoke_program_finds_one_wrong_number(standard: Built) -> None:
+    done = smoke(standard, "2", STANDIN_CORRUPT="1")
+    assert done.returncode == 1
+    assert "dispatch: token 0 of rank 1.0078" in done.stdout
+    assert "[smoke] failed: process" in done.stdout
 
 
 def test_internode_needs_two_nodes(standard: Built) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import torch  # noqa: F401 - before the extension, as upstream does: torch opens what it brings, and ours must win all the same
 import deep_ep._C as _C
 
-from .buffers.legacy import Buffer
+from .buffers.elastic import ElasticBuffer
+from .buffers.legacy import Buffer, Mailbox
 from .envs import persistent_envs
 
 __version__ = "2.1.0"
-__all__ = ["Buffer"]
+__all__ = ["Buffer", "ElasticBuffer", "Mailbox"]
 
 for _name, _value in persistent_envs.items():
     os.environ.setdefault(_name, _value)

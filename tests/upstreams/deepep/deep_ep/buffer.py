@@ -1,9 +1,14 @@
-"""The two operations of expert parallelism on numpy arrays: tokens go to the ranks of their experts, results come back and are added."""
+"""The two operations of expert parallelism: tokens go to the ranks of their experts, results come back and are added.
 
+Mailbox does it on numpy arrays; the tests use that. Buffer has the calls of the real one, on tensors of the stand-in torch.
+"""
+
+import os
 from dataclasses import dataclass
 
 import deep_ep_cpp
 import numpy as np
+import torch
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Received:
     topk_weights: np.ndarray
 
 
-class Buffer:
+class Mailbox:
     """One rank of a group of `ranks` that meet at `host`:`port`; expert e lives on rank e // (num_experts / ranks)."""
 
     def __init__(self, rank: int, ranks: int, host: str, port: int, timeout: float = 30.0) -> None:
@@ -71,3 +76,47 @@ class Buffer:
             parts.append(np.frombuffer(message[start:end], dtype=array.dtype).reshape(count, array.shape[1]))
             start = end
         return parts
+
+
+class Buffer:
+    """DeepEP's Buffer for the ranks of one group, with its calls for high throughput; sizes and events mean nothing here."""
+
+    def __init__(self, group, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False, **_) -> None:
+        """Meet the others; STANDIN_TIMEOUT is how many seconds to wait for them."""
+        self.group, self.rank, self.group_size = group, group.rank(), group.size()
+        timeout = float(os.environ.get("STANDIN_TIMEOUT", "30"))
+        self.mailbox = Mailbox(self.rank, self.group_size, group.host, group.port, timeout)
+
+    def destroy(self) -> None:
+        """Part from the others."""
+        self.mailbox.barrier()
+        self.mailbox.close()
+
+    def get_dispatch_layout(self, topk_idx, num_experts: int, **_) -> tuple:
+        """Return (tokens per rank, None, tokens per expert, is_token_in_rank, None)."""
+        layout = self.mailbox.get_dispatch_layout(topk_idx.array, num_experts)
+        per_expert = np.bincount(topk_idx.array.ravel(), minlength=num_experts)
+        return _int32(layout.sum(axis=0)), None, _int32(per_expert), torch.Tensor(layout, torch.bool), None
+
+    def dispatch(self, x, *, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, **_) -> tuple:
+        """Return (tokens, experts counted from this rank's first or -1, weights, tokens per expert here, handle, None)."""
+        payload = (x.array.view(np.uint32) >> 16).astype(np.uint16)
+        if os.environ.get("STANDIN_CORRUPT") == str(self.rank):
+            payload[0, 0] ^= 1
+        experts = topk_idx.array.astype(np.int32)
+        received, handle = self.mailbox.dispatch(payload, experts, topk_weights.array, is_token_in_rank.array)
+        here = num_tokens_per_expert.shape[0] // self.group_size
+        ours = received.topk_idx // here == self.rank
+        local = np.where(ours, received.topk_idx - self.rank * here, -1)
+        counts = np.bincount(local[ours], minlength=here).tolist()
+        got = torch.Tensor((received.x.astype(np.uint32) << 16).view(np.float32), torch.bfloat16)
+        weights = torch.Tensor(np.where(ours, received.topk_weights, 0), torch.float32)
+        return got, torch.Tensor(local, torch.int64), weights, counts, handle, None
+
+    def combine(self, x, handle: Handle, **_) -> tuple:
+        """Return (the sum over ranks for each of our tokens, None, None)."""
+        return torch.Tensor(self.mailbox.combine(x.array, handle), torch.float32).to(torch.bfloat16), None, None
+
+
+def _int32(array: np.ndarray):
+    return torch.Tensor(array, torch.int32)

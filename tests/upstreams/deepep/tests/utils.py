@@ -15,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from deep_ep import Buffer
+from deep_ep import Mailbox
 
 MAX_TOKENS, MAX_HIDDEN = 64, 128
 KEEP_GOING = 3.0  # seconds that the other ranks get to end by themselves when one has failed
@@ -104,7 +104,7 @@ def _run_rank(place: Place, args: argparse.Namespace, body) -> int:
         if late == str(place.rank):
             time.sleep(float(seconds))
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "8361"))
-        buffer = Buffer(place.rank, place.ranks, host, port, float(os.environ.get("STANDIN_TIMEOUT", "30")))
+        buffer = Mailbox(place.rank, place.ranks, host, port, float(os.environ.get("STANDIN_TIMEOUT", "30")))
         if os.environ.get("STANDIN_HANG") == str(place.rank):
             signal.pause()
         body(place, buffer, args)
@@ -169,7 +169,7 @@ def expert_scale(experts: np.ndarray) -> np.ndarray:
 class Exchange:
     """Dispatch, experts, combine and their check for one rank."""
 
-    def __init__(self, place: Place, buffer: Buffer, args: argparse.Namespace) -> None:
+    def __init__(self, place: Place, buffer: Mailbox, args: argparse.Namespace) -> None:
         """Make everybody's tokens: ours to send, all to compare with."""
         self.place, self.buffer, self.args = place, buffer, args
         self.all = [make_tokens(rank, args) for rank in range(place.ranks)]

@@ -1,12 +1,22 @@
-"""PyTorch, CPU stand-in: a version, processes, and the NVSHMEM library that the real one brings along."""
+"""PyTorch, CPU stand-in: a version, processes, groups, a few tensors, and the NVSHMEM library that the real one brings along."""
 
 import ctypes
+import importlib
 import pathlib
 
-from . import cuda, multiprocessing, version
+from . import cuda, distributed, multiprocessing, version
 
 __version__ = version.__version__
-__all__ = ["compiled_with_cxx11_abi", "cuda", "multiprocessing", "version"]
+__all__ = ["compiled_with_cxx11_abi", "cuda", "distributed", "multiprocessing", "version"]
+
+_TENSORS = ("Tensor", "bfloat16", "bool", "float32", "from_numpy", "int32", "int64")
+
+
+def __getattr__(name: str):
+    # numpy is imported by whoever needs tensors.
+    if name in _TENSORS:
+        return getattr(importlib.import_module("torch.tensors"), name)
+    raise AttributeError(f"the CPU stand-in of torch has no {name}")
 
 
 def compiled_with_cxx11_abi() -> bool:

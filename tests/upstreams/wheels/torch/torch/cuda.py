@@ -11,3 +11,11 @@ def device_count() -> int:
 def is_available() -> bool:
     """Say whether there is any."""
     return device_count() > 0
+
+
+def set_device(device: int) -> None:
+    """There is nothing to choose between."""
+
+
+def synchronize() -> None:
+    """Nothing runs by itself."""
