@@ -135,9 +135,19 @@ def report(flags: Flags, bundle: str = "", scrub_hosts: bool = False) -> int:
 
 
 @verb
-def test(flags: Flags, kind: str = "internode", args: str = "", start_timeout: str = "600") -> int:
-    """Run upstream's internode, intranode or low-latency test (through Slurm where it runs) and pass its verdict on."""
-    return _test.test(flags, kind=kind, args=args, start_timeout=start_timeout)
+def test(
+    flags: Flags,
+    kind: str = "internode",
+    args: str = "",
+    via: str = "",
+    nodes: str = "",
+    start_timeout: str = "600",
+    time_limit: str = "",
+    save_as_reference: bool = False,
+) -> int:
+    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong and why."""
+    asked = _test.read(kind, args, via, nodes=nodes, limits=(start_timeout, time_limit), save=save_as_reference)
+    return _test.test(flags, asked)
 
 
 @verb

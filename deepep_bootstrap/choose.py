@@ -9,6 +9,7 @@ from deepep_bootstrap import elastic, rules, slurm, store, topology
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.hosts import Inventory, fold
+from deepep_bootstrap.kinds import COPIED
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.profiles import read_profile
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
@@ -289,5 +290,5 @@ def merge_offer(request: Request, current: Offer | None, record: StackRecord) ->
     kept = {name: replace(old, prefix=request.prefix) for name, old in (current.stacks.items() if current else ()) if name != record.stack}
     stacks = {**kept, record.stack: record}
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
-    templates = store.digest({name: text for name, text in request.templates.items() if name.endswith(".j2")})
-    return Offer(default, dict(sorted(stacks.items())), templates)
+    rendered = {name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)}
+    return Offer(default, dict(sorted(stacks.items())), store.digest(rendered))

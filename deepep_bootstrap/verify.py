@@ -1,26 +1,20 @@
-"""Proof on the hosts: what `module load deepep` gives a user, and the tests of the stack through Slurm or on one host."""
+"""Proof on the hosts: what `module load deepep` gives a user."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepep_bootstrap import slurm
 from deepep_bootstrap.datalines import Form, read
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
+from deepep_bootstrap.errors import TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
-from deepep_bootstrap.script import OnLine
 from deepep_bootstrap.store import StackRecord
 
-KINDS = ("internode", "intranode", "low-latency")
 LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
-
-START_LIMIT = 900
-"""Seconds a test's job may wait for its nodes."""
 
 LOOK_FORM = Form(
     dict.fromkeys(
@@ -32,7 +26,6 @@ LOOK_FORM = Form(
     ),
     end="end",
 )
-SUBMIT_FORM = Form(dict.fromkeys(("job", "refused", "late", "record"), 1))
 
 
 @dataclass(frozen=True)
@@ -55,22 +48,6 @@ class Verdict:
     driver: bool
     nccl: str = ""
     nccl_version: str = ""
-
-
-@dataclass(frozen=True)
-class Test:
-    """One test to run: its kind, the stack, upstream's arguments, and whether Slurm runs it. `start_limit` is in seconds."""
-
-    kind: str
-    record: StackRecord
-    args: tuple[str, ...] = ()
-    slurm: bool = True
-    start_limit: int = START_LIMIT
-
-    @property
-    def file(self) -> str:
-        """Return the sbatch file on the prefix."""
-        return f"{self.record.prefix}/sbatch/{self.record.stack}/{self.kind}-test.sbatch"
 
 
 def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imports: bool = True) -> Job:
@@ -169,53 +146,3 @@ def _praise(verdict: Verdict, record: StackRecord) -> str:
 def _line(wrong: Sequence[Problem]) -> str:
     """Return problems of one host as one line without the host, which stands beside it."""
     return "; ".join(str(problem).removeprefix(f"{problem.where}: ") for problem in wrong)
-
-
-def run_test(door: Door, host: Host, test: Test, recipes: Mapping[str, str], *, on_line: OnLine | None = None) -> Outcome:
-    """Run one of upstream's tests and return how it ended: code 0, 4 when the test failed, 1 when it could not be run.
-
-    With Slurm the sbatch file is submitted on `host` and followed; without, it runs on `host` itself. Its output goes to `on_line`
-    line by line. An interrupt ends the job as well: the script on the host is watched.
-    """
-    if not test.slurm:
-        return _run_here(door, host, test, on_line)
-    env = {"FILE": test.file, "FOLDER": f"{test.record.prefix}/logs/tests", "START_LIMIT": str(test.start_limit)}
-    job = Job(compose(recipes, "lib.sh", "verify/submit.sh"), test.args, env, watched=True, timeout=None)
-    reply = door.run(host, job, _without_data(on_line))
-    if reply.code:
-        raise Trouble(Problem(host.name, f"the {test.kind} test could not be followed", reply.err.strip()[-400:]))
-    return submitted(reply, test)
-
-
-def submitted(reply: Reply, test: Test) -> Outcome:
-    """Return the outcome of a test from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
-    said = read(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
-    step = f"{test.kind} test"
-    if refused := said.text("refused"):
-        return Outcome(step, reply.host, "failed", f"sbatch: {refused}", reply.seconds, TROUBLE)
-    job = slurm.parse_job(said.text("record"))
-    name = f"job {said.text('job')}"
-    if job is None:
-        return Outcome(step, reply.host, "failed", f"{name}: Slurm has lost sight of it", reply.seconds, TROUBLE)
-    if said.text("late"):
-        waited = f"{name} did not start in {test.start_limit} s: {job.reason or job.state}"
-        return Outcome(step, reply.host, "failed", waited, reply.seconds, TROUBLE)
-    where = f"{name} on {slurm.fold(job.nodes) or 'no node'}"
-    if job.state == "COMPLETED" and job.code == 0:
-        return Outcome(step, reply.host, "done", f"{where} passed", reply.seconds, OK, job.output)
-    return Outcome(step, reply.host, "failed", f"{where}: {job.state}, exit code {job.code}", reply.seconds, VERDICT, job.output)
-
-
-def _run_here(door: Door, host: Host, test: Test, on_line: OnLine | None) -> Outcome:
-    job = Job('exec bash "$FILE" "$@"\n', test.args, {"FILE": test.file}, watched=True, timeout=None, merge=True)
-    reply = door.run(host, job, on_line)
-    state, how = ("failed", f"exit code {reply.code}") if reply.code else ("done", "passed")
-    return Outcome(f"{test.kind} test", host.name, state, f"{how}, without Slurm", reply.seconds, VERDICT if reply.code else OK)
-
-
-def _without_data(on_line: OnLine | None) -> OnLine | None:
-    """Return a callback for the job's own lines alone."""
-    if on_line is None:
-        return None
-    keys = tuple(f"{key}=" for key in SUBMIT_FORM.single)
-    return lambda line: None if line.startswith(keys) else on_line(line)

@@ -12,7 +12,7 @@ import module_systems
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import launch, modules
+from deepep_bootstrap import launch, rendering
 from deepep_bootstrap.errors import Trouble
 
 CANARY = "CANARY"
@@ -106,7 +106,7 @@ def arrives(rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Pat
     assert not (folder / CANARY).exists()
 
 
-LITERALS: Mapping[str, Callable[[str], str]] = {"sh": modules.shell_word, "lua": modules.lua_string, "tcl": modules.tcl_word}
+LITERALS: Mapping[str, Callable[[str], str]] = {"sh": rendering.shell_word, "lua": rendering.lua_string, "tcl": rendering.tcl_word}
 
 
 def languages_say(texts: Sequence[str], folder: Path) -> dict[str, list[str]]:

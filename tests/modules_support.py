@@ -7,12 +7,13 @@ from pathlib import Path
 
 from deepep_bootstrap import modules
 from deepep_bootstrap.store import Offer, Site, StackRecord
+from deepep_bootstrap.survey import read_tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def templates() -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted((REPOSITORY / "env").glob("*.j2"))}
+    return read_tree(REPOSITORY / "env")
 
 
 def record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
@@ -118,8 +119,10 @@ def write(folder: Path, files: dict[str, modules.File]) -> None:
 
 def is_copy(name: str) -> bool:
     """Whether a file is left out of tests/golden: it has the text of another, or differs from another by names alone."""
-    kept = ("sbatch/v1-cu13/", "sbatch/v1-gcp/low-latency", "sbatch/v2/internode")
-    return name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
+    stacks = ("sbatch/v1-cu13/internode", "sbatch/v1-cu13/intranode", "sbatch/v1-cu13/low-latency", "sbatch/v1-gcp/low-latency")
+    kept = (*stacks, "sbatch/v1-cu13/pressure", "sbatch/v2/internode", "sbatch/v2/ep", "sbatch/v2/smoke")
+    copied = name.startswith(("programs/", "examples/"))
+    return copied or name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
 
 
 if __name__ == "__main__":

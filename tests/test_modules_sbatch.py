@@ -12,7 +12,7 @@ import module_systems
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import modules
+from deepep_bootstrap import kinds, modules
 from deepep_bootstrap.store import StackRecord
 
 MODULE = "deepep/1.2.1-8a07e7e-v1"
@@ -37,7 +37,7 @@ class Prefix:
             (path / name).symlink_to(target)
         for record in self.offer.stacks.values():
             tests = path / "store" / record.deepep / "tests"
-            for name in (modules.SCRIPTS_V2 if record.nccl else modules.SCRIPTS).values():
+            for name in {run.script for kind in kinds.KINDS.values() if not kind.ours and (run := kind.run_for(record))}:
                 (tests / name).parent.mkdir(parents=True, exist_ok=True)
                 (tests / name).write_text(SCRIPT)
                 (tests / name).with_name("utils.py").write_text(UTILS)

@@ -234,20 +234,3 @@ def test_outcomes_through_the_door(machine: Machine, tmp_path: Path) -> None:
 def test_a_script_that_fails_is_trouble() -> None:
     with pytest.raises(Trouble, match="no such"):
         verify.parse(Reply("host", 1, "", "error: no such thing", 0.1))
-
-
-@pytest.mark.parametrize("code", [0, 5])
-def test_a_test_without_slurm(code: int, tmp_path: Path) -> None:
-    record = support.record(str(tmp_path))
-    file = tmp_path / "sbatch" / "v1" / "intranode-test.sbatch"
-    file.parent.mkdir(parents=True)
-    file.write_text(f'#!/bin/bash\necho "arguments: $*"\necho complaint >&2\nexit {code}\n')
-    host, lines = local_host(), list[str]()
-    fleet = Fleet((host,))
-    try:
-        wish = verify.Test("intranode", record, ("--num-tokens", "a b"), slurm=False)
-        outcome = verify.run_test(fleet, host, wish, RECIPES, on_line=lines.append)
-    finally:
-        fleet.close()
-    assert lines == ["arguments: --num-tokens a b", "complaint"]
-    assert (outcome.state, outcome.code) == (("failed", VERDICT) if code else ("done", OK))

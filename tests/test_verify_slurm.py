@@ -1,4 +1,4 @@
-"""The batch files and `run_test` under the lab's real Slurm: two nodes, exit codes, waiting, refusal, interrupt."""
+"""The batch files and `testing.submit` under the lab's real Slurm: two nodes, exit codes, waiting, refusal, interrupt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import modules, verify
+from deepep_bootstrap import modules, testing
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.remote import Fleet, Options
 from deepep_bootstrap.store import Site, StackRecord
 from deepep_bootstrap.survey import read_tree
@@ -72,8 +72,8 @@ def make_prefix(lab: LiveLab, record: StackRecord) -> None:
     tests = root / "store" / record.deepep / "tests"
     tests.mkdir(parents=True, exist_ok=True)
     (tests / "utils.py").write_text("")
-    for kind in modules.KINDS:
-        (tests / f"test_{kind.replace('-', '_')}.py").write_text(SCRIPT)
+    for run in filter(None, (kind.v1 for kind in KINDS.values() if not kind.ours)):
+        (tests / run.script).write_text(SCRIPT)
     python = root / "store" / record.python / "bin" / "python"
     python.parent.mkdir(parents=True, exist_ok=True)
     python.unlink(missing_ok=True)
@@ -91,10 +91,14 @@ class Cluster:
         self.fleet = Fleet((self.host,), Options(ssh_config=lab.env["DEEPEP_SSH_CONFIG"]))
         self.lines: list[str] = []
 
-    def run(self, kind: str, *args: str, start_limit: int = 60) -> Outcome:
+    def wish(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> testing.Wish:
+        found = KINDS[kind]
+        return testing.Wish(found, self.record, testing.run_name(kind), found.nodes, time_limit, args=args, start_limit=start_limit)
+
+    def run(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> testing.Went:
         self.lines.clear()
-        wish = verify.Test(kind, self.record, args, start_limit=start_limit)
-        return verify.run_test(self.fleet, self.host, wish, RECIPES, on_line=self.lines.append)
+        wish = self.wish(kind, *args, start_limit=start_limit, time_limit=time_limit)
+        return testing.submit(self.fleet, self.host, wish, RECIPES, on_line=self.lines.append)
 
     def met(self) -> dict:
         (line,) = [line for line in self.lines if line.startswith("MET ")]
@@ -118,25 +122,27 @@ def cluster(lab: LiveLab) -> Iterator[Cluster]:
 
 
 def test_two_nodes_meet(cluster: Cluster) -> None:
-    outcome = cluster.run("internode", "--words", "a b", "c")
+    went = cluster.run("internode", "--words", "a b", "c")
+    outcome = went.outcome
     assert (outcome.state, outcome.code) == ("done", OK), cluster.lines
     assert cluster.met() == {"nodes": ["n001", "n002"], "gpus": "0,1,2,3,4,5,6,7", "words": ["a b", "c"], "stack": "v1"}
     assert f"deepep: environment: module {cluster.record.module}" in cluster.lines
     assert cluster.lines[-1] == "deepep: test_internode.py ended with exit code 0"
     assert "on n[001-002] passed" in outcome.detail
-    assert outcome.log.startswith(f"{PREFIX}/logs/tests/deepep-internode-")
+    assert outcome.log == f"{went.place}/job.log"
+    assert went.place.startswith(f"{PREFIX}/logs/tests/2")
 
 
 @pytest.mark.parametrize("kind", ["intranode", "low-latency"])
 def test_one_node(kind: str, cluster: Cluster) -> None:
-    assert cluster.run(kind).code == OK, cluster.lines
+    assert cluster.run(kind).outcome.code == OK, cluster.lines
     assert len(cluster.met()["nodes"]) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_failing_node_ends_the_job_with_its_code(rank: int, cluster: Cluster) -> None:
     begin = time.monotonic()
-    outcome = cluster.run("internode", "--fail-on", str(rank), "--sleep", "120")
+    outcome = cluster.run("internode", "--fail-on", str(rank), "--sleep", "120").outcome
     assert (outcome.state, outcome.code) == ("failed", VERDICT)
     assert "exit code 7" in outcome.detail
     assert time.monotonic() - begin < 60
@@ -144,7 +150,7 @@ def test_one_failing_node_ends_the_job_with_its_code(rank: int, cluster: Cluster
 
 def test_a_job_that_never_starts(cluster: Cluster) -> None:
     cluster.submit("sbatch --parsable --nodes=2 --exclusive --output=/dev/null --wrap='sleep 600'")
-    outcome = cluster.run("internode", start_limit=2)
+    outcome = cluster.run("internode", start_limit=2).outcome
     assert (outcome.state, outcome.code) == ("failed", TROUBLE)
     assert "did not start in 2 s" in outcome.detail
     assert "Resources" in outcome.detail or "Priority" in outcome.detail
@@ -154,8 +160,9 @@ def test_a_job_that_never_starts(cluster: Cluster) -> None:
 def test_a_job_slurm_refuses(cluster: Cluster) -> None:
     text = Path(str(cluster.lab.shared), PREFIX.removeprefix("/shared/"), "sbatch", "v1", "internode-test.sbatch")
     text.write_text(text.read_text().replace("gpu:8", "gpu:9"))
-    outcome = cluster.run("internode")
-    assert (outcome.state, outcome.code) == ("failed", TROUBLE)
+    went = cluster.run("internode")
+    outcome = went.outcome
+    assert (went.state, outcome.state, outcome.code) == (testing.REFUSED, "failed", TROUBLE)
     assert outcome.detail.startswith("sbatch: ")
     assert "not available" in outcome.detail
 
@@ -166,8 +173,8 @@ def test_an_interrupt_takes_the_job_along(cluster: Cluster) -> None:
 
     def follow() -> None:
         try:
-            wish = verify.Test("internode", cluster.record, ("--sleep", "300"))
-            verify.run_test(cluster.fleet, cluster.host, wish, RECIPES, on_line=lambda line: started.set() if "MET" in line else None)
+            wish = cluster.wish("internode", "--sleep", "300")
+            testing.submit(cluster.fleet, cluster.host, wish, RECIPES, on_line=lambda line: started.set() if "MET" in line else None)
         except BaseException as error:  # the door is closed under it: what it raises is not the point here
             ended.append(error)
 

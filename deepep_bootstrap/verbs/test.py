@@ -1,51 +1,55 @@
-"""`invoke test`: upstream's tests, through Slurm where it runs, followed to their end."""
+"""`invoke test`: one test on the hosts, through Slurm where it runs, followed to its end; what it left is brought back and judged."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass, replace
 
-from deepep_bootstrap import verify
+from deepep_bootstrap import collecting, kinds, onhosts, runfiles, testing
+from deepep_bootstrap.collecting import Collected
 from deepep_bootstrap.errors import TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.generations import Place
 from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.reboots import parse_time
+from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen, outcome_json
 from deepep_bootstrap.survey import Flags, Survey, gather, number, offered_stack, open_door, read_inventory, read_tree
+from deepep_bootstrap.testing import Went, Wish
+from deepep_bootstrap.testplace import Spot, find_spot
+from deepep_bootstrap.testruns import TestRun
 
 
-def test(flags: Flags, *, kind: str, args: str, start_timeout: str) -> int:
-    """Run one test and pass its verdict on: 0 passed, 4 failed, 1 could not be run. `args` go to upstream's test.
+@dataclass(frozen=True)
+class Asked:
+    """The flags of the verb, read: the kind's name, words for the script, "slurm", "ssh" or "" for whichever there is, nodes (0: the
+    kind's own number), seconds to wait for nodes and to run (0: the kind's own), and whether the figures become the site's references."""
 
-    With --dry-run it only says what would run where.
-    """
-    screen = Screen("test", as_json=flags.json)
-    if kind not in verify.KINDS:
-        raise Trouble(Problem("--kind", "no such test", found=kind, wanted=", ".join(verify.KINDS)))
-    patience, words = number("--start-timeout", start_timeout), split(args)
-    inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        record = offered_stack(survey, flags.stack)
-        name, slurm = where_to_run(survey, kind)
-        wish = verify.Test(kind, record, words, slurm, patience)
-        command = shlex.join(["sbatch" if slurm else "bash", wish.file, *words])
-        screen.say(f"{kind} test of {record.module}: {name} {'would run' if flags.dry_run else 'runs'} {command}")
-        outcome = Outcome(f"{kind} test", name, "skipped", "--dry-run")
-        if not flags.dry_run:
-            shown: list[str] = []
+    kind: str
+    args: tuple[str, ...]
+    via: str
+    nodes: int
+    start_limit: int
+    time_limit: int
+    save: bool
 
-            def show(line: str) -> None:
-                shown.append(line)
-                screen.say(line)
 
-            outcome = verify.run_test(door, survey.host(name), wish, read_tree(flags.root / "recipes"), on_line=show)
-            if outcome.log and not shown:
-                screen.say(f"{name} does not see the job's output: {outcome.log} on the node that ran it")
-            screen.say()
-            screen.outcomes([outcome])
-    for problem in survey.problems:
-        screen.problem(problem)
-    code = worst([outcome.code, *(TROUBLE for _ in survey.problems)])
-    screen.document(code, survey.problems, kind=kind, module=record.module, command=command, outcome=outcome_json(outcome))
-    return code
+@dataclass(frozen=True)
+class Scene:
+    """What following a test needs: the door, the hosts, where it runs, and what people see of it."""
+
+    screen: Screen
+    door: Fleet
+    survey: Survey
+    spot: Spot
+    recipes: dict[str, str]
+
+
+def read(kind: str, args: str, via: str, *, nodes: str, limits: tuple[str, str], save: bool) -> Asked:
+    """Return the flags of the verb; `limits` are --start-timeout and --time-limit. Trouble for one that cannot be read."""
+    kinds.known_kind(kind)
+    count = number("--nodes", nodes) if nodes else 0
+    seconds = int(parse_time("--time-limit", limits[1])) if limits[1] else 0
+    return Asked(kind, split(args), via, count, number("--start-timeout", limits[0]), seconds, save)
 
 
 def split(args: str) -> tuple[str, ...]:
@@ -56,20 +60,68 @@ def split(args: str) -> tuple[str, ...]:
         raise Trouble(Problem("--args", "a quotation mark is not closed", found=args)) from None
 
 
-def where_to_run(survey: Survey, kind: str) -> tuple[str, bool]:
-    """Return the host that submits or runs the test, and whether Slurm does it."""
-    wanted = survey.inventory.settings.slurm_host
-    if wanted and wanted not in survey.facts:
-        raise Trouble(Problem(f"{survey.inventory.path}: slurm_host", "this host did not answer", found=wanted), *survey.problems)
-    clients = [name for name, seen in survey.facts.items() if seen.slurm.works and seen.slurm.sbatch]
-    if wanted or clients:
-        logins = [host.name for host in survey.reached if host.role == "login" and host.name in clients]
-        return wanted or (logins or clients)[0], True
-    if kind == "internode":
-        raise Trouble(
-            Problem(survey.inventory.path, "no Slurm client on any host", wanted="sbatch for a test across nodes", try_="--kind=intranode")
-        )
-    gpu_hosts = [host.name for host in survey.reached if host.role == "gpu"]
-    if not gpu_hosts:
-        raise Trouble(Problem(survey.inventory.path, "no GPU host answered", wanted="a host with role=gpu to run the test on"))
-    return gpu_hosts[0], False
+def test(flags: Flags, asked: Asked) -> int:
+    """Run one test and pass its verdict on: 0 passed, 4 failed or below its reference, 1 could not be run.
+
+    With --dry-run it only says what would run where.
+    """
+    screen = Screen("test", as_json=flags.json)
+    inventory, prefix = read_inventory(flags)
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+        record = offered_stack(survey, flags.stack)
+        kind = kinds.find_kind(asked.kind, record)
+        spot = find_spot(
+            survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=flags.on_busy_host == "use"
+        )  # fmt: skip
+        wish = Wish(
+            kind, record, testing.run_name(kind.name), spot.count, asked.time_limit or kind.minutes * 60,
+            args=asked.args, named=spot.named, start_limit=asked.start_limit,
+        )  # fmt: skip
+        command = shlex.join(["sbatch", *wish.options, wish.file, *wish.args] if spot.client else ["bash", wish.file, *wish.args])
+        for note in spot.notes:
+            screen.say(f"note: {note}", style="dim")
+        screen.say(f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}")
+        outcome = Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run")
+        if not flags.dry_run:
+            scene = Scene(screen, door, survey, spot, read_tree(flags.root / "recipes"))
+            went = follow(scene, wish)
+            run = bring_back(scene, wish, went)
+            outcome = went.outcome
+            if run:
+                screen.say(f"{len(run[0].logs)} logs in {went.place}")
+            screen.outcomes([outcome])
+    for problem in survey.problems:
+        screen.problem(problem)
+    code = worst([outcome.code, *(TROUBLE for _ in survey.problems)])
+    screen.document(code, survey.problems, kind=kind.name, module=record.module, command=command, outcome=outcome_json(outcome))
+    return code
+
+
+def follow(scene: Scene, wish: Wish) -> Went:
+    """Run the test and show what it prints."""
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        shown.append(line)
+        scene.screen.say(line)
+
+    if scene.spot.client:
+        went = testing.submit(scene.door, scene.spot.client, wish, scene.recipes, on_line=show)
+        if went.began and not shown:
+            scene.screen.say(f"{went.host.name} does not see the job's output: {went.outcome.log} on the node that ran it")
+        return went
+    address = onhosts.meeting_address(scene.spot.hosts, scene.survey.facts) if scene.spot.count > 1 else ""
+    return onhosts.run(scene.door, scene.spot.hosts, wish, scene.recipes, address=address, on_line=show)
+
+
+def bring_back(scene: Scene, wish: Wish, went: Went) -> tuple[TestRun, Collected] | None:
+    """Return what the run left, None where it left nothing."""
+    if not went.began:
+        return None
+    place = Place(went.host, wish.record.prefix, scene.recipes)
+    collected = collecting.collect(scene.door, place, went.place)
+    files = dict(collected.files)
+    if went.log:
+        files["job.log"] = went.log
+    return runfiles.of_files(wish.name, files), replace(collected, files=files)

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # Submits one sbatch file, shows the job's output as it grows, and tells how it ended. Needs a Slurm client.
 #
-# Reads: FILE (the sbatch file), FOLDER (where the output goes; must be seen by the compute nodes), START_LIMIT (seconds a job may wait
-# for its nodes). Arguments go to the test. The job's output goes to standard error. When this script is ended, so is the job.
-# Data lines: job, refused, late, record (the last `scontrol show job` line).
+# Reads: FILE (the sbatch file), PREFIX and RUN (whose folder keeps the output; the compute nodes have to see it), START_LIMIT (seconds a
+# job may wait for its nodes), TIME_LIMIT (seconds it may run), OPTIONS (more for sbatch, one a line). Arguments go to the test. It needs
+# prefix/share.sh and test/place.sh before it. The job's output goes to standard error. When this script is ended, so is the job.
+# Data lines: place (the run's folder), job, refused, late, hung (the time limit was reached), record (the last `scontrol show job` line).
 
-readonly POLL=1 PATIENCE=10
+readonly POLL=0.5 PATIENCE=20
 JOB=""
 
 # However this script ends before the job does, the job must not go on for nobody. Signals may come twice: scancel inherits that they
@@ -13,14 +14,6 @@ JOB=""
 cancel_job() {
     trap '' TERM INT HUP
     [[ -z "${JOB}" ]] || scancel "${JOB}" || true # it may have ended in the meantime
-}
-
-choose_folder() {
-    if mkdir -p -- "${FOLDER}" 2>/dev/null && [[ -w "${FOLDER}" ]]; then
-        printf '%s\n' "${FOLDER}"
-    else
-        printf '%s\n' "${HOME}"
-    fi
 }
 
 # show_job: print the job's record on one line; nothing when Slurm does not answer or has forgotten the job.
@@ -52,49 +45,68 @@ finish_output() {
     done
 }
 
+# watch_time STATE: end a job that waits, or runs, for too long. Fails when it is not worth to go on.
+watch_time() {
+    local -r state="$1"
+    case "${state}" in
+        PENDING | CONFIGURING)
+            ((SECONDS > START_LIMIT)) || return 0
+            data late yes
+            cancel_job
+            return 1
+            ;;
+        RUNNING)
+            ((STARTED > 0)) || STARTED="${SECONDS}"
+            ((SECONDS - STARTED > TIME_LIMIT && HUNG == 0)) || return 0
+            data hung yes
+            HUNG=1
+            say "deepep: no end after ${TIME_LIMIT} s: the job is cancelled"
+            cancel_job
+            ;;
+        COMPLETING | SUSPENDED | STOPPED | SIGNALING | STAGE_OUT | REQUEUED | "") ;;
+        *) return 1 ;;
+    esac
+}
+
 follow_job() {
-    local seen=0 record="" last="" output="" silent=0
+    local seen=0 record="" last="" output="" state="" silent=0
+    STARTED=0 HUNG=0
     while true; do
         record="$(show_job)"
         if [[ -z "${record}" ]]; then
             silent=$((silent + 1))
-            ((silent < 60)) || break
+            ((silent < 120)) || break
         else
             silent=0
             last="${record}"
-            [[ ! "${record}" =~ StdOut=([^ ]+) ]] || output="${BASH_REMATCH[1]}"
-            case "${record}" in
-                *JobState=PENDING* | *JobState=CONFIGURING*)
-                    if ((SECONDS > START_LIMIT)); then
-                        data late yes
-                        cancel_job
-                        break
-                    fi
-                    ;;
-                *JobState=RUNNING* | *JobState=COMPLETING* | *JobState=SUSPENDED*) ;;
-                *) break ;;
-            esac
+            [[ ! "${record}" =~ " StdOut="([^ ]+) ]] || output="${BASH_REMATCH[1]}"
         fi
+        [[ ! "${record}" =~ " JobState="([A-Z_]+) ]] || state="${BASH_REMATCH[1]}"
+        watch_time "${state}" || break
         [[ -z "${output}" ]] || seen="$(copy_output "${output}" "${seen}")"
         sleep "${POLL}"
     done
     data record "${last}"
-    case "${last}" in
-        *JobState=COMPLETED* | *JobState=FAILED*) finish_output "${output}" "${seen}" ;;
+    case "${state}" in
+        COMPLETED | FAILED) finish_output "${output}" "${seen}" ;;
         *) [[ -z "${output}" ]] || copy_output "${output}" "${seen}" >/dev/null ;;
     esac
 }
 
 main() {
-    need_env FILE FOLDER START_LIMIT
+    need_env FILE PREFIX RUN START_LIMIT TIME_LIMIT
     need_command sbatch scontrol scancel
     trap cancel_job EXIT
     trap 'exit 143' TERM INT HUP
     # Nobody may be listening any more when the end comes; a word to nobody must not be the death of the cancelling.
     trap '' PIPE
     local place answer
-    place="$(choose_folder)"
-    if ! answer="$(sbatch --parsable --chdir="${place}" "${FILE}" "$@" 2>&1)"; then
+    local -a options
+    readarray -t options < <(printf '%s' "${OPTIONS:-}")
+    place="$(make_place)"
+    data place "${place}"
+    export DEEPEP_RUN_DIR="${place}"
+    if ! answer="$(sbatch --parsable --export=ALL --chdir="${place}" --output="${place}/job.log" "${options[@]}" "${FILE}" "$@" 2>&1)"; then
         data refused "${answer//$'\n'/ }"
         return 0
     fi

@@ -9,7 +9,7 @@ _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
     while [ -n "$_deepep_rest" ]; do
         case $_deepep_rest in
-            /opt/deepep/store/*) ;;
+            /opt/deepep/store/* | /opt/deepep/tuning/*) ;;
             *) _deepep_list=$_deepep_list:${_deepep_rest%%:*} ;;
         esac
         _deepep_rest=${_deepep_rest#*:}
@@ -18,7 +18,7 @@ _deepep_lead() {
 }
 PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3/bin)
 export PATH
-PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python)
+PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python)
 export PYTHONPATH
 LD_LIBRARY_PATH=$(_deepep_lead "${LD_LIBRARY_PATH-}" /opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib)
 export LD_LIBRARY_PATH

@@ -9,7 +9,7 @@ _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
     while [ -n "$_deepep_rest" ]; do
         case $_deepep_rest in
-            /opt/deepep/store/*) ;;
+            /opt/deepep/store/* | /opt/deepep/tuning/*) ;;
             *) _deepep_list=$_deepep_list:${_deepep_rest%%:*} ;;
         esac
         _deepep_rest=${_deepep_rest#*:}
@@ -18,7 +18,7 @@ _deepep_lead() {
 }
 PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin)
 export PATH
-PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/lib/python)
+PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/lib/python:/opt/deepep/tuning/python)
 export PYTHONPATH
 LD_LIBRARY_PATH=$(_deepep_lead "${LD_LIBRARY_PATH-}" /opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/lib/python3.12/site-packages/nvidia/nccl/lib:/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5/lib)
 export LD_LIBRARY_PATH

@@ -68,7 +68,7 @@ whatis("Version: 1.2.1-8a07e7e-v1-cu13")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
 conflict("deepep")
 
-lead("PYTHONPATH", "/opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/lib/python")
+lead("PYTHONPATH", "/opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib")
 -- torch brings an NVSHMEM of its own and would use that one; ours has to be in the process first. It needs the NVIDIA driver's
 -- libraries, so it is left out on nodes without a driver. It is taken out wherever it was put in, whatever node this is by then.

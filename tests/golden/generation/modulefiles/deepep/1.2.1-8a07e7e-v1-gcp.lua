@@ -96,7 +96,7 @@ whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of
 conflict("deepep")
 
 lead("PATH", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3/bin")
-lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python")
+lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib:/usr/local/gib/lib64")
 -- NCCL goes through Google's gIB, whose own script knows the settings of this type of machine.
 adopt("/usr/local/gib/scripts/set_nccl_env.sh", { DEEPEP_PREFIX = true, DEEPEP_STACK = true, DEEPEP_TESTS = true, NVSHMEM_DIR = true, NVSHMEM_HOME = true, CUDA_HOME = true, NVSHMEM_IBGDA_NIC_HANDLER = true, NVSHMEM_IB_SL = true, TORCH_NCCL_USE_COMM_NONBLOCKING = true, DEEP_EP_DEVICE_TO_HCA_MAPPING = true, NCCL_SOCKET_IFNAME = true, })

@@ -69,7 +69,7 @@ whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of
 conflict("deepep")
 
 lead("PATH", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3/bin")
-lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python")
+lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib")
 put("DEEPEP_PREFIX", "/opt/deepep")
 put("DEEPEP_STACK", "v1")

@@ -1,0 +1,87 @@
+"""What a run left in its folder, brought back through the door and added to."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.generations import Place
+from deepep_bootstrap.recipes import compose, last_lines
+from deepep_bootstrap.remote import Door, Job
+from deepep_bootstrap.runfiles import LARGEST
+
+COLLECT = ("lib.sh", "test/collect.sh")
+KEEP = ("lib.sh", "prefix/share.sh", "test/keep.sh")
+TOTAL = 16 * LARGEST
+"""Bytes of one run that are brought back at most."""
+
+LIMIT = 300.0
+PATIENCE = 10
+"""Seconds: for all of it, and for the run's last line to be seen by another host of a network filesystem."""
+
+HEAD = re.compile(rb"file (\S+) (\d+) (\d+) (\d+)\n|end 1\n")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The files of a run's folder by path in it as texts, when each was written last (seconds since 1970), and which of them are not
+    here as a whole, with the bytes that are missing."""
+
+    files: Mapping[str, str]
+    written: Mapping[str, int]
+    cut: Mapping[str, int]
+
+
+def collect(door: Door, place: Place, folder: str, *, patience: int = PATIENCE) -> Collected:
+    """Return what is in a run's folder, which the host of `place` sees; Trouble where it cannot be read."""
+    came = bytearray()
+    env = {"PLACE": folder, "LARGEST": str(LARGEST), "TOTAL": str(TOTAL), "PATIENCE": str(patience)}
+    job = Job(compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
+    reply = door.run(place.host, job)
+    if reply.code:
+        raise Trouble(Problem(place.host.name, f"{folder} cannot be read", last_lines(reply.err)))
+    return parse(bytes(came), f"{place.host.name} {folder}")
+
+
+def parse(data: bytes, where: str) -> Collected:
+    """Return the files in what collect.sh printed; Trouble where that is cut off."""
+    files: dict[str, str] = {}
+    written: dict[str, int] = {}
+    cut: dict[str, int] = {}
+    at = 0
+    while match := HEAD.match(data, at):
+        if match.group(1) is None:
+            return Collected(files, written, cut)
+        name = match.group(1).decode("ascii", "replace")
+        size, sent, when = (int(text) for text in match.groups()[1:])
+        at = match.end() + sent
+        content = data[match.end() : at]
+        if len(content) < sent:
+            break
+        if sent < size:
+            cut[name] = size - sent
+            content = b"%s\n[%d bytes left out here]\n%s" % (content[: sent // 2], size - sent, content[sent // 2 :])
+        files[name], written[name] = content.decode("utf-8", "replace"), when
+    raise Trouble(Problem(where, "the run came back cut off", f"{len(data)} bytes", try_="invoke report, with the run's name"))
+
+
+def keep(door: Door, place: Place, folder: str, *, lines: Iterable[str] = (), files: Mapping[str, bytes] | None = None) -> None:
+    """Add to a run's folder: `lines` behind its run.env, and files by name. Trouble where that cannot be."""
+    env = {"PREFIX": place.prefix, "PLACE": folder, "LINES": "\n".join(lines)}
+    reply = door.send(place.host, Job(compose(place.recipes, *KEEP), env=env, user=place.user), (_tar(files or {}),))
+    if reply.code:
+        raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

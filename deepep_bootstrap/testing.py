@@ -1,0 +1,135 @@
+"""Running one test on the hosts: submitted to Slurm and followed to its end. What it left is brought back by another room."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepep_bootstrap import slurm
+from deepep_bootstrap.datalines import Form, read
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.kinds import END_MARGIN, Kind
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.remote import Door, Job, Reply
+from deepep_bootstrap.script import OnLine
+from deepep_bootstrap.store import StackRecord
+
+START_LIMIT = 600
+"""Seconds a test's job may wait for its nodes."""
+
+LATER = 2
+"""Minutes that Slurm's own limit of a job is behind ours, which knows what to say of the logs."""
+
+SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
+SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1))
+
+ENDED, REFUSED, LATE, LOST, HUNG = "ended", "refused", "late", "lost", "hung"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any will do. `name` is
+    the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run."""
+
+    kind: Kind
+    record: StackRecord
+    name: str
+    nodes: int
+    time_limit: int
+    args: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    start_limit: int = START_LIMIT
+
+    @property
+    def file(self) -> str:
+        """Return the sbatch file on the prefix."""
+        return f"{self.record.prefix}/sbatch/{self.record.stack}/{self.kind.name}-test.sbatch"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Return what every way of running it has to know: the file, the prefix, the run, and when a test without an end is to end."""
+        env = {"FILE": self.file, "PREFIX": self.record.prefix, "RUN": self.name}
+        if self.kind.endless:
+            env["DEEPEP_TEST_SECONDS"] = str(max(self.time_limit - END_MARGIN, self.time_limit // 2, 1))
+        return env
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the options for sbatch; those of a command line win over those in the file."""
+        minutes = -(-self.time_limit // 60) + LATER
+        named = (f"--nodelist={slurm.fold(self.named)}",) if self.named else ()
+        return (f"--nodes={self.nodes}", f"--time={minutes}", *named)
+
+
+@dataclass(frozen=True)
+class Went:
+    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over) or lost; `outcome` says it for
+    people; `host` sees the run's folder at `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the
+    folder by itself."""
+
+    outcome: Outcome
+    state: str
+    host: Host
+    place: str = ""
+    log: str = ""
+
+    @property
+    def began(self) -> bool:
+        """Whether a test ran at all, so that it left something."""
+        return bool(self.place) and self.state in {ENDED, HUNG, LOST}
+
+
+def run_name(kind: str) -> str:
+    """Return a fresh name for a run: UTC time, kind, random part."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{kind}-{secrets.token_hex(3)}"
+
+
+def submit(door: Door, host: Host, wish: Wish, recipes: Mapping[str, str], *, on_line: OnLine | None = None) -> Went:
+    """Submit a test on `host`, a client of Slurm, and follow it to its end; its output goes to `on_line` line by line.
+
+    An interrupt ends the job as well: the script on the host is watched. Trouble where it could not be followed.
+    """
+    env = {**wish.env, "START_LIMIT": str(wish.start_limit), "TIME_LIMIT": str(wish.time_limit), "OPTIONS": "\n".join(wish.options)}
+    job = Job(compose(recipes, *SUBMIT), wish.args, env, watched=True, timeout=None)
+    reply = door.run(host, job, _without_data(on_line))
+    if reply.code:
+        raise Trouble(Problem(host.name, f"the {wish.kind.name} test could not be followed", reply.err.strip()[-400:]))
+    return submitted(reply, wish, host)
+
+
+def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
+    """Return how it went, from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
+    said = read(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
+    place = said.text("place")
+
+    def end(state: str, detail: str, code: int = TROUBLE) -> Went:
+        log = f"{place}/job.log" if state in {ENDED, HUNG} else ""
+        outcome = Outcome(f"{wish.kind.name} test", reply.host, "failed" if code else "done", detail, reply.seconds, code, log)
+        return Went(outcome, state, host, place)
+
+    if refused := said.text("refused"):
+        return end(REFUSED, f"sbatch: {refused}")
+    job = slurm.parse_job(said.text("record"))
+    name = f"job {said.text('job')}"
+    if job is None:
+        return end(LOST, f"{name}: Slurm has lost sight of it")
+    if said.text("late"):
+        return end(LATE, f"{name} did not start in {wish.start_limit} s: {job.reason or job.state}")
+    where = f"{name} on {slurm.fold(job.nodes) or 'no node'}"
+    if said.text("hung") or job.state == "TIMEOUT":
+        return end(HUNG, f"{where}: no end after {wish.time_limit} s", VERDICT)
+    if job.state == "COMPLETED" and job.code == 0:
+        return end(ENDED, f"{where} passed", OK)
+    return end(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
+
+
+def _without_data(on_line: OnLine | None) -> OnLine | None:
+    """Return a callback for the job's own lines alone."""
+    if on_line is None:
+        return None
+    keys = tuple(f"{key}=" for key in SUBMIT_FORM.single)
+    return lambda line: None if line.startswith(keys) else on_line(line)
