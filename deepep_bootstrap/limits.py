@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap import fabric
@@ -62,6 +62,13 @@ def fabric_of(facts: Iterable[Facts], nodes: int) -> str:
     if rates["InfiniBand"] >= rates["Ethernet"]:
         return "infiniband"
     return "gib" if hosts and all(host.prepared.gib for host in hosts) else "roce"
+
+
+def gpu_nics(facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:
+    """Return the NICs that GPUs use, as "mlx5_3:1", by host: what `traffic.judge_traffic` expects. Hosts without GPUs are left out."""
+    link = LINKS_OF_FABRICS.get(fabric_of(facts.values(), 2), "")
+    hosts = {name: fabric.assign_nics(host.gpus, fabric.sort_out(host, link).used) for name, host in facts.items() if host.gpus}
+    return {name: tuple(dict.fromkeys(map(str, nics.values()))) for name, nics in hosts.items()}
 
 
 def gpu_of(facts: Iterable[Facts]) -> str:

@@ -52,13 +52,18 @@ class Setting:
 def judge(
     tests: Sequence[Tested], *, gpu: str, fabric: str, nodes: int, references: Book, limits: Limits | None = None
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for every figure of the tests, in their order.
+    """Return a verdict for every figure of the tests, in their order; but for what went between nodes where there is one node.
 
     `gpu` is a type ("H200") or a product name, `fabric` one of refbook.FABRICS ("" where nobody knows; tests on one node use NVLink
     whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody asked the hosts.
     """
     setting = Setting(gpu_type(gpu) or gpu, fabric, max(nodes, 1), references, limits or Limits())
-    return tuple(_verdict(tested, figure, value, setting) for tested in tests for figure, value in figures_of(tested).items())
+    return tuple(
+        _verdict(tested, figure, value, setting)
+        for tested in tests
+        for figure, value in figures_of(tested).items()
+        if nodes_of(tested, nodes) > 1 or not figure.endswith(".so_gbs")
+    )
 
 
 def figures_of(tested: Tested) -> dict[str, float]:
