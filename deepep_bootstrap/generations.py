@@ -38,6 +38,7 @@ FAILURES = {
     "rehash.sh": "the store cannot be compared",
     "export.sh": "the store cannot be read",
     "import.sh": "the archive cannot be imported",
+    "tuning.sh": "settings cannot be kept there",
 }
 """What it means when a recipe fails."""
 

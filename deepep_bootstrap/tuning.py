@@ -171,9 +171,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _setting(point: Point, test: str, ranks: int) -> Setting:
     between = test == "internode"
-    buffer = NVL_BUFFERS.get(ranks, NVL_BUFFER) if between else NVL_BUFFER_INTRANODE
-    rdma = (point.rdma_chunk, RDMA_BUFFER) if between else (None, None)
-    return Setting(point.sms, point.nvl_chunk or 0, buffer, *rdma, point.nvl_gbs, point.rdma_gbs, point.us)
+    return Setting(
+        sms=point.sms,
+        nvl_chunk=point.nvl_chunk or 0,
+        nvl_buffer=NVL_BUFFERS.get(ranks, NVL_BUFFER) if between else NVL_BUFFER_INTRANODE,
+        rdma_chunk=point.rdma_chunk if between else None,
+        rdma_buffer=RDMA_BUFFER if between else None,
+        nvl_gbs=point.nvl_gbs,
+        rdma_gbs=point.rdma_gbs,
+        us=point.us,
+    )
 
 
 def _times(settings: Mapping[str, Setting]) -> dict[str, float]:
