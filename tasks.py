@@ -1,6 +1,6 @@
 """Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help` their flags.
 
-Every verb but `lab` takes the common flags: the fields of `survey.Flags`, with their help texts in `front`.
+Every verb but `lab` and `results` takes the common flags: the fields of `survey.Flags`, with their help texts in `front`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deepep_bootstrap.verbs import mirror as _mirror
 from deepep_bootstrap.verbs import plan as _plan
 from deepep_bootstrap.verbs import remove as _remove
 from deepep_bootstrap.verbs import report as _report
+from deepep_bootstrap.verbs import results as _results
 from deepep_bootstrap.verbs import rollback as _rollback
 from deepep_bootstrap.verbs import status as _status
 from deepep_bootstrap.verbs import test as _test
@@ -148,6 +149,12 @@ def test(
     """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong and why."""
     asked = _test.read(kind, args, via, nodes=nodes, limits=(start_timeout, time_limit), save=save_as_reference)
     return _test.test(flags, asked)
+
+
+@verb
+def results(logs: str, log: list[str] | None = None, json: bool = False) -> int:
+    """Say what logs of DeepEP's tests tell: cases, best figures, slow and missing ranks, and whether all is well."""
+    return _results.results((logs, *(log or ())), json=json)
 
 
 @verb

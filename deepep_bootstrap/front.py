@@ -76,6 +76,8 @@ HELP = {
     "save_as_reference": "keep the figures as this site's references, for later runs to be compared with",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",
+    "logs": "a log, a folder of logs (*.log, *.out), a glob in quotation marks, or --logs=- for standard input",
+    "log": "one more of them; may be given more than once",
     "action": "up, down or status",
     "layer": "the lab's module system: lmod (default) or environment-modules",
     "dir": "the lab's folder (default: /run/deepep-lab for root)",

@@ -1,0 +1,111 @@
+"""What results say to people: lines for one test, and why it is not ok. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from deepep_bootstrap.errors import Problem
+from deepep_bootstrap.figures import Best, Operation, Rank, Spread, Tested
+from deepep_bootstrap.results_ranks import numbers
+
+WIDTH = 20
+"""Columns of the words in front."""
+
+NAMED_MAX = 6
+"""Ranks whose reason is told one by one; the document has all."""
+
+
+def lines(tested: Tested) -> Iterator[str]:
+    """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
+    verdict = "ok" if tested.ok else "NOT OK"
+    cases = (
+        f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "") if tested.passed or tested.failed else ""
+    )
+    where = f"{tested.log}:{tested.line}"
+    yield f"{tested.test} test (DeepEP {tested.generation.upper()}): {verdict}{cases and f', {cases}'}  [{where}]"
+    for fault in faults(tested):
+        yield _row("", f"- {fault}")
+    if tested.config:
+        yield _row(
+            "settings",
+            ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in tested.config.items()),
+        )
+    for name, best in tested.best.items():
+        yield _row(name, best_line(best))
+    for name, operation in tested.operations.items():
+        yield _row(name, operation_line(operation))
+    yield from _low_latency(tested)
+    yield from _ranks(tested.ranks)
+
+
+def faults(tested: Tested) -> tuple[str, ...]:
+    """Return why a test is not ok, one sentence each; nothing for one that is."""
+    if tested.ok:
+        return ()
+    found = [] if tested.ended else ["its end is not in the log"]
+    if tested.failed:
+        found.append(f"{tested.failed} cases failed")
+    missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
+    if missing:
+        found.append(f"figures are missing of ranks {numbers(missing)}")
+    if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep"}:
+        found.append("no case is in the log")
+    return (*found, *(f"it says: {error}" for error in tested.errors[:3]))
+
+
+def problem(tested: Tested) -> Problem:
+    """Return what is wrong with a test that is not ok as a problem."""
+    wanted = "all cases passed, all ranks' figures, and the end of the test"
+    return Problem(
+        f"{tested.log}:{tested.line}", f"{tested.test} test not ok", "; ".join(faults(tested)), wanted, f"invoke diagnose {tested.log}"
+    )
+
+
+def best_line(best: Best) -> str:
+    """Return one best setting: rates, time, and what was set."""
+    rates = [f"{value:.2f} GB/s {unit}" for value, unit in ((best.rdma_gbs, "RDMA"), (best.nvl_gbs, "NVLink")) if value is not None]
+    chunks = [f"{unit} chunk {value}" for value, unit in ((best.nvl_chunk, "NVL"), (best.rdma_chunk, "RDMA")) if value is not None]
+    time = [] if best.us is None else [f"{best.us:.2f} us"]
+    return f"{', '.join([*rates, *time])}  ({', '.join([f'{best.sms} SMs', *chunks])})"
+
+
+def operation_line(operation: Operation) -> str:
+    """Return one operation of V2: rates out of and inside the node, and time, each as it spreads over the ranks."""
+    parts = ((operation.so_gbs, "GB/s out"), (operation.su_gbs, "GB/s up"), (operation.us, "us"))
+    return ", ".join(f"{spread_text(spread)} {unit}" for spread, unit in parts if spread is not None)
+
+
+def spread_text(spread: Spread) -> str:
+    """Return `median (min-max)`, or one number where all ranks agree."""
+    if spread.min == spread.max:
+        return f"{spread.median:g}"
+    return f"{spread.median:g} ({spread.min:g}-{spread.max:g})"
+
+
+def _low_latency(tested: Tested) -> Iterator[str]:
+    low = tested.low_latency
+    if low is None:
+        return
+    if low.dispatch_combine_gbs is not None:
+        yield _row("dispatch + combine", f"{spread_text(low.dispatch_combine_gbs)} GB/s")
+    for name, spread, us in (("dispatch", low.dispatch_gbs, low.dispatch_us), ("combine", low.combine_gbs, low.combine_us)):
+        if spread is not None and us is not None:
+            yield _row(name, f"{spread_text(spread)} GB/s, {us:g} us")
+
+
+def _ranks(ranks: Sequence[Rank]) -> Iterator[str]:
+    if not ranks:
+        return
+    states = {state: [rank for rank in ranks if rank.state == state] for state in ("ok", "slow", "missing")}
+    counts = ", ".join(f"{len(found)} {state}" for state, found in states.items() if found)
+    yield _row("ranks", counts)
+    for state in ("slow", "missing"):
+        by_reason: dict[str, list[int]] = {}
+        for rank in states[state]:
+            by_reason.setdefault(rank.why, []).append(rank.rank)
+        for why, found in list(by_reason.items())[:NAMED_MAX]:
+            yield _row("", f"{state} {numbers(found)}: {why}")
+
+
+def _row(name: str, text: str) -> str:
+    return f"    {name:<{WIDTH}}{text}" if name else f"    {text}"
