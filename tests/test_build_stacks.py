@@ -99,6 +99,17 @@ def test_both_lie_side_by_side_without_an_nvshmem_build(built: Place) -> None:
     assert not list(built.prefix.glob(f"store/{first['nvshmem'].name}/bin"))
 
 
+def test_v2_built_elsewhere_is_the_same_bit_by_bit(built: Place, tmp_path: Path) -> None:
+    """In another scratch folder and in a prefix of another length; the manifest alone tells when and where."""
+    prefix = make_prefix(tmp_path / "a-longer-name-than-the-other-one")
+    outcomes = built.build("v2", prefix)
+    assert {outcome.state for outcome in outcomes.values()} == {"done"}, outcomes
+    for entry in built.entries("v2").values():
+        one, two = (set((place / "store" / entry.name / "files.sha256").read_text().splitlines()) for place in (built.prefix, prefix))
+        assert len(one) > 5
+        assert {line for line in one ^ two if not line.endswith("  manifest.json") and not line.startswith("# sum ")} == set(), entry.name
+
+
 def test_an_unpacked_nvshmem_has_the_names_that_linkers_ask_for(built: Place) -> None:
     folder = built.prefix / "store" / built.entries("v1-wheel")["nvshmem"].name
     links = {path.name: os.readlink(path) for path in (folder / "lib").iterdir() if path.is_symlink()}
@@ -129,6 +140,15 @@ def test_v2_uses_its_nccl_and_keeps_no_place_of_the_build(built: Place, tmp_path
     names = {kind: entry.name for kind, entry in built.entries("v2").items()}
     behind = nccl(built).relative_to(built.prefix / "store" / names["python"])
     assert found == [f"$ORIGIN/../../../../{names['python']}/{behind}/lib", f"$ORIGIN/../../../../{names['nvshmem']}/lib"]
+
+
+def test_the_smoke_program_uses_the_buffer_of_v2(built: Place, tmp_path: Path) -> None:
+    smoke = Path(__file__).resolve().parent.parent / "env" / "programs" / "smoke.py"
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(smoke)!r}, '--num-processes', '2']))"
+    done = python(built, "v2", code, EP_NCCL_ROOT_DIR=str(nccl(built)), EP_JIT_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert ": ElasticBuffer on 2 GPUs\n" in done.stdout
+    assert "[smoke] passed in " in done.stdout
 
 
 def test_v2_refuses_another_nccl_in_the_process(built: Place, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ check_version() {
     [[ "${found%%+*}" == "${VERSION%%+*}" ]] || die "DeepEP's version: found ${found}, wanted ${VERSION}"
 }
 
-# write_compilers: host compilers that name files without the scratch folder. What nvcc hands to them passes unchanged.
+# write_compilers: host compilers that name files without the scratch folder; what nvcc hands to them passes unchanged. Run paths into
+# places of this build are left out of what is linked, since LDFLAGS has the right ones: their length would stay in the file.
 write_compilers() {
     local name real
     mkdir -p -- "${WORK}/bin"
@@ -85,6 +86,15 @@ write_compilers() {
 #!/bin/sh
 case " \$* " in
 *__CUDACC__*) ;;
+*" -shared "*)
+    for word; do
+        shift
+        case "\${word}" in
+        -Wl,*rpath[,=]"${PREFIX}"/* | -Wl,*rpath[,=]"${SCRATCH}"/*) ;;
+        *) set -- "\$@" "\${word}" ;;
+        esac
+    done
+    ;;
 *" -c "*) exec "${real}" -ffile-prefix-map="${SCRATCH}=." -ffile-prefix-map="${PREFIX}=." "\$@" ;;
 esac
 exec "${real}" "\$@"
