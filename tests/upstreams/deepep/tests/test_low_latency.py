@@ -2,7 +2,7 @@
 
 import sys
 
-from utils import Exchange, bench, launch, options
+from utils import Exchange, bench, launch, options, slowed
 
 
 def main(place, buffer, args) -> None:
@@ -17,12 +17,13 @@ def main(place, buffer, args) -> None:
         exchange.send(exchange.own.x, "BF16")
         buffer.combine(got, handle)
 
-    average, shortest, longest = bench(both, 10)
+    average, shortest, longest = slowed(place, bench(both, 10))
     rate = (out_bytes + back_bytes) / average / 1e9
     times = f"avg_t={average * 1e6:.2f} us, min_t={shortest * 1e6:.2f} us, max_t={longest * 1e6:.2f} us"
     print(f"[rank {place.rank}] Dispatch + combine bandwidth: {rate:.2f} GB/s, {times}\n", end="", flush=True)
     buffer.barrier()
-    send, back = bench(lambda: exchange.send(exchange.own.x, "BF16"), 5)[0], bench(lambda: buffer.combine(got, handle), 5)[0]
+    send = slowed(place, bench(lambda: exchange.send(exchange.own.x, "BF16"), 5))[0]
+    back = slowed(place, bench(lambda: buffer.combine(got, handle), 5))[0]
     words = f"Dispatch bandwidth: {out_bytes / send / 1e9:.2f} GB/s, avg_t={send * 1e6:.2f} us"
     words += f" | Combine bandwidth: {back_bytes / back / 1e9:.2f} GB/s, avg_t={back * 1e6:.2f} us"
     print(f"[rank {place.rank}] {words}\n", end="", flush=True)

@@ -19,6 +19,34 @@ from deep_ep import Mailbox
 
 MAX_TOKENS, MAX_HIDDEN = 64, 128
 KEEP_GOING = 3.0  # seconds that the other ranks get to end by themselves when one has failed
+SWITCHES = "/run/lab/fake"  # on a host of the embedded cluster, a file of a switch's name holds its value
+INFINIBAND = "/sys/class/infiniband"
+SENT = 1 << 28  # words of four bytes that a test moves over each NIC of the embedded cluster
+
+
+def switch(name: str, default: str = "") -> str:
+    """A fault that somebody asked for: by the environment, or by a file on the embedded cluster."""
+    if name in os.environ:
+        return os.environ[name]
+    try:
+        with open(f"{SWITCHES}/{name}") as file:
+            return file.read().strip()
+    except OSError:
+        return default
+
+
+def move_counters(place) -> None:
+    """Let the NICs of a host of the embedded cluster count as if the test had used them all: each rank those that are its own."""
+    if not os.path.isdir(SWITCHES) or place.nodes == 1 or not os.path.isdir(INFINIBAND):
+        return
+    for index, device in enumerate(sorted(os.listdir(INFINIBAND))):
+        if index % place.local_ranks != place.local_rank or device == switch("STANDIN_FROZEN_NIC"):
+            continue
+        for name in ("port_xmit_data", "port_rcv_data"):
+            with open(f"{INFINIBAND}/{device}/ports/1/counters/{name}", "r+") as file:
+                count = int(file.read()) + SENT
+                file.seek(0)
+                file.write(f"{count}\n")
 
 
 def options(title: str, **defaults: int) -> argparse.Namespace:
@@ -28,7 +56,10 @@ def options(title: str, **defaults: int) -> argparse.Namespace:
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     for name in ("allow-mnnvl", "use-fabric", "disable-nvlink", "use-logfmt", "pressure-test", "shrink-test", "test-ll-compatibility"):
         parser.add_argument("--" + name, action="store_true")
-    parser.add_argument("--pressure-test-mode", type=int, default=0)
+    for name in ("do-pressure-test", "skip-perf-test"):
+        parser.add_argument("--" + name, action="store_true")
+    for name in ("pressure-test-mode", "num-gpu-timeout-secs", "num-cpu-timeout-secs"):
+        parser.add_argument("--" + name, type=int, default=0)
     args = parser.parse_args()
     args.tokens, args.width = min(args.num_tokens, MAX_TOKENS), min(args.hidden, MAX_HIDDEN)
     print(
@@ -71,8 +102,8 @@ def launch(args: argparse.Namespace, body) -> int:
     if args.num_experts % ranks != 0:
         print(f"error: {args.num_experts} experts cannot be shared equally by {ranks} ranks", file=sys.stderr)
         return 1
-    if os.environ.get("STANDIN_FAIL_NODE") == str(node):
-        print(f"error: node {node} fails because STANDIN_FAIL_NODE says so", file=sys.stderr)
+    if switch("STANDIN_FAIL_NODE") == str(node):
+        print(switch("STANDIN_FAIL_SAYS", f"error: node {node} fails because STANDIN_FAIL_NODE says so"), file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # As upstream, through torch; forked, since a test of the tests should not wait for many fresh interpreters.
@@ -100,20 +131,33 @@ def _run_rank(place: Place, args: argparse.Namespace, body) -> int:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives its launcher
     code = 0
     try:
-        late, _, seconds = os.environ.get("STANDIN_DELAY", "").partition(":")
+        late, _, seconds = switch("STANDIN_DELAY").partition(":")
         if late == str(place.rank):
             time.sleep(float(seconds))
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "8361"))
-        buffer = Mailbox(place.rank, place.ranks, host, port, float(os.environ.get("STANDIN_TIMEOUT", "30")))
-        if os.environ.get("STANDIN_HANG") == str(place.rank):
+        buffer = Mailbox(place.rank, place.ranks, host, port, float(switch("STANDIN_TIMEOUT", "30")))
+        if switch("STANDIN_HANG") == str(place.rank):
             signal.pause()
         body(place, buffer, args)
+        if args.pressure_test or args.do_pressure_test:
+            press(place, buffer, args)
         buffer.barrier()
+        move_counters(place)
         buffer.close()
     except (AssertionError, RuntimeError) as error:
         print(f"\n[rank {place.rank}] FAILED (CPU stand-in): {error}", file=sys.stderr, flush=True)
         code = 1
     return code
+
+
+def press(place, buffer, args) -> None:
+    """Like upstream's: without an end."""
+    seed = 0
+    while True:
+        place.say(f"Testing with seed {seed} ...")
+        exchange = Exchange(place, buffer, args)
+        exchange.run_case("BF16", "x", with_topk=True)
+        seed += 1
 
 
 def _wait_for(running: dict) -> int:
@@ -174,7 +218,7 @@ class Exchange:
         self.place, self.buffer, self.args = place, buffer, args
         self.all = [make_tokens(rank, args) for rank in range(place.ranks)]
         self.own = self.all[place.rank]
-        self.corrupt = os.environ.get("STANDIN_CORRUPT") == str(place.rank)
+        self.corrupt = switch("STANDIN_CORRUPT") == str(place.rank)
         self.per_rank = args.num_experts // place.ranks
         start = time.perf_counter()
         self.layout = buffer.get_dispatch_layout(self.own.topk_idx, args.num_experts)
@@ -277,3 +321,9 @@ def bench(body, repeats: int = 3) -> tuple:
         body()
         times.append(time.perf_counter() - start)
     return sum(times) / repeats, min(times), max(times)
+
+
+def slowed(place, times: tuple) -> tuple:
+    """The times of a rank that somebody slowed down: what the others wait for it is not in them, which is what tells it apart."""
+    rank, _, factor = switch("STANDIN_SLOW").partition(":")
+    return tuple(value * float(factor) for value in times) if rank == str(place.rank) else times
