@@ -48,6 +48,7 @@ FABRIC = Form("|".join(FABRICS), " or ".join(FABRICS))
 TEST = Form("|".join(KINDS), " or ".join(KINDS))
 GENERATION = Form("v1|v2", "v1 or v2")
 ARCH = Form(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
+COUNTER = Form(r"[A-Za-z0-9_]+", "the name of a counter, such as link_downed")
 SENTENCE = Form(
     r"(percent|limit|value|nodes|nics) (>=|<=|>|<) [0-9]+(\.[0-9]+)?|(fabric|test|unit|reference) is \S+",
     "THING OPERATOR VALUE, such as `percent <= 15`",
@@ -160,7 +161,7 @@ def load(text: str, where: str, *, site: bool = False) -> Book:
         tuple(_hint(table) for table in top.tables("hint")),
         {name: _links(table) for name, table in top.named("gpu", GPU)},
         {test: {key: values[0] for key, values in settings.items()} for test, settings in defaults.items()},
-        {name: _counter(table) for name, table in top.named("counter")},
+        {name: _counter(table) for name, table in top.named("counter", COUNTER)},
     )
     top.close()
     if problems:

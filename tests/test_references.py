@@ -305,6 +305,17 @@ def test_the_slowest_host_is_the_limit() -> None:
     assert limits.limits([host(), host(nics=0)], SHIPPED).nic_gbs is None
 
 
+def test_a_figure_just_above_the_limit_is_not_impossible_yet() -> None:
+    """Which tokens stay on their node is drawn, so a figure may be a little more than what an even spread allows."""
+    found = [
+        judged([Found("internode", "v1", True, True, best={"combine": Best(rdma_gbs=value)})], nodes=2, limits=Limits(nic_gbs=50.0))[0]
+        for value in (104.0, 106.0)
+    ]
+    assert [one.impossible for one in found] == [False, True]
+    assert [one.of_limit for one in found] == pytest.approx([104, 106])
+    assert ["measured wrong" in "".join(one.means) for one in found] == [False, True]
+
+
 def test_what_a_figure_can_be_at_most() -> None:
     most = Limits(nvlink_gbs=480.0, nic_gbs=50.0)
 
@@ -346,6 +357,13 @@ def test_the_nics_that_gpus_use() -> None:
         "n3": (),
     }
     assert limits.gpu_nics({}) == {}
+
+
+def test_every_error_that_a_node_counts_is_explained() -> None:
+    node = (ROOT / "env/programs/node.sh").read_text(encoding="utf-8")
+    found = re.search(r"FAULTS=\(([^)]*)\)", node)
+    assert found
+    assert {*found[1].split(), "ecc", "nvlink"} <= set(SHIPPED.counters)
 
 
 def test_several_types_of_gpus_have_no_type() -> None:
