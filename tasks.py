@@ -124,9 +124,9 @@ def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigne
 
 
 @verb
-def verify(flags: Flags, store: bool = False) -> int:
+def verify(flags: Flags, store: bool = False, against: str = "") -> int:
     """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used."""
-    return _verify.verify(flags, store=store)
+    return _verify.verify(flags, store=store, against=against)
 
 
 @verb

@@ -11,8 +11,11 @@ a file, another mode, a member twice or too many, an end too early) differs.
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 import tarfile
 from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from deepep_bootstrap.closure import FILE, FOLDER, LINK, Index, Thing, Tree
@@ -151,6 +154,17 @@ class Packer:
             found = f"SHA-256 {self._hash.hexdigest()}"
             raise Trouble(Problem(name, "changed since it was published", found, thing.sha256, "invoke verify --store"))
         self._put(padding(thing.size))
+
+
+def open_archive(file: str) -> BinaryIO:
+    """Return the archive opened; Trouble where it is not a plain file or cannot be read."""
+    path = Path(os.path.expanduser(file))
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Trouble(Problem(file, "is not a plain file", wanted="a file of `invoke export`"))
+        return path.open("rb")
+    except OSError as error:
+        raise Trouble(Problem(file, f"cannot be read: {error.strerror}", wanted="a file of `invoke export`")) from None
 
 
 def read_index(stream: BinaryIO, where: str) -> bytes:

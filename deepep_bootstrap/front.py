@@ -61,6 +61,7 @@ HELP = {
     "old": "a generation's number, or a lock file",
     "new": "another generation's number, or another lock file",
     "store": "compare every file of the store with what was published, and nothing else",
+    "against": "compare the store with an archive of `invoke export` and name the files that came out otherwise from the same inputs",
     "out": "the archive to write; its signature gets the same name and .sig",
     "generation": "the generation's number (default: the current one)",
     "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",

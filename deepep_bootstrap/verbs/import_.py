@@ -7,7 +7,6 @@ has them, so the offer is made by the next bootstrap there, which then builds no
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,7 +32,7 @@ def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsi
     """Import what the prefix does not have yet. Nothing is in the store under its name before all of it was compared."""
     screen = Screen("import", as_json=flags.json)
     choose_trust(allowed_signers, insecure=insecure_unsigned)
-    with open_archive(file) as stream:
+    with archive.open_archive(file) as stream:
         text = archive.read_index(stream, file)
         signer = signing.verify(allowed_signers, signing.read(beside(file)), text, file) if allowed_signers else None
         index = closure.read(text, file)
@@ -74,17 +73,6 @@ def choose_trust(allowed_signers: str, *, insecure: bool) -> None:
 def beside(file: str) -> Path:
     """Return the path of an archive's signature."""
     return Path(f"{Path(os.path.expanduser(file))}.sig")
-
-
-def open_archive(file: str) -> BinaryIO:
-    """Return the archive opened; Trouble where it is not a plain file or cannot be read."""
-    path = Path(os.path.expanduser(file))
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise Trouble(Problem(file, "is not a plain file", wanted="a file of `invoke export`"))
-        return path.open("rb")
-    except OSError as error:
-        raise Trouble(Problem(file, f"cannot be read: {error.strerror}", wanted="a file of `invoke export`")) from None
 
 
 def need_whole(stream: BinaryIO, file: str, total: int) -> None:

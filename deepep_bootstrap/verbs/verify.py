@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
-from deepep_bootstrap import history
+from deepep_bootstrap import archive, closure, history, transfer
 from deepep_bootstrap import verify as proof
+from deepep_bootstrap.closure import Tree
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
-from deepep_bootstrap.history import Verdict
+from deepep_bootstrap.history import Change, Verdict
 from deepep_bootstrap.holdings import Holdings
 from deepep_bootstrap.reach import reach
 from deepep_bootstrap.report import Screen, outcome_json, shortened
 from deepep_bootstrap.survey import Flags, current_offer, gather, offered_stack, open_door, read_inventory, read_tree
 
 
-def verify(flags: Flags, *, store: bool = False) -> int:
+def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
     """Load the module and import deep_ep through a login shell of every host; exit 4 where that does not give what was built.
 
-    With `store` read every file of the store instead; exit 4 where one is not as published.
+    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an archive of
+    `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4 where one did.
     """
+    if against:
+        return compare_builds(flags, against)
     if store:
         return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
@@ -60,6 +65,41 @@ def verify_store(flags: Flags) -> int:
     code = VERDICT if bad else OK
     screen.document(code, problems, prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
     return code
+
+
+def compare_builds(flags: Flags, against: str) -> int:
+    """Compare entries of the same name with those in an archive: they were built from the same inputs, by another run or elsewhere."""
+    screen = Screen("verify", as_json=flags.json)
+    with archive.open_archive(against) as stream:
+        theirs = {tree.name: tree for tree in closure.read(archive.read_index(stream, against), against).trees}
+    with reach(flags) as reached:
+        common = sorted(theirs.keys() & reached.holdings.entries.keys())
+        ours = {tree.name: tree for tree in transfer.list_trees(reached.door, reached.place, common)} if common else {}
+    verdicts = [Verdict(name, "absent") for name in sorted(theirs.keys() - ours.keys())]
+    for name, tree in sorted(ours.items()):
+        changes = tuple(_changes(theirs[name], tree))
+        verdicts.append(Verdict(name, "changed" if changes else "same", changes))
+    for verdict in verdicts:
+        said = {"same": "the same in both", "absent": "not in this store", "changed": f"{len(verdict.changes)} files came out otherwise"}
+        screen.say(f"  {shortened(verdict.name)}: {said[verdict.state]}", style="yellow" if verdict.state == "changed" else "")
+        for change in verdict.changes:
+            screen.say(f"      {change.path}: {change.what}")
+    differ = [verdict for verdict in verdicts if verdict.state == "changed"]
+    if not common:
+        screen.say(f"no entry of {against} is in {reached.place.prefix}: nothing was built from the same inputs in both", style="bold")
+    for problem in reached.problems:
+        screen.problem(problem)
+    code = VERDICT if differ or not common else OK
+    screen.document(code, list(reached.problems), prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
+    return code
+
+
+def _changes(theirs: Tree, ours: Tree) -> Iterator[Change]:
+    """Yield what differs between two builds, but for the manifest, which says when and where each was made."""
+    was, now = (set(closure.record(tree).decode(errors="backslashreplace").splitlines()[:-1]) for tree in (theirs, ours))
+    for change in history.differences(sorted(was - now), sorted(now - was)):
+        if change.path != "manifest.json":
+            yield change
 
 
 def is_bad(verdict: Verdict) -> bool:
