@@ -1,6 +1,6 @@
 """Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help` their flags.
 
-Every verb but `lab` and `results` takes the common flags: the fields of `survey.Flags`, with their help texts in `front`.
+Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`, with their help texts in `front`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from deepep_bootstrap import reboots as _reboots
 from deepep_bootstrap.front import verb
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
+from deepep_bootstrap.verbs import diagnose as _diagnose
 from deepep_bootstrap.verbs import diff as _diff
 from deepep_bootstrap.verbs import doctor as _doctor
 from deepep_bootstrap.verbs import export as _export
@@ -155,6 +156,12 @@ def test(
 def results(logs: str, log: list[str] | None = None, json: bool = False) -> int:
     """Say what logs of DeepEP's tests tell: cases, best figures, slow and missing ranks, and whether all is well."""
     return _results.results((logs, *(log or ())), json=json)
+
+
+@verb
+def diagnose(logs: str, log: list[str] | None = None, causes: str = "", json: bool = False) -> int:
+    """Say why something failed, out of its logs: causes with the lines that show them, why, and what mends it."""
+    return _diagnose.diagnose((logs, *(log or ())), causes=causes, json=json)
 
 
 @verb

@@ -79,6 +79,7 @@ HELP = {
     "start_timeout": "seconds to wait for the nodes (default 600)",
     "logs": "a log, a folder of logs (*.log, *.out), a glob in quotation marks, or --logs=- for standard input",
     "log": "one more of them; may be given more than once",
+    "causes": "a file of causes of your own, in the form of env/causes.toml",
     "action": "up, down or status",
     "layer": "the lab's module system: lmod (default) or environment-modules",
     "dir": "the lab's folder (default: /run/deepep-lab for root)",

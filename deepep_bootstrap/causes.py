@@ -1,0 +1,180 @@
+"""What env/causes.toml says: known causes of failures and how they show in a log, and what looks bad there and is not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.patterns import Pattern, make
+from deepep_bootstrap.tables import NAME, SOME, Form, Table
+from deepep_bootstrap.tables import load as read_toml
+
+FILE = "causes.toml"
+PATTERN = Form(r"[^\n]+", "a regular expression for one line")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be there, a few
+    lines before or after. `hint`: it counts only in a log that also tells of a failure."""
+
+    find: Pattern
+    weight: float
+    near: Pattern | None = None
+    hint: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its absence that does."""
+
+    find: Pattern
+    add: float
+    absent: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a line that fits one
+    of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts where the run ended well (slowness)."""
+
+    slug: str
+    title: str
+    signs: tuple[Sign, ...]
+    why: str
+    fix: str
+    source: str
+    checks: str = ""
+    contexts: tuple[Context, ...] = ()
+    needs: tuple[Pattern, ...] = ()
+    never: tuple[Pattern, ...] = ()
+    hides: tuple[str, ...] = ()
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """Lines that look bad and are not, as long as no line fits one of `unless`."""
+
+    slug: str
+    find: tuple[Pattern, ...]
+    why: str
+    unless: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Book:
+    """All that is known: causes, harmless lines, and how runs end: lines that say that one went well, and lines that say it did not."""
+
+    causes: tuple[Cause, ...]
+    harmless: tuple[Harmless, ...]
+    well: tuple[Pattern, ...]
+    badly: tuple[Pattern, ...]
+
+
+def load(text: str, where: str) -> Book:
+    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them."""
+    problems: list[Problem] = []
+    top = Table(read_toml(text, where), where, problems)
+    causes = tuple(map(_cause, top.tables("cause")))
+    harmless = tuple(map(_harmless, top.tables("harmless")))
+    ending = top.inner("ending")
+    well, badly = _patterns(ending, "well"), _patterns(ending, "badly")
+    ending.close()
+    top.close()
+    _compare_names(top, causes)
+    if problems:
+        raise Trouble(*problems)
+    return Book(causes, harmless, well, badly)
+
+
+def join(first: Book, second: Book) -> Book:
+    """Return the rules of both; a cause of the second replaces one of the same slug of the first."""
+    replaced = {cause.slug for cause in second.causes}
+    kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
+    return Book(kept + second.causes, first.harmless + second.harmless, first.well + second.well, first.badly + second.badly)
+
+
+def _cause(table: Table) -> Cause:
+    cause = Cause(
+        slug=table.text("slug", NAME),
+        title=table.text("title", SOME),
+        signs=tuple(map(_sign, table.tables("sign"))),
+        why=table.text("why", SOME),
+        fix=table.text("fix", SOME),
+        source=table.text("source", SOME),
+        checks=table.take("checks", str, ""),
+        contexts=tuple(map(_context, table.tables("context"))),
+        needs=_patterns(table, "needs"),
+        never=_patterns(table, "never"),
+        hides=table.words("hides", NAME),
+        lasting=table.take("lasting", bool, default=False),
+    )
+    if not cause.signs:
+        table.complain("sign", "is missing or empty", wanted="at least one [[cause.sign]] by which the cause is found")
+    table.close()
+    return cause
+
+
+def _sign(table: Table) -> Sign:
+    near = tuple(_pattern(table, "near", everywhere=False)) if "near" in table.data else ()
+    find = next(_pattern(table, "find"), NOTHING)
+    sign = Sign(find, _number(table, "weight", 0.0), near[0] if near else None, table.take("hint", bool, default=False))
+    table.close()
+    return sign
+
+
+def _context(table: Table) -> Context:
+    absent = "without" in table.data
+    context = Context(next(_pattern(table, "without" if absent else "find"), NOTHING), _number(table, "add", -1.0), absent)
+    table.close()
+    return context
+
+
+def _harmless(table: Table) -> Harmless:
+    found = Harmless(table.text("slug", NAME), _patterns(table, "find"), table.text("why", SOME), _patterns(table, "unless"))
+    table.close()
+    return found
+
+
+NOTHING = make("nothing of this kind")
+"""Stands for a pattern that cannot be used; a problem tells of it, so that it is never searched for."""
+
+
+def _pattern(table: Table, key: str, *, everywhere: bool = True) -> Iterator[Pattern]:
+    """Yield the pattern of `key`, which must be there."""
+    source = table.text(key, PATTERN)
+    if source:
+        yield from _made(table, key, source, everywhere=everywhere)
+
+
+def _patterns(table: Table, key: str) -> tuple[Pattern, ...]:
+    """Return the list of patterns of `key`, which may be absent."""
+    return tuple(made for source in table.words(key, PATTERN) for made in _made(table, key, source))
+
+
+def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:
+    try:
+        yield make(source, everywhere=everywhere)
+    except ValueError as error:
+        table.complain(key, f"cannot be used: {error}", source)
+
+
+def _number(table: Table, key: str, least: float) -> float:
+    """Return the number of `key`, more than `least` and 1.0 at most."""
+    value = table.take(key, float)
+    if type(table.data.get(key)) is float and not least < value <= 1.0:
+        table.complain(key, "is out of range", str(value), f"more than {least} and 1.0 at most")
+    return value
+
+
+def _compare_names(top: Table, causes: tuple[Cause, ...]) -> None:
+    """Note slugs that stand twice, and causes that hide one which is not there."""
+    slugs = [cause.slug for cause in causes]
+    for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
+        top.complain("cause", "two causes have the same slug", slug)
+    for cause in causes:
+        for slug in cause.hides:
+            if slug not in slugs:
+                top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)

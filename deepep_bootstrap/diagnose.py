@@ -1,0 +1,244 @@
+"""Why something failed: causes named from logs by the rules of env/causes.toml, the most likely one first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deepep_bootstrap.causes import Book, Cause, Sign
+from deepep_bootstrap.loglines import Hit, Log
+from deepep_bootstrap.patterns import Pattern
+
+NEAR = 12
+"""Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
+
+FLOOR = 0.3
+"""Least confidence that is told."""
+
+SURE = 0.75
+"""From here on a cause explains others, and the first one in time is the first one told."""
+
+HIDDEN = 0.4
+"""What is left of the confidence in a cause that a sure one explains."""
+
+MOST = 0.98
+SECOND_SIGN, SECOND_SIGNS = 0.03, 2
+"""What every further sign of a cause adds, and how many of them count."""
+
+SHOWN = 3
+"""Signs shown as evidence, beside one line of context."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that shows something: the log's name, the line's number from 1, its text."""
+
+    log: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and where this is from.
+    `checks` would tell it from other causes of the same lines."""
+
+    cause: str
+    title: str
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    why: str
+    fix: str
+    source: str
+    checks: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Lines that look like a cause and are none here, and why."""
+
+    about: str
+    evidence: tuple[Evidence, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What logs tell: causes, the most likely first; remarks; and the first line that tells of a failure at all, None where
+    nothing failed."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[Note, ...]
+    failure: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One log with the line from which on it counts: after the last line that says all went well, where nothing failed later."""
+
+    log: Log
+    start: int
+    failure: Hit | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit)."""
+
+    cause: Cause
+    signs: tuple[tuple[float, int, Hit], ...]
+    confidence: float
+    context: tuple[int, Hit] | None
+
+    @property
+    def order(self) -> tuple[int, float, int, int]:
+        """How causes are sorted: sure ones by time, the others by confidence."""
+        _, part, hit = self.signs[0]
+        first = min((each.line for _, other, each in self.signs if other == part), default=hit.line)
+        return (0, 0.0, part, first) if self.confidence >= SURE else (1, -self.confidence, part, first)
+
+
+def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
+    """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of `book`."""
+    parts = [_part(Log(name, text), book) for name, text in logs.items()]
+    failed = any(part.failure for part in parts)
+    found = [each for cause in book.causes if (each := _look(cause, parts, failed=failed))]
+    ranked = _rank(found)
+    findings = tuple(_told(each, parts) for each in ranked)
+    failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
+    return Diagnosis(findings, (*_harmless(parts, book), *_survived(parts, book, {each.cause.slug for each in found})), failure)
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several logs."""
+    told: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
+    several = len({each.log for item in told for each in item.evidence}) > 1
+    findings = [
+        {
+            "cause": finding.cause,
+            "confidence": round(finding.confidence, 2),
+            "evidence": _lines(finding.evidence, several=several),
+            "why": finding.why,
+            "fix": advice(finding),
+            "source": finding.source,
+        }
+        for finding in diagnosis.findings
+    ]
+    notes = [{"about": note.about, "evidence": _lines(note.evidence, several=several), "why": note.why} for note in diagnosis.notes]
+    return {"findings": findings, "notes": notes}
+
+
+def advice(finding: Finding) -> str:
+    """Return what mends it; where another cause may be meant, with the checks that would decide."""
+    return f"{finding.fix} To be sure first: {finding.checks}" if finding.checks and finding.confidence < SURE else finding.fix
+
+
+def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what mends it."""
+    if not diagnosis.findings:
+        return ()
+    first = diagnosis.findings[0]
+    shown = first.evidence[0]
+    return (
+        f"cause: {first.title} ({first.cause}, {first.confidence:.0%})",
+        f"line {shown.line}: {shown.text}",
+        f"why: {first.why}",
+        f"fix: {advice(first)}",
+    )
+
+
+def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any]]:
+    return [{**({"file": each.log} if several else {}), "line": each.line, "text": each.text} for each in evidence]
+
+
+def _part(log: Log, book: Book) -> _Part:
+    """Return the log with the part of it that counts: what stands before a good end is over."""
+    well = max((log.last(pattern) for pattern in book.well), default=-1)
+    bad_after = well >= 0 and any(next(log.find(pattern, well + 1), None) for pattern in book.badly)
+    start = 0 if bad_after else well + 1
+    hits = [hit for pattern in book.badly if (hit := next(log.find(pattern, start), None))]
+    return _Part(log, start, min(hits, key=lambda hit: hit.line, default=None))
+
+
+def _look(cause: Cause, parts: Sequence[_Part], *, failed: bool) -> _Found | None:
+    """Return the cause with what shows it, None where nothing does or something rules it out."""
+    signs = [(sign, place, hit) for sign in cause.signs for place, hit in _hits(sign, parts, failed=failed, lasting=cause.lasting)]
+    if not signs or (cause.needs and not _anywhere(cause.needs, parts)) or _anywhere(cause.never, parts):
+        return None
+    ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
+    confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
+    shown: tuple[int, Hit] | None = None
+    for context in cause.contexts:
+        seen = _first(context.find, parts)
+        if (seen is None) == context.absent:
+            confidence += context.add
+            shown = shown or (seen if context.add > 0 else None)
+    if confidence < FLOOR:
+        return None
+    return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
+
+
+def _hits(sign: Sign, parts: Sequence[_Part], *, failed: bool, lasting: bool) -> Iterator[tuple[int, Hit]]:
+    """Yield where a sign first stands in each log."""
+    if sign.hint and not failed:
+        return
+    for place, part in enumerate(parts):
+        for hit in part.log.find(sign.find, 0 if lasting else part.start):
+            if sign.near is None or part.log.near(sign.near, hit.line, NEAR):
+                yield place, hit
+                break
+
+
+def _first(pattern: Pattern, parts: Sequence[_Part]) -> tuple[int, Hit] | None:
+    return next(((place, hit) for place, part in enumerate(parts) for hit in part.log.find(pattern)), None)
+
+
+def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_Part]) -> bool:
+    return any(_first(pattern, parts) for pattern in patterns)
+
+
+def _rank(found: Sequence[_Found]) -> list[_Found]:
+    """Return the causes in the order in which they are told: without what a sure one explains, without faint ones beside sure ones."""
+    sure = [each for each in found if each.confidence >= SURE]
+    hidden = {slug for each in sure for slug in each.cause.hides}
+    weighed = [replace(each, confidence=each.confidence * (HIDDEN if each.cause.slug in hidden else 1.0)) for each in found]
+    least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
+    return sorted((each for each in weighed if each.confidence >= least), key=lambda each: (each.order, each.cause.slug))
+
+
+def _told(found: _Found, parts: Sequence[_Part]) -> Finding:
+    cause = found.cause
+    lines = dict.fromkeys((place, hit.line, hit.text) for _, place, hit in found.signs)
+    chosen = list(lines)[:SHOWN]
+    if found.context:
+        place, hit = found.context
+        chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
+    evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
+    return Finding(cause.slug, cause.title, found.confidence, evidence, cause.why, cause.fix, cause.source, cause.checks)
+
+
+def _shown(log: Log, hit: Hit) -> Evidence:
+    return Evidence(log.name, hit.line + 1, hit.text)
+
+
+def _harmless(parts: Sequence[_Part], book: Book) -> Iterator[Note]:
+    """Yield a note for each kind of line that looks bad and is not here."""
+    for rule in book.harmless:
+        if _anywhere(rule.unless, parts):
+            continue
+        for pattern in rule.find:
+            if seen := _first(pattern, parts):
+                yield Note(rule.slug, (_shown(parts[seen[0]].log, seen[1]),), rule.why)
+                break
+
+
+def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[Note]:
+    """Yield a note for each cause that showed and that the run got over."""
+    whole = [replace(part, start=0) for part in parts]
+    if not any(part.start for part in parts):
+        return
+    for cause in book.causes:
+        if cause.slug not in found and (seen := _look(cause, whole, failed=False)) and seen.confidence >= SURE:
+            _, place, hit = seen.signs[0]
+            yield Note(cause.slug, (_shown(parts[place].log, hit),), f"{cause.title}: shown here, and the run went well after it")
