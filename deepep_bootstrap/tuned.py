@@ -24,6 +24,9 @@ ATTEMPTS = 8
 """How often documents are merged anew where other runs keep their own at the same moment; each attempt that fails means that one of
 them has ended."""
 
+HEARTBEAT = "3"
+"""Seconds between two signs of life of who holds the lock, a third of the store's: what is done under it takes milliseconds."""
+
 PYTHON_FOLDER = "tuning/python"
 """Where the module is, below the prefix: what a modulefile puts on PYTHONPATH."""
 
@@ -104,4 +107,4 @@ def store(door: Door, place: Place, new: Sequence[Document], module: str) -> Sto
 
 
 def _env(place: Place) -> dict[str, str]:
-    return {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8)}
+    return {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "HEARTBEAT": HEARTBEAT}
