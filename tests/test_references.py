@@ -15,7 +15,7 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import limits, references, refsite, verdicts
+from deepep_bootstrap import limits, references, refsite, results, verdicts
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Gpu, Port, Rdma
 from deepep_bootstrap.figures import Best, LowLatency, Operation, Rank, Spread
@@ -162,6 +162,25 @@ def test_the_runs_on_h200_are_as_expected() -> None:
     assert len(found) == 6 + 3 * 3 + 5 + 2
     assert {one.state for one in found} == {"ok"}
     assert verdicts.overall(found) == 0
+
+
+def test_the_logs_of_h200_are_as_expected() -> None:
+    """What the parser calls figures and settings is what references call them."""
+    logs = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/cases/references/h200").glob("*.log"))}
+    found = judged(list(results.read_logs(logs)), gpu="NVIDIA H200", limits=limits.limits([host()], SHIPPED))
+    assert [(one.test, one.state) for one in found] == [("intranode", "ok")] * 6 + [("low-latency", "ok")] * 5
+    assert [one.percent for one in found] == pytest.approx([100] * 11)
+    assert all(0 < one.of_limit < 100 for one in found if one.of_limit is not None)
+
+
+def test_settings_of_v2_have_the_names_that_its_log_gives_them() -> None:
+    lines = ["Config:", " > Ranks: 2 x 8", " > Experts: 8/256", " > Tokens: 8192 (max: 8192), hidden: 7168", " > #SM: 12, #QPs: 13/13"]
+    lines += [f"EP: {rank}/16 | dispatch: 85.0 GB/s (SO), 300.0 GB/s (SU), 900.0 us, 9 bytes" for rank in range(16)]
+    tests = results.read_logs({"node-0-n1.log": "\n".join(lines) + "\n"})
+    found = {one.subject: one for one in judged(list(tests), gpu="H100", fabric="infiniband", nodes=2)}
+    assert found["operations.dispatch.so_gbs"].state == "ok"
+    few = results.read_logs({"node-0-n1.log": "\n".join(lines).replace("8/256", "6/256") + "\n"})
+    assert "num_topk 8 (here 6)" in judged(list(few), gpu="H100", fabric="infiniband", nodes=2)[0].text
 
 
 # --- properties ------------------------------------------------------------------------------------------------------------------------
