@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepep_bootstrap import limits, references, refsite, results, verdicts
@@ -189,6 +189,7 @@ ORDER = {"below": 0, "ok": 1, "above": 2}
 values = st.floats(0, 1e6, allow_nan=False).map(lambda value: round(value, 3))
 
 
+@settings(deadline=None)
 @given(values, values)
 def test_a_better_figure_never_gets_a_worse_verdict(one: float, other: float) -> None:
     less, more = sorted((one, other))
@@ -199,6 +200,7 @@ def test_a_better_figure_never_gets_a_worse_verdict(one: float, other: float) ->
         assert ORDER[times[0].state] <= ORDER[times[1].state]
 
 
+@settings(deadline=None)
 @given(st.floats(0.001, 1e5), st.floats(0, 0.99), st.floats(0, 5), st.sampled_from(["best.combine.nvl_gbs", "best.combine.us"]))
 def test_bounds_are_where_the_verdict_changes(value: float, lower: float, upper: float, figure: str) -> None:
     one = Reference("H200", "nvlink", 1, "intranode", "v1", figure, value, lower, upper, "a test")
@@ -228,6 +230,7 @@ tests = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(tests, max_size=3),
     st.sampled_from(["NVIDIA H200", "B200", "H800", "", "Tesla \x00"]),
@@ -554,6 +557,7 @@ def test_a_site_file_that_cannot_be_read_is_not_written_over() -> None:
         saved("[references]\n", RUN)
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["intranode", "low-latency"]), st.integers(1, 3), st.floats(0.1, 1000)), max_size=6))
 def test_what_is_saved_is_read_back(many: list[tuple[str, int, float]]) -> None:
     text, last = "", {}

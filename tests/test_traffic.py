@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepep_bootstrap import testruns, traffic, verdicts
@@ -102,6 +102,7 @@ def test_bytes_as_people_read_them(count: int, text: str) -> None:
 # --- properties ------------------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(10**6, 10**12))
 def test_a_balanced_map_is_always_ok(gpus: int, count: int, size: int) -> None:
     """However many GPUs share however many NICs: where loads differ by one GPU at most, no NIC is called idle."""
@@ -110,6 +111,7 @@ def test_a_balanced_map_is_always_ok(gpus: int, count: int, size: int) -> None:
     assert {one.state for one in found} == {"ok"}
 
 
+@settings(deadline=None)
 @given(st.integers(2, 12), st.data(), st.integers(10**7, 10**12))
 def test_an_idle_nic_is_always_named(count: int, data: st.DataObject, size: int) -> None:
     idle = data.draw(st.integers(0, count - 1))
@@ -141,6 +143,7 @@ counters = st.builds(
 maps = st.dictionaries(st.sampled_from(["n1", "n2", "n3"]), st.lists(st.sampled_from(["mlx5_0", "mlx5_1:2", "x", "", ":"]), max_size=3))
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["n1", "n2"]), st.tuples(st.none() | counters, st.none() | counters)),
     st.sampled_from(["", "n1", "n1,n2", "n3,n1"]),
