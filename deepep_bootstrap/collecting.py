@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.generations import Place
+from deepep_bootstrap.generations import Content, Place, tar_files
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.runfiles import LARGEST
 
 COLLECT = ("lib.sh", "test/collect.sh")
 KEEP = ("lib.sh", "prefix/share.sh", "test/keep.sh")
+SITE = ("lib.sh", "prefix/share.sh", "test/site.sh")
 TOTAL = 16 * LARGEST
 """Bytes of one run that are brought back at most."""
 
@@ -72,16 +71,28 @@ def parse(data: bytes, where: str) -> Collected:
 def keep(door: Door, place: Place, folder: str, *, lines: Iterable[str] = (), files: Mapping[str, bytes] | None = None) -> None:
     """Add to a run's folder: `lines` behind its run.env, and files by name. Trouble where that cannot be."""
     env = {"PREFIX": place.prefix, "PLACE": folder, "LINES": "\n".join(lines)}
-    reply = door.send(place.host, Job(compose(place.recipes, *KEEP), env=env, user=place.user), (_tar(files or {}),))
+    reply = door.send(
+        place.host,
+        Job(compose(place.recipes, *KEEP), env=env, user=place.user),
+        tar_files([Content(name, data) for name, data in (files or {}).items()]),
+    )
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
 
 
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o644
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+def read_site(door: Door, place: Place, name: str) -> str:
+    """Return the text of a site's own file in the prefix, "" where it has none; Trouble where it cannot be read."""
+    env = {"PREFIX": place.prefix, "NAME": name}
+    reply = door.run(place.host, Job(compose(place.recipes, *SITE), env=env, user=place.user))
+    if reply.code:
+        raise Trouble(Problem(place.host.name, f"{place.prefix}/{name} cannot be read", last_lines(reply.err)))
+    return reply.out
+
+
+def write_site(door: Door, place: Place, name: str, text: str) -> None:
+    """Write a site's own file in the prefix; Trouble where this user may not."""
+    env = {"PREFIX": place.prefix, "NAME": name}
+    job = Job(compose(place.recipes, *SITE), args=("write",), env=env, user=place.user)
+    reply = door.send(place.host, job, (text.encode(),))
+    if reply.code:
+        raise Trouble(Problem(place.host.name, f"{place.prefix}/{name} cannot be written", last_lines(reply.err)))

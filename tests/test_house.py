@@ -28,7 +28,7 @@ LEVELS: dict[str, int] = {
     "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "compare": 41, "wheelcheck": 41,
     "verdicts": 40, "refbook": 40, "limits": 41, "traffic": 41, "references": 42, "refsite": 43,
     "tuningdoc": 39, "tuned": 51,
-    "doctor": 42, "runviews": 44, "runreport": 45,
+    "doctor": 42, "assess": 43, "testsummary": 44, "runviews": 44, "runreport": 45,
     "testing": 50, "onhosts": 51, "collecting": 51, "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
     "html": 51, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "cordon": 51, "provenance": 52, "transfer": 52,
     "runscreen": 51, "turn": 52, "closures": 52, "waves": 53, "reboots": 54, "lockview": 55,

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from deepep_bootstrap import collecting, kinds, onhosts, runfiles, testing
+from deepep_bootstrap import (
+    assess,
+    collecting,
+    diagnose,
+    figures,
+    kinds,
+    limits,
+    onhosts,
+    refbook,
+    refsite,
+    results_text,
+    runfiles,
+    testing,
+    testruns,
+    testsummary,
+    tuned,
+    tuning,
+)  # fmt: skip
+from deepep_bootstrap.assess import Assessment, Books
 from deepep_bootstrap.collecting import Collected
-from deepep_bootstrap.errors import TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.diagnose import Diagnosis
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import Place
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.reboots import parse_time
@@ -17,6 +41,12 @@ from deepep_bootstrap.survey import Flags, Survey, gather, number, offered_stack
 from deepep_bootstrap.testing import Went, Wish
 from deepep_bootstrap.testplace import Spot, find_spot
 from deepep_bootstrap.testruns import TestRun
+from deepep_bootstrap.verdicts import BELOW
+
+UNSAID = 124
+"""The exit code of a run that reached its time limit before it could say one; that of timeout(1)."""
+
+NOTHING = Assessment((), (), (), Diagnosis((), ()), failed=True)
 
 
 @dataclass(frozen=True)
@@ -41,7 +71,53 @@ class Scene:
     door: Fleet
     survey: Survey
     spot: Spot
-    recipes: dict[str, str]
+    recipes: Mapping[str, str]
+    templates: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of a run stays for later ones: documents of tuned settings by path, and how many figures became references."""
+
+    tuned: tuple[str, ...] = ()
+    references: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that was brought back and judged: the run, what its nodes are, what was found, the books, the site's own files."""
+
+    run: TestRun
+    facts: Mapping[str, Facts]
+    found: Assessment
+    books: Books
+    site: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a person was told: how it ended, and of a test that ran what it left and what was found. `place` is its folder."""
+
+    outcome: Outcome
+    result: Result | None = None
+    place: str = ""
+    silent: tuple[str, ...] = ()
+    kept: Kept = Kept()
+    remarks: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the keys of the JSON document that a finished test has; empty ones without."""
+        run, found = (self.result.run, self.result.found) if self.result else (None, NOTHING)
+        return {
+            "run": {"name": run.name if run else "", "folder": self.place, "values": dict(run.values) if run else {}},
+            "results": figures.document(found.tests),
+            "verdicts": [verdict.as_json() for verdict in found.verdicts],
+            "traffic": [{**vars(nic), "errors": dict(nic.errors)} for nic in found.traffic],
+            **diagnose.as_json(found.diagnosis),
+            "silent": list(self.silent),
+            "kept": {"tuned": list(self.kept.tuned), "references": self.kept.references},
+            "remarks": list(self.remarks),
+        }
 
 
 def read(kind: str, args: str, via: str, *, nodes: str, limits: tuple[str, str], save: bool) -> Asked:
@@ -71,9 +147,8 @@ def test(flags: Flags, asked: Asked) -> int:
         survey = gather(flags, door, inventory, prefix)
         record = offered_stack(survey, flags.stack)
         kind = kinds.find_kind(asked.kind, record)
-        spot = find_spot(
-            survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=flags.on_busy_host == "use"
-        )  # fmt: skip
+        busy = flags.on_busy_host == "use"
+        spot = find_spot(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
         wish = Wish(
             kind, record, testing.run_name(kind.name), spot.count, asked.time_limit or kind.minutes * 60,
             args=asked.args, named=spot.named, start_limit=asked.start_limit,
@@ -82,19 +157,15 @@ def test(flags: Flags, asked: Asked) -> int:
         for note in spot.notes:
             screen.say(f"note: {note}", style="dim")
         screen.say(f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}")
-        outcome = Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run")
+        told = Told(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
         if not flags.dry_run:
-            scene = Scene(screen, door, survey, spot, read_tree(flags.root / "recipes"))
-            went = follow(scene, wish)
-            run = bring_back(scene, wish, went)
-            outcome = went.outcome
-            if run:
-                screen.say(f"{len(run[0].logs)} logs in {went.place}")
-            screen.outcomes([outcome])
+            scene = Scene(screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env"))
+            told = conclude(scene, wish, follow(scene, wish), save=asked.save)
     for problem in survey.problems:
         screen.problem(problem)
-    code = worst([outcome.code, *(TROUBLE for _ in survey.problems)])
-    screen.document(code, survey.problems, kind=kind.name, module=record.module, command=command, outcome=outcome_json(outcome))
+    code = worst([told.outcome.code, *(TROUBLE for _ in survey.problems)])
+    head = {"kind": kind.name, "module": record.module, "command": command, "outcome": outcome_json(told.outcome)}
+    screen.document(code, survey.problems, **head, **told.document())
     return code
 
 
@@ -115,13 +186,97 @@ def follow(scene: Scene, wish: Wish) -> Went:
     return onhosts.run(scene.door, scene.spot.hosts, wish, scene.recipes, address=address, on_line=show)
 
 
-def bring_back(scene: Scene, wish: Wish, went: Went) -> tuple[TestRun, Collected] | None:
-    """Return what the run left, None where it left nothing."""
+def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
+    """Bring back what a test left, judge it, keep what is worth keeping, and tell all of it."""
+    screen, place = scene.screen, Place(went.host, wish.record.prefix, scene.recipes)
     if not went.began:
-        return None
-    place = Place(went.host, wish.record.prefix, scene.recipes)
+        screen.say()
+        screen.outcomes([went.outcome])
+        return Told(went.outcome)
+    run, facts, collected = bring_back(scene, wish, went, place)
+    site = {name: collecting.read_site(scene.door, place, name) for name in (assess.CAUSES, refbook.FILE)}
+    books = assess.read_books(scene.templates, site, f"{went.host.name} {place.prefix}")
+    found = assess.assess(run, facts, books)
+    silent = tuple(assess.last_words(run, collected.written)) if went.state == testing.HUNG else ()
+    outcome = judged(went, found, silent)
+    result = Result(run, facts, found, books, site)
+    kept, remarks = keep(scene, place, result, save=save and outcome.code == OK)
+    screen.say()
+    for text, style in testsummary.lines(found):
+        screen.say(text, style=style)
+    left_out = tuple(f"{missing} bytes of {name} are left out" for name, missing in collected.cut.items())
+    remarks = (*remarks, *left_out, *(("nothing was kept as reference: the test did not pass",) if save and outcome.code else ()))
+    for remark in remarks:
+        screen.say(f"note: {remark}", style="dim")
+    for line in (*kept.tuned, *([f"{kept.references} figures are now references of this site"] if kept.references else [])):
+        screen.say(f"kept: {line}")
+    screen.say()
+    screen.outcomes([outcome])
+    screen.say(f"\nLogs and counters: {went.place} on {went.host.name}")
+    screen.next_commands([f"invoke report {wish.name}"])
+    return Told(outcome, result, went.place, silent, kept, remarks)
+
+
+def bring_back(scene: Scene, wish: Wish, went: Went, place: Place) -> tuple[TestRun, dict[str, Facts], Collected]:
+    """Return what the run left, with what its nodes are; both are in its folder afterwards."""
     collected = collecting.collect(scene.door, place, went.place)
     files = dict(collected.files)
+    values = testruns.parse_values(files.get(runfiles.VALUES, ""), runfiles.VALUES)
+    ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == testing.HUNG else 1)}
+    lines = [f"time_limit={wish.time_limit}", *(f"{key}={value}" for key, value in ended.items() if key not in values)]
+    nodes = [name for name in values.get("nodes", "").split(",") if name]
+    facts = assess.by_node(scene.survey.facts, nodes)
+    new = {runfiles.FACTS: json.dumps({"schema": 1, "hosts": {name: asdict(seen) for name, seen in facts.items()}}, indent=1)}
     if went.log:
-        files["job.log"] = went.log
-    return runfiles.of_files(wish.name, files), replace(collected, files=files)
+        new["job.log"] = went.log
+    collecting.keep(scene.door, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()})
+    files |= new | {runfiles.VALUES: "\n".join([files.get(runfiles.VALUES, "").rstrip("\n"), *lines, ""]).lstrip("\n")}
+    return runfiles.of_files(wish.name, files), facts, replace(collected, files=files)
+
+
+def judged(went: Went, found: Assessment, silent: tuple[str, ...]) -> Outcome:
+    """Return the outcome of a run with what its files say: upstream's exit code alone proves nothing."""
+    outcome = went.outcome
+    if outcome.code != OK:
+        return replace(outcome, detail="; ".join([outcome.detail, *silent]))
+    if found.failed:
+        faults = [fault for tested in found.tests for fault in results_text.faults(tested)] or ["its output says nothing of a test"]
+        return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail} by its exit code, but {'; '.join(faults)}")
+    if low := [verdict for verdict in found.verdicts if verdict.state == BELOW]:
+        named = "; ".join(dict.fromkeys(f"{verdict.host} {verdict.text}".strip() for verdict in low[:3]))
+        more = f", and {len(low) - 3} more" if len(low) > 3 else ""
+        return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail}, but {named}{more}")
+    return outcome
+
+
+def keep(scene: Scene, place: Place, result: Result, *, save: bool) -> tuple[Kept, tuple[str, ...]]:
+    """Keep what a run is worth to later ones: settings that its sweep found best, and with `save` its figures as references.
+
+    Where the user may not write in the prefix, settings are not kept, and a remark says so; references were asked for: Trouble.
+    """
+    run, found = result.run, result.found
+    hosts = list(result.facts.values())
+    gpu, nodes = limits.gpu_of(hosts), len(run.nodes) or 1
+    remarks: list[str] = []
+    kept: tuple[str, ...] = ()
+    if not found.failed:
+        ranks = min((len(seen.gpus) for seen in hosts), default=0)
+        documents, why_not = tuning.documents(found.tests, tuning.made_by(run, gpu, ranks))
+        remarks += why_not
+        try:
+            stored = tuned.store(scene.door, place, documents, scene.templates[tuned.MODULE])
+            kept = tuple(f"{one.path} ({one.state})" for one in stored.kept)
+            remarks += [str(problem) for problem in stored.problems]
+        except Trouble as trouble:
+            remarks += [str(problem) for problem in trouble.problems]
+    saved = 0
+    if save:
+        fabric, bounds = limits.fabric_of(hosts, nodes), limits.limits(hosts, result.books.references)
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        measured = refsite.recorded(
+            found.tests, run.name, day, gpu=gpu, fabric=fabric, nodes=nodes, book=result.books.references, limits=bounds
+        )  # fmt: skip
+        text = refsite.site_text(result.site.get(refbook.FILE, ""), measured, f"{place.prefix}/{refbook.FILE}")
+        collecting.write_site(scene.door, place, refbook.FILE, text)
+        saved = len(measured)
+    return Kept(kept, saved), tuple(remarks)

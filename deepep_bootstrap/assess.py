@@ -1,0 +1,120 @@
+"""What the files of a run say together: tests in its logs, figures and traffic against what they should be, causes of a failure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap import causes, limits, refbook, references, traffic
+from deepep_bootstrap.diagnose import Diagnosis, diagnose
+from deepep_bootstrap.facts import Facts
+from deepep_bootstrap.figures import KINDS, Tested
+from deepep_bootstrap.kinds import KINDS as ALL_KINDS
+from deepep_bootstrap.results import read_logs
+from deepep_bootstrap.testruns import TestRun
+from deepep_bootstrap.traffic import NicTraffic
+from deepep_bootstrap.verdicts import Verdict
+
+CAUSES = "causes.toml"
+"""The rules of `diagnose`, in env/ and, a site's own, in PREFIX."""
+
+
+@dataclass(frozen=True)
+class Books:
+    """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
+
+    references: refbook.Book
+    causes: causes.Book
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, and whether the run itself went well."""
+
+    tests: tuple[Tested, ...]
+    verdicts: tuple[Verdict, ...]
+    traffic: tuple[NicTraffic, ...]
+    diagnosis: Diagnosis
+    failed: bool
+
+
+def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
+    """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it need not have
+    any) found at `where`. Trouble for one that cannot be read."""
+    book = causes.load(texts[CAUSES], f"env/{CAUSES}")
+    if site.get(CAUSES):
+        book = causes.join(book, causes.load(site[CAUSES], f"{where}/{CAUSES}"))
+    own = site.get(refbook.FILE, "")
+    return Books(refbook.read_book(texts, own, f"{where}/{refbook.FILE}"), book)
+
+
+def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment:
+    """Return what a run says. `facts` are those of its nodes by name, as far as they are known.
+
+    A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run without any
+    has failed, whatever its exit code says.
+    """
+    known = {name: facts[name] for name in run.nodes if name in facts}
+    tests = tuple(_settled(run, references.configured(tested, run.args)) for tested in read_logs(run.logs))
+    hosts = tuple(known.values())
+    nodes = len(run.nodes) or 1
+    gpu, fabric = limits.gpu_of(hosts), limits.fabric_of(hosts, nodes)
+    bounds = limits.limits(hosts, books.references)
+    figures = references.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=books.references, limits=bounds)
+    expected = limits.gpu_nics(known) or None
+    counted = traffic.judge_traffic(run, expected_nics=expected, book=books.references)
+    failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
+    diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
+    return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed)
+
+
+def _settled(run: TestRun, tested: Tested) -> Tested:
+    """Return a test as its run ended: one that was stopped as planned is not cut off."""
+    kind = ALL_KINDS.get(run.kind)
+    if kind is None or not kind.endless or run.code != 0 or tested.failed:
+        return tested
+    return replace(tested, ok=True, ended=True)
+
+
+def telling_logs(run: TestRun) -> dict[str, str]:
+    """Return the logs that tell of a failure, in this order: what each node printed, then what the job said beside."""
+    nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}
+    others = {name: text for name, text in run.logs.items() if not name.startswith(("node-", "rank-"))}
+    return {**nodes, **others}
+
+
+def last_words(run: TestRun, written: Mapping[str, int]) -> Iterator[str]:
+    """Yield, for a run that did not end, what each node said last and when: the node that is silent longest comes first. `written` says
+    when each log was written last, in seconds since 1970."""
+    ended = max(written.values(), default=0)
+    nodes = sorted((name for name in run.logs if name.startswith("node-")), key=lambda name: (written.get(name, 0), name))
+    for name in nodes:
+        node = name.removeprefix("node-").removesuffix(".log")
+        index, _, host = node.partition("-")
+        said = last_line(run.logs[name])
+        silent = ended - written.get(name, ended)
+        since = f", {silent} s before the others" if silent > 1 else ""
+        yield f"node {index} ({host}) said last{since}: {said}" if said else f"node {index} ({host}) said nothing at all"
+    yield from _ranks(run, written)
+
+
+def _ranks(run: TestRun, written: Mapping[str, int]) -> Iterator[str]:
+    """Yield which ranks that spoke before are silent while others went on, by the number of lines that each one's log has."""
+    counts = {name: len(text.splitlines()) for name, text in run.logs.items() if name.startswith("rank-") and text.strip()}
+    most = max(counts.values(), default=0)
+    behind = sorted((name for name, count in counts.items() if count < most), key=lambda name: (counts[name], written.get(name, 0)))
+    for name in behind[:3]:
+        rank = name.removeprefix("rank-").removesuffix(".log")
+        yield f"rank {rank} is {most - counts[name]} lines behind others; it said last: {last_line(run.logs[name])}"
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something, shortened."""
+    return next((line.strip()[:160] for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def by_node(facts: Mapping[str, Facts], nodes: Sequence[str]) -> dict[str, Facts]:
+    """Return the facts of a run's nodes by the name that Slurm has for each, which need not be that of the hosts file."""
+    names = {seen.slurm.node or name: seen for name, seen in facts.items()}
+    found = {name: names.get(name) or facts.get(name) for name in nodes}
+    return {name: seen for name, seen in found.items() if seen is not None}
