@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,9 @@ from deepep_bootstrap.verdicts import ABOVE, BELOW, FIGURE, NONE, OK, Verdict
 
 SLACK = 1.05
 """How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt out."""
+
+LEAST, MOST = 1e-6, 1e12
+"""Of times in microseconds, and of anything: what lies outside was not measured but misread."""
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GPU = "GPU"
@@ -104,7 +106,7 @@ def settings_of(tested: Tested, nodes: int, book: Book, limits: Limits) -> dict[
     found: dict[str, float] = dict(book.defaults.get(tested.test, {}))
     if limits.gpus:
         found[PROCESSES] = min(found.get(PROCESSES, limits.gpus), limits.gpus)
-    said = {name: value for name, value in tested.config.items() if isinstance(value, int | float) and math.isfinite(value)}
+    said = {name: value for name, value in tested.config.items() if isinstance(value, int | float) and abs(value) <= MOST}
     if ranks := said.get("num_ranks", len(tested.ranks)):
         found[PROCESSES] = ranks / nodes_of(tested, nodes)
     return found | said
@@ -119,8 +121,8 @@ def title(figure: str) -> str:
 def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Verdict:
     unit, larger = unit_of(figure)
     bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.test, log=tested.log, unit=unit)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not larger):
-        return replace(bare, text=f"{bare.title}: {value} {unit} is nothing that can be measured")
+    if not (0 if larger else LEAST) <= value <= MOST:
+        return replace(bare, text=f"{bare.title}: {value:g} {unit} is nothing that can be measured")
     nodes = nodes_of(tested, setting.nodes)
     here = settings_of(tested, nodes, setting.book, setting.limits)
     same = [one for one in setting.book.references if (one.test, one.figure) == (tested.test, figure)]

@@ -214,7 +214,7 @@ numbers = st.one_of(st.none(), st.floats(), st.floats(0, 1000), st.just(0.0))
 spreads = st.one_of(st.none(), st.builds(Spread, st.floats(), st.floats(), st.floats()))
 configs = st.dictionaries(
     st.sampled_from(["num_tokens", "hidden", "num_processes", "num_topk", "mode"]),
-    st.one_of(st.integers(-1, 10**9), st.floats(), st.text(max_size=3)),
+    st.one_of(st.integers(-1, 10**9), st.just(10**400), st.floats(), st.text(max_size=3)),
 )
 tests = st.builds(
     Found,
