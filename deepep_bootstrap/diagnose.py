@@ -142,7 +142,7 @@ def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
     shown = first.evidence[0]
     return (
         f"cause: {first.title} ({first.cause}, {first.confidence:.0%})",
-        f"line {shown.line}: {shown.text}",
+        f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
         f"why: {first.why}",
         f"fix: {advice(first)}",
     )

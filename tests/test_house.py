@@ -23,7 +23,7 @@ LEVELS: dict[str, int] = {
     "sshlogin": 23, "sshlink": 24, "sessions": 26, "gitrepo": 28, "mirrorgit": 29,
     "refs": 30, "archives": 30, "holdings": 30, "remote": 30, "fetch": 30, "wheels": 30, "store": 30, "wheelindex": 31, "rules": 36,
     "elastic": 36, "kinds": 36, "rendering": 36, "patterns": 10, "causes": 36, "loglines": 36, "choose": 38, "offercheck": 38, "prepare": 39, "jobuser": 39,
-    "results_lines": 34, "results_parts": 35, "results_end": 36, "results_ranks": 34,
+    "results_lines": 34, "results_parts": 35, "results_end": 36, "results_ranks": 34, "results_text": 41,
     "plan": 40, "findings": 40, "closure": 40, "pins": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40, "bugbundle": 40,
     "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "compare": 41, "wheelcheck": 41,
     "verdicts": 40, "refbook": 40, "limits": 41, "traffic": 41, "references": 42, "refsite": 43,
@@ -32,7 +32,7 @@ LEVELS: dict[str, int] = {
     "testing": 50, "onhosts": 51, "collecting": 51, "apply": 50, "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
     "html": 51, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "cordon": 51, "provenance": 52, "transfer": 52,
     "runscreen": 51, "turn": 52, "closures": 52, "waves": 53, "reboots": 54, "lockview": 55,
-    "survey": 60, "reach": 61, "testplace": 61, "phases": 65, "rolling": 66,
+    "explain": 55, "survey": 60, "reach": 61, "testplace": 61, "phases": 65, "rolling": 66,
     "verbs": 70,
     "front": 80,
 }  # fmt: skip

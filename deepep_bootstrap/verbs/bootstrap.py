@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from deepep_bootstrap import choose, generations, mirrors, tarstream
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.explain import explained
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.phases import Work, build_entries, finish_hosts, look_again, prepare_hosts, prove, publish_offer, share_prefix
 from deepep_bootstrap.plan import RESUME, Outcome, Plan
@@ -154,7 +155,7 @@ def summarize(ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> N
     """Print the outcome table, where the logs are, and in one line how the run ended."""
     work = ended.work
     work.screen.say()
-    work.screen.outcomes(ended.outcomes)
+    work.screen.outcomes(explained(ended.outcomes, work.flags.root))
     if any(work.run.folder.rglob("*.log")):
         work.screen.say(f"\nLogs: {work.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
     bad = fold(outcome.host for outcome in ended.failed) if ended.failed else ""

@@ -33,7 +33,7 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
         record = offered_stack(survey, flags.stack)
         load = "deepep" if current_offer(survey).default_stack == record.stack else record.module
         outcomes = proof.verify_all(door, survey.reached, record, read_tree(flags.root / "recipes"), load=load)
-    screen.outcomes(outcomes)
+    screen.outcomes(explained(outcomes, flags.root))
     for problem in survey.problems:
         screen.problem(problem)
     code = worst([*(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
