@@ -12,13 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap import results_ranks
-from deepep_bootstrap.figures import Best, LowLatency, Operation, Rank, Tested
+from deepep_bootstrap.figures import Best, LowLatency, Operation, Tested
 from deepep_bootstrap.results_end import Story, story
 from deepep_bootstrap.results_lines import tokens
 from deepep_bootstrap.results_parts import Part, parts
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
 """Files of a run's folder (see testruns)."""
+
+SIDES = ("log", "node", "job", "rank")
+"""Whose word on where a test begins counts first."""
 
 OPERATION = re.compile(r"(?:(?:expanded|cached|reduced)_)?(?:dispatch|combine)(?=_su_gbs$)")
 ERRORS_MAX = 20
@@ -57,6 +60,13 @@ def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iter
     """Yield the first tests of all sides, the second ones, and so on."""
     for index in range(max((len(own) for _, _, own in members), default=0)):
         bundle = [Source(side, number, own[index]) for side, number, own in members if index < len(own)]
+        jobs = [source.part for source in bundle if source.side == "job"]
+        if not jobs and any(side == "job" for side, _, _ in members):
+            # The job's own log is there and does not even have its first line.
+            jobs = [Part("job.log", 1)]
+            bundle.append(Source("job", 0, jobs[0]))
+        for part in jobs:
+            part.code_due = True
         for source in bundle:
             source.part.nodes = max(source.part.nodes, nodes)
         yield bundle
@@ -93,7 +103,7 @@ def _tested(bundle: Sequence[Source]) -> Tested:
     errors = tuple(dict.fromkeys(text for source in bundle for text, _ in source.part.errors))
     figures = _own_figures(told)
     ranks = results_ranks.judge(figures, told.lacking)
-    first = min((source.part for source in bundle if source.part.content), key=lambda part: part.log, default=bundle[0].part)
+    told_first = min(bundle, key=lambda source: (not source.part.content, SIDES.index(source.side), source.number)).part
     cases = bool(told.passed) or told.kind in {"low-latency", "ep"}
     missing = any(rank.state == "missing" for rank in ranks)
     return Tested(
@@ -110,8 +120,8 @@ def _tested(bundle: Sequence[Source]) -> Tested:
         ranks=ranks,
         sweep=tuple(told.main.sweep.points()) if told.main else (),
         errors=errors[:ERRORS_MAX],
-        log=first.log,
-        line=first.line,
+        log=told_first.log,
+        line=told_first.line,
     )
 
 
@@ -184,8 +194,3 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
         )
         for name in names
     }
-
-
-def missing(ranks: Sequence[Rank]) -> tuple[int, ...]:
-    """Return the numbers of the ranks that are missing."""
-    return tuple(rank.rank for rank in ranks if rank.state == "missing")

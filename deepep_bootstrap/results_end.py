@@ -62,7 +62,7 @@ def story(kind: str, sides: Sequence[Side]) -> Story:
     cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
     lacking = _lacking(kind, figures, place, cases) | _silent_nodes(kind, voices, place)
     whole = not lacking and _is_whole(kind, voices, figures, place)
-    unsaid = any(part.header and not part.codes for part in parts)
+    unsaid = any(part.code_due and not part.codes for part in parts)
     ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
     failing = code != 0 and (code is not None or any(part.errors for part in parts))
     opened = max((-(-voice.opened // voice.copies) for voice in voices.values()), default=0)
@@ -78,7 +78,7 @@ def story(kind: str, sides: Sequence[Side]) -> Story:
         world=place.world,
         alike=_alike(voices),
         lacking=lacking if ended else lacking | _with_errors(sides, lacking),
-        passed=passed + (cases if ended else max(cases - 1, 0)),
+        passed=passed + (cases if ended and not failing else max(cases - 1, 0)),
         failed=(opened - least) + (1 if cases else 0) if failing else 0,
         ended=ended,
     )

@@ -72,11 +72,11 @@ PATTERNS = tuple(
 
 TRACEBACK = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
 FAILURE = re.compile(
-    r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:srun|slurmstepd|error): |\[rank \d+\] FAILED|Assertion (?:failed|error)"
-    r"|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught|oom[-_]kill|Out of memory"
+    r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:(?:srun|slurmstepd|sbatch): )?error: |\[rank \d+\] FAILED"
+    r"|Assertion (?:failed|error)|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught|oom[-_]kill|Out of memory"
 )
 LEADS = (
-    *("rror", "xception", "Interrupt", "DeepEP", "FAILED", "ssertion", "fault", "Killed", "srun: ", "slurmstepd: ", "terminate "),
+    *("rror", "xception", "Interrupt", "DeepEP", "FAILED", "ssertion", "fault", "Killed", "error: ", "terminate "),
     *("CANCELLED", "Watchdog", "oom", "memory"),
 )
 """Texts without which a line is no error."""

@@ -111,7 +111,7 @@ class Voice:
 @dataclass
 class Part:
     """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them; `world` is what the
-    ranks themselves say, `nodes` what the job says."""
+    ranks themselves say, `nodes` what the job says; `code_due`: a job of ours ran it, which says an exit code in the end."""
 
     log: str
     line: int
@@ -120,6 +120,7 @@ class Part:
     module: str = ""
     script: str = ""
     args: str = ""
+    code_due: bool = False
     codes: list[int] = field(default_factory=list)
     config: dict[str, int | float | str] = field(default_factory=dict)
     voices: dict[str, Voice] = field(default_factory=dict)
@@ -214,6 +215,7 @@ class Part:
         if kind == "header":
             self.header, self.module, self.script, self.args = (word or "" for word in words)
             self.kind = SCRIPTS.get(self.script.rpartition("/")[2], "other")
+            self.code_due = True
             self.endless = self.header == "pressure" or "pressure-test" in self.args
         elif kind == "job":
             self.nodes = max(self.nodes, int(words[0] or words[1] or 0))

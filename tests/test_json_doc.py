@@ -30,6 +30,7 @@ FREE_KEYS = {
     "lock": {"uses", "before", "after"},
     "bootstrap": set(),
     "plan": set(),
+    "results": {"config", "best", "operations", "figures"},
 }
 """Objects whose keys are names of hosts, stacks, variables or paths."""
 

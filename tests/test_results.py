@@ -1,0 +1,212 @@
+"""Logs of upstream's tests: figures exactly as printed, whole or cut, one file or many; and `invoke results`.
+
+Each folder of cases/results has logs and expected.json: for every test in them, in order, the keys of its document that matter there.
+Beside the document's keys: `sweep_counts` (settings by operation), `sweep_has`, `figures` (by rank), `slow` and `missing` (ranks).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_json_doc import EXAMPLES, FREE_KEYS, keys
+
+from deepep_bootstrap import figures, results_ranks, results_text
+from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.figures import as_json, document
+from deepep_bootstrap.results import read_logs
+from deepep_bootstrap.verbs import results as verb
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = ROOT / "tests" / "cases" / "results"
+NAMES = sorted(path.name for path in CASES.iterdir())
+H200 = ("h200-intranode", "h200-low-latency")
+
+
+def logs_of(name: str) -> dict[str, str]:
+    return {
+        path.name: path.read_bytes().decode("utf-8", "replace") for path in sorted((CASES / name).iterdir()) if path.name != "expected.json"
+    }
+
+
+LOGS = {name: logs_of(name) for name in NAMES}
+EXPECTED: dict[str, list[dict[str, Any]]] = {name: json.loads((CASES / name / "expected.json").read_text("utf-8")) for name in NAMES}
+
+
+def seen(tested: figures.Tested, key: str) -> Any:
+    """Return what expected.json calls `key`."""
+    if key == "sweep_counts":
+        return dict(Counter(point.operation for point in tested.sweep))
+    if key in {"slow", "missing"}:
+        return [rank.rank for rank in tested.ranks if rank.state == key]
+    if key == "figures":
+        return {str(rank.rank): rank.figures for rank in tested.ranks}
+    return as_json(tested)[key]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logs_say_what_they_say(name: str) -> None:
+    tests = read_logs(LOGS[name])
+    assert [tested.test for tested in tests] == [wanted["test"] for wanted in EXPECTED[name]]
+    for tested, wanted in zip(tests, EXPECTED[name], strict=True):
+        for key, value in wanted.items():
+            if key == "sweep_has":
+                assert [point for point in as_json(tested)["sweep"] if point in value] == value
+            elif key == "figures":
+                assert {rank: own for rank, own in seen(tested, key).items() if rank in value} == value
+            else:
+                assert seen(tested, key) == value, f"{name}: {key}"
+
+
+@pytest.mark.parametrize("name", H200)
+def test_a_log_cut_at_any_byte_is_never_ok(name: str) -> None:
+    ((log, text),) = LOGS[name].items()
+    assert read_logs({log: text.rstrip()})[0].ok
+    size = len(text.rstrip())
+    # Every byte of the shorter log and of the last lines; elsewhere every third, which hits each kind of line many times.
+    for end in range(size) if size < 4000 else [*range(0, size - 800, 3), *range(size - 800, size)]:
+        assert not any(tested.ok for tested in read_logs({log: text[:end]})), text[end - 200 : end]
+
+
+WHOLE = [name for name in NAMES if all(wanted.get("ok") for wanted in EXPECTED[name]) and "without-times" not in name]
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_several_logs_of_which_one_is_cut_are_never_ok(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(WHOLE))
+    logs = dict(LOGS[name])
+    cut = data.draw(st.sampled_from([log for log in logs if not log.startswith("rank-")]))
+    whole = re.sub(r"(?:\s|\n\d+: )+$", "", logs[cut])
+    logs[cut] = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    assert not all(tested.ok for tested in read_logs(logs)) or len(read_logs(logs)) < len(EXPECTED[name])
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_damaged_logs_are_read_all_the_same(data: st.DataObject) -> None:
+    logs = dict(LOGS[data.draw(st.sampled_from(NAMES))])
+    log = data.draw(st.sampled_from(sorted(logs)))
+    text = logs[log]
+    for _ in range(data.draw(st.integers(1, 6))):
+        at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 400))
+        text = text[:at] + data.draw(st.text(max_size=12)) + text[at + length :]
+    found = document(read_logs({**logs, log: text}))
+    json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_other_texts_hold_no_test() -> None:
+    for text in ("", "\n", "passed\n", "0: \n", "[rank 3] hello\n", "\x00" * 50, "RuntimeError: something else\n", "EP: none\n"):
+        assert read_logs({"a.log": text}) == ()
+    assert document(()) == {"test": None, "ok": False, "tests": []}
+
+
+def test_the_first_test_of_throughput_is_at_the_top_with_low_latency_of_any() -> None:
+    both = read_logs(LOGS["h200-low-latency"] | LOGS["h200-intranode"])
+    found = document(both)
+    assert (found["test"], found["ok"]) == ("intranode", True)
+    assert found["best"]["dispatch_fp8"]["nvl_gbs"] == 324.57
+    assert found["low_latency"]["dispatch_combine_gbs"] == {"min": 199.81, "median": 200.165, "max": 200.32}
+    assert [each["test"] for each in found["tests"]] == ["low-latency", "intranode"]
+
+
+def test_line_ends_holes_and_bytes_of_no_alphabet_change_nothing() -> None:
+    ((log, text),) = LOGS["h200-low-latency"].items()
+    wanted = read_logs({log: text})
+    assert read_logs({log: text.replace("\n", "\r\n")}) == wanted
+    assert read_logs({log: text.replace("[rank 3]", "\x00\x00\x1b[1m[rank 3]\x1b[0m")}) == wanted
+    assert read_logs({log: text.replace("Allocating", "\ufffd\ufffdAllocating")}) == wanted
+
+
+def test_a_rank_is_slow_by_median_and_deviation() -> None:
+    def slow(*values: float) -> list[int]:
+        return [rank for rank, _, _ in results_ranks.outliers(dict(enumerate(values)))]
+
+    assert slow(36, 36, 37, 35, 36, 60) == [5]
+    assert slow(36, 36, 37, 35, 36, 41) == []  # within a quarter
+    assert slow(20, 36, 55, 70, 38, 90) == []  # all differ widely
+    assert slow(36, 36, 80) == []  # too few
+    assert slow(36, 36, 36, 36, 80, 90) == [4, 5]
+    assert slow(0, 0, 0, 0, 5) == []
+
+
+def test_numbers_are_folded() -> None:
+    assert results_ranks.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
+
+
+def test_people_read_why_a_test_is_not_ok() -> None:
+    tested = read_logs(LOGS["ep-16-missing-ranks"])[0]
+    text = "\n".join(results_text.lines(tested))
+    assert "NOT OK" in text
+    assert "figures are missing of ranks 6, 13" in text
+    assert "missing 6: printed no figures" in text
+    assert "missing 13: printed no reduced combine in case 3" in text
+    assert results_text.faults(read_logs(LOGS["h200-intranode"])[0]) == ()
+    slow = "\n".join(results_text.lines(read_logs(LOGS["low-latency-slow-rank"])[0]))
+    assert "7 ok, 1 slow" in slow
+    assert "slow 5: dispatch 5" in slow
+
+
+def invoke(*words: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "invoke", "results", *words], cwd=ROOT, input=text, capture_output=True, check=False)
+
+
+def test_the_verb_reads_files_folders_globs_and_standard_input(tmp_path: Path) -> None:
+    folder = "tests/cases/results/h200-intranode"
+    done = invoke(folder, "--log=tests/cases/results/h200-low-*/*.log", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["exit"], found["verb"], found["schema"], found["errors"]) == (0, 0, "results", 1, [])
+    assert found["low_latency"]["dispatch_us"] == 36.03
+    assert [each["log"] for each in found["tests"]] == [f"{folder}/test_intranode.log", f"{folder[:-9]}low-latency/test_low_latency.log"]
+    assert invoke("-", text=b"\xff\xfe\n" + (ROOT / folder / "test_intranode.log").read_bytes()).returncode == 0
+
+
+def test_the_verb_says_no_to_what_is_not_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, text),) = LOGS["h200-intranode"].items()
+    (tmp_path / "cut.log").write_text(text[:4000], encoding="utf-8")
+    assert verb.results([str(tmp_path)]) == 4
+    assert "its end is not in the log" in capsys.readouterr().out
+    assert verb.results([str(tmp_path)], json=True) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert (found["exit"], found["ok"], found["errors"][0]["where"]) == (4, False, f"{tmp_path}/cut.log:2")
+    (tmp_path / "cut.log").write_bytes(b"")
+    with pytest.raises(Trouble, match="no test of DeepEP in it"):
+        verb.results([str(tmp_path)])
+
+
+def test_a_run_folder_counts_each_log_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, text in LOGS["internode-run-folder"].items():
+        (run / name).write_text(text, encoding="utf-8")
+    (run / "job.log").rename(tmp_path / "slurm-7.out")
+    (run / "job.log").symlink_to(tmp_path / "slurm-7.out")
+    names = verb.files([str(tmp_path), str(run / "job.log")])
+    assert sorted(Path(name).name for name in names) == sorted(LOGS["internode-run-folder"])
+    tests = read_logs({name: verb.read(name) for name in names})
+    assert [(tested.ok, tested.passed, tested.log) for tested in tests] == [(True, 32, str(run / "node-0-gpu-001.log"))]
+
+
+def test_what_cannot_be_read_is_trouble(tmp_path: Path) -> None:
+    for words in ([str(tmp_path / "none")], [str(tmp_path)], [""], [str(tmp_path / "*.log")]):
+        with pytest.raises(Trouble, match="no log there"):
+            verb.files(words)
+    with pytest.raises(Trouble, match="cannot be read"):
+        verb.read(str(tmp_path))
+
+
+def test_the_document_has_the_keys_that_its_description_has() -> None:
+    frame = {"schema": 1, "verb": "results", "exit": 0, "errors": []}
+    printed = [{**frame, **verb.document(read_logs(LOGS[name]))} for name in ("ep-16-missing-ranks", "two-tests", "internode-merged")]
+    free = FREE_KEYS["results"]
+    assert {key for found in printed for key in keys(found, free)} == set(keys(EXAMPLES["results"], free))
+    assert all(set(found) == set(EXAMPLES["results"]) for found in printed)
+    assert all(set(each) == set(EXAMPLES["results"]["tests"][0]) for found in printed for each in found["tests"])
