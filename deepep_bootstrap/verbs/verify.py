@@ -9,6 +9,7 @@ from deepep_bootstrap import archive, closure, history, transfer
 from deepep_bootstrap import verify as proof
 from deepep_bootstrap.closure import Tree
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
+from deepep_bootstrap.explain import explained
 from deepep_bootstrap.history import Change, Verdict
 from deepep_bootstrap.holdings import Holdings
 from deepep_bootstrap.reach import reach
