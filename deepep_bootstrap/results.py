@@ -66,7 +66,7 @@ def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iter
             jobs = [Part("job.log", 1)]
             bundle.append(Source("job", 0, jobs[0]))
         for part in jobs:
-            part.code_due = True
+            part.headers = max(part.headers, 1)
         for source in bundle:
             source.part.nodes = max(source.part.nodes, nodes)
         yield bundle

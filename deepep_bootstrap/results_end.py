@@ -62,7 +62,7 @@ def story(kind: str, sides: Sequence[Side]) -> Story:
     cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
     lacking = _lacking(kind, figures, place, cases) | _silent_nodes(kind, voices, place)
     whole = not lacking and _is_whole(kind, voices, figures, place)
-    unsaid = any(part.code_due and not part.codes for part in parts)
+    unsaid = any(len(part.codes) < part.headers for part in parts)
     ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
     failing = code != 0 and (code is not None or any(part.errors for part in parts))
     opened = max((-(-voice.opened // voice.copies) for voice in voices.values()), default=0)

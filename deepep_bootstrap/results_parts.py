@@ -111,7 +111,8 @@ class Voice:
 @dataclass
 class Part:
     """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them; `world` is what the
-    ranks themselves say, `nodes` what the job says; `code_due`: a job of ours ran it, which says an exit code in the end."""
+    ranks themselves say, `nodes` what the job says; `headers` counts the
+    nodes on which a file of ours began it: each of them says an exit code in the end."""
 
     log: str
     line: int
@@ -120,7 +121,7 @@ class Part:
     module: str = ""
     script: str = ""
     args: str = ""
-    code_due: bool = False
+    headers: int = 0
     codes: list[int] = field(default_factory=list)
     config: dict[str, int | float | str] = field(default_factory=dict)
     voices: dict[str, Voice] = field(default_factory=dict)
@@ -138,14 +139,20 @@ class Part:
         """Return whether something was tried or measured."""
         return bool(self.figures) or any(voice.busy for voice in self.voices.values())
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether all that began it said how it ended."""
+        return bool(self.codes) and len(self.codes) >= self.headers
+
     def is_over(self, token: Token) -> bool:
         """Return whether a token belongs to the next test of the log."""
         kind, busy = token.kind, self.busy
         if kind == "header":
-            return bool(self.header or self.content)
+            again = bool(self.headers) and (self.header, self.module, self.script, self.args) == token.words
+            return bool(self.headers or self.content) and (self.is_closed or not again)
         if kind not in CONTENT:
             return False
-        if self.codes:
+        if self.is_closed:
             return True
         if kind == "config":
             return busy and (self.kind not in {"", "intranode", "internode"} or not self.endless)
@@ -215,7 +222,7 @@ class Part:
         if kind == "header":
             self.header, self.module, self.script, self.args = (word or "" for word in words)
             self.kind = SCRIPTS.get(self.script.rpartition("/")[2], "other")
-            self.code_due = True
+            self.headers += 1
             self.endless = self.header == "pressure" or "pressure-test" in self.args
         elif kind == "job":
             self.nodes = max(self.nodes, int(words[0] or words[1] or 0))
