@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap import causes, limits, refbook, references, traffic
@@ -13,7 +13,7 @@ from deepep_bootstrap.kinds import KINDS as ALL_KINDS
 from deepep_bootstrap.results import read_logs
 from deepep_bootstrap.testruns import TestRun
 from deepep_bootstrap.traffic import NicTraffic
-from deepep_bootstrap.verdicts import Verdict
+from deepep_bootstrap.verdicts import ERROR, Verdict
 
 CAUSES = "causes.toml"
 """The rules of `diagnose`, in env/ and, a site's own, in PREFIX."""
@@ -52,7 +52,7 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     """Return what a run says. `facts` are those of its nodes by name, as far as they are known.
 
     A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run without any
-    has failed, whatever its exit code says.
+    has failed, whatever its exit code says. What the NICs of a failed run did not carry is no verdict on them.
     """
     known = {name: facts[name] for name in run.nodes if name in facts}
     tests = tuple(_settled(run, references.configured(tested, run.args)) for tested in read_logs(run.logs))
@@ -64,6 +64,8 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     expected = limits.gpu_nics(known) or None
     counted = traffic.judge_traffic(run, expected_nics=expected, book=books.references)
     failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
+    if failed:
+        counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
     diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
     return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed)
 
@@ -81,36 +83,6 @@ def telling_logs(run: TestRun) -> dict[str, str]:
     nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}
     others = {name: text for name, text in run.logs.items() if not name.startswith(("node-", "rank-"))}
     return {**nodes, **others}
-
-
-def last_words(run: TestRun, written: Mapping[str, int]) -> Iterator[str]:
-    """Yield, for a run that did not end, what each node said last and when: the node that is silent longest comes first. `written` says
-    when each log was written last, in seconds since 1970."""
-    ended = max(written.values(), default=0)
-    nodes = sorted((name for name in run.logs if name.startswith("node-")), key=lambda name: (written.get(name, 0), name))
-    for name in nodes:
-        node = name.removeprefix("node-").removesuffix(".log")
-        index, _, host = node.partition("-")
-        said = last_line(run.logs[name])
-        silent = ended - written.get(name, ended)
-        since = f", {silent} s before the others" if silent > 1 else ""
-        yield f"node {index} ({host}) said last{since}: {said}" if said else f"node {index} ({host}) said nothing at all"
-    yield from _ranks(run, written)
-
-
-def _ranks(run: TestRun, written: Mapping[str, int]) -> Iterator[str]:
-    """Yield which ranks that spoke before are silent while others went on, by the number of lines that each one's log has."""
-    counts = {name: len(text.splitlines()) for name, text in run.logs.items() if name.startswith("rank-") and text.strip()}
-    most = max(counts.values(), default=0)
-    behind = sorted((name for name, count in counts.items() if count < most), key=lambda name: (counts[name], written.get(name, 0)))
-    for name in behind[:3]:
-        rank = name.removeprefix("rank-").removesuffix(".log")
-        yield f"rank {rank} is {most - counts[name]} lines behind others; it said last: {last_line(run.logs[name])}"
-
-
-def last_line(text: str) -> str:
-    """Return the last line that says something, shortened."""
-    return next((line.strip()[:160] for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def by_node(facts: Mapping[str, Facts], nodes: Sequence[str]) -> dict[str, Facts]:

@@ -22,16 +22,14 @@ LIMIT = 300.0
 PATIENCE = 10
 """Seconds: for all of it, and for the run's last line to be seen by another host of a network filesystem."""
 
-HEAD = re.compile(rb"file (\S+) (\d+) (\d+) (\d+)\n|end 1\n")
+HEAD = re.compile(rb"file (\S+) (\d+) (\d+)\n|end 1\n")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """The files of a run's folder by path in it as texts, when each was written last (seconds since 1970), and which of them are not
-    here as a whole, with the bytes that are missing."""
+    """The files of a run's folder by path in it as texts, and which of them are not here as a whole, with the bytes that are missing."""
 
     files: Mapping[str, str]
-    written: Mapping[str, int]
     cut: Mapping[str, int]
 
 
@@ -49,14 +47,13 @@ def collect(door: Door, place: Place, folder: str, *, patience: int = PATIENCE) 
 def parse(data: bytes, where: str) -> Collected:
     """Return the files in what collect.sh printed; Trouble where that is cut off."""
     files: dict[str, str] = {}
-    written: dict[str, int] = {}
     cut: dict[str, int] = {}
     at = 0
     while match := HEAD.match(data, at):
         if match.group(1) is None:
-            return Collected(files, written, cut)
+            return Collected(files, cut)
         name = match.group(1).decode("ascii", "replace")
-        size, sent, when = (int(text) for text in match.groups()[1:])
+        size, sent = int(match.group(2)), int(match.group(3))
         at = match.end() + sent
         content = data[match.end() : at]
         if len(content) < sent:
@@ -64,7 +61,7 @@ def parse(data: bytes, where: str) -> Collected:
         if sent < size:
             cut[name] = size - sent
             content = b"%s\n[%d bytes left out here]\n%s" % (content[: sent // 2], size - sent, content[sent // 2 :])
-        files[name], written[name] = content.decode("utf-8", "replace"), when
+        files[name] = content.decode("utf-8", "replace")
     raise Trouble(Problem(where, "the run came back cut off", f"{len(data)} bytes", try_="invoke report, with the run's name"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import secrets
 import threading
@@ -18,7 +19,7 @@ from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Hold, Job
 from deepep_bootstrap.script import OnLine
-from deepep_bootstrap.testing import ENDED, HUNG, LOST, Went, Wish
+from deepep_bootstrap.testing import ENDED, HUNG, LOST, Said, Went, Wish
 
 HERE = ("lib.sh", "prefix/share.sh", "test/place.sh", "test/here.sh")
 FIRST_PORT, PORTS = 20000, 12768
@@ -55,13 +56,14 @@ def run(
     began = time.monotonic()
     try:
         nodes, state = crew.work(compose(recipes, *HERE), address)
+        said = crew.said() if state == HUNG else ()
     finally:
         crew.close()
     names = fold(host.name for host in hosts)
     detail, code = _told(hosts, nodes, (state, wish.time_limit), names)
     log = f"{crew.place}/job.log" if crew.place else ""
     outcome = Outcome(f"{wish.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log)
-    return Went(outcome, state, hosts[0], crew.place, "\n".join([*crew.lines, ""]))
+    return Went(outcome, state, hosts[0], crew.place, "\n".join([*crew.lines, ""]), said)
 
 
 def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], names: str) -> tuple[str, int]:
@@ -88,6 +90,7 @@ class _Crew:
         self._key = f"code-{secrets.token_hex(4)}"
         self._holds: list[Hold] = []
         self._turn = threading.Lock()
+        self._last: dict[int, tuple[float, int, str]] = {}
         self._ended: queue.Queue[tuple[int, _Node]] = queue.Queue()
 
     def work(self, script: str, address: str) -> tuple[list[_Node], str]:
@@ -99,7 +102,7 @@ class _Crew:
             names = {"DEEPEP_NODE": host.name, "DEEPEP_NODES": ",".join(each.name for each in self._hosts), "KEY": self._key}
             env = {**self._wish.env, **names, **(meeting if len(self._hosts) > 1 else {})}
             job = Job(script, self._wish.args, env, timeout=None, merge=True)
-            self._holds.append(self._door.hold(host, job, self._tell))
+            self._holds.append(self._door.hold(host, job, functools.partial(self._tell, index)))
         for index, hold in enumerate(self._holds):
             threading.Thread(target=self._wait, args=(index, hold), name=f"test {self._hosts[index].name}", daemon=True).start()
         return self._collect(end)
@@ -126,11 +129,21 @@ class _Crew:
         except Trouble as trouble:
             self._ended.put((index, _Node(trouble=trouble)))
 
-    def _tell(self, line: str) -> None:
+    def said(self) -> tuple[Said, ...]:
+        """Return what each node said last."""
+        now = time.monotonic()
+        with self._turn:
+            last = {index: self._last.get(index, (now, 0, "")) for index in range(len(self._hosts))}
+        names = {index: f"node-{index}-{host.name}.log" for index, host in enumerate(self._hosts)}
+        return tuple(Said(names[index], int(now - when), count, line[:160]) for index, (when, count, line) in last.items())
+
+    def _tell(self, index: int, line: str) -> None:
         with self._turn:
             if self._key in line:
                 return
             self.lines.append(line)
+            if line.strip():
+                self._last[index] = (time.monotonic(), self._last.get(index, (0.0, 0, ""))[1] + 1, line.strip())
             if self._on_line:
                 self._on_line(line)
 

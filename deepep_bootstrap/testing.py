@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap import slurm
@@ -25,7 +25,7 @@ LATER = 2
 """Minutes that Slurm's own limit of a job is behind ours, which knows what to say of the logs."""
 
 SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
-SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1))
+SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
 ENDED, REFUSED, LATE, LOST, HUNG = "ended", "refused", "late", "lost", "hung"
 
@@ -66,16 +66,27 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class Said:
+    """What one log of a node or a rank held when the time was over: its name, seconds since its last line, lines, and that line."""
+
+    log: str
+    age: int
+    lines: int
+    last: str
+
+
+@dataclass(frozen=True)
 class Went:
     """How running a test went. `state` is ended, refused, late (never started), hung (the time was over) or lost; `outcome` says it for
     people; `host` sees the run's folder at `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the
-    folder by itself."""
+    folder by itself; `said` what its logs held when the time was over."""
 
     outcome: Outcome
     state: str
     host: Host
     place: str = ""
     log: str = ""
+    said: tuple[Said, ...] = ()
 
     @property
     def began(self) -> bool:
@@ -105,11 +116,12 @@ def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
     """Return how it went, from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
     said = read(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
     place = said.text("place")
+    words = tuple(Said(row[0], int(row[1]), int(row[2]), row[3]) for row in said.rows("said") if row[1].isdecimal() and row[2].isdecimal())
 
     def end(state: str, detail: str, code: int = TROUBLE) -> Went:
         log = f"{place}/job.log" if state in {ENDED, HUNG} else ""
         outcome = Outcome(f"{wish.kind.name} test", reply.host, "failed" if code else "done", detail, reply.seconds, code, log)
-        return Went(outcome, state, host, place)
+        return Went(outcome, state, host, place, said=words)
 
     if refused := said.text("refused"):
         return end(REFUSED, f"sbatch: {refused}")
@@ -131,5 +143,22 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
     """Return a callback for the job's own lines alone."""
     if on_line is None:
         return None
-    keys = tuple(f"{key}=" for key in SUBMIT_FORM.single)
+    keys = tuple(f"{key}=" for key in (*SUBMIT_FORM.single, *SUBMIT_FORM.many))
     return lambda line: None if line.startswith(keys) else on_line(line)
+
+
+def silent(said: Sequence[Said], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return what to say of a test that did not end: what each node said last, the one that is silent longest first, then ranks that
+    are behind those with the same place on other nodes (the first rank of a node speaks for it, the others mostly say nothing)."""
+    found = []
+    for one in sorted((one for one in said if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
+        index, _, host = one.log.removeprefix("node-").removesuffix(".log").partition("-")
+        words = f"said last, {one.age} s before: {one.last}" if one.last else "said nothing at all"
+        found.append(f"node {index} ({host}) {words}")
+    ranks = {int(name): one for one in said if (name := one.log.removeprefix("rank-").removesuffix(".log")).isdecimal()}
+    local = max(len(ranks) // max(len(nodes), 1), 1)
+    for rank, one in sorted(ranks.items()):
+        most = max((other.lines for number, other in ranks.items() if number % local == rank % local), default=0)
+        if one.lines < most:
+            found.append(f"rank {rank} is {most - one.lines} lines behind; it said last: {one.last or 'nothing'}")
+    return tuple(found)

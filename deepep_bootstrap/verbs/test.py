@@ -197,7 +197,7 @@ def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
     site = {name: collecting.read_site(scene.door, place, name) for name in (assess.CAUSES, refbook.FILE)}
     books = assess.read_books(scene.templates, site, f"{went.host.name} {place.prefix}")
     found = assess.assess(run, facts, books)
-    silent = tuple(assess.last_words(run, collected.written)) if went.state == testing.HUNG else ()
+    silent = testing.silent(went.said, run.nodes)
     outcome = judged(went, found, silent)
     result = Result(run, facts, found, books, site)
     kept, remarks = keep(scene, place, result, save=save and outcome.code == OK)
@@ -241,7 +241,9 @@ def judged(went: Went, found: Assessment, silent: tuple[str, ...]) -> Outcome:
         return replace(outcome, detail="; ".join([outcome.detail, *silent]))
     if found.failed:
         faults = [fault for tested in found.tests for fault in results_text.faults(tested)] or ["its output says nothing of a test"]
-        return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail} by its exit code, but {'; '.join(faults)}")
+        return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail} as its exit code says, but {'; '.join(faults)}")
+    slow = [f"rank {rank.rank} is slow" for tested in found.tests for rank in tested.ranks if rank.state != "ok"]
+    outcome = replace(outcome, detail="; ".join([outcome.detail, *slow[:3]]))
     if low := [verdict for verdict in found.verdicts if verdict.state == BELOW]:
         named = "; ".join(dict.fromkeys(f"{verdict.host} {verdict.text}".strip() for verdict in low[:3]))
         more = f", and {len(low) - 3} more" if len(low) > 3 else ""

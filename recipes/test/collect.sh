@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sends the files of a run's folder back: for each a line `file NAME SIZE SENT MTIME` and then SENT bytes of it; `end 1` is the last line.
+# Sends the files of a run's folder back: for each a line `file NAME SIZE SENT` and then SENT bytes of it; `end 1` is the last line.
 # Of a file that is longer than LARGEST the first and the last half of that are sent; when TOTAL bytes are reached, nothing of the rest.
 #
 # Inputs: PLACE (the folder), LARGEST and TOTAL (bytes), PATIENCE (seconds to wait for the end of the run to be seen here: on a network
@@ -22,7 +22,7 @@ send_file() {
     sent="$((size < LARGEST ? size : LARGEST))"
     ((sent <= LEFT)) || sent=0
     LEFT="$((LEFT - sent))"
-    printf 'file %s %s %s %s\n' "${name}" "${size}" "${sent}" "$(stat -L -c %Y -- "${path}")"
+    printf 'file %s %s %s\n' "${name}" "${size}" "${sent}"
     if ((sent == size)); then
         head -c "${size}" -- "${path}"
     elif ((sent > 0)); then

@@ -4,7 +4,8 @@
 # Reads: FILE (the sbatch file), PREFIX and RUN (whose folder keeps the output; the compute nodes have to see it), START_LIMIT (seconds a
 # job may wait for its nodes), TIME_LIMIT (seconds it may run), OPTIONS (more for sbatch, one a line). Arguments go to the test. It needs
 # prefix/share.sh and test/place.sh before it. The job's output goes to standard error. When this script is ended, so is the job.
-# Data lines: place (the run's folder), job, refused, late, hung (the time limit was reached), record (the last `scontrol show job` line).
+# Data lines: place (the run's folder), job, refused, late, hung (the time limit was reached), said (of a test that is cut off, each log of a
+# node or rank: name, seconds since it was written, lines, the last one), record (the last `scontrol show job` line).
 
 readonly POLL=0.5 PATIENCE=20
 JOB=""
@@ -45,6 +46,17 @@ finish_output() {
     done
 }
 
+# say_words: what each node and rank said last, before the end that they are put to adds to it.
+say_words() {
+    local log last now
+    now="$(date +%s)"
+    for log in "${DEEPEP_RUN_DIR}"/{node,rank}-*.log; do
+        [[ -f "${log}" ]] || continue
+        last="$(awk 'NF { last = $0 } END { print substr(last, 1, 160) }' "${log}" | tr -s '[:cntrl:]' ' ')"
+        data said "${log##*/}"$'\t'"$((now - $(stat -c %Y -- "${log}")))"$'\t'"$(wc -l <"${log}")"$'\t'"${last}"
+    done
+}
+
 # watch_time STATE: end a job that waits, or runs, for too long. Fails when it is not worth to go on.
 watch_time() {
     local -r state="$1"
@@ -60,6 +72,7 @@ watch_time() {
             ((SECONDS - STARTED > TIME_LIMIT && HUNG == 0)) || return 0
             data hung yes
             HUNG=1
+            say_words
             say "deepep: no end after ${TIME_LIMIT} s: the job is cancelled"
             cancel_job
             ;;
