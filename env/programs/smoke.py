@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import launching
+
 TOKENS = 32  # of each rank; every number below stays under 256, up to which BF16 holds all whole numbers
 HIDDEN = 2048
 EXPERTS = 256
@@ -37,11 +39,6 @@ class Tokens:
     x: Any
     experts: Any
     weights: Any
-
-
-def say(text: str, error: bool = False) -> None:
-    """Print one line, whole, at once."""
-    os.write(2 if error else 1, f"[smoke] {text}\n".encode())
 
 
 def make_tokens(rank: int) -> Tokens:
@@ -139,7 +136,8 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     exchange = Exchange(torch, deep_ep, torch.distributed.group.WORLD)
     if rank == 0:
         kind = "ElasticBuffer" if exchange.elastic else "Buffer"
-        say(f"deep_ep {getattr(deep_ep, '__version__', '')} of {deep_ep.__file__}, torch {torch.__version__}: {kind} on {ranks} GPUs")
+        version = f"deep_ep {getattr(deep_ep, '__version__', '')} of {deep_ep.__file__}, torch {torch.__version__}"
+        launching.say("smoke", f"{version}: {kind} on {ranks} GPUs")
     own = make_tokens(rank)
     x, factors, handle = exchange.dispatch(own)
     judge(rank, "dispatch", check_received(x, factors, rank, ranks))
@@ -153,29 +151,10 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
 def judge(rank: int, operation: str, wrong: str) -> None:
     """Say how an operation went: what is wrong by the rank that saw it, that nothing is by the first."""
     if wrong:
-        say(f"rank {rank}: {operation}: {wrong}", error=True)
+        launching.say("smoke", f"rank {rank}: {operation}: {wrong}", error=True)
         sys.exit(1)
     if rank == 0:
-        say(f"{operation}: right on rank 0")
-
-
-def wait_for(context: Any, seconds: float) -> str:
-    """Wait for the ranks of a ProcessContext; return what went wrong, "" if nothing did. None runs any more afterwards."""
-    import torch
-
-    end = time.monotonic() + seconds
-    try:
-        while not context.join(max(0.0, min(1.0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                stuck = [rank for rank, process in enumerate(context.processes) if process.is_alive()]
-                return f"after {seconds:g} s still running: ranks {', '.join(map(str, stuck))}"
-    except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
-        return str(error).strip()
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-    return ""
+        launching.say("smoke", f"{operation}: right on rank 0")
 
 
 def main(words: list[str]) -> int:
@@ -190,15 +169,15 @@ def main(words: list[str]) -> int:
     gpus = chosen.num_processes or torch.cuda.device_count()
     ranks = next((size for size in SIZES if size <= gpus), 0)
     if not ranks:
-        say(f"failed: {gpus} GPU{'s' * (gpus != 1)} on {os.uname().nodename}, an exchange needs two", error=True)
+        launching.say("smoke", f"failed: {gpus} GPU{'s' * (gpus != 1)} on {os.uname().nodename}, an exchange needs two", error=True)
         return 1
     if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
         os.environ.setdefault("EP_DISABLE_GIN", "1")  # V2 ends with an error where it finds no network card and was not told so
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    wrong = wait_for(torch.multiprocessing.spawn(be_rank, args=(ranks, port), nprocs=ranks, join=False), chosen.timeout)
-    say(f"failed: {wrong}" if wrong else f"passed in {time.monotonic() - start:.1f} s", error=bool(wrong))
+    wrong = launching.wait_for(launching.start(be_rank, (ranks, port), ranks), chosen.timeout)
+    launching.say("smoke", f"failed: {wrong}" if wrong else f"passed in {time.monotonic() - start:.1f} s", error=bool(wrong))
     return 1 if wrong else 0
 
 
