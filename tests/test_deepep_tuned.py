@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import tomlkit
 from build_support import HERE, RECIPES, make_prefix
 from tuning_support import CASES, MODULE, document, real_document
 
-from deepep_bootstrap import tuned, tuningdoc
+from deepep_bootstrap import modules, tuned, tuningdoc
 from deepep_bootstrap.generations import Place
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.tuningdoc import Document
@@ -193,6 +194,11 @@ def test_a_deepep_without_config_is_told_apart(load: Load, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "deep_ep", types.ModuleType("deep_ep"))
     with pytest.raises(RuntimeError, match="computes its settings itself"):
         module.dispatch_config(8)
+
+
+def test_the_module_is_where_modulefiles_point() -> None:
+    record = SimpleNamespace(prefix="/p")
+    assert modules.tuned_folder(record) == f"/p/{tuned.PYTHON_FOLDER}"  # type: ignore[arg-type]
 
 
 def test_importing_it_needs_nothing_and_reads_nothing(tmp_path: Path) -> None:

@@ -315,6 +315,8 @@ def test_a_file_that_is_no_document_is_named_and_replaced(door: Fleet, place: Pl
     folder.mkdir()
     (folder / new.key.file).write_text('{"schema": 1, "gpu": ')
     (folder / "other.json").write_bytes(b"\xff\xfe")
+    for name in ("a\tb.json", "a\nb.json", "-rf.json", "._x.json", "X.json"):
+        (folder / name).write_text("{")
     shelf = tuned.read(door, place)
     assert not shelf.documents
     assert {problem.where.rpartition("/")[2] for problem in shelf.problems} == {new.key.file, "other.json"}

@@ -137,7 +137,7 @@ def _slug(name: str) -> str:
 def _documents() -> tuple[dict[str, Any], ...]:
     """Return all documents that can be read, in order of their names; the others are named in a warning."""
     found = []
-    for path in sorted(Path(__file__).resolve().parent.parent.glob("*.json")):
+    for path in sorted(Path(__file__).resolve().parent.parent.glob("[a-z0-9]*.json")):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             _check(document)

@@ -14,7 +14,8 @@ LOCK_DIR="${TUNING}"
 look() {
     local path
     for path in "${TUNING}"/*.json; do
-        [[ ! -f "${path}" || ! -r "${path}" ]] || data document "${path##*/}"$'\t'"$(base64 -w 0 -- "${path}")"
+        [[ "${path##*/}" =~ ^[a-z0-9][a-z0-9._-]*$ && -f "${path}" && -r "${path}" ]] || continue # not a name that we give
+        data document "${path##*/}"$'\t'"$(base64 -w 0 -- "${path}")"
     done
     data end 1
 }
