@@ -43,7 +43,7 @@ def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) ->
     any) found at `where`. Trouble for one that cannot be read."""
     book = causes.load(texts[CAUSES], f"env/{CAUSES}")
     if site.get(CAUSES):
-        book = causes.join(book, causes.load(site[CAUSES], f"{where}/{CAUSES}"))
+        book = causes.join(book, causes.load(site[CAUSES], f"{where}/{CAUSES}", book))
     own = site.get(refbook.FILE, "")
     return Books(refbook.read_book(texts, own, f"{where}/{refbook.FILE}"), book)
 

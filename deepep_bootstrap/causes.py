@@ -73,8 +73,9 @@ class Book:
     badly: tuple[Pattern, ...]
 
 
-def load(text: str, where: str) -> Book:
-    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them."""
+def load(text: str, where: str, base: Book | None = None) -> Book:
+    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them. Their causes may hide
+    those of `base` too."""
     problems: list[Problem] = []
     top = Table(read_toml(text, where), where, problems)
     causes = tuple(map(_cause, top.tables("cause")))
@@ -83,7 +84,7 @@ def load(text: str, where: str) -> Book:
     well, badly = _patterns(ending, "well"), _patterns(ending, "badly")
     ending.close()
     top.close()
-    _compare_names(top, causes)
+    _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
     if problems:
         raise Trouble(*problems)
     return Book(causes, harmless, well, badly)
@@ -169,12 +170,12 @@ def _number(table: Table, key: str, least: float) -> float:
     return value
 
 
-def _compare_names(top: Table, causes: tuple[Cause, ...]) -> None:
+def _compare_names(top: Table, causes: tuple[Cause, ...], known: set[str]) -> None:
     """Note slugs that stand twice, and causes that hide one which is not there."""
     slugs = [cause.slug for cause in causes]
     for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
         top.complain("cause", "two causes have the same slug", slug)
     for cause in causes:
         for slug in cause.hides:
-            if slug not in slugs:
+            if slug not in known.union(slugs):
                 top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)
