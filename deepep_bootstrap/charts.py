@@ -165,3 +165,25 @@ def step_of(value: float, low: float, high: float, steps: int) -> int:
     if high <= low:
         return steps - 1
     return min(steps - 1, max(0, int((value - low) / (high - low) * steps)))
+
+
+ICONS = {
+    "ok": "M2.5 8.5 6.5 12.5 13.5 4",
+    "bad": "M3.5 3.5 12.5 12.5M12.5 3.5 3.5 12.5",
+    "up": "M8 13.5V3M3.5 7.5 8 3 12.5 7.5",
+    "care": "M8 1.8 15 14H1ZM8 6.2V9.6M8 11.8V12",
+    "open": "M8 1.5A6.5 6.5 0 1 1 8 14.5 6.5 6.5 0 0 1 8 1.5ZM8 4.5V8L10.5 9.8",
+    "none": "M4 8H12",
+}
+"""A drawing of 16 by 16 for each kind of state."""
+
+ICON_OF = {
+    "ok": "ok", "passed": "ok", "below": "bad", "failed": "bad", "missing": "bad", "above": "up", "note": "care", "slow": "care",
+    "unfinished": "open",
+}  # fmt: skip
+
+
+def icon(state: str) -> Markup:
+    """Return the sign of a state; the word stands beside it."""
+    path = tag("path", d=ICONS[ICON_OF.get(state, "none")])
+    return tag("svg", path, class_="icon", viewBox="0 0 16 16", aria_hidden="true", focusable="false")
