@@ -16,7 +16,14 @@ from tomlkit.exceptions import ParseError, TOMLKitError
 from deepep_bootstrap.errors import Problem, Trouble
 
 LONGEST = 80
-KINDS: Mapping[type, str] = {str: "text in quotes", int: "a whole number", float: "a number with a point", bool: "true or false", list: "a list", dict: "a table"}
+KINDS: Mapping[type, str] = {
+    str: "text in quotes",
+    int: "a whole number",
+    float: "a number with a point",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 T = TypeVar("T")
 LARGEST = 2**63
 """Whole numbers of TOML have 64 bits; longer ones in base 16 are ones that Python reads, and cannot print."""
