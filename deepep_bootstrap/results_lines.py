@@ -5,7 +5,6 @@ A line may hold texts of several ranks and a text may go on in another line, so 
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -44,31 +43,37 @@ EP_SETUP = (
     rf" > (?:Ranks: {WHOLE} x {WHOLE}|Experts: {WHOLE}/{WHOLE}|Tokens: {WHOLE} \(max: {WHOLE}\), hidden: {WHOLE}"
     rf"|#SM: {WHOLE}, #QPs: {WHOLE}/{WHOLE})(?= *$)"
 )
-HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04]*)$"
+HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04]{0,8000})$"
 
-PATTERNS = tuple(
-    (literal, kind, re.compile(pattern))
-    for literal, kind, pattern in (
-        ("[tuning]", "tuning", TUNING),
-        ("EP:", "ep", EP),
-        ("Dispatch + combine", "both", BOTH),
-        ("Dispatch bandwidth", "each", EACH),
-        ("send/recv", "halves", HALVES),
-        ("[testing]", "case", CASE),
-        ("passed", "passed", PASSED),
-        ("[config]", "config", CONFIG),
-        ("Testing with", "ep_case", r"> Testing with (\w+=\w+(?:, \w+=\w+)*) \.\.\."),
-        ("Testing with seed", "seed", r"Testing with seed([ =])(\d{1,15}) \.\.\."),
-        ("ref_hash=", "hash", r"^ref_hash="),
-        ("Allocating", "allocating", rf"Allocating buffer size: {NUMBER} MB"),
-        ("Config:", "ep_config", r"(?:^|: )Config:(?= *$)"),
-        (" > ", "ep_setup", EP_SETUP),
-        ("deepep: ", "header", HEADER),
-        ("deepep: ", "job", r"deepep: (?:job \S+ on (\d{1,6}) node\(s\)|node \d+ of (\d{1,6});)"),
-        ("deepep: ", "exit", r"deepep: (\S+) ended with exit code (\d{1,6})"),
-    )
+PATTERNS = (
+    ("GB/s", ("tuning", "[tuning]", TUNING), ("ep", "EP:", EP), ("both", "Dispatch + combine", BOTH), ("each", "Dispatch bandwidth", EACH)),
+    (
+        "...",
+        ("case", "[testing]", CASE),
+        ("ep_case", "> Testing with", r"> Testing with (\w+=\w+(?:, \w+=\w+)*) \.\.\."),
+        ("seed", "Testing with seed", r"Testing with seed([ =])(\d{1,15}) \.\.\."),
+        ("allocating", "Allocating", rf"Allocating buffer size: {NUMBER} MB"),
+    ),
+    ("passed", ("passed", "passed", PASSED)),
+    ("send/recv", ("halves", "send/recv", HALVES)),
+    ("[config]", ("config", "[config]", CONFIG)),
+    ("Config:", ("ep_config", "Config:", r"(?:^|: )Config:(?= *$)")),
+    (" > ", ("ep_setup", " > ", EP_SETUP)),
+    ("ref_hash=", ("hash", "ref_hash=", r"^ref_hash=")),
+    (
+        "deepep: ",
+        ("header", " test of ", HEADER),
+        ("job", " node", r"deepep: (?:job \S+ on (\d{1,6}) node\(s\)|node \d+ of (\d{1,6});)"),
+        ("exit", " ended with ", r"deepep: (\S+) ended with exit code (\d{1,6})"),
+    ),
 )
-"""A text that a line must hold, the token it may be, and its grammar. `in` is far faster than a search, so it comes first."""
+"""Families of tokens: a text that a line must hold to have any of them, then for each its kind, a text of its own, and its grammar.
+`in` is far faster than a search, so it comes first."""
+
+FAMILIES = tuple((gate, tuple((text, kind, re.compile(pattern)) for kind, text, pattern in family)) for gate, *family in PATTERNS)
+
+BLOCK = 1 << 20
+"""Characters of a log that are cut into lines at once."""
 
 TRACEBACK = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
 FAILURE = re.compile(
@@ -99,17 +104,17 @@ class Token(NamedTuple):
 def tokens(text: str) -> Iterator[Token]:
     """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the log."""
     ignored = False
-    for number, raw in enumerate(io.StringIO(text, newline="\n"), 1):
-        label, line = _line(raw)
+    for number, (raw, whole) in enumerate(_lines(text), 1):
+        label, line = _line(raw, whole=whole)
         if not line:
             yield Token("blank", number, label, ())
             continue
-        found = [
-            (match.start(), Token(kind, number, label, match.groups()))
-            for literal, kind, pattern in PATTERNS
-            if literal in line
-            for match in pattern.finditer(line)
-        ]
+        found = []
+        for gate, family in FAMILIES:
+            if gate in line:
+                for own, kind, pattern in family:
+                    if own in line:
+                        found += [(match.start(), Token(kind, number, label, match.groups())) for match in pattern.finditer(line)]
         if len(found) > 1:
             found.sort(key=lambda one: one[0])
         yield from (token for _, token in found)
@@ -124,10 +129,20 @@ def tokens(text: str) -> Iterator[Token]:
             ignored = False
 
 
-def _line(raw: str) -> tuple[str, str]:
+def _lines(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield lines and whether they have their end. A log of gigabytes is not to be there twice, so it is cut into blocks first."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + BLOCK) + 1 or len(text)
+        *whole, last = text[start:end].split("\n")
+        yield from ((line, True) for line in whole)
+        if last:
+            yield last, False
+        start = end
+
+
+def _line(line: str, *, whole: bool) -> tuple[str, str]:
     """Return the label and the rest of a line as it came, "" for one without anything."""
-    whole = raw.endswith("\n")
-    line = raw[:-1] if whole else raw
     if not line.isprintable():
         line = ESCAPE.sub("", line).translate(DROPPED)
     label = ""

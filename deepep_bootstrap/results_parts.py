@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from deepep_bootstrap.figures import Best, Point
 from deepep_bootstrap.results_lines import Token
@@ -78,7 +78,8 @@ class Sweep:
         """Yield every setting once, with its operation where a best line said it."""
         for index, block in enumerate(self.blocks):
             operation = self.operations[index] if index < len(self.operations) else ""
-            yield from (replace(points[0], operation=operation) for points in block.values())
+            for one, *_ in block.values():
+                yield Point(operation, one.sms, one.nvl_chunk, one.rdma_chunk, one.nvl_gbs, one.rdma_gbs, one.us, one.default)
 
 
 def _chunk(chunk: int | None) -> float:
@@ -146,7 +147,7 @@ class Part:
 
     def is_over(self, token: Token) -> bool:
         """Return whether a token belongs to the next test of the log."""
-        kind, busy = token.kind, self.busy
+        kind = token.kind
         if kind == "header":
             again = bool(self.headers) and (self.header, self.module, self.script, self.args) == token.words
             return bool(self.headers or self.content) and (self.is_closed or not again)
@@ -155,15 +156,15 @@ class Part:
         if self.is_closed:
             return True
         if kind == "config":
-            return busy and (self.kind not in {"", "intranode", "internode"} or not self.endless)
-        if kind == "ep_config":
-            return busy and not (self.kind == "ep" and self.seeds)
-        if kind == "seed":
+            begins = self.kind not in {"", "intranode", "internode"} or not self.endless
+        elif kind == "ep_config":
+            begins = self.kind != "ep" or not self.seeds
+        elif kind == "seed":
             # Seed 0 is the first of a test between nodes, but of a low-latency test the first one after its only regular round.
-            return busy and token.words == (" ", "0") and self.kind in {"intranode", "internode"}
-        if kind == "allocating":
-            return busy
-        return busy and kind in FOREIGN.get(self.kind, ())
+            begins = token.words == (" ", "0") and self.kind in {"intranode", "internode"}
+        else:
+            begins = kind == "allocating" or kind in FOREIGN.get(self.kind, ())
+        return begins and self.busy
 
     def take(self, token: Token) -> None:
         """Collect what a token says."""
@@ -190,7 +191,10 @@ class Part:
 
     def voice(self, label: str) -> Voice:
         """Return what came with a label."""
-        return self.voices.setdefault(label, Voice())
+        found = self.voices.get(label)
+        if found is None:
+            found = self.voices[label] = Voice()
+        return found
 
     def _measured(self, rank: int, values: Iterable[tuple[str, str | None]]) -> None:
         own = self.figures.setdefault(rank, {})

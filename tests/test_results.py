@@ -76,7 +76,13 @@ def test_a_log_cut_at_any_byte_is_never_ok(name: str) -> None:
         assert not any(tested.ok for tested in read_logs({log: text[:end]})), text[end - 200 : end]
 
 
-WHOLE = [name for name in NAMES if all(wanted.get("ok") for wanted in EXPECTED[name]) and "without-times" not in name]
+WHOLE = [
+    name
+    for name in NAMES
+    if all(wanted.get("ok") for wanted in EXPECTED[name])
+    # Lines of old versions end where newer ones go on; of a host whose log is empty, another one's log does not know.
+    and name not in {"intranode-without-times", "low-latency-two-hosts"}
+]
 
 
 @given(data=st.data())
