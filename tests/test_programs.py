@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from upstreams import make
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +107,25 @@ def test_lines_of_many_ranks_are_never_torn(environment: dict[str, str], tmp_pat
         log = (tmp_path / f"rank-{8 + rank}.log").read_text()
         assert re.findall(r"<\d:(\d+):x*>", log) == wanted
         assert log.endswith((f"<{rank}:C>\nno newline of {rank}", f"no newline of {rank}<{rank}:C>\n"))
+
+
+def test_a_line_that_waits_for_its_end_is_shown_and_spoils_no_other(environment: dict[str, str], tmp_path: Path) -> None:
+    code = "import torch, m\nif __name__ == '__main__': torch.multiprocessing.spawn(m.run, nprocs=2)\n"
+    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "m.py").write_text(
+        "import time, pathlib\ndef run(rank):\n    if rank == 0: print('slow ... ', end='', flush=True)\n"
+        "    while not pathlib.Path('shown').exists(): time.sleep(0.02)\n    print('passed' if rank == 0 else 'other')\n"
+    )
+    started = subprocess.Popen(
+        ranks(tmp_path / "logs", tmp_path / "script.py"), env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.read(9) == "slow ... "
+    (tmp_path / "shown").touch()
+    rest = started.stdout.read()
+    assert started.wait() == 0
+    assert rest in ("passed\nother\n", "\nother\npassed\n")
+    assert logs_of(tmp_path / "logs") == {"rank-2.log": "slow ... passed\n", "rank-3.log": "other\n"}
 
 
 def test_stdout_and_stderr_stay_apart(environment: dict[str, str], tmp_path: Path) -> None:
@@ -218,3 +246,158 @@ def test_nobody_reading_the_output_costs_no_log(environment: dict[str, str], tmp
     os.close(writing)
     assert done.returncode == 0
     assert {log.splitlines()[-1] for log in logs_of(tmp_path / "logs").values()} == {"99"}
+
+
+# The other programs, as far as they need neither torch nor a GPU
+
+
+def load(name: str) -> ModuleType:
+    """A program as a module; those it imports lie in its folder."""
+    sys.path.insert(0, str(PROGRAMS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(PROGRAMS))
+
+
+launching, nccl, pairs_judge, pairs_run = (load(name) for name in ("launching", "nccl", "pairs_judge", "pairs_run"))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70))
+def test_every_pair_meets_once_and_nobody_twice_in_a_round(nodes: int) -> None:
+    found = pairs_judge.rounds(nodes)
+    assert len(found) == (0 if nodes < 2 else nodes - 1 if nodes % 2 == 0 else nodes)
+    for pairs in found:
+        present = [node for pair in pairs for node in pair]
+        assert len(set(present)) == len(present) == nodes - nodes % 2
+    assert sorted(pair for pairs in found for pair in pairs) == list(combinations(range(nodes), 2))
+
+
+def rates_of(case: Mapping[str, Any]) -> dict[tuple[int, int], list[float | None]]:
+    present = [node for node in range(case["nodes"]) if node not in case.get("absent", ())]
+    rates: dict[tuple[int, int], list[float | None]] = {pair: [case["usual"]] * case["gpus"] for pair in combinations(present, 2)}
+    for link, rate in case["links"].items():
+        one, two, *gpu = map(int, link.split("-"))
+        for each in gpu or range(case["gpus"]):
+            rates[one, two][each] = rate
+    return rates
+
+
+@pytest.mark.parametrize("case", json.loads((CASES / "verdicts.json").read_text()), ids=lambda case: case["name"])
+def test_what_slow_links_have_in_common(case: Mapping[str, Any]) -> None:
+    verdict = pairs_judge.judge(rates_of(case), case["nodes"], 0.8)
+    names = [f"n{node}" for node in range(case["nodes"])]
+    assert list(pairs_judge.describe(verdict, names, case.get("absent", ()))) == case["lines"]
+
+
+@settings(deadline=None)
+@given(st.integers(2, 6), st.integers(1, 3), st.data())
+def test_every_bad_link_is_explained_and_no_good_one_blamed(nodes: int, gpus: int, data: st.DataObject) -> None:
+    rate = st.one_of(st.none(), st.sampled_from([5.0, 45.0, 45.0, 45.0, 46.0]))
+    rates = {pair: tuple(data.draw(rate) for _ in range(gpus)) for pair in combinations(range(nodes), 2)}
+    verdict = pairs_judge.judge(rates, nodes, 0.8)
+    blamed = set()
+    for finding in verdict.findings:
+        for one, two in rates:
+            for gpu in range(gpus):
+                of_nodes = {"pair": finding.nodes == (one, two), "all": True, "rail": True}.get(
+                    finding.kind, bool({one, two} & {*finding.nodes})
+                )
+                if of_nodes and (not finding.gpus or gpu in finding.gpus):
+                    blamed.add((one, two, gpu))
+    links = {(*pair, gpu): rate for pair, each in rates.items() for gpu, rate in enumerate(each)}
+    assert blamed == {link for link, rate in links.items() if rate is None or rate < verdict.limit}
+
+
+class Store:
+    """What pairs.py asks of torch's TCPStore, in memory."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = {key.replace("_", "/"): json.dumps(value).encode() for key, value in values.items()}
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+
+def test_both_ends_of_a_pair_are_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    place = launching.Place(0, 3, 2, "h", 1)
+    store = Store(done_1_0={"rate": 40.0}, done_1_1={"rate": 9.0}, done_1_4={"rate": 41.0}, done_1_5={"error": "no answer in 60 s"})
+    rates, said = pairs_run.result(store, place, 1, (0, 2))
+    assert (rates, said) == ((40.0, None), ["GPU 1: no answer in 60 s"])
+    assert pairs_run.result(Store(), place, 1, (0, 2)) == (
+        (None, None),
+        ["GPU 0: nothing was heard of it", "GPU 1: nothing was heard of it"],
+    )
+    for given_rates, more in (((40.0, 39.0), []), (rates, said), ((None, None), [])):
+        pairs_run.report(0, ["a", "b"], given_rates, more)
+    out, err = capfd.readouterr()
+    assert out.splitlines() == [
+        "[pairs] round 1: a b 79.00 GB/s",
+        "[pairs] round 1: a b 40.00 GB/s (by GPU: 40.00, none)",
+        "[pairs] round 1: a b no answer",
+    ]
+    assert err == "[pairs] round 1: a b: GPU 1: no answer in 60 s\n"
+
+
+def test_nodes_that_do_not_come_are_missing() -> None:
+    place = launching.Place(0, 3, 2, "h", 1)
+    store = Store(ready_0_0="", ready_0_1="", ready_0_2="", ready_0_4="", ready_0_5="")
+    assert pairs_run.missing(store, place, 0, set(), 0) == {1}
+    assert pairs_run.missing(store, place, 0, {1}, 0) == set()
+    assert pairs_run.unlike(["a", "b", "a"]) == ["a#0", "b", "a#2"]
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("64K", 65536), ("1m", 1 << 20), ("2G", 2 << 30)])
+def test_sizes(text: str, size: int) -> None:
+    assert launching.size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1.5M", "1T", "1KK", "²"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is not like"):
+        launching.size(text)
+
+
+@given(st.integers(1, 1 << 30), st.integers(2, 1000))
+def test_sizes_give_every_rank_the_same_count(size: int, ranks: int) -> None:
+    whole = nccl.whole(size, ranks)
+    assert whole % (4 * ranks) == 0
+    assert size <= whole < size + 4 * ranks
+
+
+def test_rates_follow_the_convention() -> None:
+    reduce = nccl.Figure("all_reduce", 10**9, 0.01, 8)
+    scatter = nccl.Figure("all_to_all", 10**9, 0.01, 8)
+    assert math.isclose(reduce.bus, 175.0)
+    assert str(reduce) == "all_reduce 1000000000 bytes: 100.00 GB/s (algorithm), 175.00 GB/s (bus), 10000.0 us"
+    assert math.isclose(scatter.bus, 87.5)
+    slower = nccl.Figure("all_reduce", 10**6, 0.01, 8)
+    assert nccl.best([slower, reduce, scatter]) == [reduce, scatter]
+
+
+@pytest.mark.parametrize("program", ["ranks", "nccl", "pairs", "smoke"])
+def test_help_needs_no_torch(program: str) -> None:
+    done = run([sys.executable, "-E", str(PROGRAMS / f"{program}.py"), "--help"], {})
+    assert done.returncode == 0, done.stdout
+    assert len(done.stdout.splitlines()) > 15
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "x"}, "RANK=x: not a number"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT=-1: not a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: with WORLD_SIZE=2 nodes it must be below that"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1"},
+            "[pairs] failed: one node is no pair; set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT on each",
+        ),
+    ],
+)
+def test_places_that_make_no_sense(environment: dict[str, str], variables: dict[str, str], message: str) -> None:
+    done = run([sys.executable, str(PROGRAMS / "pairs.py"), "--num-processes", "1"], environment | variables)
+    assert (done.returncode, done.stdout) == (1, message + "\n")

@@ -51,10 +51,30 @@ class LogFile:
                 write_all(self.descriptor, content)
 
 
+class Shared:
+    """An output that all ranks share. `open` is the stream whose line has no end yet."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.open: Stream | None = None
+
+    def write(self, stream: Stream, lines: bytes) -> None:
+        """Write for a stream, as many lines at once as reach a pipe in one piece; another one's unfinished line is ended first."""
+        if self.open not in (None, stream):
+            lines = b"\n" + lines
+        self.open = None if lines.endswith(b"\n") else stream
+        start = 0
+        with contextlib.suppress(OSError):  # whoever closed this output stops nobody
+            while start < len(lines):
+                end = lines.rfind(b"\n", start, start + PIPE_BUF) + 1 or lines.find(b"\n", start) + 1 or len(lines)
+                write_all(self.descriptor, lines[start:end])
+                start = end
+
+
 class Stream:
     """One pipe of a rank: its file, and the shared output it belongs to (None: for the file alone). `number` is its place among all."""
 
-    def __init__(self, number: int, file: LogFile, shared: int | None) -> None:
+    def __init__(self, number: int, file: LogFile, shared: Shared | None) -> None:
         self.number, self.file, self.shared = number, file, shared
         self.unfinished, self.since = b"", 0.0
 
@@ -65,31 +85,22 @@ class Stream:
             return
         lines, newline, rest = content.rpartition(b"\n")
         if newline:
-            self.show(self.unfinished + lines + newline)
+            self.shared.write(self, self.unfinished + lines + newline)
             self.unfinished = b""
         if rest:
             self.since = self.since if self.unfinished else time.monotonic()
             self.unfinished += rest
 
-    def show(self, lines: bytes) -> None:
-        """Write to the shared output, as many lines at once as reach a pipe in one piece. Whoever closed it stops nobody."""
-        start = 0
-        with contextlib.suppress(OSError):
-            while self.shared is not None and start < len(lines):
-                end = lines.rfind(b"\n", start, start + PIPE_BUF) + 1 or lines.find(b"\n", start) + 1 or len(lines)
-                write_all(self.shared, lines[start:end])
-                start = end
-
     def show_overdue(self) -> None:
         """Show an unfinished line whose end does not come."""
-        if self.unfinished and time.monotonic() - self.since >= PATIENCE:
-            self.show(self.unfinished)
+        if self.shared is not None and self.unfinished and time.monotonic() - self.since >= PATIENCE:
+            self.shared.write(self, self.unfinished)
             self.unfinished = b""
 
     def end(self) -> None:
         """Show what is left, and leave the next line to others."""
-        if self.unfinished:
-            self.show(self.unfinished + b"\n")
+        if self.shared is not None and (self.unfinished or self.shared.open is self):
+            self.shared.write(self, self.unfinished + b"\n")
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -111,6 +122,7 @@ class Collecting:
         self.files: dict[int, LogFile] = {}
         self.streams: dict[int, Stream] = {}
         self.numbers = itertools.count()
+        self.shared = Shared(1), Shared(2)
         for descriptor in (listener.fileno(), lifeline):
             self.selector.register(descriptor, selectors.EVENT_READ)
 
@@ -152,7 +164,7 @@ class Collecting:
             rank = int(message)
             if rank not in self.files:
                 self.files[rank] = LogFile(os.path.join(self.logs, f"rank-{rank}.log"))
-            for descriptor, shared in zip(descriptors, (1, None) if len(descriptors) == 2 else (1, 2, None), strict=True):
+            for descriptor, shared in zip(descriptors, (*self.shared[: len(descriptors) - 1], None), strict=True):
                 self.streams[descriptor] = Stream(next(self.numbers), self.files[rank], shared)
                 self.selector.register(descriptor, selectors.EVENT_READ)
             connection.sendall(ANSWER)
