@@ -47,7 +47,7 @@ HELP = {
     "sudo_password_prompt": "ask once for the password of sudo",
     "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
     "forks": "how many hosts to talk to at the same time (default 64)",
-    "skip": "host recipes to leave alone: all, or names such as limits,driver-options",
+    "skip": "host recipes to leave alone: all, or names such as limits,driver-options; smoke: no test at the end",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
     "as_": "look as this user of the hosts (default: the connection's own)",
     "strict": "exit 4 also when there are warnings",

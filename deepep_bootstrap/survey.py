@@ -69,11 +69,11 @@ class Flags:
 
 
 def skipped(value: str) -> tuple[str, ...]:
-    """Return the host recipes that --skip names."""
+    """Return what --skip names: host recipes, and the smoke test at the end."""
     names = tuple(name for name in value.split(",") if name)
-    unknown = [name for name in names if name not in {"all", *prepare.TITLES}]
+    unknown = [name for name in names if name not in {"all", "smoke", *prepare.TITLES}]
     if unknown:
-        raise Trouble(Problem("--skip", "no such host recipe", ", ".join(unknown), f"all, or some of {', '.join(prepare.TITLES)}"))
+        raise Trouble(Problem("--skip", "no such host recipe", ", ".join(unknown), f"all, smoke, or some of {', '.join(prepare.TITLES)}"))
     return names
 
 

@@ -43,7 +43,7 @@ class Ended:
 @dataclass
 class Engine:
     """The command line, pointed at one lab. `mirror` is a mirror's directory in place of the stand-in's repositories and wheels,
-    `inside` a command prefix, for example into another network."""
+    `inside` a command prefix, for example into another network; without `smoke` a bootstrap runs no test of its own."""
 
     lab: LiveLab
     sources: Path
@@ -53,12 +53,15 @@ class Engine:
     wheels_from_folder: bool = True
     mirror: Path | None = None
     inside: tuple[str, ...] = ()
+    smoke: bool = False
     env: dict[str, str] = field(default_factory=dict)
 
     def argv(self, verb: str, *more: str) -> list[str]:
         flags = [f"--hosts={self.hosts or self.lab.hosts_file}", f"--prefix={self.prefix}"]
         if verb in {"bootstrap", "plan", "doctor"}:
             flags += [f"--lock={self.lock}", f"--mirror={self.mirror}"] if self.mirror else [f"--lock={self.lock}", *self.standin_mirrors()]
+        if verb == "bootstrap" and not self.smoke:
+            flags.append("--skip=smoke")
         return [*self.inside, sys.executable, "-m", "invoke", verb, *flags, *more]
 
     def standin_mirrors(self) -> list[str]:

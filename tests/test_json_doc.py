@@ -31,6 +31,7 @@ FREE_KEYS = {
     "bootstrap": set(),
     "plan": set(),
     "results": {"config", "best", "operations", "figures"},
+    "test": {"values", "config", "best", "operations", "figures", "errors"},
 }
 """Objects whose keys are names of hosts, stacks, variables or paths."""
 

@@ -19,6 +19,7 @@ from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.runs import Run
+from deepep_bootstrap.smoke import try_out
 from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
 
 
@@ -140,8 +141,8 @@ def walk(ended: Ended) -> None:
         do(ended, finish_hosts)
     if any(outcome.host == choice.build_host for outcome in ended.failed):
         return
-    if do(ended, build_entries) and do(ended, publish_offer):
-        do(ended, prove)
+    if do(ended, build_entries) and do(ended, publish_offer) and do(ended, prove):
+        do(ended, try_out)
 
 
 def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:

@@ -110,7 +110,7 @@ class Told:
         run, found = (self.result.run, self.result.found) if self.result else (None, NOTHING)
         return {
             "run": {"name": run.name if run else "", "folder": self.place, "values": dict(run.values) if run else {}},
-            "results": figures.document(found.tests),
+            "tests": [figures.as_json(tested) for tested in found.tests],
             "verdicts": [verdict.as_json() for verdict in found.verdicts],
             "traffic": [{**vars(nic), "errors": dict(nic.errors)} for nic in found.traffic],
             **diagnose.as_json(found.diagnosis),

@@ -157,6 +157,7 @@ def press(place, buffer, args) -> None:
         place.say(f"Testing with seed {seed} ...")
         exchange = Exchange(place, buffer, args)
         exchange.run_case("BF16", "x", with_topk=True)
+        move_counters(place)
         seed += 1
 
 

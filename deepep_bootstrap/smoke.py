@@ -1,0 +1,60 @@
+"""The last proof of a bootstrap that built or offered something: one dispatch and one combine on one free node, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deepep_bootstrap import onhosts, testing
+from deepep_bootstrap.errors import OK, Trouble
+from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.kinds import KINDS
+from deepep_bootstrap.phases import Work, tell
+from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.survey import gather
+from deepep_bootstrap.testing import LATE, Went, Wish
+from deepep_bootstrap.testplace import find_spot
+
+SMOKE = "smoke"
+STEP = "smoke test"
+PATIENCE = 60
+"""Seconds to wait for a free node: whoever has jobs on all of them is not to wait for a proof."""
+
+LIMIT = 300
+"""Seconds the test may take; V2 compiles its kernels first."""
+
+
+def try_out(work: Work) -> tuple[Outcome, ...]:
+    """Run the smoke test of the stack that was offered, through Slurm where it runs. Skipped where nothing is new, where no host with
+    GPUs and a driver is free, and with --skip=smoke."""
+    news = [*work.plan.of_kind("build"), *work.plan.of_kind("offer")]
+    gpus = any(seen.gpus and seen.prepared.nvidia_version for seen in work.survey.facts.values())
+    if not news or not gpus or SMOKE in work.request.skip:
+        return ()
+    survey = replace(gather(work.flags, work.door, work.survey.inventory, work.request.prefix), problems=())
+    kind, record = KINDS[SMOKE], work.plan.choice.record
+    wish = Wish(kind, record, testing.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE)
+    try:
+        spot = find_spot(survey, kind, 1, limited=bool(work.flags.limit), use_busy=work.flags.on_busy_host == "use")
+    except Trouble as trouble:
+        return tell(work, (Outcome(STEP, fold(survey.facts), "skipped", "; ".join(map(str, trouble.problems))),))
+    work.screen.started(STEP, [spot.where])
+    lines: list[str] = []
+
+    def show(line: str) -> None:
+        lines.append(line)
+        work.screen.line(spot.where, STEP, line)
+
+    wish = replace(wish, named=spot.named)
+    if spot.client:
+        went = testing.submit(work.door, spot.client, wish, work.request.recipes, on_line=show)
+    else:
+        went = onhosts.run(work.door, spot.hosts, wish, work.request.recipes, on_line=show)
+    log = work.run.log(went.host.name, SMOKE, "\n".join([*lines, ""]))
+    return tell(work, (replace(_told(went, wish), log=str(log)),))
+
+
+def _told(went: Went, wish: Wish) -> Outcome:
+    if went.state == LATE:
+        later = f"sbatch {wish.file}, when a node is free"
+        return replace(went.outcome, state="skipped", code=OK, detail=f"{went.outcome.detail}. Try: {later}")
+    return went.outcome
