@@ -104,12 +104,12 @@ class _Place:
         stated = min(max(part.world for part in parts), WORLD_MAX)
         guess = LOCAL_RANKS if header or not seen else -(-seen // max(nodes, 1))
         local = processes or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess) or LOCAL_RANKS
-        world = stated or (max(seen, nodes * local) if figures else 0)
+        world = min(stated or (max(seen, nodes * local) if figures else 0), WORLD_MAX)
         said_ok = any(part.codes for part in parts) and not any(code for part in parts for code in part.codes)
         firsts = said_ok and bool(stated) and all(rank % local == 0 for rank in figures)
         seeded = kind == "low-latency" and any(part.seeds for part in parts)
         endless = seeded or any(part.endless for part in parts)
-        return cls(nodes, local, min(world, WORLD_MAX), range(0, world, local if firsts else 1), endless, said_ok)
+        return cls(nodes, local, world, range(0, world, local if firsts else 1), endless, said_ok)
 
 
 def _voices(sides: Sequence[Side]) -> dict[int, Voice]:

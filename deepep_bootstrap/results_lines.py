@@ -43,7 +43,7 @@ EP_SETUP = (
     rf" > (?:Ranks: {WHOLE} x {WHOLE}|Experts: {WHOLE}/{WHOLE}|Tokens: {WHOLE} \(max: {WHOLE}\), hidden: {WHOLE}"
     rf"|#SM: {WHOLE}, #QPs: {WHOLE}/{WHOLE})(?= *$)"
 )
-HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04]{0,8000})$"
+HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04\[]*)"
 
 PATTERNS = (
     ("GB/s", ("tuning", "[tuning]", TUNING), ("ep", "EP:", EP), ("both", "Dispatch + combine", BOTH), ("each", "Dispatch bandwidth", EACH)),
@@ -86,7 +86,7 @@ LEADS = (
 )
 """Texts without which a line is no error."""
 
-OF_RANK = re.compile(r"^\[rank ?(\d+)\]:? ?")
+OF_RANK = re.compile(r"^\[rank ?(\d{1,6})\]:? ?")
 TEXT_MAX = 300
 """Characters of an error that are kept: more is no help in a summary, the log has it whole."""
 

@@ -15,6 +15,10 @@ NAMED_MAX = 6
 """Ranks whose reason is told one by one; the document has all."""
 
 
+ERRORS_TOLD = 3
+"""Errors that are told beside the verdict; the document has more."""
+
+
 def lines(tested: Tested) -> Iterator[str]:
     """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
     verdict = "ok" if tested.ok else "NOT OK"
@@ -44,13 +48,15 @@ def faults(tested: Tested) -> tuple[str, ...]:
         return ()
     found = [] if tested.ended else ["its end is not in the log"]
     if tested.failed:
-        found.append(f"{tested.failed} cases failed")
+        found.append("a case failed" if tested.failed == 1 else f"{tested.failed} cases failed")
     missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
     if missing:
-        found.append(f"figures are missing of ranks {numbers(missing)}")
+        found.append(f"figures are missing of rank{'s' if len(missing) > 1 else ''} {numbers(missing)}")
     if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep"}:
         found.append("no case is in the log")
-    return (*found, *(f"it says: {error}" for error in tested.errors[:3]))
+    # What Slurm says of it follows from what the test says.
+    errors = sorted(tested.errors, key=lambda error: error.startswith(("srun", "slurmstepd")))
+    return (*found, *(f"it says: {error}" for error in errors[:ERRORS_TOLD]))
 
 
 def problem(tested: Tested) -> Problem:
