@@ -131,8 +131,10 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     import torch
 
     torch.cuda.set_device(rank)
-    address = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group(backend="nccl", init_method=address, world_size=ranks, rank=rank)
+    # Naming the device makes NCCL's communicator now: V2 takes it from the group, and early ones do not look whether it is there.
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", world_size=ranks, rank=rank, device_id=torch.device("cuda", rank)
+    )
     exchange = Exchange(torch, deep_ep, torch.distributed.group.WORLD)
     if rank == 0:
         kind = "ElasticBuffer" if exchange.elastic else "Buffer"

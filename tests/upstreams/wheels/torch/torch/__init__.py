@@ -7,7 +7,7 @@ import pathlib
 from . import cuda, distributed, multiprocessing, version
 
 __version__ = version.__version__
-__all__ = ["compiled_with_cxx11_abi", "cuda", "distributed", "multiprocessing", "version"]
+__all__ = ["compiled_with_cxx11_abi", "cuda", "device", "distributed", "multiprocessing", "version"]
 
 _TENSORS = ("Tensor", "bfloat16", "bool", "float32", "from_numpy", "int32", "int64")
 
@@ -17,6 +17,11 @@ def __getattr__(name: str):
     if name in _TENSORS:
         return getattr(importlib.import_module("torch.tensors"), name)
     raise AttributeError(f"the CPU stand-in of torch has no {name}")
+
+
+def device(kind: str, index: int = 0) -> str:
+    """The name of a device; there is none but the CPU behind it."""
+    return f"{kind}:{index}"
 
 
 def compiled_with_cxx11_abi() -> bool:
