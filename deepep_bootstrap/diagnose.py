@@ -17,7 +17,10 @@ FLOOR = 0.3
 """Least confidence that is told."""
 
 SURE = 0.75
-"""From here on a cause explains others, and the first one in time is the first one told."""
+"""From here on a cause is taken for sure and explains others."""
+
+ALIKE = 0.1
+"""Sure causes that differ by less in confidence are told in the order of time: what came first is the root more often."""
 
 HIDDEN = 0.4
 """What is left of the confidence in a cause that a sure one explains."""
@@ -92,11 +95,10 @@ class _Found:
     context: tuple[int, Hit] | None
 
     @property
-    def order(self) -> tuple[int, float, int, int]:
-        """How causes are sorted: sure ones by time, the others by confidence."""
+    def first(self) -> tuple[int, int]:
+        """Where it first shows in the log that shows it most: the log's place, the line."""
         _, part, hit = self.signs[0]
-        first = min((each.line for _, other, each in self.signs if other == part), default=hit.line)
-        return (0, 0.0, part, first) if self.confidence >= SURE else (1, -self.confidence, part, first)
+        return part, min((each.line for _, other, each in self.signs if other == part), default=hit.line)
 
 
 def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
@@ -199,12 +201,19 @@ def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_Part]) -> bool:
 
 
 def _rank(found: Sequence[_Found]) -> list[_Found]:
-    """Return the causes in the order in which they are told: without what a sure one explains, without faint ones beside sure ones."""
+    """Return the causes in the order in which they are told: sure ones by time, the others by confidence, without
+    what a sure one explains, and without faint ones beside sure ones."""
     sure = [each for each in found if each.confidence >= SURE]
     hidden = {slug for each in sure for slug in each.cause.hides}
     weighed = [replace(each, confidence=each.confidence * (HIDDEN if each.cause.slug in hidden else 1.0)) for each in found]
     least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
-    return sorted((each for each in weighed if each.confidence >= least), key=lambda each: (each.order, each.cause.slug))
+    top = max((each.confidence for each in weighed), default=0.0)
+
+    def order(each: _Found) -> tuple[float, tuple[int, int], str]:
+        alike = each.confidence >= max(SURE, top - ALIKE)
+        return (0.0 if alike else 1 - each.confidence), each.first, each.cause.slug
+
+    return sorted((each for each in weighed if each.confidence >= least), key=order)
 
 
 def _told(found: _Found, parts: Sequence[_Part]) -> Finding:
