@@ -28,7 +28,7 @@ LAST_CASE = re.compile(
 )
 """The last of all combinations that V2's test goes through."""
 
-LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "dispatch and combine bandwidth", "halves": "send/recv times"}
+LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each alone", "halves": "send/recv times"}
 
 
 @dataclass(frozen=True)
