@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import quantiles
+from statistics import median, quantiles
 
 from markupsafe import Markup, escape
 
@@ -18,6 +18,9 @@ BAR_HEIGHT, STRIP_HEIGHT, TREND_HEIGHT = 20, 34, 132
 
 DOT, SMALL_DOT, MANY = 4.5, 2.5, 48
 """Radius of a dot; dots of a strip get small beyond so many ranks."""
+
+FEW = 4
+"""Ranks from which on a strip shows their middle half."""
 
 LANES = (0, -6, 6, -3, 3)
 """Pixels by which neighbours of a strip are moved apart, so that equal ones can be counted."""
@@ -100,15 +103,19 @@ def strip(dots: Sequence[Dot], scale: Scale | None = None) -> Markup:
     """Return one dot a rank over the box of the middle half and the line of the median; "" without values."""
     if not dots:
         return Markup("")
-    values = sorted(dot.value for dot in dots)
+    values = [dot.value for dot in dots]
     scale = scale or Scale.around(values)
     middle = STRIP_HEIGHT / 2
-    low, median, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
-    box = tag("rect", class_="box", x=percent(scale.share(low)), width=percent(scale.share(high) - scale.share(low)),
-              y=middle - 11, height=22, rx=2)  # fmt: skip
-    line = at(scale.share(median), middle, tag("path", class_="median", d="M0-14V14"))
+    line = at(scale.share(median(values)), middle, tag("path", class_="median", d="M0-14V14"))
     axis = tag("line", class_="axis", x1="0", x2="100%", y1=middle, y2=middle)
-    return chart("strip", STRIP_HEIGHT, axis, box, line, *_marks(dots, scale, middle))
+    return chart("strip", STRIP_HEIGHT, axis, *_box(values, scale, middle), line, *_marks(dots, scale, middle))
+
+
+def _box(values: Sequence[float], scale: Scale, middle: float) -> Iterator[Markup]:
+    """Yield the box of the middle half; of a few values there is none."""
+    if len(values) >= FEW:
+        low, _, high = (scale.share(each) for each in quantiles(values, n=4, method="inclusive"))
+        yield tag("rect", class_="box", x=percent(low), width=percent(high - low), y=middle - 11, height=22, rx=2)
 
 
 def _marks(dots: Sequence[Dot], scale: Scale, middle: float) -> Iterator[Markup]:

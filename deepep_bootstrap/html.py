@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from deepep_bootstrap import charts, diagnose
 from deepep_bootstrap.charts import Dot
@@ -44,7 +44,15 @@ def render(report: Report, texts: Mapping[str, str], made: float) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters |= {"amount": amount, "bytes": gigabytes, "when": when, "day": day, "took": took}
+    environment.filters |= {
+        "amount": amount,
+        "bytes": gigabytes,
+        "when": when,
+        "day": day,
+        "took": took,
+        "marked": marked,
+        "first_large": first_large,
+    }
     environment.globals |= {
         "bar": bar, "nic_bar": nic_bar, "strip": strip, "trend": trend, "icon": charts.icon, "step": step, "share_step": share_step,
         "config": config, "advice": diagnose.advice,
@@ -69,6 +77,17 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return "\n".join(map(clean, value.split("\n")))
     return value
+
+
+def marked(text: str) -> Markup:
+    """Return a sentence of ours, escaped, with what stands between back quotes as code."""
+    parts = clean(text).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts))
+
+
+def first_large(text: str) -> str:
+    """Return a sentence with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def amount(value: float | None) -> str:
@@ -104,14 +123,23 @@ def bar(verdict: Verdict) -> Markup:
     """Return a figure on its way to what the hardware can move, or where that is not known, to a little more than is wanted."""
     value = verdict.value or 0.0
     band = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
-    top = verdict.limit if verdict.limit and verdict.limit >= value else max(value, verdict.high or 0.0) * 1.12
-    return charts.bar(value, top, band=band, tick=verdict.wanted, state=verdict.state)
+    return charts.bar(value, top_of(verdict), band=band, tick=verdict.wanted, state=verdict.state)
+
+
+def top_of(verdict: Verdict) -> float:
+    """Return where the track of a figure ends."""
+    value = verdict.value or 0.0
+    return verdict.limit if verdict.limit and verdict.limit >= value else max(value, verdict.high or 0.0) * 1.12
 
 
 def nic_bar(host: HostRow, row: NicRow) -> Markup:
     """Return a NIC's share of its host's traffic; the tick is an equal share, and all bars of a host have one scale."""
-    top = max([nic.traffic.share_sent for nic in host.nics] + [host.fair * 2])
-    return charts.bar(row.traffic.share_sent, top, tick=host.fair if row.traffic.expected else None, state=row.state)
+    return charts.bar(row.traffic.share_sent, top_share(host), tick=host.fair if row.traffic.expected else None, state=row.state)
+
+
+def top_share(host: HostRow) -> float:
+    """Return the share at which the tracks of a host's NICs end: twice an equal one, where none has more."""
+    return max([row.traffic.share_sent for row in host.nics] + [host.fair * 2])
 
 
 def strip(spread: Spread) -> Markup:

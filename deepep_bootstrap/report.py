@@ -30,6 +30,9 @@ GIB = 1024**3
 TABLE_WIDTH = 120
 """Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
 
+PIPE_WIDTH = 120
+"""Columns of a table that goes into a file or a pipe."""
+
 STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
@@ -58,6 +61,17 @@ class Screen:
         """Print one line for a person."""
         with self._lock:
             self._console.print(plain(text), style=style or None, markup=False)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or another thing of rich's, whose texts are plain; without a terminal as wide as PIPE_WIDTH."""
+        with self._lock:
+            console = self._console if self._console.is_terminal else Console(quiet=self.as_json, highlight=False, width=PIPE_WIDTH)
+            console.print(renderable, soft_wrap=False)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether bars can be drawn with characters for them."""
+        return (self._console.encoding or "").lower().startswith("utf")
 
     def problem(self, problem: Problem) -> None:
         """Print one problem; part of the document instead where there is one."""

@@ -1,39 +1,25 @@
-"""What a report of one run shows, in the order of a reader's questions: did it work, how well, why not, against what before. Pure."""
+"""What a report of one run shows: how it went, how well, why not, and against what before. Values, pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from deepep_bootstrap import diagnose, figures
-from deepep_bootstrap.assess import Assessment
 from deepep_bootstrap.datalines import natural
 from deepep_bootstrap.diagnose import Diagnosis
-from deepep_bootstrap.factlines import by_label, lines
-from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.references import figures_of
-from deepep_bootstrap.runviews import Grid, HostRow, Spread, Tail, grids, hosts_of, spreads, tails
+from deepep_bootstrap.runviews import Grid, HostRow, Spread, Tail
 from deepep_bootstrap.testruns import TestRun
 from deepep_bootstrap.traffic import NicTraffic
-from deepep_bootstrap.verdicts import ABOVE, BELOW, ERROR, FIGURE, NIC, Verdict
+from deepep_bootstrap.verdicts import FIGURE, Verdict
 
 PASSED, SLOW, FAILED, OPEN = "passed", "below", "failed", "unfinished"
 HEADLINES = {PASSED: "Passed", SLOW: "Below its reference", FAILED: "Failed", OPEN: "Not ended"}
-
-PAST_RUNS = 30
-"""How many earlier runs a trend shows."""
-
-LABELS = (
-    ("module", "module"), ("stack", "stack"), ("deepep", "DeepEP"), ("generation", "generation"), ("lock_digest", "lock digest"),
-    ("prefix", "prefix"), ("via", "started by"), ("job", "Slurm job"), ("script", "script"), ("args", "arguments"),
-    ("time_limit", "time limit, s"), ("code", "exit code"),
-)  # fmt: skip
-"""Values of run.env in the order of a report, and what people call them."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +103,15 @@ class Report:
 
     @property
     def slow_ranks(self) -> tuple[tuple[str, str], ...]:
-        """Return state and sentence of every rank that is slow or missing."""
-        found = [(tested, rank) for tested in self.tests for rank in tested.ranks if rank.state != "ok"]
-        return tuple((rank.state, f"rank {rank.rank}, {rank.why or 'its log says more'} ({tested.test})") for tested, rank in found)
+        """Return states and sentences of the ranks that are slow or missing; those of which the same is said in one."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for tested in self.tests:
+            for rank in tested.ranks:
+                if rank.state != "ok":
+                    groups.setdefault((rank.state, rank.why or "its log says more", tested.test), []).append(str(rank.rank))
+        return tuple(
+            (state, f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} of {test}: {why}") for (state, why, test), ranks in groups.items()
+        )
 
     @property
     def spread_groups(self) -> tuple[tuple[str, tuple[Spread, ...]], ...]:
@@ -160,115 +152,6 @@ class Report:
         """Return how long it took; None where nobody said it."""
         ended = number(self.run.values.get("ended", ""))
         return ended - self.started if ended is not None and self.started is not None and ended >= self.started else None
-
-
-def compose(
-    run: TestRun, found: Assessment, facts: Mapping[str, Facts], *, past: Sequence[Past] = (), remarks: Sequence[str] = ()
-) -> Report:
-    """Return the report of a run: what was found in it, the facts of its hosts by name, earlier runs of its kind, and what a reader is
-    to know beside."""
-    earlier = sorted((each for each in past if each.name != run.name), key=lambda each: (each.started, each.name))[-PAST_RUNS:]
-    state = state_of(run, found)
-    return Report(
-        run=run,
-        state=state,
-        why=reason(run, state, found),
-        tests=found.tests,
-        verdicts=found.verdicts,
-        hosts=hosts_of(found.traffic, found.verdicts),
-        diagnosis=found.diagnosis,
-        spreads=spreads(found.tests),
-        grids=grids(found.tests),
-        series=series(run, found, earlier),
-        facts=lines_of(facts),
-        about=tuple(Row(label, run.values[key]) for key, label in LABELS if run.values.get(key)),
-        tails=tails(run, telling(run, found.diagnosis)),
-        past=tuple(earlier),
-        remarks=tuple(remarks),
-    )
-
-
-def state_of(run: TestRun, found: Assessment) -> str:
-    """Return how a run went; one that nobody saw end is open, whatever its logs have so far."""
-    if run.code is None:
-        return OPEN
-    if found.failed:
-        return FAILED
-    return SLOW if any(verdict.state == BELOW for verdict in found.verdicts) else PASSED
-
-
-def reason(run: TestRun, state: str, found: Assessment) -> str:
-    """Return why the state is what it is, in one sentence."""
-    if state == OPEN:
-        return "it is still running, or whoever followed it was stopped"
-    if state == FAILED:
-        return failure(run, found)
-    if state == SLOW:
-        low = [verdict for verdict in found.verdicts if verdict.state == BELOW]
-        more = f", and {len(low) - 1} more" if len(low) > 1 else ""
-        return f"{low[0].host and low[0].host + ': '}{low[0].text}{more}"
-    return praise(found)
-
-
-def failure(run: TestRun, found: Assessment) -> str:
-    """Return why a run failed: its first cause, else what a test says, else the first line that tells of a failure."""
-    if found.diagnosis.findings:
-        return found.diagnosis.findings[0].title
-    said = [error for tested in found.tests for error in tested.errors]
-    if shown := found.diagnosis.failure:
-        said.append(f"{shown.log}, line {shown.line}: {shown.text}")
-    return said[0] if said else f"exit code {run.code}" if run.code else "a test did not reach its end"
-
-
-def telling(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:
-    """Return the logs that show why a run failed; of one that did not, none."""
-    shown = [evidence.log for finding in diagnosis.findings for evidence in finding.evidence[:1]]
-    shown += [diagnosis.failure.log] if diagnosis.failure else []
-    return frozenset(shown) if run.code != 0 else frozenset()
-
-
-def praise(found: Assessment) -> str:
-    """Return what is good about a run that passed."""
-    passed = sum(tested.passed for tested in found.tests)
-    said = [f"{passed} cases passed"] if passed else []
-    compared = [verdict for verdict in found.verdicts if verdict.kind == FIGURE and verdict.wanted is not None]
-    if compared:
-        above = sum(verdict.state == ABOVE for verdict in compared)
-        said.append(f"{len(compared)} figures at their reference" + (f", {above} of them above" if above else ""))
-    if any(verdict.kind == NIC for verdict in found.verdicts):
-        said.append("every NIC carried its share")
-    if any(verdict.kind == ERROR for verdict in found.verdicts):
-        said.append("with new errors of links that are no fault by themselves")
-    return "; ".join(said) or "exit code 0"
-
-
-def keyed(tests: Iterable[Tested]) -> dict[str, float]:
-    """Return the figures of tests by test and path ("internode best.combine.rdma_gbs"); of two tests of one kind the first counts."""
-    found: dict[str, float] = {}
-    for tested in tests:
-        for path, value in figures_of(tested).items():
-            found.setdefault(f"{tested.test} {path}", value)
-    return found
-
-
-def series(run: TestRun, found: Assessment, earlier: Sequence[Past]) -> tuple[Series, ...]:
-    """Return each rate of this run over the runs before it, in the order of the verdicts; times are left to the table."""
-    now = Past(run.name, number(run.values.get("started", "")) or 0.0, found.failed, keyed(found.tests))
-    shown: dict[str, Series] = {}
-    for verdict in found.verdicts:
-        key = f"{verdict.test} {verdict.subject}"
-        if verdict.kind != FIGURE or verdict.unit != "GB/s" or key not in now.figures or key in shown:
-            continue
-        shown[key] = Series(verdict, tuple((each, each.figures[key]) for each in (*earlier, now) if key in each.figures))
-    return tuple(shown.values())
-
-
-def lines_of(facts: Mapping[str, Facts]) -> tuple[Row, ...]:
-    """Return what the hosts are, a value that all share once, others each with the hosts that have it."""
-    rows = []
-    for label, values in by_label({name: lines(seen) for name, seen in facts.items()}).items():
-        rows += [Row(label, value, "" if len(values) == 1 else fold(names)) for value, names in values.items()]
-    return tuple(rows)
 
 
 def number(text: str) -> float | None:

@@ -159,9 +159,22 @@ def spreads(tests: Sequence[Tested]) -> tuple[Spread, ...]:
 def _spreads(tested: Tested) -> Iterator[Spread]:
     names = dict.fromkeys(name for rank in tested.ranks for name in rank.figures)
     for name in names:
-        values = tuple(RankValue(rank.rank, rank.figures[name], rank.state) for rank in tested.ranks if name in rank.figures)
+        own = [(rank, rank.figures[name]) for rank in tested.ranks if name in rank.figures]
+        values = tuple(RankValue(rank.rank, value, "slow" if rank.state == "slow" else "ok") for rank, value in own)
         if len(values) > 1:
-            yield Spread(tested.test, title(name), unit_of(name)[0], values)
+            yield Spread(tested.test, rank_title(name), unit_of(name)[0], values)
+
+
+PARTS = {"fp8": "FP8", "bf16": "BF16", "nvl": "NVLink", "rdma": "RDMA", "gbs": "", "us": "time", "send": "send", "recv": "receive",
+         "so": "between nodes", "su": "inside a node", "min": "least", "max": "most"}  # fmt: skip
+"""Words in the names of ranks' figures, and what people call them."""
+
+
+def rank_title(name: str) -> str:
+    """Return what people call a rank's own figure: "dispatch FP8, NVLink" for dispatch_fp8_nvl_gbs."""
+    words = [PARTS.get(word, word) for word in name.removesuffix("_gbs").split("_")]
+    text = " ".join(words).replace("dispatch combine", "dispatch and combine")
+    return re.sub(r" (NVLink|RDMA|between nodes|inside a node|(?:(?:send|receive|least|most) )?time)$", r", \1", text)
 
 
 def grids(tests: Sequence[Tested]) -> tuple[Grid, ...]:
