@@ -81,7 +81,7 @@ def test_a_rule_fires_on_its_case_and_no_other_does(path: Path) -> None:
     assert {finding.cause for finding in found[1:]} <= COMPANIONS.get(path.name, set())
     lines = read(path).split("\n")
     for evidence in found[0].evidence:
-        assert evidence.text.strip("…")[:40] in lines[evidence.line - 1] + lines[min(evidence.line, len(lines) - 1)]
+        assert evidence.text.strip("…").split()[0] in lines[evidence.line - 1]
 
 
 @pytest.mark.parametrize("path", cases("failing"), ids=lambda path: path.stem)
