@@ -71,9 +71,9 @@ def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", ver
 
 
 @verb
-def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", prune: bool = False) -> int:
+def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", packages: str = "", prune: bool = False) -> int:
     """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check hashes it again."""
-    return _mirror.mirror(flags, directory, check=check, target=target, prune=prune)
+    return _mirror.mirror(flags, directory, check=check, target=target, packages=packages, prune=prune)
 
 
 @verb
@@ -131,9 +131,10 @@ def verify(flags: Flags, store: bool = False, against: str = "") -> int:
 
 
 @verb
-def report(flags: Flags, bundle: str = "", scrub_hosts: bool = False) -> int:
-    """Write a bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
-    return _report.report(flags, bundle=bundle, scrub_hosts=scrub_hosts)
+def report(flags: Flags, run: str = "", html: str = "", bundle: str = "", scrub_hosts: bool = False) -> int:
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a bug bundle: versions,
+    plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
+    return _report.report(flags, run=run, html=html, bundle=bundle, scrub_hosts=scrub_hosts)
 
 
 @verb

@@ -32,6 +32,8 @@ HELP = {
     "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be given more than once",
     "directory": "the directory of the mirror",
     "target": "wheels for these targets only, joined by commas: cp312-x86_64,cp311-x86_64 (default: all of the lock)",
+    "packages": "also what hosts install from the lock's own package repositories: for all its distributions with apt, or "
+    "--packages=ubuntu-24_04,debian-12",
     "prune": "remove what the mirror holds beside what is wanted now",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
     "dry_run": "say what would be done and change nothing",
@@ -68,6 +70,8 @@ HELP = {
     "file": "an archive that `invoke export` wrote",
     "allowed_signers": "whose signature counts: a file in the format ALLOWED SIGNERS of ssh-keygen's manual",
     "insecure_unsigned": "import an archive without looking for a signature",
+    "run": "a run of `invoke test`: its folder on this machine, or with --hosts its name (default: the newest)",
+    "html": "write the report as one HTML file, to this new file",
     "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
     "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs or smoke",
@@ -95,6 +99,8 @@ CORE_FLAGS = frozenset(
     )
 )
 ASKS_FOR_HELP = frozenset(("--help", "-h"))
+MAY_BE_BARE = frozenset(("run",))
+"""Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command line decides."""
 
 
 def verb(function: Callable[..., int]) -> Any:
@@ -108,6 +114,7 @@ def verb(function: Callable[..., int]) -> Any:
     parameters = own[1:] + common_parameters() if has_common else own
     names = [parameter.name for parameter in parameters]
     name = function.__name__.strip("_").replace("_", "-")
+    parameters = as_written(name, parameters, sys.argv[1:])
     root = Path(inspect.getfile(function)).resolve().parent
     if "invoke" in Path(sys.argv[0]).parts[-2:]:
         # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
@@ -140,9 +147,20 @@ def verb(function: Callable[..., int]) -> Any:
         name=name,
         auto_shortflags=False,
         iterable=[key for key in names if key in {"mirror", "log"}],
-        optional=[key for key in names if key == "bundle"],
+        optional=[key for key in names if key in {"bundle", "packages"}],
         help={key: HELP[key] for key in names},
     )
+
+
+def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
+    """Return the parameters of a verb, one of MAY_BE_BARE without its default, and so an argument, if `argv` has a word for it."""
+    if not MAY_BE_BARE.intersection(parameter.name for parameter in parameters):
+        return list(parameters)
+    takes_value = {as_flag(parameter.name) for parameter in parameters if not isinstance(parameter.default, bool)}
+    behind = list(argv[argv.index(name) + 1 :]) if name in argv else []
+    is_value = [False, *(word in takes_value for word in behind)]
+    bare = any(not word.startswith("-") and not value for word, value in zip(behind, is_value, strict=False))
+    return [parameter.replace(default=Parameter.empty) if bare and parameter.name in MAY_BE_BARE else parameter for parameter in parameters]
 
 
 def common_parameters() -> list[Parameter]:

@@ -181,7 +181,7 @@ def _ranks(screen: Screen, report: Report, glyphs: Glyphs) -> None:
 
 def strip(spread: Spread, glyphs: Glyphs) -> Text:
     """Return one mark a rank on a line from the least to the most, slow ranks over the others."""
-    scale = Scale.around([each.value for each in spread.values], 0.0)
+    scale = Scale.around([each.value for each in spread.values], 0.02)
     cells = [" "] * STRIP
     for each in sorted(spread.values, key=lambda value: value.state == "slow"):
         cells[round(scale.share(each.value) * (STRIP - 1))] = glyphs.slow if each.state == "slow" else glyphs.dot

@@ -1,4 +1,4 @@
-"""`invoke report --bundle`: what somebody who helps needs to see, in one archive, without secrets. Works where hosts do not answer."""
+"""`invoke report`: how a run of a test went; with --bundle what somebody who helps needs to see, in one archive, without secrets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import bugbundle, command
+from deepep_bootstrap import bugbundle, command, runreading, runscreen
 from deepep_bootstrap.bugbundle import scrub
 from deepep_bootstrap.errors import OK, Problem, Trouble, state_dir
 from deepep_bootstrap.hosts import Inventory
+from deepep_bootstrap.html import render
 from deepep_bootstrap.report import Screen, plan_json
-from deepep_bootstrap.survey import Flags, Survey, decide, gather, open_door, read_inventory, read_usable, request_for
+from deepep_bootstrap.runreport import as_json
+from deepep_bootstrap.survey import Flags, Survey, decide, gather, open_door, read_inventory, read_tree, read_usable, request_for
 
 RUNS, BUGS = 3, 5
 """How many of the newest runs' and bugs' logs are in a bundle."""
@@ -37,12 +39,14 @@ WHAT = (
 )
 
 
-def report(flags: Flags, *, bundle: str | bool, scrub_hosts: bool) -> int:
-    """Write a bug bundle to the file `bundle` (True: one named by the time, here) and say what is in it; exit 0 whatever the hosts say."""
+def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts: bool) -> int:
+    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or write a bug bundle to
+    the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
     if not bundle:
-        what, remedy = "only bug bundles can be made so far", "invoke report --bundle; what is installed: invoke status"
-        raise Trouble(Problem("report", what, "no --bundle", try_=remedy))
+        return show_run(flags, screen, run, html)
+    if run or html:
+        raise Trouble(Problem("--bundle", "a bundle is not the report of a run", f"also {run or '--html'}", "one of the two"))
     now = int(time.time())
     path = new_file(bundle, now)
     files, problems, names = collect(flags)
@@ -61,14 +65,38 @@ def report(flags: Flags, *, bundle: str | bool, scrub_hosts: bool) -> int:
     return OK
 
 
+def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
+    """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless one is named."""
+    texts = read_tree(flags.root / "env")
+    path = new_path("--html", html) if html else None
+    found, where = runreading.read_run(flags, name, texts)
+    if path and not flags.dry_run:
+        page = render(found, texts, time.time())
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(page)
+    runscreen.show(screen, found)
+    screen.say(f"\nLogs and counters: {where}")
+    if path:
+        screen.say(f"{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
+    else:
+        screen.next_commands([runreading.again(flags, name or found.run.name)])
+    screen.document(OK, (), **as_json(found), folder=where, html=str(path or ""))
+    return OK
+
+
 def new_file(bundle: str | bool, now: int) -> Path:
-    """Return where to write; Trouble where something is there already or no folder is."""
+    """Return where to write the bundle."""
     name = f"deepep-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}.tar.gz" if bundle is True else str(bundle)
+    return new_path("--bundle", name)
+
+
+def new_path(flag: str, name: str) -> Path:
+    """Return the path of a file to write; Trouble where something is there already or no folder is."""
     path = Path(os.path.expanduser(name)).absolute()
     if not path.parent.is_dir():
-        raise Trouble(Problem(f"--bundle={name}", "its folder is not there", wanted=f"a directory {path.parent}"))
+        raise Trouble(Problem(f"{flag}={name}", "its folder is not there", wanted=f"a directory {path.parent}"))
     if os.path.lexists(path):
-        raise Trouble(Problem(f"--bundle={name}", "is there already", wanted="the name of a new file"))
+        raise Trouble(Problem(f"{flag}={name}", "is there already", wanted="the name of a new file"))
     return path
 
 
