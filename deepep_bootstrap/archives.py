@@ -90,19 +90,28 @@ def differences(archive: Archive, found: MeasuredFile) -> list[Problem]:
 
 def _get(archive: Archive, mirrors: Mirrors, scratch: Path, limit: int | None) -> Path:
     """Copy or download the file into `scratch`, of one longer than `limit` bytes no more than one piece too many."""
-    where, place, file = f"archive {archive.name}", mirrors.file(archive.url), scratch / archive.file
+    file = scratch / archive.file
+    copy_from(mirrors.file(archive.url), file, f"archive {archive.name}", limit)
+    return file
+
+
+def copy_from(place: str, file: Path, where: str, limit: int | None = None) -> None:
+    """Copy or download what is at `place`, an address or a path, to `file`; of more than `limit` bytes no more than one piece too many.
+
+    Raises Trouble, said of `where`. Nothing is verified here.
+    """
     if not is_address(place) or place.startswith("file://"):
         local = Path(unquote(urlsplit(place).path)) if is_address(place) else Path(place)
         try:
-            return Path(shutil.copyfile(local, file))
+            shutil.copyfile(local, file)
         except OSError as error:
             raise Trouble(Problem(where, f"{local} cannot be read: {error.strerror}", try_=REMEDY)) from None
+        return
     with file.open("wb") as out:
         for piece in _download(place, where):
             out.write(piece)
             if limit is not None and out.tell() > limit:
                 break
-    return file
 
 
 def _download(place: str, where: str) -> Iterator[bytes]:

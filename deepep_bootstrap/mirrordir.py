@@ -4,6 +4,7 @@
     git/HOST/OWNER/NAME.git          bare repositories that any web server can serve
     wheels/INDEX/NAME/FILE           with a page of links beside them: behind a web server an index for pip and uv
     files/HOST/PATH                  archives
+    packages/HOST/PATH               parts of package repositories, as the lock's [system.*] name them, with their keys
 
 Reading only: nothing here writes, follows a symbolic link, or leaves the directory.
 """
@@ -18,16 +19,17 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from deepep_bootstrap import nar
+from deepep_bootstrap import copied, nar
 from deepep_bootstrap.asked import TARGET
+from deepep_bootstrap.copied import Copied
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import FILES, GIT, INDEX, WHEELS, file_path, repository_path, wheel_path
+from deepep_bootstrap.mirrors import FILES, GIT, INDEX, PACKAGES, WHEELS, file_path, repository_path, wheel_path
 from deepep_bootstrap.sources import FILE_HASH, HASH, REV, Archive, Source
 from deepep_bootstrap.tables import NAME
 
@@ -42,6 +44,8 @@ LONGEST_INDEX = 64 << 20
 """Bytes of an index that are read at most: a mirror of everything has some ten thousand files, a line or two each."""
 CHUNK = 1 << 20
 KEYS = {"format": int, "lock": str, "stacks": list, "targets": list, "sources": list, "archives": dict, "files": dict}
+OPTIONAL = "packages"
+"""A key that only a mirror with packages has, so that a program without them reads all others."""
 SOURCE_KEYS = {"name", "url", "rev", "hash"}
 SOURCE_FORMS = {"name": NAME, "rev": REV, "hash": HASH}
 MANY = 10
@@ -69,7 +73,7 @@ class Held:
 @dataclass(frozen=True)
 class Index:
     """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is there: the sources, of
-    archives the hashes that the lock has (of either kind), and every file, both by path."""
+    archives the hashes that the lock has (of either kind), every file, both by path, and parts of package repositories by name."""
 
     lock: str
     stacks: tuple[str, ...]
@@ -77,6 +81,7 @@ class Index:
     sources: tuple[Held, ...]
     archives: Mapping[str, str]
     files: Mapping[str, Record]
+    packages: Mapping[str, Copied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def render(index: Index) -> str:
         "sources": [{"name": each.name, "url": each.url, "rev": each.rev, "hash": each.hash} for each in index.sources],
         "archives": dict(sorted(index.archives.items())),
         "files": {path: {"size": each.size, "hash": each.hash} for path, each in sorted(index.files.items())},
-    }
+    } | ({OPTIONAL: copied.render(dict(sorted(index.packages.items())))} if index.packages else {})
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -140,7 +145,9 @@ def parse(data: bytes, where: str) -> Index:
         what = "this index has another format: update the tool"
         raise Trouble(Problem(where, what, found=str(document["format"]), wanted=str(FORMAT)))
     faults = [f"{key}: missing or of another kind" for key, kind in KEYS.items() if type(document.get(key)) is not kind]
-    faults += [f"{key}: an unknown key" for key in document if key not in KEYS]
+    faults += [f"{key}: an unknown key" for key in document if key not in {*KEYS, OPTIONAL}]
+    if type(document.setdefault(OPTIONAL, {})) is not dict:
+        faults.append(f"{OPTIONAL}: of another kind")
     if not faults:
         faults = list(_faults(document))
     if faults:
@@ -153,6 +160,7 @@ def parse(data: bytes, where: str) -> Index:
         tuple(Held(**each) for each in document["sources"]),
         document["archives"],
         {path: Record(each["size"], each["hash"]) for path, each in document["files"].items()},
+        copied.read(document[OPTIONAL]),
     )
 
 
@@ -181,6 +189,7 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     for path, each in document["archives"].items():
         if path not in document["files"] or not (isinstance(each, str) and FILE_HASH.fits(each)):
             yield f"archives: {path!r:.200} is not among the files, or has no SRI hash"
+    yield from copied.faults(document[OPTIONAL])
     for path, each in document["files"].items():
         if not is_inside(path):
             yield f"files: {path!r:.200} is no path inside a mirror"
@@ -193,7 +202,7 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
 def is_inside(path: str) -> bool:
     """Return whether `path` is the relative path of a file below one of a mirror's folders, written in the one plain way."""
     steps = path.split("/")
-    return len(steps) > 1 and steps[0] in {GIT, FILES, WHEELS} and path.isprintable() and not {"", ".", ".."}.intersection(steps)
+    return len(steps) > 1 and steps[0] in {GIT, FILES, WHEELS, PACKAGES} and path.isprintable() and not {"", ".", ".."}.intersection(steps)
 
 
 def walk(root: Path) -> dict[str, os.stat_result]:

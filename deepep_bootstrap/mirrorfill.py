@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepep_bootstrap import archives
+from deepep_bootstrap.copied import Copied
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.fetch import measure_source
 from deepep_bootstrap.gitrepo import Pin
@@ -57,6 +58,7 @@ class Filled:
     files: dict[str, Record] = field(default_factory=dict)
     sources: list[Held] = field(default_factory=list)
     archives: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, Copied] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

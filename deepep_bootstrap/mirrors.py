@@ -19,9 +19,11 @@ HELP = "--mirror PREFIX=URL_OR_DIRECTORY, --mirror index:NAME=URL_OR_DIRECTORY o
 INDEX = "mirror.json"
 """The file that `invoke mirror` writes last; a directory without it is no mirror, or one that was not finished."""
 REMEDY = "invoke mirror DIRECTORY, on a machine with a network"
-GIT, FILES, WHEELS = "git", "files", "wheels"
+GIT, FILES, WHEELS, PACKAGES = "git", "files", "wheels", "packages"
 SCP_LIKE = re.compile(r"(?:[^/@:]+@)?([^/@:]+):([^/].*)")
 """What git takes for an address over ssh besides URLs: `git@host:owner/name`."""
+HOST_PATH = re.compile(r"/[A-Za-z0-9/._+:@,=~-]*")
+"""A path that apt, dnf and cp read alike where it stands in a file:// address."""
 NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 """What no part of a path in a mirror holds; half a character (JSON and TOML can spell it) has no bytes."""
 
@@ -66,6 +68,24 @@ class Mirrors:
             raise Trouble(Problem(f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"))
         return str(path)
 
+    def packages(self, url: str) -> str:
+        """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address of http, https or
+        file.
+
+        A written mirror in a directory answers for what `invoke mirror --packages` put there; what it has not stays where the lock says.
+        Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go into an address.
+        """
+        replaced = self._replaced(url)
+        if isinstance(replaced, str):
+            path = packages_path(url)
+            if is_address(replaced):
+                return f"{replaced}/{quote(path)}"
+            return _for_hosts(f"{replaced}/{path}") if os.path.exists(Path(replaced, path)) else url
+        if replaced is None:
+            return url
+        place, rest = replaced
+        return place + rest if is_address(place) else _for_hosts(f"{place.rstrip('/')}/{rest.strip('/')}".rstrip("/"))
+
     def _replaced(self, url: str) -> tuple[str, str] | str | None:
         """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; the place of a written
         mirror; None where nothing answers for `url`."""
@@ -86,6 +106,12 @@ class Mirrors:
             if level.written:
                 return f"{level.written}/{WHEELS}/{name}"
         return ""
+
+
+def packages_path(url: str) -> str:
+    """Return where a written mirror keeps a package repository or its key: packages/HOST/PATH. Raises Trouble for an address that leads
+    out of it."""
+    return f"{PACKAGES}/{_local(url)}"
 
 
 def repository_path(url: str) -> str:
@@ -124,6 +150,16 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
+
+
+def _for_hosts(path: str) -> str:
+    """Return the address of a directory as apt and dnf take it, each in its own way to escape; so nothing may need that."""
+    if not HOST_PATH.fullmatch(path):
+        raise Trouble(
+            Problem(f"mirror {path}", "package managers do not take this path", wanted="no blanks, % or special letters in it",
+                    try_="another directory, or the http:// address of a web server with it")
+        )  # fmt: skip
+    return f"file://{path}"
 
 
 def _inside(root: str, path: str, what: str) -> str:

@@ -10,42 +10,25 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepep_bootstrap import lock as locks
-from deepep_bootstrap import mirrordir, mirrors, store
+from deepep_bootstrap import mirrordir, mirrors, packageparts, store
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
-from deepep_bootstrap.lock import Lock, Wheel
-from deepep_bootstrap.lockview import used
-from deepep_bootstrap.mirrordir import MARKER, PINS, SCRATCH, Finding, Held, Index, Wanted
+from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.mirrorchoice import Choice, Named, choose, with_index
+from deepep_bootstrap.mirrordir import MARKER, PINS, SCRATCH, Finding, Held, Index
 from deepep_bootstrap.mirrorfill import Filled, Job, fill, is_file
-from deepep_bootstrap.mirrors import INDEX, file_path, repository_path, wheel_path
+from deepep_bootstrap.mirrors import INDEX, PACKAGES, file_path, repository_path, wheel_path
+from deepep_bootstrap.packagefill import Brought, fill_packages, foretell_packages
 from deepep_bootstrap.report import Screen, size
 from deepep_bootstrap.survey import Flags
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a mirror is for: stacks of a lock and wheel targets, all of the lock's where none are named."""
-
-    lock: Lock
-    stacks: tuple[str, ...]
-    targets: tuple[str, ...]
-
-    @property
-    def wanted(self) -> Wanted:
-        """Everything that bootstraps of it fetch: sources, archives, the wheels of the targets, and the tools for their machines."""
-        sources, archives = used(self.lock, self.stacks)
-        machines = {target.rpartition("-")[2] for target in self.targets}
-        wheels = [wheel for name in self.stacks for target in self.targets for wheel in self.lock.stacks[name].wheels.get(target, ())]
-        tools = [wheel for each in self.lock.tools.values() for wheel in each if _runs_on(wheel, machines)]
-        return Wanted(tuple(sources), tuple(archives), tuple(dict.fromkeys([*wheels, *tools])))
-
-
-def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", prune: bool = False) -> int:
-    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas, and so does `--stack`.
+def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", packages: str | bool = "", prune: bool = False) -> int:
+    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas, and so do `--stack`
+    and, for distributions whose repositories are copied in part, `packages`.
 
     Exit 1 when something could not be fetched, 4 when a check finds the mirror incomplete, changed, or made for other pins.
     """
@@ -56,32 +39,16 @@ def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "
         raise Trouble(Problem("--check", "changes nothing and does not go with --prune or --dry-run"))
     root = Path(os.path.expanduser(directory)).absolute()
     lock = locks.read(flags.lock or flags.root / "deepep.lock.toml")
+    named = Named.of(flags.stack, target, packages)
     if check:
-        return look(screen, root, lock, (_words(flags.stack), _words(target)))
-    choice = choose(lock, _words(flags.stack), _words(target))
+        return look(screen, root, lock, named)
+    choice = choose(lock, named, screen)
     found = mirrors.read(flags.mirror, os.environ, lock.indexes)
     check_place(root)
     if flags.dry_run:
-        return foretell(screen, root, choice)
+        return foretell(screen, choice, Job(root, choice.wanted, found, None, False, screen.say))
     with writing(root):
         return write(screen, choice, Job(root, choice.wanted, found, old_index(screen, root), prune, screen.say))
-
-
-def choose(lock: Lock, stacks: Sequence[str], targets: Sequence[str]) -> Choice:
-    """Return what is meant by the stacks and targets that were named. Raises Trouble for those the lock has not."""
-    known = tuple(dict.fromkeys(target for stack in lock.stacks.values() for target in stack.wheels))
-    problems = [
-        Problem(flag, what, name, " or ".join(there))
-        for flag, what, names, there in (
-            ("--stack", "no such stack in the lock", stacks, tuple(lock.stacks)),
-            ("--target", "no wheels for it in the lock", targets, known),
-        )
-        for name in names
-        if name not in there
-    ]
-    if problems:
-        raise Trouble(*problems)
-    return Choice(lock, tuple(stacks) or tuple(lock.stacks), tuple(targets) or known)
 
 
 def check_place(root: Path) -> None:
@@ -120,6 +87,7 @@ def old_index(screen: Screen, root: Path) -> Index | None:
 def write(screen: Screen, choice: Choice, job: Job) -> int:
     """Fill the mirror, write the index of what is there, and say what is still missing; only a complete mirror loses its mark."""
     filled = fill(job)
+    brought = fill_packages(job, filled, choice.parts) if choice.parts else ()
     index = new_index(choice, job, filled)
     # Contents before names: after a power cut the index must not name files that never reached the disk.
     os.sync()
@@ -138,7 +106,7 @@ def write(screen: Screen, choice: Choice, job: Job) -> int:
     if not filled.problems:
         screen.next_commands([f"invoke mirror {job.root} --check", f"invoke bootstrap --hosts=FILE --mirror={job.root}"])
     code = TROUBLE if filled.problems else OK
-    content = {"added": filled.added, "repaired": filled.repaired, "removed": removed, "findings": []}
+    content = {"added": filled.added, "repaired": filled.repaired, "removed": removed, "packages": _packages(brought), "findings": []}
     screen.document(code, filled.problems, **_head(job.root, index), **content)
     return code
 
@@ -151,29 +119,33 @@ def new_index(choice: Choice, job: Job, filled: Filled) -> Index:
     sources = sorted([*filled.sources, *kept], key=_order)
     archives = {path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files} | filled.archives
     digest = store.digest({"lock": Path(choice.lock.path).read_text(encoding="utf-8")})
-    return Index(digest, choice.stacks, choice.targets, tuple(sources), archives, files)
+    copied = dict(job.old.packages) if job.old and not job.prune else {}
+    return Index(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
 
 
-def foretell(screen: Screen, root: Path, choice: Choice) -> int:
-    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written or hashed."""
-    wanted = choice.wanted
+def foretell(screen: Screen, choice: Choice, job: Job) -> int:
+    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written. Of package repositories the indexes are
+    fetched, for nothing else says what is in them."""
+    root, wanted = job.root, job.wanted
     missing = [path for path in dict.fromkeys(repository_path(source.url) for source in wanted.sources) if not (root / path).is_dir()]
     missing += [path for path in (file_path(archive.url) for archive in wanted.archives) if not is_file(root, path)]
     wheels = {wheel_path(wheel.index, wheel.name, wheel.file): wheel.size for wheel in wanted.wheels}
     absent = [path for path, bytes_ in wheels.items() if not is_file(root, path) or (root / path).stat().st_size != bytes_]
-    for path in [*missing, *absent]:
+    brought, debs = foretell_packages(job, choice.parts)
+    fetched = [*missing, *absent, *debs]
+    for path in fetched:
         screen.say(f"would fetch {path}")
     bytes_ = size(sum(wheels[path] for path in absent))
-    screen.say(f"{root}: {len(missing) + len(absent)} to fetch, {bytes_} of wheels; nothing was written")
+    of_packages = f", {size(sum(debs.values()))} of packages" if brought else ""
+    screen.say(f"{root}: {len(fetched)} to fetch, {bytes_} of wheels{of_packages}; nothing was written")
     head = _head(root, Index("", choice.stacks, choice.targets, (), {}, {}))
-    screen.document(OK, (), **head, added=[*missing, *absent], repaired=[], removed=[], findings=[])
+    screen.document(OK, (), **head, added=fetched, repaired=[], removed=[], packages=_packages(brought), findings=[])
     return OK
 
 
-def look(screen: Screen, root: Path, lock: Lock, named: tuple[tuple[str, ...], tuple[str, ...]]) -> int:
-    """Hash every file of the mirror and compare the index with the lock: with the stacks and targets that were `named`, else with
-    those that the mirror was made for. 4 unless it is complete, unchanged and what the lock wants."""
-    stacks, targets = named
+def look(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
+    """Hash every file of the mirror and compare the index with the lock: with what was `named`, else with what the mirror was made for.
+    4 unless it is complete, unchanged and what the lock wants."""
     if not root.is_dir():
         raise Trouble(Problem(str(root), "there is no such directory", try_=f"invoke mirror {root}"))
     index = mirrordir.read(root)
@@ -187,10 +159,10 @@ def look(screen: Screen, root: Path, lock: Lock, named: tuple[tuple[str, ...], t
         problems.append(Problem(where, "is incomplete: the last writing did not come to its end", try_=remedy))
     findings = list(mirrordir.compare(root, index))
     problems += [Problem(f"{where}: {shown(each.path)}", each.state, each.found, each.wanted, _remedy(each, remedy)) for each in findings]
-    gone = [] if stacks else [name for name in index.stacks if name not in lock.stacks]
+    gone = [] if named.stacks else [name for name in index.stacks if name not in lock.stacks]
     problems += [Problem(f"{lock.path}: stack {name}", "the mirror is for this stack, which the lock has not") for name in gone]
-    choice = choose(lock, stacks or [name for name in index.stacks if name in lock.stacks], targets or _of_lock(lock, index.targets))
-    problems += mirrordir.lacking(index, choice.wanted)
+    choice = choose(lock, with_index(lock, named, index), screen)
+    problems += [*mirrordir.lacking(index, choice.wanted), *packageparts.lacking(index.packages, choice.parts, remedy)]
     for problem in problems:
         screen.problem(problem)
     total = sum(record.size for record in index.files.values())
@@ -198,7 +170,7 @@ def look(screen: Screen, root: Path, lock: Lock, named: tuple[tuple[str, ...], t
     screen.say(f"{root}: {len(index.files)} files, {size(total)}, stacks {', '.join(choice.stacks)}: {verdict}")
     code = VERDICT if problems else OK
     found = [{"path": shown(each.path), "state": each.state, "found": each.found, "wanted": each.wanted} for each in findings]
-    screen.document(code, problems, **_head(root, index), added=[], repaired=[], removed=[], findings=found)
+    screen.document(code, problems, **_head(root, index), added=[], repaired=[], removed=[], packages=[], findings=found)
     return code
 
 
@@ -248,17 +220,13 @@ def _order(held: Held) -> tuple[str, str]:
 
 
 def _remedy(finding: Finding, remedy: str) -> str:
+    if finding.path.startswith(f"{PACKAGES}/"):
+        remedy += " --packages"
     return f"{remedy} --prune" if finding.state == "extra" else remedy
 
 
-def _of_lock(lock: Lock, targets: Sequence[str]) -> list[str]:
-    return [target for target in targets if any(target in stack.wheels for stack in lock.stacks.values())]
-
-
-def _runs_on(wheel: Wheel, machines: set[str]) -> bool:
-    platform = wheel.file.removesuffix(".whl")
-    return platform.endswith("-any") or any(platform.endswith(machine) for machine in machines)
-
-
-def _words(value: str) -> tuple[str, ...]:
-    return tuple(word for word in value.split(",") if word)
+def _packages(brought: Sequence[Brought]) -> list[dict[str, Any]]:
+    return [
+        {"name": each.name, "date": each.date, "packages": len(each.debs), "bytes": each.bytes, "elsewhere": list(each.elsewhere)}
+        for each in brought
+    ]
