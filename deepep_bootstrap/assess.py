@@ -79,10 +79,12 @@ def _settled(run: TestRun, tested: Tested) -> Tested:
 
 
 def telling_logs(run: TestRun) -> dict[str, str]:
-    """Return the logs that tell of a failure, in this order: what each node printed, then what the job said beside."""
+    """Return the logs that tell of a failure: what each node printed, then what the job said beside. Lines of the job's log that a
+    node's log has too are left empty, so that nothing is shown twice and every line keeps its number."""
     nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}
+    known = {line for text in nodes.values() for line in text.splitlines()}
     others = {name: text for name, text in run.logs.items() if not name.startswith(("node-", "rank-"))}
-    return {**nodes, **others}
+    return {**nodes, **{name: "\n".join("" if line in known else line for line in text.split("\n")) for name, text in others.items()}}
 
 
 def by_node(facts: Mapping[str, Facts], nodes: Sequence[str]) -> dict[str, Facts]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap import elastic, rules, slurm, store, topology
 from deepep_bootstrap.errors import Problem, Trouble
@@ -11,6 +11,7 @@ from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.kinds import COPIED
 from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.mirrors import Mirrors
 from deepep_bootstrap.profiles import read_profile
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
@@ -18,7 +19,7 @@ from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 @dataclass(frozen=True)
 class Request:
     """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by relative path.
-    `skip` names host recipes to leave alone ("all" for every one)."""
+    `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get the lock's package repositories."""
 
     lock: Lock
     stack: Stack
@@ -30,6 +31,7 @@ class Request:
     on_busy_host: str = "leave"
     control_has_slurm: bool = False
     skip: tuple[str, ...] = ()
+    mirrors: Mirrors = field(default_factory=Mirrors)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ class Collected:
     cut: Mapping[str, int]
 
 
-def collect(door: Door, place: Place, folder: str, *, patience: int = PATIENCE) -> Collected:
-    """Return what is in a run's folder, which the host of `place` sees; Trouble where it cannot be read."""
+def collect(door: Door, place: Place, folder: str, *, patience: int = 0) -> Collected:
+    """Return what is in a run's folder, which the host of `place` sees, after at most `patience` seconds in which its end may come into
+    sight; Trouble where it cannot be read."""
     came = bytearray()
     env = {"PLACE": folder, "LARGEST": str(LARGEST), "TOTAL": str(TOTAL), "PATIENCE": str(patience)}
     job = Job(compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend)

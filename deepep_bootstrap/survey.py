@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, plan, prepare, rules, store
+from deepep_bootstrap import hosts, lock, mirrors, plan, prepare, rules, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
@@ -276,4 +276,5 @@ def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Se
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
+        mirrors=mirrors.read(flags.mirror, os.environ, wish[0].indexes),
     )

@@ -219,7 +219,9 @@ def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
 
 def bring_back(scene: Scene, wish: Wish, went: Went, place: Place) -> tuple[TestRun, dict[str, Facts], Collected]:
     """Return what the run left, with what its nodes are; both are in its folder afterwards."""
-    collected = collecting.collect(scene.door, place, went.place)
+    # Without Slurm the host that wrote the end is the one that is asked, and what was cut off wrote none.
+    patience = collecting.PATIENCE if scene.spot.client and went.state == testing.ENDED else 0
+    collected = collecting.collect(scene.door, place, went.place, patience=patience)
     files = dict(collected.files)
     values = testruns.parse_values(files.get(runfiles.VALUES, ""), runfiles.VALUES)
     ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == testing.HUNG else 1)}

@@ -1,0 +1,175 @@
+"""`invoke test` on the embedded cluster: what it runs, what it brings back, what it says of NICs, ranks, nodes and hours that are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_support import Engine
+
+from deepep_bootstrap import runfiles
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
+
+pytest_plugins = ["lab_support", "e2e_support"]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+
+SMALL = "--args=--num-processes 2 --num-experts 8"
+NODES = ("n001", "n002")
+NO_KERNEL = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+
+
+@pytest.fixture(scope="module")
+def ready(lab, standin_sources: Path) -> Engine:  # type: ignore[no-untyped-def]
+    """One cluster for all tests here: they change what its fakes say, and put it back."""
+    lab.reset()
+    engine = Engine(lab, standin_sources, smoke=True)
+    ended = engine.run("bootstrap")
+    assert ended.code == OK, ended.text
+    assert "done smoke test on login1" in ended.out
+    return engine
+
+
+@contextmanager
+def fault(engine: Engine, **switches: str) -> Iterator[None]:
+    """Turn switches of the stand-in's tests on, on both nodes."""
+    for name, value in switches.items():
+        for host in NODES:
+            engine.lab.fake(host, f"STANDIN_{name}", value)
+    try:
+        yield
+    finally:
+        for name in switches:
+            for host in NODES:
+                engine.lab.fake(host, f"STANDIN_{name}", None)
+
+
+def outcome(document: dict[str, Any]) -> tuple[str, int, str]:
+    found = document["outcome"]
+    return found["state"], found["code"], found["detail"]
+
+
+def states(document: dict[str, Any], kind: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for verdict in document["verdicts"]:
+        if verdict["kind"] == kind:
+            found.setdefault(verdict["state"], []).append(f"{verdict['host']} {verdict['text']}".strip())
+    return found
+
+
+def test_between_nodes(ready: Engine) -> None:
+    document = ready.json("test", "--kind=internode", SMALL, "--save-as-reference")
+    assert outcome(document)[:2] == ("done", OK), document["outcome"]
+    (tested,) = document["tests"]
+    assert (tested["test"], tested["ok"], tested["cases"]) == ("internode", True, {"passed": 32, "failed": 0})
+    assert set(tested["best"]) == {"dispatch_fp8", "dispatch_bf16", "combine"}
+    assert [len(found) for found in states(document, "nic").values()] == [2]
+    assert "n001 all 8 NICs carried traffic" in states(document, "nic")["ok"][0]
+    # What it kept: its folder, its settings for later programs, its figures for later runs.
+    folder = ready.lab.shared / Path(document["run"]["folder"]).relative_to("/shared")
+    run = runfiles.of_files(folder.name, runfiles.of_folder(folder))
+    assert (run.kind, run.nodes, run.code, run.values["via"]) == ("internode", NODES, 0, "slurm")
+    assert sorted(run.logs) == ["job.log", "node-0-n001.log", "node-1-n002.log", *(f"rank-{rank}.log" for rank in range(4))]
+    assert all(before and after and len(after.nics) == 8 for before, after in run.counters.values())
+    assert set(json.loads(run.facts)["hosts"]) == set(NODES)
+    loaded = ready.lab.ssh("n001", "bash -lc 'module load deepep && python -c \"import deepep_tuned\"'")
+    assert loaded.returncode == 0, loaded.stderr
+    assert document["kept"]["references"] == 9
+    assert 'test = "internode"' in (ready.on_disk / "references.toml").read_text()
+
+
+def test_on_one_node_below_its_reference(ready: Engine) -> None:
+    own = ready.on_disk / "references.toml"
+    own.write_text(
+        '[[reference]]\ngpu = "H100"\nfabric = "nvlink"\nnodes = 1\ntest = "intranode"\ngeneration = "v1"\nlower = 0.1\nupper = 0.1\n'
+        'source = "a dream"\nfigures = { "best.combine.nvl_gbs" = 400.0 }\n'
+    )
+    ended = ready.run("test", "--kind=intranode", SMALL)
+    own.unlink()
+    assert ended.code == VERDICT, ended.text
+    assert "24 cases passed" in ended.out
+    assert "below  intranode combine, NVLink" in ended.out
+    assert "% of 400 GB/s (a dream)" in ended.out
+    assert f"invoke report {ended.out.rsplit('invoke report ', 1)[1].split()[0]}" in ended.out
+
+
+def test_a_slow_rank_is_named(ready: Engine) -> None:
+    with fault(ready, SLOW="3:20"):
+        document = ready.json("test", "--kind=low-latency", "--nodes=2", SMALL)
+    assert outcome(document)[:2] == ("done", OK), document["outcome"]
+    assert "rank 3 is slow" in outcome(document)[2]
+    (tested,) = document["tests"]
+    assert [rank["rank"] for rank in tested["ranks"] if rank["state"] == "slow"] == [3]
+    assert len(tested["ranks"]) == 4
+
+
+def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine) -> None:
+    with fault(ready, FROZEN_NIC="mlx5_5"):
+        document = ready.json("test", "--kind=internode", "--via=ssh", SMALL)
+    assert (document["exit"], outcome(document)[0]) == (VERDICT, "failed")
+    assert [text.split(" sent")[0] for text in states(document, "nic")["below"]] == ["n001 mlx5_5/1", "n002 mlx5_5/1"]
+    assert "n001 mlx5_5/1 sent nothing of the test" in outcome(document)[2]
+    assert document["tests"][0]["ok"], "the test itself passed"
+    assert document["run"]["values"]["via"] == "ssh"
+    assert [nic["share_sent"] for nic in document["traffic"] if nic["device"] == "mlx5_5/1"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("via", ["slurm", "ssh"])
+def test_a_failing_node_is_named_and_its_log_explained(via: str, ready: Engine) -> None:
+    with fault(ready, FAIL_NODE="1", FAIL_SAYS=NO_KERNEL):
+        document = ready.json("test", "--kind=internode", f"--via={via}", SMALL)
+    assert (document["exit"], outcome(document)[:2]) == (VERDICT, ("failed", VERDICT))
+    assert [finding["cause"] for finding in document["findings"]] == ["arch-mismatch-build"]
+    evidence = document["findings"][0]["evidence"][0]
+    assert (evidence["file"], evidence["line"], evidence["text"]) == ("node-1-n002.log", 2, NO_KERNEL)
+    assert document["kept"] == {"tuned": [], "references": 0}
+
+
+def test_one_that_hangs_ends_at_its_time_limit(ready: Engine) -> None:
+    with fault(ready, HANG="2", TIMEOUT="300"):
+        document = ready.json("test", "--kind=internode", "--time-limit=3s", SMALL)
+    assert (document["exit"], outcome(document)[:2]) == (VERDICT, ("failed", VERDICT))
+    assert "no end after 3 s" in outcome(document)[2]
+    said = {line.split()[1]: line for line in document["silent"]}
+    assert "n002" in said["1"]
+    assert "rank 2 is" in " ".join(document["silent"])
+    assert not ready.lab.ssh("login1", "squeue -h").stdout.strip()
+
+
+def test_one_that_never_starts(ready: Engine) -> None:
+    blocking = ready.lab.ssh("login1", "sbatch --parsable --nodes=2 --exclusive --output=/dev/null --wrap='sleep 60'").stdout.strip()
+    try:
+        document = ready.json("test", "--kind=intranode", "--start-timeout=1")
+    finally:
+        ready.lab.ssh("login1", f"scancel {blocking}; while squeue -h | grep -q .; do sleep 0.1; done")
+    assert (document["exit"], outcome(document)[:2]) == (TROUBLE, ("failed", TROUBLE))
+    assert "did not start in 1 s: " in outcome(document)[2]
+    assert "Resources" in outcome(document)[2] or "Priority" in outcome(document)[2]
+    assert document["run"]["folder"] == ""
+
+
+def test_a_test_without_an_end_passes_when_it_is_stopped(ready: Engine) -> None:
+    document = ready.json("test", "--kind=pressure", "--time-limit=3s", SMALL)
+    assert outcome(document)[:2] == ("done", OK), document
+    assert document["tests"][0]["ok"]
+
+
+def test_submitted_by_hand(ready: Engine) -> None:
+    sbatch = "sbatch --parsable --wait --output=bad.out /shared/deepep/sbatch/intranode-test.sbatch --num-processes 2 --num-experts 8"
+    done = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc '{sbatch}'")
+    assert done.returncode != 0, "a test that computes wrong fails"
+    folder = ready.lab.shared / f"deepep-intranode-{done.stdout.split()[0]}"
+    files = runfiles.of_folder(folder)
+    assert runfiles.of_files(folder.name, files).code == 1
+    assert f"deepep: logs and counters: /shared/{folder.name}" in (ready.lab.shared / "bad.out").read_text()
+    assert (folder / "job.log").readlink() == Path("/shared/bad.out")
+
+
+def test_what_cannot_be_asked(ready: Engine) -> None:
+    refused = ready.run("test", "--kind=ep")
+    assert (refused.code, "DeepEP V1, which has no such test" in refused.text) == (TROUBLE, True)
+    dry = ready.run("test", "--kind=pairs", "--dry-run")
+    assert (dry.code, "would run sbatch --nodes=2" in dry.out) == (OK, True)

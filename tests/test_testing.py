@@ -1,0 +1,304 @@
+"""Running a test and bringing back what it left: where it runs, without Slurm on this machine, what a node counts, what is cut off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import modules_support as support
+import pytest
+
+from deepep_bootstrap import collecting, kinds, onhosts, runfiles, testing, testplace
+from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
+from deepep_bootstrap.facts import Facts, Gpu, Prefix, Slurm
+from deepep_bootstrap.generations import Place
+from deepep_bootstrap.hosts import Host, Inventory, Settings
+from deepep_bootstrap.kinds import KINDS
+from deepep_bootstrap.remote import Fleet, Reply
+from deepep_bootstrap.survey import Survey, read_tree
+from deepep_bootstrap.testing import Said, Wish
+from deepep_bootstrap.testruns import parse_counters
+
+RECIPES = read_tree(support.REPOSITORY / "recipes")
+NODE = support.REPOSITORY / "env" / "programs" / "node.sh"
+RECORD = "JobId=7 JobName=x UserId=root(0) GroupId=root(0) JobState={} Reason={} ExitCode={} NodeList=n[001-002] StdOut=/p/job.log"
+
+
+def wish(prefix: Path, kind: str = "intranode", *args: str, limit: int = 60) -> Wish:
+    return Wish(KINDS[kind], support.record(str(prefix)), testing.run_name(kind), 1, limit, args=args)
+
+
+# Where it runs.
+
+
+def survey(hosts: dict[str, Facts], roles: dict[str, str] | None = None, **settings: str) -> Survey:
+    found = tuple(Host(name, role=(roles or {}).get(name, "gpu")) for name in hosts)
+    return Survey(Inventory("hosts.txt", found, Settings(**settings)), "/p", hosts)
+
+
+def node(name: str, state: str = "IDLE", **more: object) -> Facts:
+    return Facts(slurm=Slurm(works=True, sbatch=True, node=name, state=state), prefix=Prefix(id="x"), **more)  # type: ignore[arg-type]
+
+
+GPU = Gpu(0, "NVIDIA H100", 80000, "9.0", "580", "", "", 0, 0)
+ALONE = Facts(gpus=(GPU,), prefix=Prefix(id="x"))
+BUSY = Facts(gpus=(replace(GPU, processes=3),), prefix=Prefix(id="x"))
+CLUSTER = {"n1": node("n1"), "n2": node("n2"), "n3": node("n3", "DOWN"), "login": replace(ALONE, gpus=(), slurm=Slurm(True, sbatch=True))}
+
+
+def test_slurm_does_it_where_it_runs() -> None:
+    there = survey(CLUSTER, {"login": "login"})
+    spot = testplace.find_spot(there, KINDS["internode"], 0)
+    assert (spot.where, spot.count, spot.named) == ("login", 2, ())
+    assert testplace.find_spot(there, KINDS["internode"], 3).count == 3
+    assert testplace.find_spot(there, KINDS["intranode"], 0, limited=True).named == ("n1",)
+    assert testplace.find_spot(there, KINDS["pairs"], 0).count == 2, "all nodes that can run a job"
+    with pytest.raises(Trouble, match="too few nodes"):
+        testplace.find_spot(there, KINDS["nccl"], 3, limited=True)
+    ssh = testplace.find_spot(there, KINDS["internode"], 0, via="ssh")
+    assert (ssh.client, ssh.where) == (None, "n[1-2] (2)")
+    assert ssh.notes == ("n3 is busy (down in Slurm) and is left alone",)
+
+
+def test_without_slurm_on_free_hosts() -> None:
+    there = survey({"a": ALONE, "b": BUSY, "c": ALONE})
+    spot = testplace.find_spot(there, KINDS["low-latency"], 2)
+    assert ([host.name for host in spot.hosts], spot.client) == (["a", "c"], None)
+    assert spot.notes == ("b is busy (3 GPU processes) and is left alone",)
+    with pytest.raises(Trouble, match="--on-busy-host=use"):
+        testplace.find_spot(there, KINDS["internode"], 3)
+    assert testplace.find_spot(there, KINDS["internode"], 3, use_busy=True).count == 3
+    with pytest.raises(Trouble, match="--via=ssh"):
+        testplace.find_spot(there, KINDS["internode"], 0, via="slurm")
+
+
+@pytest.mark.parametrize(("kind", "nodes"), [("intranode", 2), ("smoke", 8), ("internode", 1), ("pairs", 1)])
+def test_a_number_of_nodes_it_cannot_take(kind: str, nodes: int) -> None:
+    with pytest.raises(Trouble, match=f"the {kind} test cannot run on that many nodes"):
+        testplace.find_spot(survey(CLUSTER), KINDS[kind], nodes)
+
+
+@pytest.mark.parametrize(("via", "host"), [("nothing", "n1"), ("", "n9")])
+def test_what_is_not_there(via: str, host: str) -> None:
+    with pytest.raises(Trouble, match=r"--via|did not answer"):
+        testplace.find_spot(survey(CLUSTER, slurm_host=host), KINDS["internode"], 0, via=via)
+
+
+def test_v1_has_no_ep() -> None:
+    with pytest.raises(Trouble, match="DeepEP V1, which has no such test"):
+        kinds.find_kind("ep", support.record())
+    assert kinds.find_kind("ep", support.v2_record()).name == "ep"
+    with pytest.raises(Trouble, match="no such test"):
+        kinds.find_kind("eq", support.v2_record())
+
+
+def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None:
+    for limit, seconds in ((14400, 14280), (200, 100), (1, 1)):
+        assert wish(tmp_path, "pressure", limit=limit).env["DEEPEP_TEST_SECONDS"] == str(seconds)
+    assert "DEEPEP_TEST_SECONDS" not in wish(tmp_path).env
+
+
+# Through Slurm.
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "code", "detail"),
+    [
+        ("refused=sbatch: error: no", testing.REFUSED, TROUBLE, "sbatch: sbatch: error: no"),
+        ("job=7\nrecord=", testing.LOST, TROUBLE, "job 7: Slurm has lost sight of it"),
+        (
+            "job=7\nlate=yes\nrecord=" + RECORD.format("PENDING", "Resources", "0:0"),
+            testing.LATE,
+            TROUBLE,
+            "did not start in 600 s: Resources",
+        ),
+        ("job=7\nhung=yes\nrecord=" + RECORD.format("CANCELLED", "None", "0:15"), testing.HUNG, VERDICT, "n[001-002]: no end after 60 s"),
+        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), testing.HUNG, VERDICT, "no end after 60 s"),
+        ("job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"), testing.ENDED, VERDICT, "FAILED, exit code 7"),
+        ("job=7\nrecord=" + RECORD.format("COMPLETED", "None", "0:0"), testing.ENDED, OK, "job 7 on n[001-002] passed"),
+    ],
+)
+def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path: Path) -> None:
+    went = testing.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
+    assert (went.state, went.outcome.code) == (state, code)
+    assert detail in went.outcome.detail
+    assert went.began == (state in {testing.ENDED, testing.HUNG, testing.LOST})
+
+
+def test_who_is_silent() -> None:
+    logs = {"node-0-a.log": (2, 9, "[testing] x ..."), "node-1-b.log": (40, 2, "")}
+    ranks = {"rank-0.log": (2, 9, "x"), "rank-1.log": (50, 0, ""), "rank-2.log": (40, 2, "begin"), "rank-3.log": (50, 0, "")}
+    said = [Said(name, *values) for name, values in (logs | ranks).items()]
+    assert testing.silent(said, ("a", "b")) == (
+        "node 1 (b) said nothing at all",
+        "node 0 (a) said last, 2 s before: [testing] x ...",
+        "rank 2 is 7 lines behind; it said last: begin",
+    )
+
+
+# Without Slurm.
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A prefix with a file for one test, which does what its arguments say."""
+    file = tmp_path / "sbatch" / "v1" / "intranode-test.sbatch"
+    file.parent.mkdir(parents=True)
+    file.write_text('#!/bin/bash\necho "arguments: $*, via $DEEPEP_VIA, on $DEEPEP_NODE"\necho complaint >&2\neval "$*"\n')
+    return tmp_path
+
+
+def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[testing.Went, list[str]]:
+    host, lines = Host("here", connection="local"), list[str]()
+    fleet = Fleet((host,))
+    try:
+        return onhosts.run(fleet, (host,), wish(prefix, "intranode", *args, limit=limit), RECIPES, on_line=lines.append), lines
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_on_one_host(code: int, prefix: Path) -> None:
+    went, lines = run_here(prefix, f"exit {code}")
+    assert [line for line in lines if line] == [f"arguments: exit {code}, via ssh, on here", "complaint"]
+    assert (went.state, went.outcome.state, went.outcome.code) == (testing.ENDED, "failed" if code else "done", VERDICT if code else OK)
+    assert Path(went.place).parent == prefix / "logs" / "tests"
+    assert went.log.splitlines()[:2] == lines[:2]
+
+
+def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
+    began = time.monotonic()
+    went, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
+    assert (went.state, went.outcome.code) == (testing.HUNG, VERDICT)
+    assert "no end after 1 s" in went.outcome.detail
+    assert [(one.log, one.last) for one in went.said] == [("node-0-here.log", "complaint")]
+    assert time.monotonic() - began < 50
+    assert not is_running((prefix / "child").read_text().strip())
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_host_that_goes_away(prefix: Path) -> None:
+    host = Host("here", connection="local")
+    fleet = Fleet((host,))
+    threading.Timer(1.0, fleet.close).start()
+    went = onhosts.run(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
+    assert (went.state, went.outcome.code) == (testing.LOST, TROUBLE)
+
+
+# What comes back.
+
+
+def collected(folder: Path, largest: int, total: int) -> collecting.Collected:
+    host = Host("here", connection="local")
+    env = {"PLACE": str(folder), "LARGEST": str(largest), "TOTAL": str(total), "PATIENCE": "0"}
+    script = "\n".join([*(RECIPES[name] for name in collecting.COLLECT)])
+    assert host.connection == "local"
+    done = subprocess.run(["bash", "-c", script], env={**os.environ, **env}, capture_output=True, check=True)
+    return collecting.parse(done.stdout, "here")
+
+
+def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "counters").mkdir()
+    files = {"run.env": "code=0\n", "job.log": "x\n", "node-0-a.log": "é\0\n" * 3, "node-10-b.log": "", "counters/a.before": "time=1\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "core.1").write_text("none of ours")
+    (tmp_path / "node-0-a b.log").write_text("nor this")
+    host = Host("here", connection="local")
+    fleet = Fleet((host,))
+    place = Place(host, str(tmp_path), RECIPES)
+    try:
+        found = collecting.collect(fleet, place, str(tmp_path))
+        assert (dict(found.files), found.cut) == (files, {})
+        collecting.keep(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
+        collecting.write_site(fleet, place, "references.toml", "[x]\n")
+        assert collecting.read_site(fleet, place, "references.toml") == "[x]\n"
+        assert collecting.read_site(fleet, place, "causes.toml") == ""
+        with pytest.raises(Trouble, match="cannot be read"):
+            collecting.collect(fleet, place, f"{tmp_path}/nowhere")
+    finally:
+        fleet.close()
+    run = runfiles.of_files("r", runfiles.of_folder(tmp_path))
+    assert (run.values, run.facts) == ({"code": "0", "time_limit": "60"}, "{}")
+
+
+def test_of_a_long_log_both_ends_come_back(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("begin" + "x" * 1000 + "end")
+    (tmp_path / "node-0-a.log").write_text("y" * 30)
+    found = collected(tmp_path, largest=20, total=30)
+    assert found.files["job.log"] == "beginxxxxx\n[988 bytes left out here]\nxxxxxxxend"
+    assert found.cut == {"job.log": 988, "node-0-a.log": 30}
+
+
+@pytest.mark.parametrize("data", [b"", b"file a 3 3\nab", b"file a 3 3\nabc", b"file a 1 1\nxend", b"error: no\n"])
+def test_what_is_cut_off_is_no_run(data: bytes) -> None:
+    with pytest.raises(Trouble, match="cut off"):
+        collecting.parse(data, "here")
+
+
+# What a node counts.
+
+SMI = """#!/bin/bash
+if [[ $1 == nvlink ]]; then
+    printf 'GPU 0: NVIDIA H200 (UUID: x)\\n\\t Link 0: Replay Errors: 2\\n\\t Link 0: CRC Errors: 1\\n\\t Link 1: FEC Errors - 0: 99\\n'
+    printf 'GPU 1: NVIDIA H200 (UUID: y)\\n\\t Link 0: Replay Errors: 0\\n\\t Link 0: Effective BER: 15e-254\\n'
+else
+    printf '0, 3\\n1, [N/A]\\n'
+fi
+"""
+
+
+def run_node(folder: Path, script: str, **env: str) -> tuple[int, str]:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "nvidia-smi").write_text(SMI)
+    (folder / "bin" / "nvidia-smi").chmod(0o755)
+    known = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "RANK": "3", "DEEPEP_NODE": "n7", "DEEPEP_RUN_DIR": str(folder / "run")}
+    with (folder / "out").open("w") as out:  # a pipe would be waited for, whoever has it
+        done = subprocess.run(["bash", NODE, "bash", "-c", script], env={**known, **env}, stdout=out, check=False)
+    return done.returncode, (folder / "out").read_text()
+
+
+@pytest.mark.parametrize("code", [0, 9])
+def test_a_node_keeps_its_log_and_counters(code: int, tmp_path: Path) -> None:
+    ended, out = run_node(tmp_path, f"echo one; echo two >&2; exit {code}")
+    assert (ended, sorted(out.split())) == (code, ["one", "two"])
+    assert (tmp_path / "run" / "node-3-n7.log").read_text() == out
+    for when in ("before", "after"):
+        counters = parse_counters((tmp_path / "run" / "counters" / f"n7.{when}").read_text(), when)
+        assert {index: dict(gpu.errors) for index, gpu in counters.gpus.items()} == {0: {"ecc": 3, "nvlink": 3}, 1: {"nvlink": 0}}
+        assert counters.time > 1.6e9
+
+
+def test_a_node_that_is_ended_still_counts(tmp_path: Path) -> None:
+    ended, _ = run_node(tmp_path, "kill -TERM $PPID; sleep 60")
+    assert ended == 1
+    assert (tmp_path / "run" / "counters" / "n7.after").exists()
+
+
+def test_a_node_does_not_wait_for_what_the_test_left_behind(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ended, _ = run_node(tmp_path, f"setsid sleep 30 >&1 & echo $! >{tmp_path}/child; exit 0")
+    os.kill(int((tmp_path / "child").read_text()), 9)
+    assert (ended, time.monotonic() - began < 29) == (0, True)
+
+
+@pytest.mark.parametrize(("script", "code"), [("sleep 60", 0), ("exit 4", 4)])
+def test_one_without_an_end(script: str, code: int, tmp_path: Path) -> None:
+    ended, out = run_node(tmp_path, script, DEEPEP_TEST_SECONDS="1" if code == 0 else "50")
+    assert ended == code
+    assert ("stopped after 1 s, as planned" in out) == (code == 0)
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    ended, out = run_node(tmp_path, "echo one", DEEPEP_RUN_DIR="/proc/nowhere")
+    assert (ended, out.splitlines()[-1]) == (0, "one")
