@@ -106,6 +106,8 @@ class Exchange:
 
     def dispatch(self, own: Tokens) -> tuple[Any, Any, Any]:
         """Send our tokens; return those that came, the sum of the weights of each for experts of ours, and combine's handle."""
+        import numpy as np
+
         x = self.to_device(own.x, self.torch.bfloat16)
         experts = self.to_device(own.experts, getattr(self.deep_ep, "topk_idx_t", self.torch.int64))
         weights = self.to_device(own.weights, self.torch.float32)
@@ -115,8 +117,8 @@ class Exchange:
             names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
             layout = dict(zip(names, self.buffer.get_dispatch_layout(experts, EXPERTS)[:4], strict=True))
             got, chosen, theirs, _, handle, _ = self.buffer.dispatch(x, topk_idx=experts, topk_weights=weights, **layout)
-        # Experts of other ranks are -1.
-        factors = (theirs.cpu().numpy() * (chosen.cpu().numpy() >= 0)).sum(axis=1)
+        # Experts of other ranks are -1; what stands beside them as weight may be anything, no number included.
+        factors = np.where(chosen.cpu().numpy() >= 0, theirs.cpu().numpy(), 0).sum(axis=1)
         return got.float().cpu().numpy(), factors, handle
 
     def combine(self, x: Any, handle: Any) -> Any:
