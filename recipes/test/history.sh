@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sends files of many runs' folders back, as test/collect.sh does of one: for each a line `file PATH SIZE SENT MTIME` and then SENT bytes of
-# it; `end 1` is the last line. A file that is longer than LARGEST, or that comes when TOTAL bytes are reached, is named and not sent.
+# Sends files of many runs' folders back, as test/collect.sh does of one: for each a line `file PATH SIZE SENT` and then SENT bytes of it;
+# `end 1` is the last line. A file that is longer than LARGEST, or that comes when TOTAL bytes are reached, is named and not sent.
 #
 # Inputs: PREFIX, RUNS (folders, one a line, whose logs of nodes are wanted; empty: the run.env of all runs there are), MOST (runs),
 # LARGEST and TOTAL (bytes).
@@ -12,7 +12,7 @@ send_file() {
     size="$(stat -L -c %s -- "${path}")"
     sent="$((size <= LARGEST && size <= LEFT ? size : 0))"
     LEFT="$((LEFT - sent))"
-    printf 'file %s %s %s %s\n' "${path}" "${size}" "${sent}" "$(stat -L -c %Y -- "${path}")"
+    printf 'file %s %s %s\n' "${path}" "${size}" "${sent}"
     ((sent == 0)) || head -c "${sent}" -- "${path}"
 }
 
