@@ -67,6 +67,7 @@ class Asked:
 class Scene:
     """What following a test needs: the door, the hosts, where it runs, and what people see of it."""
 
+    flags: Flags
     screen: Screen
     door: Fleet
     survey: Survey
@@ -159,7 +160,7 @@ def test(flags: Flags, asked: Asked) -> int:
         screen.say(f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}")
         told = Told(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
         if not flags.dry_run:
-            scene = Scene(screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env"))
+            scene = Scene(flags, screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env"))
             told = conclude(scene, wish, follow(scene, wish), save=asked.save)
     for problem in survey.problems:
         screen.problem(problem)
@@ -213,7 +214,8 @@ def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
     screen.say()
     screen.outcomes([outcome])
     screen.say(f"\nLogs and counters: {went.place} on {went.host.name}")
-    screen.next_commands([f"invoke report {wish.name}"])
+    flags = (("hosts", scene.flags.hosts), ("limit", scene.flags.limit), ("prefix", scene.flags.prefix))
+    screen.next_commands([shlex.join(["invoke", "report", wish.name, *(f"--{name}={value}" for name, value in flags if value)])])
     return Told(outcome, result, went.place, silent, kept, remarks)
 
 

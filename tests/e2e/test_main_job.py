@@ -51,18 +51,6 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     assert scratch == []
 
 
-def test_invoke_test_passes_the_verdict_on(ready: Engine) -> None:
-    for kind in ("intranode", "low-latency"):
-        passed = ready.run("test", f"--kind={kind}")
-        assert passed.code == 0, passed.text
-        assert "passed" in passed.out
-        assert "stand-in" in passed.out
-        failed = ready.lab.ssh(
-            "login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc 'sbatch --wait --output=bad.out /shared/deepep/sbatch/{kind}-test.sbatch'"
-        )
-        assert failed.returncode != 0, kind
-
-
 def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
     before = {
         host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts

@@ -158,10 +158,10 @@ def test_a_test_without_an_end_passes_when_it_is_stopped(ready: Engine) -> None:
 
 
 def test_submitted_by_hand(ready: Engine) -> None:
-    sbatch = "sbatch --parsable --wait --output=bad.out /shared/deepep/sbatch/intranode-test.sbatch --num-processes 2 --num-experts 8"
+    sbatch = "sbatch --parsable --wait --output=bad.out /shared/deepep/sbatch/low-latency-test.sbatch --num-processes 2 --num-experts 8"
     done = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc '{sbatch}'")
     assert done.returncode != 0, "a test that computes wrong fails"
-    folder = ready.lab.shared / f"deepep-intranode-{done.stdout.split()[0]}"
+    folder = ready.lab.shared / f"deepep-low-latency-{done.stdout.split()[0]}"
     files = runfiles.of_folder(folder)
     assert runfiles.of_files(folder.name, files).code == 1
     assert f"deepep: logs and counters: /shared/{folder.name}" in (ready.lab.shared / "bad.out").read_text()
