@@ -51,7 +51,16 @@ def render(copied: Mapping[str, Copied]) -> dict[str, dict[str, Any]]:
 def read(document: Mapping[str, Any]) -> dict[str, Copied]:
     """Return what `render` wrote, after `faults` found none."""
     return {
-        name: Copied(**{key: tuple(value) if key in LISTS else value for key, value in each.items()}) for name, each in document.items()
+        name: Copied(
+            url=each["url"],
+            suite=each["suite"],
+            components=tuple(each["components"]),
+            key_url=each["key_url"],
+            fingerprint=each["fingerprint"],
+            wanted=tuple(each["wanted"]),
+            archs=tuple(each["archs"]),
+        )
+        for name, each in document.items()
     }
 
 

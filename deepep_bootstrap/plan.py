@@ -112,12 +112,13 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(facts, preparation))
+    notes = (*told(preparation), *prepare.from_mirrors(request, facts, preparation))
     try:
         choice = choose.choose(request, facts)
     except Trouble as trouble:
         if not hosts_first and not anyhow:
             raise
-        return Plan(hosts_first, None, told(preparation), preparation=preparation, undecided=trouble.problems)
+        return Plan(hosts_first, None, notes, preparation=preparation, undecided=trouble.problems)
     missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
     check_space(request, choice, facts, missing)
     steps = [
@@ -131,7 +132,7 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     if steps:
         steps.append(verify_step(request, choice, facts))
     wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
-    return Plan(tuple(steps), choice, (*choice.notes, *told(preparation)), wheels, int(wheels * UNPACKED), preparation)
+    return Plan(tuple(steps), choice, (*choice.notes, *notes), wheels, int(wheels * UNPACKED), preparation)
 
 
 def preparation_steps(preparation: Preparation) -> Iterator[Step]:
@@ -191,7 +192,7 @@ def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], mis
             "build-deps",
             "install build dependencies",
             lambda host: lacking_build_deps(choice, facts[host.name]) if missing and host.name == choice.build_host else None,
-            prepare.build_deps_env(request.lock, facts[choice.build_host], choice.python),
+            prepare.build_deps_env(request, facts[choice.build_host], choice.python),
         ),
         (
             "module-hook",

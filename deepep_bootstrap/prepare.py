@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap import choose, fabric, profiles, topology
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python
-from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.recipes import compose
-from deepep_bootstrap.system import recipe_env
+from deepep_bootstrap.system import System, recipe_env
 
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
 STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/modules.sh")
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
 """Texts in front of every host recipe, in this order."""
 
 STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})
@@ -148,7 +149,33 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
         "gdrdrv": {"GDRDRV_WANTED": "yes", "GDRCOPY_VERSION": source.version if source else ""},
     }
     purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
-    return {**recipe_env(request.lock.systems.get(system_id(seen)), purpose, seen.kernel), **own.get(name, {})}
+    return {**recipe_env(system_for(request, seen), purpose, seen.kernel), **own.get(name, {})}
+
+
+def system_for(request: Request, seen: Facts) -> System | None:
+    """Return the lock's row for the distribution of a host, its repositories and their keys from where mirrors have them; the key's
+    fingerprint stays the lock's."""
+    system = request.lock.systems.get(system_id(seen))
+    if system is None:
+        return None
+    place = request.mirrors.packages
+    moved = (replace(entry, url=place(entry.url), key_url=place(entry.key_url)) for entry in system.repositories)
+    return replace(system, repositories=tuple(moved))
+
+
+def from_mirrors(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> tuple[str, ...]:
+    """Return from where hosts would get repositories that are not at the lock's address, for those where something is to be installed
+    from them; equal ones folded over hosts."""
+    groups: dict[str, list[str]] = {}
+    for host, check in preparation.of(TO_APPLY, BLOCKED):
+        lines = preparation.inputs[host][check.recipe].get("REPOSITORIES", "").splitlines()
+        system = request.lock.systems.get(system_id(facts[host])) if lines else None
+        addresses = {line.split()[0]: line.split()[1] for line in lines}
+        for entry in system.repositories if system else ():
+            address = addresses.get(entry.name, entry.url)
+            if address != entry.url:
+                groups.setdefault(f"repository {entry.name} from {shown(address)}, instead of {entry.url}", []).append(host)
+    return tuple(f"{fold(dict.fromkeys(hosts))}: {text}" for text, hosts in groups.items())
 
 
 def lacking_build_tools(facts: Facts, python: Python) -> list[str]:
@@ -171,9 +198,9 @@ def system_id(facts: Facts) -> str:
     return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
 
 
-def build_deps_env(lock: Lock, here: Facts, python: Python) -> dict[str, str]:
+def build_deps_env(request: Request, here: Facts, python: Python) -> dict[str, str]:
     """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
-    return {**recipe_env(lock.systems.get(system_id(here)), "build-deps", here.kernel), "PYTHON": python.path}
+    return {**recipe_env(system_for(request, here), "build-deps", here.kernel), "PYTHON": python.path}
 
 
 def script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/modules.sh")
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
 REAL_TOOLS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -61,6 +61,7 @@ RECIPES = {
     "host/files.sh": "greet() { printf 'hello %s' \"$1\"; }",
     "host/packages.sh": "",
     "host/repositories.sh": "",
+    "host/keys.sh": "",
     "host/modules.sh": "",
     "host/limits.sh": """
 readonly X=1

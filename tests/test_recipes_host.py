@@ -20,7 +20,7 @@ pytest_plugins = ["lab_support"]
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LIB = (RECIPES / "lib.sh").read_text(encoding="utf-8")
 HOOK = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in ("lib.sh", "host/files.sh", "host/module-hook.sh"))
-LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
+LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh")
 DEPS = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in (*LIBRARY, "host/build-deps.sh"))
 DEBIAN = "gcc g++ make cmake ninja-build git libibverbs-dev python3-dev"
 

@@ -19,7 +19,7 @@ import pytest
 from repos_support import Package, Repository, Signer, make_apt_repository, make_dnf_repository, signer, spoil
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh")
+LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh")
 NAMES = ("cuda-toolkit", "doca-ofed", "nvidia-driver", "python", "build-deps")
 KERNEL = os.uname().release
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -150,7 +150,7 @@ def test_apt_installs_the_pinned_version_once_and_files_go_again(machine: Machin
     source = machine.out("cat /etc/apt/sources.list.d/deepep-cuda.sources")
     assert "\nTypes: deb\n" in source
     assert source.endswith("Suites: ./\nSigned-By: /etc/apt/keyrings/deepep-cuda.gpg\n")
-    assert 'Pin: origin ""\nPin-Priority: 100\n' in machine.out("cat /etc/apt/preferences.d/deepep-cuda; apt-get -qq check")
+    assert "Pin: release o=Test,l=Test\nPin-Priority: 100\n" in machine.out("cat /etc/apt/preferences.d/deepep-cuda; apt-get -qq check")
     state = "stat -c %y /var/log/dpkg.log /var/lib/apt/lists"
     before = (machine.written, machine.out(state))
     assert machine.says("cuda-toolkit", "apply", cuda) == after

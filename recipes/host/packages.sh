@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Installing packages, for the host recipes that do. The engine puts lib.sh, host/files.sh, this and host/repositories.sh before them.
+# Installing packages, for the host recipes that do. Before them stand lib.sh, host/files.sh, this, host/repositories.sh and host/keys.sh.
 #
 # Inputs, from the lock's row for the distribution: MANAGER, apt or dnf (empty: no row); PACKAGES and HEADERS, NAME or NAME=VERSION,
 # where VERSION may be a glob; HOLD, globs of what would break the node if its version drifted; BY_HAND, what an administrator sets up
@@ -12,6 +12,8 @@ find_obstacle() {
         printf 'the lock has no packages for this distribution: install %s by hand\n' "${what}"
     elif [[ -n "${BY_HAND:-}" ]] && ! is_obtainable; then
         printf 'set up by hand %s; then the next run installs %s\n' "${BY_HAND}" "${PACKAGES}"
+    else
+        find_unseen
     fi
 }
 
@@ -25,8 +27,7 @@ is_obtainable() {
     esac >/dev/null 2>&1
 }
 
-# list_lacking PACKAGE…: those that are not installed, or in another version than is asked for. A module (@NAME:STREAM) lacks as long
-# as one of the others does.
+# list_lacking PACKAGE…: those that are not there, or in another version. A module (@NAME:STREAM) lacks as long as one of the others does.
 list_lacking() {
     local package name version installed
     local -a modules=() lacking=()
@@ -129,8 +130,7 @@ hold_packages() {
 list_free() {
     case "${MANAGER}" in
         apt)
-            dpkg-query -W -f '${db:Status-Want} ${db:Status-Status} ${Package}\n' -- "$@" 2>/dev/null |
-                sed -n 's/^install installed //p'
+            dpkg-query -W -f '${db:Status-Want} ${db:Status-Status} ${Package}\n' -- "$@" 2>/dev/null | sed -n 's/^install installed //p'
             ;;
         dnf) rpm -qa --qf '%{NAME}\n' -- "$@" ;;
     esac || true # a pattern that nothing matches is an answer

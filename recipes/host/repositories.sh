@@ -2,15 +2,31 @@
 # Package repositories and their keys, for the host recipes that install from other repositories than the distribution's.
 #
 # Input: REPOSITORIES, lines `name url suite components key-url fingerprint priority`, components joined by commas, "-" for none.
-# A key is compared with its full fingerprint before anything of it, or of its repository, is written. Nothing is written twice.
+# A key is compared with its full fingerprint (host/keys.sh) before anything of it, or of its repository, is written. Nothing is written
+# twice. An address may be that of a mirror, also of a directory (file://): the engine has put it there, the fingerprint stays the lock's.
+
+# find_unseen: print which of REPOSITORIES is in a directory that is not here, and what to do; nothing when all of them can be reached.
+find_unseen() {
+    local name url key_url place _
+    while read -r name url _ _ key_url _; do
+        for place in "${url}" "${key_url%/*}"; do
+            [[ "${place}" == file://* && ! -d "${place#file://}" ]] || continue
+            printf 'the repository %s is mirrored in the directory %s, which this host does not see: ' "${name}" "${place#file://}"
+            printf 'give --mirror a path that all hosts see, on NFS or the like, or the http:// address of a web server with it\n'
+            return 0
+        done
+    done <<<"${REPOSITORIES:-}"
+}
 
 # add_repositories RECIPE: make the repositories of REPOSITORIES known to the package manager; RECIPE owns the files.
 add_repositories() {
     local -r recipe="$1"
-    local line
+    local line unseen
     local -a fields
     [[ -n "${REPOSITORIES:-}" ]] || return 0
     ((EUID == 0)) || die "repositories can only be added by root"
+    unseen="$(find_unseen)"
+    [[ -z "${unseen}" ]] || die "${unseen}"
     command -v gpg >/dev/null || install_packages "$([[ "${MANAGER:-}" == dnf ]] && echo gnupg2 || echo gpg)"
     while IFS= read -r line; do
         read -r -a fields <<<"${line}"
@@ -32,7 +48,8 @@ add_apt_repository() {
     if [[ -n "${text}" ]]; then say "${url} is a repository of this host already, in ${text}" && return; fi
     trust_key "${recipe}" "${key_url}" "${fingerprint}" "${keyring}"
     if ((priority > 0)); then
-        install_file "${recipe}" "/etc/apt/preferences.d/${name}" 644 <<<"$(print_pin "${url}" "${priority}")"
+        text="$(print_pin "${url}" "${suite}" "${keyring}" "${priority}")"
+        install_file "${recipe}" "/etc/apt/preferences.d/${name}" 644 <<<"${text}"
     fi
     text="$(print_source "${url}" "${suite}" "${components}" "${keyring}")"
     if is_installed "${source}" 644 <<<"${text}"; then return 0; fi
@@ -70,13 +87,31 @@ print_source() {
     printf 'Signed-By: %s\n' "${keyring}"
 }
 
-# apt calls the host of an address its origin; local files have an empty one.
+# print_pin URL SUITE KEYRING PRIORITY: the pin for all packages that the signed file of a repository calls its own; by host (apt's "origin")
+# only where it does not say: a site's web server may well have a mirror of the distribution, too, and local files have no host at all.
 print_pin() {
-    local -r url="$1" priority="$2"
-    local origin="${url#*://}"
+    local -r url="$1" suite="$2" keyring="$3" priority="$4"
+    local origin="${url#*://}" said
     origin="${origin%%/*}"
+    said="$(print_signed "${url}" "${suite}" "${keyring}" | awk -F ': ' '
+        $1 == "Origin" && !origin { origin = $2 }
+        $1 == "Label" && !label { label = $2 }
+        END { if (origin label !~ /[",]/ && origin && label) print "release o=" origin ",l=" label }')"
     print_note
-    printf 'Package: *\nPin: origin "%s"\nPin-Priority: %s\n' "${origin%%:*}" "${priority}"
+    printf 'Package: *\nPin: %s\nPin-Priority: %s\n' "${said:-origin \"${origin%%:*}\"}" "${priority}"
+}
+
+# print_signed URL SUITE KEYRING: what the repository's InRelease says, as far as a key of KEYRING signed it.
+print_signed() {
+    local -r url="${1%/}/" suite="$2" keyring="$3"
+    local -r scratch="$(mktemp -d)"
+    local base="dists/${suite}/"
+    [[ "${suite}" != */ ]] || base="${suite#./}"
+    if fetch_file "${url}${base#/}InRelease" "${scratch}/signed" 2>/dev/null; then
+        gpgv --quiet --keyring "${HOST_ROOT:-}${keyring}" --output "${scratch}/text" "${scratch}/signed" 2>/dev/null &&
+            cat -- "${scratch}/text"
+    fi || true # one without such a file, or whose Release is signed apart, is pinned by its host
+    rm -rf -- "${scratch}"
 }
 
 # add_dnf_repository RECIPE NAME URL - - KEY_URL FINGERPRINT -: dnf fetches lists when it installs. Packages must be signed by that key,
@@ -88,62 +123,4 @@ add_dnf_repository() {
     trust_key "${recipe}" "${key_url}" "${fingerprint}" "${key}"
     text="$(print_note; printf '%s\n' "[${name}]" "name=${name}" "baseurl=${url}" enabled=1 gpgcheck=1 "gpgkey=file://${key}")"
     install_file "${recipe}" "/etc/yum.repos.d/${name}.repo" 644 <<<"${text}"
-}
-
-# trust_key RECIPE KEY_URL FINGERPRINT TARGET: TARGET holds the key with that fingerprint and no other. What else the fetched file holds
-# is left out; without the wanted key nothing is written.
-trust_key() {
-    local -r recipe="$1" url="$2" wanted="$3" target="$4"
-    local scratch found
-    [[ "$(list_keys "${HOST_ROOT:-}${target}")" != "${wanted}" ]] || return 0
-    scratch="$(mktemp -d)"
-    fetch_file "${url}" "${scratch}/fetched" || { rm -rf -- "${scratch}"; die "the signing key ${url} cannot be fetched"; }
-    found="$(list_keys "${scratch}/fetched" | paste -s -d ' ')"
-    if [[ " ${found} " != *" ${wanted} "* ]] || ! pick_key "${scratch}" "${wanted}" "${target}"; then
-        rm -rf -- "${scratch}"
-        die "${url}: not the key in the lock — found ${found:-no key}, wanted ${wanted}. Nothing was written"
-    fi
-    install_file "${recipe}" "${target}" 644 <"${scratch}/picked"
-    rm -rf -- "${scratch}"
-}
-
-# pick_key SCRATCH FINGERPRINT TARGET: SCRATCH/picked is that one key of SCRATCH/fetched, armored as rpm wants it, binary for apt.
-pick_key() {
-    local -r scratch="$1" wanted="$2"
-    local -a form=()
-    [[ "$3" == *.gpg ]] || form=(--armor)
-    run_gpg "${scratch}" --import "${scratch}/fetched" || return 1
-    run_gpg "${scratch}" "${form[@]}" --output "${scratch}/picked" --export "${wanted}" || return 1
-    # A key may carry the wanted one as a subkey and would come along.
-    [[ "$(list_keys "${scratch}/picked")" == "${wanted}" ]]
-}
-
-# list_keys FILE: the full fingerprints of the primary keys in a file, one a line.
-list_keys() {
-    [[ -s "$1" ]] || return 0
-    local -r home="$(mktemp -d)"
-    run_gpg "${home}" --with-colons --show-keys "$1" |
-        awk -F: '$1 == "pub" { primary = 1 } $1 == "fpr" && primary { print $10; primary = 0 }'
-    rm -rf -- "${home}"
-}
-
-# run_gpg HOME ARGUMENT…: gpg that knows no keys but those in HOME and starts no agent.
-run_gpg() {
-    local -r home="$1"
-    shift
-    gpg --homedir "${home}" --no-autostart --batch --no-tty --quiet "$@" 2>/dev/null
-}
-
-# fetch_file URL TARGET: what stands at an address; with the program that is there, apt's own at last.
-fetch_file() {
-    local -r url="$1" target="$2"
-    if [[ "${url}" == file://* ]]; then
-        cp -- "${url#file://}" "${target}" 2>/dev/null
-    elif command -v curl >/dev/null; then
-        curl --fail --silent --show-error --location --retry 2 --connect-timeout 20 --max-time 120 --output "${target}" "${url}" >&2
-    elif command -v wget >/dev/null; then
-        wget --quiet --tries=2 --timeout=20 --output-document="${target}" "${url}" >&2
-    else
-        /usr/lib/apt/apt-helper download-file "${url}" "${target}" >&2
-    fi
 }
