@@ -19,6 +19,7 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.loglines import Log
 from deepep_bootstrap.patterns import make
 from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.tables import load as read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases" / "diagnose-rules"
@@ -171,6 +172,16 @@ def test_in_brief() -> None:
     assert lines[0].startswith("cause: NVSHMEM is configured with MPI")
     assert lines[1].startswith("build.log, line ")
     assert brief(diagnose({"build.log": "all well\n"}, BOOK)) == ()
+
+
+def test_logs_written_by_somebody_else_are_judged_right() -> None:
+    """These were written without a look at the rules; nine of ten are to be right, and none is to be found where there is none."""
+    folder = ROOT / "tests" / "cases" / "diagnose"
+    index = {name: entry["cause"] for name, entry in read_toml((folder / "index.toml").read_text(encoding="utf-8"), "index").items()}
+    first = {name: (told((folder / name).read_text(encoding="utf-8", errors="replace")) or [""])[0] for name in index}
+    wrong = {name: cause for name, cause in first.items() if cause != index[name]}
+    assert [name for name in wrong if not index[name]] == []
+    assert len(wrong) <= 0.1 * len([name for name in index if index[name]]), wrong
 
 
 BENIGN = [line for path in cases("healthy") for line in read(path).splitlines() if line and "Best " not in line]
