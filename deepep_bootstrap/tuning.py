@@ -33,12 +33,11 @@ HISTORY = 12
 
 @dataclass(frozen=True)
 class Made:
-    """How a run was made, beside what its output says: the GPU (type or product name), nodes, ranks of one node, stack, commit of
-    DeepEP, name of the run, seconds since 1970 when it ended, and the words its script got."""
+    """How a run was made, beside what its output says: the GPU (type or product name), nodes, stack, commit of DeepEP, name of the run,
+    seconds since 1970 when it ended, and the words its script got."""
 
     gpu: str
     nodes: int
-    ranks: int
     stack: str
     deepep: str
     run: str
@@ -71,12 +70,12 @@ class HeatMap:
     default: float | None = None
 
 
-def made_by(run: TestRun, gpu: str, ranks: int) -> Made:
-    """Return how `run` was made; `ranks` are the GPUs of one of its nodes."""
+def made_by(run: TestRun, gpu: str) -> Made:
+    """Return how `run` was made, on GPUs of the type or product name `gpu`."""
     ended = run.values.get("ended", "")
     measured = int(float(ended)) if re.fullmatch(r"\d{1,12}(\.\d*)?", ended) else 0
     values = run.values
-    return Made(gpu, len(run.nodes) or 1, ranks, values.get("stack", ""), values.get("deepep", ""), run.name, measured, run.args)
+    return Made(gpu, len(run.nodes) or 1, values.get("stack", ""), values.get("deepep", ""), run.name, measured, run.args)
 
 
 def documents(tests: Sequence[Tested], made: Made) -> tuple[tuple[Document, ...], tuple[str, ...]]:
@@ -99,7 +98,7 @@ def documents(tests: Sequence[Tested], made: Made) -> tuple[tuple[Document, ...]
 
 
 def _document(tested: Tested, made: Made) -> Document | str:
-    said = {**DEFAULTS, "num_processes": made.ranks or DEFAULTS["num_processes"], **_words(made.args), **tested.config}
+    said = {**DEFAULTS, **_words(made.args), **tested.config}
     numbers = {name: value for name, value in said.items() if isinstance(value, int) and value > 0}
     if not tested.ok:
         return "no settings are kept of a test that failed or did not end"

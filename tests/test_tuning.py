@@ -179,9 +179,9 @@ def test_tests_without_a_sweep_are_passed_over() -> None:
 
 def test_how_a_run_was_made_is_read_from_its_folder() -> None:
     values = {"nodes": "n1,n2", "ended": "1700000000.5", "stack": "v1", "deepep": "8a07", "args": "--num-tokens 64"}
-    made = tuning.made_by(testruns.TestRun("r", values, {}), "H200", 8)
-    assert made == tuning.Made("H200", 2, 8, "v1", "8a07", "r", 1_700_000_000, ("--num-tokens", "64"))
-    assert tuning.made_by(testruns.TestRun("r", {"ended": "soon"}, {}), "H200", 8).measured == 0
+    made = tuning.made_by(testruns.TestRun("r", values, {}), "H200")
+    assert made == tuning.Made("H200", 2, "v1", "8a07", "r", 1_700_000_000, ("--num-tokens", "64"))
+    assert tuning.made_by(testruns.TestRun("r", {"ended": "soon"}, {}), "H200").measured == 0
 
 
 # a document and the runs after it

@@ -14,7 +14,7 @@ from deepep_bootstrap.tuningdoc import Document, Key, Past, Setting
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests/cases/tuning"
 MODULE = (ROOT / "env/tuned/deepep_tuned.py").read_text(encoding="utf-8")
-MADE = Made("NVIDIA H200", 1, 8, "v1", "8a07e7e", "intranode-1", 1_700_000_000)
+MADE = Made("NVIDIA H200", 1, "v1", "8a07e7e", "intranode-1", 1_700_000_000)
 
 
 def real_sweep() -> tuple[Tested, ...]:

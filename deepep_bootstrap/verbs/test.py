@@ -266,8 +266,7 @@ def keep(scene: Scene, place: Place, result: Result, *, save: bool) -> tuple[Kep
     remarks: list[str] = []
     kept: tuple[str, ...] = ()
     if not found.failed:
-        ranks = min((len(seen.gpus) for seen in hosts), default=0)
-        documents, why_not = tuning.documents(found.tests, tuning.made_by(run, gpu, ranks))
+        documents, why_not = tuning.documents(found.tests, tuning.made_by(run, gpu))
         remarks += why_not
         try:
             stored = tuned.store(scene.door, place, documents, scene.templates[tuned.MODULE])

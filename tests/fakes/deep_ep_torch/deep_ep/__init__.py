@@ -1,8 +1,9 @@
 """DeepEP's calls as far as the examples use them, in plain torch.distributed: slow, right, and strict about what the real one forgives.
 
-Test equipment. Results of an asynchronous call are NaN until its event was waited for (a delay on the communication stream sees to that),
-those of a low-latency call until its hook was called; a second low-latency call before that, or a combine with another number of SMs than
-its dispatch, is refused. Rows of ElasticBuffer come in no order, and what DeepEP leaves undefined is NaN.
+Test equipment. Results of an asynchronous call are NaN until its event was waited for, by a stream or by a call that was given the event,
+those of a low-latency call until its hook was called. A second low-latency call before that is refused, and so is a combine with another
+number of SMs than its dispatch. Rows of ElasticBuffer come in no order, and what DeepEP leaves undefined is NaN. There is no second stream:
+it does not matter here how fast a result comes, only who reads it too early.
 """
 
 # ruff: noqa: PT018
@@ -16,8 +17,6 @@ import torch
 import torch.distributed as dist
 
 topk_idx_t = torch.int64
-DELAY = 20_000_000
-"""Clock cycles, about ten milliseconds."""
 FP8_MAX = 448.0
 
 
@@ -37,26 +36,21 @@ class Config:
 
 
 class EventOverlap:
-    def __init__(self, event: torch.cuda.Event | None = None, keep: object = None) -> None:
-        self.event = event
-        self.keep = keep  # the tensors that the other stream still reads
+    """An event, and what is to be done where it is waited for: its call's results are handed out."""
+
+    def __init__(self, deliver: Callable[[], None] | None = None) -> None:
+        self.event = self
+        self.deliver = deliver
 
     def current_stream_wait(self) -> None:
-        assert self.event is not None
-        torch.cuda.current_stream().wait_event(self.event)
+        assert self.deliver is not None, "the call was not asynchronous: there is nothing to wait for"
+        self.deliver()
 
     def __enter__(self) -> EventOverlap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.event is not None:
-            self.current_stream_wait()
-
-
-def _capture() -> torch.cuda.Event:
-    event = torch.cuda.Event()
-    event.record()
-    return event
+        self.current_stream_wait()
 
 
 @dataclass(frozen=True)
@@ -70,29 +64,23 @@ class _Routes:
 
 
 class _Messenger:
-    """The communication stream, and exchanges of rows on it."""
+    """Exchanges of rows between ranks."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.stream = group, torch.cuda.Stream()
+        self.group = group
 
-    def start(self, outputs: list[torch.Tensor], work: Callable[[], list[torch.Tensor]], previous: Any, wait: bool) -> EventOverlap:
-        """Fill `outputs` with NaN now and with the results of `work` later, on the stream."""
-        compute = torch.cuda.current_stream()
+    def start(self, outputs: list[torch.Tensor], results: list[torch.Tensor], wait: bool) -> EventOverlap:
+        """Fill `outputs` with NaN now, and their first rows with `results` when the event is waited for (`wait`: at once)."""
         for tensor in outputs:
             _poison(tensor)
-            tensor.record_stream(self.stream)
-        poisoned = _capture()
-        self.stream.wait_event(poisoned)
-        if previous is not None:
-            self.stream.wait_event(previous)
-        with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(DELAY)
-            for tensor, result in zip(outputs, work(), strict=True):
-                tensor[: len(result)].copy_(result)
-            done = _capture()
+
+        def deliver() -> None:
+            for tensor, result in zip(outputs, results, strict=True):
+                tensor.data[: len(result)] = result  # past autograd, which holds the output already
+
         if wait:
-            compute.wait_event(done)
-        return EventOverlap(None if wait else done, work)
+            deliver()
+        return EventOverlap(None if wait else deliver)
 
     def routes(self, is_token_in_rank: torch.Tensor) -> _Routes:
         """Return the routes of a layout; the CPU waits for the counts, as it does in DeepEP."""
@@ -146,7 +134,6 @@ class Buffer:
     def destroy(self) -> None:
         assert self.explicitly_destroy
         assert not self.pending, "a hook was never called"
-        torch.cuda.synchronize()
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -155,7 +142,7 @@ class Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        return EventOverlap(_capture())
+        return EventOverlap(_nothing)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -170,56 +157,50 @@ class Buffer:
         return num_max_dispatch_tokens_per_rank * hidden * num_experts * 4
 
     def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
-        _check_stream(previous_event, async_finish, allocate_on_comm_stream)
+        _begin(previous_event, async_finish, allocate_on_comm_stream)
         shapes = ((self.group.size(),), (num_experts,), (len(topk_idx), self.group.size()))
         outputs = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in shapes]
 
-        def work() -> list[torch.Tensor]:
-            is_in = self.messenger.layout(topk_idx, num_experts)
-            return [is_in.sum(dim=0), torch.bincount(topk_idx.flatten(), minlength=num_experts), is_in]
-
-        event = self.messenger.start(outputs, work, previous_event and previous_event.event, not async_finish)
+        is_in = self.messenger.layout(topk_idx, num_experts)
+        results = [is_in.sum(dim=0), torch.bincount(topk_idx.flatten(), minlength=num_experts), is_in]
+        event = self.messenger.start(outputs, results, not async_finish)
         return outputs[0], None, outputs[1], outputs[2], event
 
     def dispatch(
         self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None, num_tokens_per_expert=None,
         topk_idx=None, topk_weights=None, config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False,
     ):  # fmt: skip
-        _check_stream(previous_event, async_finish, allocate_on_comm_stream)
+        _begin(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             assert topk_idx is None and topk_weights is None
             routes, sms = handle
             assert config.num_sms == sms, "a cached dispatch needs the SMs of the first"
             came = x.new_empty(sum(routes.came), x.size(1))
-            work = lambda: [self.messenger.there(x[routes.index], routes)]  # noqa: E731
-            event = self.messenger.start([came], work, previous_event and previous_event.event, not async_finish)
+            event = self.messenger.start([came], [self.messenger.there(x[routes.index], routes)], not async_finish)
             return came, None, None, None, None, event
         assert num_tokens_per_rank is not None and num_tokens_per_expert is not None
-        torch.cuda.synchronize()  # the layout is on the communication stream; DeepEP's kernel reads it there
+        assert num_tokens_per_rank.min() >= 0, "the layout's event was not waited for"
         routes = self.messenger.routes(is_token_in_rank.bool())
         experts = len(num_tokens_per_expert)
         rows = sum(routes.came)
         outputs = [x.new_empty(rows, x.size(1)), topk_idx.new_empty(rows, topk_idx.size(1)), topk_weights.new_empty(rows, topk_idx.size(1))]
 
-        def work() -> list[torch.Tensor]:
-            local = self.messenger.local(topk_idx, experts, routes)
-            weights = topk_weights[routes.index].masked_fill(local < 0, 0)
-            return [self.messenger.there(each, routes) for each in (x[routes.index], local, weights)]
-
-        event = self.messenger.start(outputs, work, previous_event and previous_event.event, not async_finish)
+        local = self.messenger.local(topk_idx, experts, routes)
+        weights = topk_weights[routes.index].masked_fill(local < 0, 0)
+        results = [self.messenger.there(each, routes) for each in (x[routes.index], local, weights)]
+        event = self.messenger.start(outputs, results, not async_finish)
         return *outputs, [], (routes, config.num_sms), event
 
     def combine(
         self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False
     ):
-        _check_stream(previous_event, async_finish, allocate_on_comm_stream)
+        _begin(previous_event, async_finish, allocate_on_comm_stream)
         routes, sms = handle
         assert config.num_sms == sms, "combine needs the SMs of its dispatch"
         assert x.is_contiguous() and x.dtype == torch.bfloat16
         given = [each for each in (x, topk_weights) if each is not None]
         outputs = [each.new_empty(routes.tokens, each.size(1)) for each in given]
-        work = lambda: [self.messenger.back(each, routes) for each in given]  # noqa: E731
-        event = self.messenger.start(outputs, work, previous_event and previous_event.event, not async_finish)
+        event = self.messenger.start(outputs, [self.messenger.back(each, routes) for each in given], not async_finish)
         return outputs[0], outputs[1] if topk_weights is not None else None, event
 
     def low_latency_dispatch(
@@ -275,8 +256,15 @@ class Buffer:
         return combined, EventOverlap(), hook
 
 
-def _check_stream(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+def _nothing() -> None:
+    """Deliver nothing: what is captured on a stream without a call is there already."""
+
+
+def _begin(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    """Wait for the event before a call; refuse what DeepEP refuses."""
     assert not allocate_on_comm_stream or (previous_event is not None and async_finish), "memory of the other stream needs an event before"
+    if previous_event is not None:
+        previous_event.current_stream_wait()
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -304,11 +292,10 @@ class ElasticBuffer:
 
     def destroy(self) -> None:
         assert self.explicitly_destroy
-        torch.cuda.synchronize()
 
     @staticmethod
-    def capture() -> torch.cuda.Event:
-        return _capture()
+    def capture() -> EventOverlap:
+        return EventOverlap(_nothing)
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
         assert num_experts % self.group.size() == 0 and num_topk > 0
@@ -318,12 +305,12 @@ class ElasticBuffer:
         self, x, topk_idx=None, topk_weights=None, num_experts=None, num_sms=0, previous_event=None, async_with_compute_stream=False,
         allocate_on_comm_stream=False, handle=None, do_cpu_sync=None, do_expand=False,
     ):  # fmt: skip
-        _check_stream(previous_event, async_with_compute_stream, allocate_on_comm_stream)
+        _begin(previous_event, async_with_compute_stream, allocate_on_comm_stream)
         if handle is not None:
             assert topk_idx is None and num_sms == handle.num_sms and not handle.do_expand
             came = x.new_empty(sum(handle.routes.came), x.size(1))
-            work = lambda: [self.messenger.there(x[handle.routes.index], handle.routes)[handle.order]]  # noqa: E731
-            event = self.messenger.start([came], work, previous_event, not async_with_compute_stream)
+            results = [self.messenger.there(x[handle.routes.index], handle.routes)[handle.order]]
+            event = self.messenger.start([came], results, not async_with_compute_stream)
             return came, None, None, handle, event
         num_sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.size(1))
         assert len(x) <= self.most
@@ -340,36 +327,32 @@ class ElasticBuffer:
         shape = (rows,) if do_expand else (rows, topk_idx.size(1))
         outputs = [x.new_empty(rows, x.size(1)), topk_idx.new_empty(rows, topk_idx.size(1)), topk_weights.new_empty(shape)]
 
-        def work() -> list[torch.Tensor]:
-            came, weights = (self.messenger.there(each[routes.index], routes)[order] for each in (x, topk_weights))
-            if do_expand:
-                return [came[visits[:, 0]], local[visits[:, 0]], weights[tuple(visits.T)]]
-            return [came, local, weights.masked_fill(local < 0, torch.nan)]
-
-        event = self.messenger.start(outputs, work, previous_event, not async_with_compute_stream)
+        came, weights = (self.messenger.there(each[routes.index], routes)[order] for each in (x, topk_weights))
+        if do_expand:
+            results = [came[visits[:, 0]], local[visits[:, 0]], weights[tuple(visits.T)]]
+        else:
+            results = [came, local, weights.masked_fill(local < 0, torch.nan)]
+        event = self.messenger.start(outputs, results, not async_with_compute_stream)
         return *outputs, handle, event
 
     def combine(
         self, x, handle, topk_weights=None, bias=None, num_sms=0, previous_event=None, async_with_compute_stream=False,
         allocate_on_comm_stream=False,
     ):  # fmt: skip
-        _check_stream(previous_event, async_with_compute_stream, allocate_on_comm_stream)
+        _begin(previous_event, async_with_compute_stream, allocate_on_comm_stream)
         assert x.is_contiguous() and x.dtype == torch.bfloat16
         given = [each for each in (x, topk_weights) if each is not None]
         outputs = [each.new_empty(handle.routes.tokens, each.size(1)) for each in given]
 
-        def work() -> list[torch.Tensor]:
-            found = []
-            for each in given:
-                rows = torch.zeros(len(handle.order), each.size(1), device="cuda")
-                if handle.do_expand:
-                    rows.index_add_(0, handle.visits[:, 0], each[: len(handle.visits)].float())
-                else:
-                    rows.copy_(each)
-                unsorted = torch.empty_like(rows, dtype=each.dtype)
-                unsorted[handle.order] = rows.to(each.dtype)
-                found.append(self.messenger.back(unsorted, handle.routes))
-            return found
-
-        event = self.messenger.start(outputs, work, previous_event, not async_with_compute_stream)
+        results = []
+        for each in given:
+            rows = torch.zeros(len(handle.order), each.size(1), device=each.device)
+            if handle.do_expand:
+                rows.index_add_(0, handle.visits[:, 0], each[: len(handle.visits)].float())
+            else:
+                rows.copy_(each)
+            unsorted = torch.empty_like(rows, dtype=each.dtype)
+            unsorted[handle.order] = rows.to(each.dtype)
+            results.append(self.messenger.back(unsorted, handle.routes))
+        event = self.messenger.start(outputs, results, not async_with_compute_stream)
         return outputs[0], outputs[1] if topk_weights is not None else None, event
