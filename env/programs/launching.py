@@ -72,6 +72,11 @@ def size(text: str) -> int:
     return int(number) * UNITS[unit]
 
 
+def count(number: int, thing: str) -> str:
+    """Return "1 round", "2 rounds"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def say(name: str, text: str, error: bool = False) -> None:
     """Print one line, whole and at once, with the program's name in front."""
     os.write(2 if error else 1, f"[{name}] {text}\n".encode())

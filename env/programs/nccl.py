@@ -142,10 +142,12 @@ def be_rank(local_rank: int, place: launching.Place, chosen: argparse.Namespace)
         world_size=place.ranks,
         rank=rank.rank,
         timeout=datetime.timedelta(seconds=chosen.timeout),
+        device_id=rank.device if chosen.backend == "nccl" else None,
     )
     if rank.rank == 0:
         library = "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if chosen.backend == "nccl" else "gloo"
-        launching.say("nccl", f"{place.nodes} nodes x {place.local_ranks} ranks, {library}, torch {torch.__version__}")
+        nodes = launching.count(place.nodes, "node")
+        launching.say("nccl", f"{nodes} x {launching.count(place.local_ranks, 'rank')}, {library}, torch {torch.__version__}")
     figures, right = [], True
     for operation in OPERATIONS if chosen.operation is None else (chosen.operation,):
         for size in chosen.sizes:

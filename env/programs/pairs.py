@@ -52,7 +52,8 @@ def main(words: list[str]) -> int:
     for line in describe(verdict, seen.names, seen.absent):
         launching.say("pairs", line)
     good = not verdict.findings and not seen.absent and not seen.faults
-    launching.say("pairs", f"passed: {len(seen.rates)} pairs in {len(rounds(place.nodes))} rounds" if good else "failed", error=not good)
+    passed = f"passed: {launching.count(len(seen.rates), 'pair')} in {launching.count(len(rounds(place.nodes)), 'round')}"
+    launching.say("pairs", passed if good else "failed", error=not good)
     return 0 if good else 1
 
 

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import launching
@@ -24,7 +25,7 @@ from pairs_judge import Pair, rounds
 AGAIN = 75  # exit code of a worker that wants a fresh one in its place (EX_TEMPFAIL)
 SLACK = 20.0  # seconds beyond the limit of an exchange until what a worker says about it must have come
 FOREVER = datetime.timedelta(days=1)  # the limits are ours
-WARM_UP = 3
+BLOCKS = 5  # of `--repeats` messages, after one that warms up; the median counts, since a block lasts milliseconds on a fast link
 LARGEST_BYTE = 251
 PR_SET_PDEATHSIG = 1
 
@@ -60,7 +61,8 @@ def connect(place: launching.Place, chosen: argparse.Namespace) -> Any:
 def conduct(store: Any, place: launching.Place, chosen: argparse.Namespace) -> Seen:
     """Run all rounds as the first node's launcher, a line for every pair."""
     plan = rounds(place.nodes)
-    launching.say("pairs", f"{place.nodes} nodes x {place.local_ranks} GPUs, {len(plan)} rounds, {chosen.size} bytes a message")
+    many = launching.count(len(plan), "round")
+    launching.say("pairs", f"{place.nodes} nodes x {launching.count(place.local_ranks, 'GPU')}, {many}, {chosen.size} bytes a message")
     absent: set[int] = set()
     names = [str(node) for node in range(place.nodes)]
     rates: dict[Pair, tuple[float | None, ...]] = {}
@@ -223,8 +225,8 @@ def exchange(store: Any, name: str, end: int, local_rank: int, chosen: argparse.
 
     run(1)
     wrong = int((result != wanted).sum())
-    run(WARM_UP)
-    seconds = run(chosen.repeats)
+    run(chosen.repeats)
+    seconds = median(run(chosen.repeats) for _ in range(BLOCKS))
     dist.destroy_process_group()
     if wrong:
         return {"error": f"{wrong} of {chosen.size} bytes came wrong"}

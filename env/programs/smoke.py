@@ -173,7 +173,7 @@ def main(words: list[str]) -> int:
     gpus = chosen.num_processes or torch.cuda.device_count()
     ranks = next((size for size in SIZES if size <= gpus), 0)
     if not ranks:
-        launching.say("smoke", f"failed: {gpus} GPU{'s' * (gpus != 1)} on {os.uname().nodename}, an exchange needs two", error=True)
+        launching.say("smoke", f"failed: {launching.count(gpus, 'GPU')} on {os.uname().nodename}, an exchange needs two", error=True)
         return 1
     if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
         os.environ.setdefault("EP_DISABLE_GIN", "1")  # V2 ends with an error where it finds no network card and was not told so
