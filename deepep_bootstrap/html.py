@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -55,7 +55,7 @@ def render(report: Report, texts: Mapping[str, str], made: float) -> str:
     }
     environment.globals |= {
         "bar": bar, "nic_bar": nic_bar, "strip": strip, "trend": trend, "icon": charts.icon, "step": step, "share_step": share_step,
-        "config": config, "advice": diagnose.advice,
+        "config": config, "has_slow": has_slow, "has_box": has_box, "advice": diagnose.advice,
     }  # fmt: skip
     style = texts[STYLE]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -120,7 +120,10 @@ def config(tested: Tested) -> str:
 
 
 def bar(verdict: Verdict) -> Markup:
-    """Return a figure on its way to what the hardware can move, or where that is not known, to a little more than is wanted."""
+    """Return a figure on its way to what the hardware can move, or where that is not known, to a little more than is wanted; nothing for
+    one that cannot be compared."""
+    if verdict.limit is None and verdict.wanted is None:
+        return Markup("")
     value = verdict.value or 0.0
     band = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
     return charts.bar(value, top_of(verdict), band=band, tick=verdict.wanted, state=verdict.state)
@@ -147,10 +150,20 @@ def strip(spread: Spread) -> Markup:
     return charts.strip([Dot(each.value, f"rank {each.rank}", each.state) for each in spread.values])
 
 
+def has_slow(group: Sequence[Spread]) -> bool:
+    """Return whether a slow rank is among those of a table."""
+    return any(each.state == "slow" for spread in group for each in spread.values)
+
+
+def has_box(group: Sequence[Spread]) -> bool:
+    """Return whether the ranks of a table are enough for a box."""
+    return any(len(spread.values) >= charts.FEW for spread in group)
+
+
 def trend(series: Series) -> Markup:
     """Return a figure over the runs, this one last."""
     verdict = series.verdict
-    dots = [Dot(value, f"{past.name} {day(past.started)}", "failed" if past.failed else "ok") for past, value in series.values]
+    dots = [Dot(value, f"{clean(past.name)} {day(past.started)}", "failed" if past.failed else "ok") for past, value in series.values]
     band = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
     return charts.trend(dots, band=band, tick=verdict.wanted)
 

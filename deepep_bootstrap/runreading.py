@@ -28,9 +28,11 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
     folder = Path(name).expanduser()
     if name and (folder / runfiles.VALUES).is_file():
         return _read_here(folder.resolve(), texts), str(folder.resolve())
-    if name and not flags.hosts and not flags.prefix:
-        wanted = f"the folder of a run (it has a file {runfiles.VALUES}), or a run's name with --hosts or --prefix"
-        raise Trouble(Problem(name, "no such run on this machine", wanted=wanted, try_=f"invoke report {shlex.quote(name)} --hosts=…"))
+    if not flags.hosts and not flags.prefix:
+        what = "no such run on this machine" if name else "no run named"
+        wanted = f"the folder of a run (it has a file {runfiles.VALUES}), or --hosts or --prefix and a run's name or nothing for the newest"
+        remedy = shlex.join(["invoke", "report", *filter(None, [name]), "--hosts=hosts/b200.txt"])
+        raise Trouble(Problem(name or "report", what, wanted=wanted, try_=remedy))
     with reach(flags, empty=True) as reached:
         return _read_there(reached.door, reached.place, name, texts)
 

@@ -163,12 +163,11 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) and 0 <= value < 2**40 else None
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """Return the same content as the keys that docs/json.md promises."""
+def as_json(report: Report, folder: str) -> dict[str, Any]:
+    """Return the same content as the keys that docs/json.md promises; `folder` is where the run lies."""
     run = report.run
     return {
-        "run": run.name,
-        "values": dict(run.values),
+        "run": {"name": run.name, "folder": folder, "values": dict(run.values)},
         "nodes": list(run.nodes),
         "state": report.state,
         "why": report.why,
@@ -179,7 +178,7 @@ def as_json(report: Report) -> dict[str, Any]:
         **diagnose.as_json(report.diagnosis),
         "facts": [vars(row) for row in report.facts],
         "history": [
-            {"run": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)} for each in report.past
+            {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)} for each in report.past
         ],
         "remarks": list(report.remarks),
     }

@@ -117,7 +117,8 @@ def _figure(verdict: Verdict, glyphs: Glyphs) -> Iterator[Text]:
     value = verdict.value or 0.0
     style = STYLES.get(verdict.state, "")
     yield Text(f"  {verdict.title}")
-    yield bar(value, html.top_of(verdict), verdict.wanted, glyphs, style or "blue")
+    known = verdict.limit is not None or verdict.wanted is not None
+    yield bar(value, html.top_of(verdict), verdict.wanted, glyphs, style=style or "blue") if known else Text("")
     yield Text(f"{value:.1f} {verdict.unit}")
     yield Text("" if verdict.wanted is None else f"{verdict.wanted:g}")
     yield Text("" if verdict.of_limit is None else f"{verdict.of_limit:.0f} %")
@@ -125,7 +126,7 @@ def _figure(verdict: Verdict, glyphs: Glyphs) -> Iterator[Text]:
     yield Text(word if verdict.percent is None else f"{word}, {verdict.percent:.0f} %", style=style)
 
 
-def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, style: str) -> Text:
+def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, *, style: str) -> Text:
     """Return a bar from 0 to `value` where the whole width is `top`, with a tick at another value."""
     scale = Scale(0.0, top or 1.0)
     filled = round(scale.share(value) * BAR)
@@ -158,7 +159,7 @@ def _nic(host: HostRow, row: NicRow, glyphs: Glyphs) -> Iterator[Text]:
     nic = row.traffic
     style = STYLES.get(row.state, "") if row.state == "below" else "blue"
     yield Text(f"  {clean(nic.device)}")
-    yield bar(nic.share_sent, html.top_share(host), host.fair if nic.expected else None, glyphs, style)
+    yield bar(nic.share_sent, html.top_share(host), host.fair if nic.expected else None, glyphs, style=style)
     yield Text(f"{100 * nic.share_sent:.1f} %" if nic.expected else "")
     yield Text(gigabytes(nic.sent))
     yield Text(gigabytes(nic.received))

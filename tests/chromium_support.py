@@ -24,11 +24,13 @@ FLAGS = (
 
 @dataclass
 class Page:
-    """One page of a browser. `requests` are addresses that it asked for, `complaints` what the console and the engine said."""
+    """One page of a browser. `requests` are addresses that it wanted, `refused` why some were not even asked for, `complaints` what the
+    console and the engine said."""
 
     browser: Browser
     session: str
     requests: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     loaded: int = 0
 
@@ -51,16 +53,17 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def screenshot(self, path: Path | None = None) -> Image:
-        """Return the whole page as pixels, and keep it as a file where that is wanted."""
-        data = base64.b64decode(self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"])
-        if path:
-            path.write_bytes(data)
-        return read_png(data)
+    def screenshot(self, clip: Mapping[str, float]) -> Image:
+        """Return a part of the page as pixels: x, y, width and height, from the page's own corner."""
+        area = {key: clip[key] for key in ("x", "y", "width", "height")} | {"scale": 1}
+        answer = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=area)
+        return read_png(base64.b64decode(answer["data"]))
 
     def heard(self, method: str, params: Mapping[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+        elif method == "Network.loadingFailed":
+            self.refused.append(params.get("blockedReason", ""))
         elif method == "Runtime.consoleAPICalled":
             self.complaints.append(str(params["args"]))
         elif method == "Runtime.exceptionThrown":
@@ -147,17 +150,16 @@ class Image:
         red, green, blue = self.rows[y][3 * x : 3 * x + 3]
         return red, green, blue
 
-    def colours(self, left: float, top: float, width: float, height: float) -> set[tuple[int, int, int]]:
-        """Return the colours inside a box, where it lies on the image."""
-        across = range(max(0, int(left)), min(self.width, int(left + width)))
-        return {self.pixel(x, y) for y in range(max(0, int(top)), min(self.height, int(top + height))) for x in across}
+    def colours(self) -> set[bytes]:
+        """Return all colours."""
+        return {row[at : at + 3] for row in self.rows for at in range(0, len(row), 3)}
 
 
 def read_png(data: bytes) -> Image:
     """Return the pixels of a PNG of 8 bits a colour, with or without transparency."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
-    assert depth == 8 and kind in {2, 6}, (depth, kind)
+    assert (depth, kind) in {(8, 2), (8, 6)}
     size, body, at = (3 if kind == 2 else 4), b"", 8
     while at < len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])

@@ -40,6 +40,15 @@ unpack_packages() {
     touch "$folder/.complete"
 }
 
+install_browser() {
+    # Debian has Chromium without a window as a package of its own; any other Chromium on PATH does as well
+    local name
+    for name in chromium-headless-shell chromium chromium-browser google-chrome; do
+        ! command -v "$name" >/dev/null || return 0
+    done
+    install_packages chromium-headless-shell=chromium-headless-shell || echo "setup: tests of the HTML report need a Chromium on PATH" >&2
+}
+
 make_venv() {
     python3 -c 'import ensurepip' 2>/dev/null || install_packages "/nonexistent=python3-venv"
     [ -x .venv/bin/python ] || python3 -m venv .venv
@@ -54,6 +63,7 @@ case "${1:-}" in
         install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ make=make /usr/include/python3*/Python.h=python3-dev cmake=cmake ninja=ninja-build \
             /usr/sbin/modprobe=kmod busybox=busybox dash=dash tcsh=tcsh nix=nix-bin sudo=sudo openssl=openssl ssh-agent=openssh-client \
             gpg=gpg gpg-agent=gpg-agent gpgconf=gpgconf curl=curl wget=wget dnf=dnf /etc/dnf/plugins/versionlock.conf=dnf-plugins-core rpmbuild=rpm createrepo_c=createrepo-c
+        install_browser
         unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
         ;;
     *) echo "usage: tests/setup.sh venv | demo | test" >&2; exit 1 ;;

@@ -208,7 +208,6 @@ def test_without_any_host_or_name_and_with_host_names_taken_out(state: Path) -> 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "report: only bug bundles can be made so far — found no --bundle. Try: invoke report --bundle; what is installed: invoke "),
         (("--bundle=hosts.txt",), "--bundle=hosts.txt: is there already — wanted the name of a new file"),
         (("--bundle=none/x.tar.gz",), "--bundle=none/x.tar.gz: its folder is not there"),
     ],

@@ -80,7 +80,7 @@ def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
         screen.say(f"{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
     else:
         screen.next_commands([runreading.again(flags, name or found.run.name)])
-    screen.document(OK, (), **as_json(found), folder=where, html=str(path or ""))
+    screen.document(OK, (), **as_json(found, where), html=str(path or ""))
     return OK
 
 

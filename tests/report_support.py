@@ -1,0 +1,48 @@
+"""Reports of the recorded runs in tests/cases/runs, as they are or changed, alone or after earlier runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from deepep_bootstrap import html, runfiles, runreading
+from deepep_bootstrap.runreport import Past, Report
+from deepep_bootstrap.survey import read_tree
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "tests" / "cases" / "runs"
+TEXTS = read_tree(ROOT / "env")
+NOW = 1795400000.0
+
+
+def files_of(name: str) -> dict[str, str]:
+    return runfiles.of_folder(RUNS / name)
+
+
+def report_of(name: str, *, edit: Callable[[dict[str, str]], None] | None = None, past: tuple[Past, ...] = ()) -> Report:
+    """Return the report of a recorded run, its files changed by `edit` first."""
+    files = files_of(name)
+    if edit:
+        edit(files)
+    return runreading.made(runfiles.of_files(name, files), TEXTS, {}, past=past)
+
+
+def page_of(report: Report) -> str:
+    return html.render(report, TEXTS, NOW)
+
+
+def make_history(folder: Path, name: str, factors: tuple[float, ...]) -> Path:
+    """Write earlier runs of a recorded one, each with its GB/s times a factor, and the run itself; return its folder."""
+    for number, factor in enumerate(factors):
+        target = folder / f"{name}-{number}"
+        shutil.copytree(RUNS / name, target)
+        for log in target.glob("*.log"):
+            text = log.read_text()
+            log.write_text(re.sub(r"([\d.]+)( GB/s)", lambda match, by=factor: f"{float(match[1]) * by:.2f}{match[2]}", text))
+        env = target / "run.env"
+        started = 1794000000 + number * 86400
+        env.write_text(re.sub(r"started=\d+", f"started={started}", env.read_text()))
+    shutil.copytree(RUNS / name, folder / name)
+    return folder / name
