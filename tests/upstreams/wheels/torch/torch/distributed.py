@@ -18,7 +18,7 @@ class ProcessGroup:
         return self._size
 
 
-class group:  # noqa: N801 - torch calls it so
+class group:
     """Holds the group of all ranks."""
 
     WORLD = None
