@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,9 @@ from deepep_bootstrap.verdicts import ERROR, Verdict
 CAUSES = "causes.toml"
 """The rules of `diagnose`, in env/ and, a site's own, in PREFIX."""
 
+MOST_WORDS = 4
+"""Findings of a program of ours that an outcome repeats; its log has all."""
+
 
 @dataclass(frozen=True)
 class Books:
@@ -29,13 +33,15 @@ class Books:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, and whether the run itself went well."""
+    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself failed, and what our
+    own programs (nccl, pairs, smoke) say is wrong."""
 
     tests: tuple[Tested, ...]
     verdicts: tuple[Verdict, ...]
     traffic: tuple[NicTraffic, ...]
     diagnosis: Diagnosis
     failed: bool
+    own_words: tuple[str, ...] = ()
 
 
 def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
@@ -67,7 +73,14 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
     diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
-    return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed)
+    return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run))
+
+
+def own_words(run: TestRun) -> tuple[str, ...]:
+    """Return what a program of ours says is wrong, each once: its lines are `[kind] slow: pair b200-003 b200-007: …`."""
+    wrong = re.compile(rf"\[{re.escape(run.kind)}\] ((?:slow|no answer|absent|failed|wrong|fault): .*)")
+    found = (match[1].strip() for text in telling_logs(run).values() for line in text.splitlines() if (match := wrong.match(line)))
+    return tuple(dict.fromkeys(found))[:MOST_WORDS]
 
 
 def _settled(run: TestRun, tested: Tested) -> Tested:

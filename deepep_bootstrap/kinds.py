@@ -107,6 +107,22 @@ KINDS: dict[str, Kind] = {
         ),
         _ours("nccl", purpose="All-reduce and all-to-all through torch over the same network cards, two nodes by default.", nodes=2),
         _ours("pairs", purpose="Every pair of nodes for a moment, to find the one bad link; two nodes by default.", nodes=2, fewest=2),
+        Kind(
+            "example-prefill",
+            "Example: a training step of a mixture of experts, compared with plain PyTorch; one node by default.",
+            Run("../examples/moe_prefill.py", variables="internode"),
+            Run("../examples/elastic_prefill.py", variables="internode"),
+            minutes=10,
+            ours=True,
+        ),
+        Kind(
+            "example-decode",
+            "Example: decoding steps of a mixture of experts, compared with plain PyTorch; one node by default.",
+            Run("../examples/moe_decode.py", variables="low-latency"),
+            Run("../examples/elastic_decode.py", variables="internode"),
+            minutes=10,
+            ours=True,
+        ),
         _ours("smoke", purpose="One import, one dispatch and one combine on one node, in seconds.", most=1, minutes=10),
     )
 }

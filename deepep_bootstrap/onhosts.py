@@ -101,7 +101,7 @@ class _Crew:
             meeting = {"RANK": str(index), "WORLD_SIZE": str(len(self._hosts)), "MASTER_ADDR": address, "MASTER_PORT": port}
             names = {"DEEPEP_NODE": host.name, "DEEPEP_NODES": ",".join(each.name for each in self._hosts), "KEY": self._key}
             env = {**self._wish.env, **names, **(meeting if len(self._hosts) > 1 else {})}
-            job = Job(script, self._wish.args, env, timeout=None, merge=True)
+            job = Job(script, self._wish.args, env, self._wish.user, timeout=None, merge=True)
             self._holds.append(self._door.hold(host, job, functools.partial(self._tell, index)))
         for index, hold in enumerate(self._holds):
             threading.Thread(target=self._wait, args=(index, hold), name=f"test {self._hosts[index].name}", daemon=True).start()

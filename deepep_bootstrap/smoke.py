@@ -32,7 +32,7 @@ def try_out(work: Work) -> tuple[Outcome, ...]:
         return ()
     survey = replace(gather(work.flags, work.door, work.survey.inventory, work.request.prefix), problems=())
     kind, record = KINDS[SMOKE], work.plan.choice.record
-    wish = Wish(kind, record, testing.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE)
+    wish = Wish(kind, record, testing.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE, user=work.build_user)
     try:
         spot = find_spot(survey, kind, 1, limited=bool(work.flags.limit), use_busy=work.flags.on_busy_host == "use")
     except Trouble as trouble:

@@ -33,7 +33,8 @@ ENDED, REFUSED, LATE, LOST, HUNG = "ended", "refused", "late", "lost", "hung"
 @dataclass(frozen=True)
 class Wish:
     """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any will do. `name` is
-    the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run."""
+    the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run, `user` who runs it ("" for the
+    connection's own user): whoever may write in the prefix, as root may not on many a network filesystem."""
 
     kind: Kind
     record: StackRecord
@@ -43,6 +44,7 @@ class Wish:
     args: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     start_limit: int = START_LIMIT
+    user: str = ""
 
     @property
     def file(self) -> str:
@@ -105,7 +107,7 @@ def submit(door: Door, host: Host, wish: Wish, recipes: Mapping[str, str], *, on
     An interrupt ends the job as well: the script on the host is watched. Trouble where it could not be followed.
     """
     env = {**wish.env, "START_LIMIT": str(wish.start_limit), "TIME_LIMIT": str(wish.time_limit), "OPTIONS": "\n".join(wish.options)}
-    job = Job(compose(recipes, *SUBMIT), wish.args, env, watched=True, timeout=None)
+    job = Job(compose(recipes, *SUBMIT), wish.args, env, wish.user, watched=True, timeout=None)
     reply = door.run(host, job, _without_data(on_line))
     if reply.code:
         raise Trouble(Problem(host.name, f"the {wish.kind.name} test could not be followed", reply.err.strip()[-400:]))

@@ -97,7 +97,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Told:
-    """What a person was told: how it ended, and of a test that ran what it left and what was found. `place` is its folder."""
+    """What a person was told: how it ended, and of a test that ran what it left and what was found. `place` is its folder, `problems`
+    why what it left could not be looked at."""
 
     outcome: Outcome
     result: Result | None = None
@@ -105,6 +106,7 @@ class Told:
     silent: tuple[str, ...] = ()
     kept: Kept = Kept()
     remarks: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the keys of the JSON document that a finished test has; empty ones without."""
@@ -152,7 +154,7 @@ def test(flags: Flags, asked: Asked) -> int:
         spot = find_spot(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
         wish = Wish(
             kind, record, testing.run_name(kind.name), spot.count, asked.time_limit or kind.minutes * 60,
-            args=asked.args, named=spot.named, start_limit=asked.start_limit,
+            args=asked.args, named=spot.named, start_limit=asked.start_limit, user=inventory.settings.build_user,
         )  # fmt: skip
         command = shlex.join(["sbatch", *wish.options, wish.file, *wish.args] if spot.client else ["bash", wish.file, *wish.args])
         for note in spot.notes:
@@ -161,12 +163,18 @@ def test(flags: Flags, asked: Asked) -> int:
         told = Told(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
         if not flags.dry_run:
             scene = Scene(flags, screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env"))
-            told = conclude(scene, wish, follow(scene, wish), save=asked.save)
-    for problem in survey.problems:
+            went = follow(scene, wish)
+            try:
+                told = conclude(scene, wish, went, save=asked.save)
+            except Trouble as trouble:
+                screen.outcomes([went.outcome])
+                told = Told(went.outcome, place=went.place, problems=trouble.problems)
+    problems = (*survey.problems, *told.problems)
+    for problem in problems:
         screen.problem(problem)
-    code = worst([told.outcome.code, *(TROUBLE for _ in survey.problems)])
+    code = worst([told.outcome.code, *(TROUBLE for _ in problems)])
     head = {"kind": kind.name, "module": record.module, "command": command, "outcome": outcome_json(told.outcome)}
-    screen.document(code, survey.problems, **head, **told.document())
+    screen.document(code, problems, **head, **told.document())
     return code
 
 
@@ -189,7 +197,7 @@ def follow(scene: Scene, wish: Wish) -> Went:
 
 def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
     """Bring back what a test left, judge it, keep what is worth keeping, and tell all of it."""
-    screen, place = scene.screen, Place(went.host, wish.record.prefix, scene.recipes)
+    screen, place = scene.screen, Place(went.host, wish.record.prefix, scene.recipes, wish.user)
     if not went.began:
         screen.say()
         screen.outcomes([went.outcome])
@@ -242,7 +250,7 @@ def judged(went: Went, found: Assessment, silent: tuple[str, ...]) -> Outcome:
     """Return the outcome of a run with what its files say: upstream's exit code alone proves nothing."""
     outcome = went.outcome
     if outcome.code != OK:
-        return replace(outcome, detail="; ".join([outcome.detail, *silent]))
+        return replace(outcome, detail="; ".join([outcome.detail, *found.own_words, *silent]))
     if found.failed:
         faults = [fault for tested in found.tests for fault in results_text.faults(tested)] or ["its output says nothing of a test"]
         return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail} as its exit code says, but {'; '.join(faults)}")

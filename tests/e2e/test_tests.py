@@ -106,7 +106,7 @@ def test_a_slow_rank_is_named(ready: Engine) -> None:
     assert len(tested["ranks"]) == 4
 
 
-def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine) -> None:
+def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine, tmp_path: Path) -> None:
     with fault(ready, FROZEN_NIC="mlx5_5"):
         document = ready.json("test", "--kind=internode", "--via=ssh", SMALL)
     assert (document["exit"], outcome(document)[0]) == (VERDICT, "failed")
@@ -115,6 +115,11 @@ def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine) -> None:
     assert document["tests"][0]["ok"], "the test itself passed"
     assert document["run"]["values"]["via"] == "ssh"
     assert [nic["share_sent"] for nic in document["traffic"] if nic["device"] == "mlx5_5/1"] == [0.0, 0.0]
+    told = ready.json("report", document["run"]["name"], f"--html={tmp_path}/report.html")
+    assert (told["state"], told["why"].partition(" sent")[0]) == ("below", "n001: mlx5_5/1")
+    assert (told["verdicts"], told["results"]["tests"]) == (document["verdicts"], document["tests"])
+    assert told["run"]["folder"].startswith(document["run"]["folder"])
+    assert "mlx5_5/1 sent nothing of the test" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("via", ["slurm", "ssh"])
