@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.patterns import Pattern, make
@@ -17,21 +17,24 @@ PATTERN = Form(r"[^\n]+", "a regular expression for one line")
 @dataclass(frozen=True)
 class Sign:
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be there, a few
-    lines before or after. `hint`: it counts only in a log that also tells of a failure."""
+    lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also on a line of noise."""
 
     find: Pattern
     weight: float
     near: Pattern | None = None
     hint: bool = False
+    noisy: bool = False
 
 
 @dataclass(frozen=True)
 class Context:
-    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its absence that does."""
+    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its absence that does.
+    `near`: another line must be there, a few lines before or after."""
 
     find: Pattern
     add: float
     absent: bool = False
+    near: Pattern | None = None
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,24 @@ class Harmless:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the `fatal` ones, after
+    which nothing goes on but what is tried `again`; and the `noise` of programs that tell what they look for."""
+
+    well: tuple[Pattern, ...] = ()
+    badly: tuple[Pattern, ...] = ()
+    fatal: tuple[Pattern, ...] = ()
+    again: tuple[Pattern, ...] = ()
+    noise: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
 class Book:
-    """All that is known: causes, harmless lines, and how runs end: lines that say that one went well, and lines that say it did not."""
+    """All that is known: causes, harmless lines, and how runs end."""
 
     causes: tuple[Cause, ...]
     harmless: tuple[Harmless, ...]
-    well: tuple[Pattern, ...]
-    badly: tuple[Pattern, ...]
+    ending: Ending
 
 
 def load(text: str, where: str, base: Book | None = None) -> Book:
@@ -81,20 +95,21 @@ def load(text: str, where: str, base: Book | None = None) -> Book:
     causes = tuple(map(_cause, top.tables("cause")))
     harmless = tuple(map(_harmless, top.tables("harmless")))
     ending = top.inner("ending")
-    well, badly = _patterns(ending, "well"), _patterns(ending, "badly")
+    ends = Ending(*(_patterns(ending, each.name) for each in fields(Ending)))
     ending.close()
     top.close()
     _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
     if problems:
         raise Trouble(*problems)
-    return Book(causes, harmless, well, badly)
+    return Book(causes, harmless, ends)
 
 
 def join(first: Book, second: Book) -> Book:
     """Return the rules of both; a cause of the second replaces one of the same slug of the first."""
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
-    return Book(kept + second.causes, first.harmless + second.harmless, first.well + second.well, first.badly + second.badly)
+    both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
+    return Book(kept + second.causes, first.harmless + second.harmless, both)
 
 
 def _cause(table: Table) -> Cause:
@@ -119,16 +134,24 @@ def _cause(table: Table) -> Cause:
 
 
 def _sign(table: Table) -> Sign:
-    near = tuple(_pattern(table, "near", everywhere=False)) if "near" in table.data else ()
-    find = next(_pattern(table, "find"), NOTHING)
-    sign = Sign(find, _number(table, "weight", 0.0), near[0] if near else None, table.take("hint", bool, default=False))
+    sign = Sign(
+        find=next(_pattern(table, "find"), NOTHING),
+        weight=_number(table, "weight", 0.0),
+        near=_near(table),
+        hint=table.take("hint", bool, default=False),
+        noisy=table.take("noisy", bool, default=False),
+    )
     table.close()
     return sign
 
 
+def _near(table: Table) -> Pattern | None:
+    return next(_pattern(table, "near", everywhere=False), None) if "near" in table.data else None
+
+
 def _context(table: Table) -> Context:
     absent = "without" in table.data
-    context = Context(next(_pattern(table, "without" if absent else "find"), NOTHING), _number(table, "add", -1.0), absent)
+    context = Context(next(_pattern(table, "without" if absent else "find"), NOTHING), _number(table, "add", -1.0), absent, _near(table))
     table.close()
     return context
 

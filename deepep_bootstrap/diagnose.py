@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepep_bootstrap.causes import Book, Cause, Sign
+from deepep_bootstrap.causes import Book, Cause, Ending, Sign
 from deepep_bootstrap.loglines import Hit, Log
 from deepep_bootstrap.patterns import Pattern
 
@@ -103,9 +103,10 @@ class _Found:
 
 def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
     """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of `book`."""
-    parts = [_part(Log(name, text), book) for name, text in logs.items()]
+    parts = [_part(Log(name, text), book.ending) for name, text in logs.items()]
     failed = any(part.failure for part in parts)
-    found = [each for cause in book.causes if (each := _look(cause, parts, failed=failed))]
+    look = _Look(tuple(parts), book.ending.noise, failed)
+    found = [each for cause in book.causes if (each := look.at(cause))]
     ranked = _rank(found)
     findings = tuple(_told(each, parts) for each in ranked)
     failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
@@ -154,46 +155,69 @@ def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any
     return [{**({"file": each.log} if several else {}), "line": each.line, "text": each.text} for each in evidence]
 
 
-def _part(log: Log, book: Book) -> _Part:
-    """Return the log with the part of it that counts: what stands before a good end is over."""
-    well = max((log.last(pattern) for pattern in book.well), default=-1)
-    bad_after = well >= 0 and any(next(log.find(pattern, well + 1), None) for pattern in book.badly)
-    start = 0 if bad_after else well + 1
-    hits = [hit for pattern in book.badly if (hit := next(log.find(pattern, start), None))]
-    return _Part(log, start, min(hits, key=lambda hit: hit.line, default=None))
+def _part(log: Log, ending: Ending) -> _Part:
+    """Return the log with the part of it that counts: what stands before a good end is over, unless something died before it and was not
+    tried again."""
+    well = max((log.last(pattern) for pattern in ending.well), default=-1)
+    start = well + 1
+    if start and (_earliest(log, ending.badly, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))):
+        start = 0
+    return _Part(log, start, _earliest(log, ending.badly, start))
 
 
-def _look(cause: Cause, parts: Sequence[_Part], *, failed: bool) -> _Found | None:
-    """Return the cause with what shows it, None where nothing does or something rules it out."""
-    signs = [(sign, place, hit) for sign in cause.signs for place, hit in _hits(sign, parts, failed=failed, lasting=cause.lasting)]
-    if not signs or (cause.needs and not _anywhere(cause.needs, parts)) or _anywhere(cause.never, parts):
-        return None
-    ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
-    confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
-    shown: tuple[int, Hit] | None = None
-    for context in cause.contexts:
-        seen = _first(context.find, parts)
-        if (seen is None) == context.absent:
-            confidence += context.add
-            shown = shown or (seen if context.add > 0 else None)
-    if confidence < FLOOR:
-        return None
-    return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
+def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0) -> Hit | None:
+    hits = [hit for pattern in patterns if (hit := next(log.find(pattern, start), None))]
+    return min(hits, key=lambda hit: hit.line, default=None)
 
 
-def _hits(sign: Sign, parts: Sequence[_Part], *, failed: bool, lasting: bool) -> Iterator[tuple[int, Hit]]:
-    """Yield where a sign first stands in each log."""
-    if sign.hint and not failed:
-        return
+def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
+    hit = _earliest(log, fatal)
+    return hit is not None and hit.line < before
+
+
+@dataclass(frozen=True)
+class _Look:
+    """All logs while causes are looked for in them; `failed`: one of them tells of a failure."""
+
+    parts: tuple[_Part, ...]
+    noise: tuple[Pattern, ...]
+    failed: bool
+
+    def at(self, cause: Cause) -> _Found | None:
+        """Return the cause with what shows it, None where nothing does or something rules it out."""
+        signs = [(sign, place, hit) for sign in cause.signs for place, hit in self._hits(sign, lasting=cause.lasting)]
+        if not signs or (cause.needs and not _anywhere(cause.needs, self.parts)) or _anywhere(cause.never, self.parts):
+            return None
+        ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
+        confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
+        shown: tuple[int, Hit] | None = None
+        for context in cause.contexts:
+            seen = _first(context.find, self.parts, context.near)
+            if (seen is None) == context.absent:
+                confidence += context.add
+                shown = shown or (seen if context.add > 0 else None)
+        if confidence < FLOOR:
+            return None
+        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
+
+    def _hits(self, sign: Sign, *, lasting: bool) -> Iterator[tuple[int, Hit]]:
+        """Yield where a sign first stands in each log."""
+        if sign.hint and not self.failed:
+            return
+        for place, part in enumerate(self.parts):
+            for hit in part.log.find(sign.find, 0 if lasting else part.start):
+                quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.noise)
+                if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
+                    yield place, hit
+                    break
+
+
+def _first(pattern: Pattern, parts: Sequence[_Part], near: Pattern | None = None) -> tuple[int, Hit] | None:
     for place, part in enumerate(parts):
-        for hit in part.log.find(sign.find, 0 if lasting else part.start):
-            if sign.near is None or part.log.near(sign.near, hit.line, NEAR):
-                yield place, hit
-                break
-
-
-def _first(pattern: Pattern, parts: Sequence[_Part]) -> tuple[int, Hit] | None:
-    return next(((place, hit) for place, part in enumerate(parts) for hit in part.log.find(pattern)), None)
+        for hit in part.log.find(pattern):
+            if near is None or part.log.near(near, hit.line, NEAR):
+                return place, hit
+    return None
 
 
 def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_Part]) -> bool:
@@ -244,10 +268,10 @@ def _harmless(parts: Sequence[_Part], book: Book) -> Iterator[Note]:
 
 def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[Note]:
     """Yield a note for each cause that showed and that the run got over."""
-    whole = [replace(part, start=0) for part in parts]
     if not any(part.start for part in parts):
         return
+    look = _Look(tuple(replace(part, start=0) for part in parts), book.ending.noise, failed=False)
     for cause in book.causes:
-        if cause.slug not in found and (seen := _look(cause, whole, failed=False)) and seen.confidence >= SURE:
+        if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]
             yield Note(cause.slug, (_shown(parts[place].log, hit),), f"{cause.title}: shown here, and the run went well after it")

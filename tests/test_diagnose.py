@@ -185,7 +185,7 @@ def test_logs_written_by_somebody_else_are_judged_right() -> None:
 
 
 BENIGN = [line for path in cases("healthy") for line in read(path).splitlines() if line and "Best " not in line]
-WELL = re.compile("|".join(pattern.regex.pattern for pattern in BOOK.well), re.IGNORECASE)
+WELL = re.compile("|".join(pattern.regex.pattern for pattern in BOOK.ending.well), re.IGNORECASE)
 QUIET = [line for line in BENIGN if not WELL.search(line)]
 
 
