@@ -62,15 +62,14 @@ class _Taking:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.taken: dict[tuple[str, str, str], Deb] = {}
+        self.taken: set[Deb] = set()
         self.todo: list[Deb] = []
         self.virtual: list[tuple[Deb, ...]] = []
         self.elsewhere: set[str] = set()
 
     def take(self, deb: Deb) -> None:
-        key = (deb.name, deb.version, deb.arch)
-        if key not in self.taken:
-            self.taken[key] = deb
+        if deb not in self.taken:
+            self.taken.add(deb)
             self.todo.append(deb)
 
     def ask(self, group: Sequence[Relation]) -> None:
@@ -90,7 +89,7 @@ class _Taking:
                     self.ask(group)
             if self.virtual:
                 providers = self.virtual.pop(0)
-                if not any((deb.name, deb.version, deb.arch) in self.taken for deb in providers):
+                if self.taken.isdisjoint(providers):
                     for deb in providers:
                         self.take(deb)
 
@@ -114,5 +113,5 @@ def close(pool: Pool, words: Iterable[str], where: str) -> Closure:
         else:
             taking.ask([Relation(name)])
     taking.finish()
-    debs = sorted(taking.taken.values(), key=lambda deb: (deb.name, order(deb.version)))
+    debs = sorted(taking.taken, key=lambda deb: (deb.name, order(deb.version), deb.path))
     return Closure(tuple(debs), tuple(sorted(taking.elsewhere)), tuple(problems))

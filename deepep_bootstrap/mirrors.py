@@ -31,11 +31,19 @@ NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 @dataclass(frozen=True)
 class Level:
     """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written` is the directory or
-    address of what `invoke mirror` wrote, which answers for everything that neither of them names; "" where there is none."""
+    address of what `invoke mirror` wrote, which answers for everything that neither of them names; "" where there is none. `packages` are
+    the files of package repositories that it is known to have; None where that is not known."""
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, str] = field(default_factory=dict)
     written: str = ""
+    packages: frozenset[str] | None = None
+
+    def has(self, path: str) -> bool:
+        """Return whether the written mirror has this file or folder of a package repository; where that is not known it is believed."""
+        if not is_address(self.written):
+            return os.path.exists(Path(self.written, path))
+        return self.packages is None or any(file == path or file.startswith(f"{path}/") for file in self.packages)
 
 
 @dataclass(frozen=True)
@@ -72,17 +80,17 @@ class Mirrors:
         """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address of http, https or
         file.
 
-        A written mirror in a directory answers for what `invoke mirror --packages` put there; what it has not stays where the lock says.
+        A written mirror answers for what `invoke mirror --packages` put there; what it has not stays where the lock says.
         Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go into an address.
         """
         replaced = self._replaced(url)
-        if isinstance(replaced, str):
-            path = packages_path(url)
-            if is_address(replaced):
-                return f"{replaced}/{quote(path)}"
-            return _for_hosts(f"{replaced}/{path}") if os.path.exists(Path(replaced, path)) else url
         if replaced is None:
             return url
+        if isinstance(replaced, str):
+            path = packages_path(url)
+            if not next(level for level in self.levels if level.written == replaced).has(path):
+                return url
+            return f"{replaced}/{quote(path)}" if is_address(replaced) else _for_hosts(f"{replaced}/{path}")
         place, rest = replaced
         return place + rest if is_address(place) else _for_hosts(f"{place.rstrip('/')}/{rest.strip('/')}".rstrip("/"))
 

@@ -30,9 +30,11 @@ def make_keyring(key: Path, fingerprint: str, home: Path, where: str) -> None:
     _gpg(all_of_them, "--import", key)
     found = _primaries(_gpg(all_of_them, "--with-colons", "--list-keys").out)
     _gpg(all_of_them, "--output", picked, "--export", fingerprint)
+    if picked.is_file():
+        # Its exit code also tells of an agent that nobody needs, such as one whose socket has too long a path.
+        _gpg(home, "--import", picked)
     # A key may carry the wanted one as a subkey and would come along.
-    only = picked.is_file() and _primaries(_gpg(home, "--with-colons", "--show-keys", picked).out) == [fingerprint]
-    if not only or _gpg(home, "--import", picked).code != 0:
+    if _primaries(_gpg(home, "--with-colons", "--list-keys").out) != [fingerprint]:
         raise Trouble(Problem(where, "is not the key in the lock", " ".join(found) or "no key", fingerprint))
 
 

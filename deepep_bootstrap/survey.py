@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, mirrors, plan, prepare, rules, store
+from deepep_bootstrap import hosts, lock, mirrorpeek, mirrors, plan, prepare, rules, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
@@ -265,6 +265,8 @@ def control_has_slurm(prefix: str, prefix_id: str) -> bool:
 def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> Request:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
+    found = mirrors.read(flags.mirror, os.environ, wish[0].indexes)
+    systems = [wish[0].systems.get(prepare.system_id(facts)) for facts in survey.facts.values()]
     return Request(
         lock=wish[0],
         stack=wish[1],
@@ -276,5 +278,5 @@ def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Se
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
-        mirrors=mirrors.read(flags.mirror, os.environ, wish[0].indexes),
+        mirrors=mirrorpeek.look(found) if any(system and system.repositories for system in systems) else found,
     )

@@ -23,6 +23,7 @@ class Package:
     postinst: str = ""
     depends: str = ""
     conflicts: str = ""
+    provides: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def run(*command: str, given: bytes = b"", cwd: Path | None = None) -> bytes:
 
 
 @contextmanager
-def signer(name: str = "Test repository") -> Iterator[Signer]:
+def signer(name: str = "Test repository", kind: str = "ed25519") -> Iterator[Signer]:
     """Make a key that lives as long as the context. Its home is short: gpg's agent listens on a socket in it."""
     home = Path(tempfile.mkdtemp(prefix="gpg"))
     try:
         here = Signer(home, "")
-        here.gpg("--passphrase", "", "--quick-generate-key", f"{name} <test@example.invalid>", "ed25519", "sign", "never")
+        here.gpg("--passphrase", "", "--quick-generate-key", f"{name} <test@example.invalid>", kind, "sign", "never")
         lines = here.gpg("--with-colons", "--list-keys").decode().splitlines()
         yield Signer(home, next(line.split(":")[9] for line in lines if line.startswith("fpr:")))
     finally:
@@ -119,6 +120,7 @@ def build_deb(folder: Path, package: Package) -> Path:
         lay_out(root, package)
         depends = f"Depends: {package.depends}\n" if package.depends else ""
         depends += f"Conflicts: {package.conflicts}\n" if package.conflicts else ""
+        depends += f"Provides: {package.provides}\n" if package.provides else ""
         (control / "control").write_text(
             f"Package: {package.name}\nVersion: {package.version}\nArchitecture: all\nMaintainer: Test <test@example.invalid>\n"
             f"{depends}Description: made by a test\n",

@@ -33,7 +33,7 @@ LEVELS: dict[str, int] = {
     "html": 51, "orders": 50, "power": 50, "runs": 50, "mirrorfill": 51, "history": 51, "cordon": 51, "provenance": 52, "transfer": 52,
     "runscreen": 52, "pastruns": 52, "turn": 52, "closures": 52, "waves": 53, "reboots": 54, "lockview": 55,
     "explain": 55, "survey": 60, "reach": 61, "testplace": 61, "runreading": 62, "phases": 65, "rolling": 66, "smoke": 66,
-    "copied": 21, "packageparts": 23, "debrepo": 9, "debclosure": 10, "pgp": 30, "packageindex": 52, "packagefill": 53, "mirrorchoice": 56,
+    "copied": 21, "packageparts": 23, "debrepo": 9, "debclosure": 10, "pgp": 30, "packageindex": 52, "packagefill": 53, "mirrorchoice": 56, "mirrorpeek": 53,
     "verbs": 70,
     "front": 80,
 }  # fmt: skip

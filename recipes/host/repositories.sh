@@ -87,7 +87,7 @@ print_source() {
     printf 'Signed-By: %s\n' "${keyring}"
 }
 
-# print_pin URL SUITE KEYRING PRIORITY: the pin for all packages that the signed file of a repository calls its own; by host (apt's "origin")
+# print_pin URL SUITE KEYRING PRIORITY: the pin for all that the signed file of a repository calls its own; by host (apt's "origin")
 # only where it does not say: a site's web server may well have a mirror of the distribution, too, and local files have no host at all.
 print_pin() {
     local -r url="$1" suite="$2" keyring="$3" priority="$4"
