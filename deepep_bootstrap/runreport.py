@@ -13,6 +13,7 @@ from deepep_bootstrap.datalines import natural
 from deepep_bootstrap.diagnose import Diagnosis
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.results_ranks import numbers
 from deepep_bootstrap.runviews import Grid, HostRow, Spread, Tail
 from deepep_bootstrap.testruns import TestRun
 from deepep_bootstrap.traffic import NicTraffic
@@ -104,13 +105,13 @@ class Report:
     @property
     def slow_ranks(self) -> tuple[tuple[str, str], ...]:
         """Return states and sentences of the ranks that are slow or missing; those of which the same is said in one."""
-        groups: dict[tuple[str, str, str], list[str]] = {}
+        groups: dict[tuple[str, str, str], list[int]] = {}
         for tested in self.tests:
             for rank in tested.ranks:
                 if rank.state != "ok":
-                    groups.setdefault((rank.state, rank.why or "its log says more", tested.test), []).append(str(rank.rank))
+                    groups.setdefault((rank.state, rank.why or "its log says more", tested.test), []).append(rank.rank)
         return tuple(
-            (state, f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} of {test}: {why}") for (state, why, test), ranks in groups.items()
+            (state, f"rank{'s' * (len(ranks) > 1)} {numbers(ranks)} of {test}: {why}") for (state, why, test), ranks in groups.items()
         )
 
     @property

@@ -110,6 +110,8 @@ def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) 
     printed = {"lab": json.loads(lab.stdout), "plan": engine.json("plan"), "bootstrap": engine.json("bootstrap")}
     printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "status", "verify")}
     printed["test"] = engine.json("test", "--kind=intranode")
+    told = engine.json("report")
+    assert (told["run"]["name"], told["state"]) == (printed["test"]["run"]["name"], "passed")
     printed["remove"] = engine.json("remove", "--yes")
     for verb, document in printed.items():
         free = FREE_KEYS.get(verb, set())
