@@ -74,7 +74,7 @@ HELP = {
     "html": "write the report as one HTML file, to this new file",
     "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
-    "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs or smoke",
+    "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, example-prefill or example-decode",
     "via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
     "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for pressure)",

@@ -17,6 +17,7 @@ import pytest
 
 from deepep_bootstrap import front
 from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble, guarded
+from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.survey import Flags, number
 
@@ -83,7 +84,7 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
         ),
         (["test", "--start-timeout=soon"], "--start-timeout: not a number it can be — found soon, wanted a whole number from 1"),
         (["test", "--args='"], "--args: a quotation mark is not closed — found '"),
-        (["test", "--kind=outernode"], "--kind: no such test — found outernode, wanted internode, intranode, low-latency"),
+        (["test", "--kind=outernode"], f"--kind: no such test — found outernode, wanted {', '.join(KINDS)}"),
         (["lab", "sideways"], "lab: no such action — found sideways, wanted up, down or status"),
         (["bootstrap", "--dry"], "invoke bootstrap: --dry is a flag of Invoke itself, not of this verb. Try: did you mean --dry-run?"),
     ],
