@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import modules_support
 import pytest
 import tomlkit
+from test_modules_sbatch import Prefix
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted(path for path in (ROOT / "env/examples").glob("*.py"))
@@ -161,3 +163,30 @@ def test_the_stand_in_has_no_call_that_upstream_has_not() -> None:
             assert [name for name in upstream if name in mine] == mine, f"{node.name}.{function.name}"
             checked += 1
     assert checked >= 15
+
+
+TORCH = """\
+import json, os, sys
+said = [sys.argv[0].rpartition("/")[2], *sys.argv[1:], *(os.environ[name] for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"))]
+print("SEEN " + json.dumps(said))
+raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "script"),
+    [
+        ("v1", "example-prefill", "moe_prefill.py"),
+        ("v1", "example-decode", "moe_decode.py"),
+        ("v2", "example-prefill", "elastic_prefill.py"),
+        ("v2", "example-decode", "elastic_decode.py"),
+    ],
+)
+def test_an_example_is_started_by_its_batch_file(stack: str, kind: str, script: str, tmp_path: Path) -> None:
+    """Up to `import torch`, with arguments, as one node of one; a torch that is none says so and ends with a code of its own."""
+    prefix = Prefix(tmp_path / "p", modules_support.record(str(tmp_path / "p")), modules_support.v2_record(str(tmp_path / "p")))
+    (tmp_path / "torch.py").write_text(TORCH)
+    file = kind if stack == "v1" else f"{stack}/{kind}"
+    session, seen = prefix.run(f"export PYTHONPATH='{tmp_path}'", file, "--tokens 64")
+    assert seen == [script, "--tokens", "64", "1", "0", "127.0.0.1"], session.out + session.err
+    assert session.code == 7
