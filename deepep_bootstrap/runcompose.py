@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from deepep_bootstrap.assess import Assessment
+from deepep_bootstrap.assess import Assessment, telling_logs
 from deepep_bootstrap.diagnose import Diagnosis
 from deepep_bootstrap.factlines import by_label, lines
 from deepep_bootstrap.facts import Facts
@@ -18,6 +18,9 @@ from deepep_bootstrap.verdicts import ABOVE, BELOW, ERROR, FIGURE, NIC
 
 PAST_RUNS = 30
 """How many earlier runs a trend shows."""
+
+MOST_SAID = 60
+"""Lines of a program of ours that a report shows."""
 
 LABELS = (
     ("module", "module"), ("stack", "stack"), ("deepep", "DeepEP"), ("generation", "generation"), ("lock_digest", "lock digest"),
@@ -49,6 +52,7 @@ def compose(
         about=tuple(Row(label, run.values[key]) for key, label in LABELS if run.values.get(key)),
         tails=tails(run, telling(run, found.diagnosis)),
         past=tuple(earlier),
+        said=said(run),
         remarks=tuple(remarks),
     )
 
@@ -77,7 +81,7 @@ def failure(run: TestRun, found: Assessment) -> str:
     """Return why a run failed: its first cause, else what a test says, else the first line that tells of a failure."""
     if found.diagnosis.findings:
         return found.diagnosis.findings[0].title
-    said = [error for tested in found.tests for error in tested.errors]
+    said = [*found.own_words, *(error for tested in found.tests for error in tested.errors)]
     if shown := found.diagnosis.failure:
         said.append(f"{shown.log}, line {shown.line}: {shown.text}")
     return said[0] if said else f"exit code {run.code}" if run.code else "a test did not reach its end"
@@ -91,6 +95,13 @@ def fault(found: Assessment) -> str:
     if first.kind == FIGURE and first.percent is not None:
         said = f"{first.title}: {first.value:.1f} {first.unit}, {first.percent:.0f} % of {first.wanted:g}"
     return f"{said}; {len(low) - 1} more" if len(low) > 1 else said
+
+
+def said(run: TestRun) -> tuple[str, ...]:
+    """Return what a program of ours printed of its own, each line once: its lines begin with the kind in brackets."""
+    mark = f"[{run.kind}] "
+    found = (line.removeprefix(mark).strip() for text in telling_logs(run).values() for line in text.splitlines() if line.startswith(mark))
+    return tuple(dict.fromkeys(found))[:MOST_SAID]
 
 
 def telling(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:

@@ -35,11 +35,14 @@ def of_files(name: str, files: Mapping[str, str]) -> TestRun:
 
 
 def _counters(name: str, files: Mapping[str, str]) -> dict[str, tuple[Counters | None, Counters | None]]:
-    """Return the counters before and after by host; None for a file that is not there."""
+    """Return the counters before and after by host; None for a file that is not there, or that a node could not write to its end: a
+    run that was cut off is what a report is for."""
     found: dict[str, dict[str, Counters]] = {}
     for path, text in sorted(files.items()):
         if match := COUNTERS.fullmatch(path):
-            found.setdefault(match["host"], {})[match["when"]] = parse_counters(text, f"{name}/{path}")
+            times = found.setdefault(match["host"], {})
+            if text.endswith("\n"):
+                times[match["when"]] = parse_counters(text, f"{name}/{path}")
     return {host: (both.get("before"), both.get("after")) for host, both in found.items()}
 
 

@@ -68,7 +68,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence."""
+    """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence, `said`
+    is what a program of ours (nccl, pairs, smoke) printed of its own."""
 
     run: TestRun
     state: str
@@ -84,6 +85,7 @@ class Report:
     about: tuple[Row, ...]
     tails: tuple[Tail, ...]
     past: tuple[Past, ...] = ()
+    said: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -181,6 +183,7 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
         "history": [
             {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)} for each in report.past
         ],
+        "said": list(report.said),
         "remarks": list(report.remarks),
     }
 

@@ -57,6 +57,10 @@ def show(screen: Screen, report: Report) -> None:
     screen.say(clean(report.why))
     facts = (run.name, html.when(report.started), html.took(report.seconds), run.values.get("module", ""))
     screen.say(clean(", ".join(filter(None, facts))), style="dim")
+    if report.said:
+        _head(screen, "What the test's program said")
+        for line in report.said:
+            screen.say(f"  {clean(line)}")
     _cause(screen, report)
     _figures(screen, report, glyphs)
     _traffic(screen, report, glyphs)

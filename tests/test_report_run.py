@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_support import ROOT, RUNS, TEXTS, files_of, make_history, report_of
+from report_support import ROOT, RUNS, TEXTS, files_of, make_history, page_of, report_of
 from rich.console import Console
 from test_json_doc import TEXT, keys, merge, shape
 
-from deepep_bootstrap import factlines, pastruns, runfiles, runreading, runscreen, runviews, savedfacts
+from deepep_bootstrap import factlines, figures, pastruns, runfiles, runreading, runscreen, runviews, savedfacts
 from deepep_bootstrap.errors import OK, Trouble
-from deepep_bootstrap.figures import Point, Rank, Tested
 from deepep_bootstrap.front import as_written, common_parameters
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags
@@ -262,6 +261,31 @@ def test_a_long_log_is_cut_in_its_middle() -> None:
     assert "[100 bytes left out here]" in text
 
 
+def test_what_a_program_of_ours_says_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = "[pairs] 1 of 28 pairs is slow\n[pairs] slow: pair b200-003 b200-007: 12.0 GB/s, the others 43.1\nnoise\n"
+    (tmp_path / "run.env").write_text("kind=pairs\ncode=1\nnodes=b200-003,b200-007\n")
+    (tmp_path / "node-0-b200-003.log").write_text(log)
+    out = told(capsys, str(tmp_path))
+    assert out.splitlines()[:2] == ["pairs on b200-[003,007] (2): failed", "slow: pair b200-003 b200-007: 12.0 GB/s, the others 43.1"]
+    assert "1 of 28 pairs is slow" in out
+    assert "noise" not in out
+
+
+@pytest.mark.parametrize("name", ["healthy", "failed"])
+def test_a_run_that_was_cut_off_anywhere_can_be_told(name: str) -> None:
+    # Whatever a node could still write before it died: never the end of the report, and never a run that passed.
+    for part in (1, 4, 7, 10, 11):
+
+        def cut(files: dict[str, str], part: int = part) -> None:
+            for path in files:
+                if path not in {"run.env", "facts.json"}:
+                    files[path] = files[path][: len(files[path]) * part // 12]
+
+        found = report_of(name, edit=cut)
+        assert found.state == "failed", part
+        assert page_of(found)
+
+
 def test_ends_of_logs_are_shown_once() -> None:
     files = {
         "run.env": "kind=x\n",
@@ -289,10 +313,10 @@ def test_names_of_ranks_figures(name: str, title: str) -> None:
 
 
 def test_a_sweep_lies_upright() -> None:
-    points = tuple(Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
-    points = tuple(Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
-    default = Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
-    (grid,) = runviews.grids([Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(Rank(0),))])
+    points = tuple(figures.Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
+    points = tuple(figures.Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
+    default = figures.Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
+    (grid,) = runviews.grids([figures.Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(figures.Rank(0),))])
     assert (grid.row_name, grid.rows, grid.column_name, grid.columns) == ("NVL chunk", tuple(range(1, 17)), "SMs", (24,))
     assert (grid.best, grid.span) == ((16, 24), (101.0, 116.0))
     assert grid.gain == pytest.approx(100 * (116 / 110 - 1))
