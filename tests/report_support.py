@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from deepep_bootstrap import html, runfiles, runreading
@@ -23,10 +24,17 @@ def files_of(name: str) -> dict[str, str]:
 
 def report_of(name: str, *, edit: Callable[[dict[str, str]], None] | None = None, past: tuple[Past, ...] = ()) -> Report:
     """Return the report of a recorded run, its files changed by `edit` first."""
+    if edit is None and not past:
+        return _plain(name)
     files = files_of(name)
     if edit:
         edit(files)
     return runreading.made(runfiles.of_files(name, files), TEXTS, {}, past=past)
+
+
+@cache
+def _plain(name: str) -> Report:
+    return runreading.made(runfiles.of_files(name, files_of(name)), TEXTS, {})
 
 
 def page_of(report: Report) -> str:
