@@ -53,7 +53,7 @@ class _Stream:
 
 
 class Log:
-    """The text of one log under the `name` it is shown by. Built once, searched many times; nothing of it changes."""
+    """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where words begin."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -61,6 +61,7 @@ class Log:
         self.lines = clean.replace("\r\n", "\n").split("\n")
         self._small = "\n".join(self.lines).lower()
         self._ends = [match.start() for match in re.finditer("\n", self._small)]
+        self._places: dict[str, int] = {}
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
 
     def find(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
@@ -73,7 +74,7 @@ class Log:
         """Return the number of the last line that fits, -1 without one. Looks from the end."""
         found = -1
         for word in pattern.words:
-            at, tries = len(self._small), 0
+            at, tries = len(self._small) if self._place(word, 0) >= 0 else 0, 0
             while (at := self._small.rfind(word, 0, at)) >= 0 and tries < MOST_CANDIDATES:
                 tries += 1
                 line = bisect_right(self._ends, at)
@@ -100,7 +101,7 @@ class Log:
     def _candidates(self, pattern: Pattern, start: int) -> Iterator[tuple[int, int]]:
         """Yield (line, place in the whole text) wherever one of the pattern's words stands, in order."""
         begin = self._ends[start - 1] + 1 if 0 < start <= len(self._ends) else 0 if start == 0 else len(self._small)
-        places = {word: self._small.find(word, begin) for word in pattern.words}
+        places = {word: self._place(word, begin) for word in pattern.words}
         while places := {word: at for word, at in places.items() if at >= 0}:
             at = min(places.values())
             line = bisect_right(self._ends, at)
@@ -110,6 +111,13 @@ class Log:
             for word, place in places.items():
                 if place < onward:
                     places[word] = self._small.find(word, onward)
+
+    def _place(self, word: str, begin: int) -> int:
+        """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for from the start once."""
+        if word not in self._places:
+            self._places[word] = self._small.find(word)
+        first = self._places[word]
+        return first if first < 0 or first >= begin else self._small.find(word, begin)
 
     def _around(self, line: int, at: int) -> str:
         """Return the text of a line, of a long one the part around the place `at` of the whole text."""
