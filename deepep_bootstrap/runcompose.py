@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from deepep_bootstrap.assess import Assessment, telling_logs
-from deepep_bootstrap.diagnose import Diagnosis
+from deepep_bootstrap.bugbundle import scrub
+from deepep_bootstrap.diagnose import Diagnosis, Evidence
 from deepep_bootstrap.factlines import by_label, lines
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.figures import Tested
@@ -35,6 +37,7 @@ def compose(
 ) -> Report:
     """Return the report of a run: what was found in it, the facts of its hosts by name, earlier runs of its kind, and what a reader is
     to know beside."""
+    run, found = discreet(run, found)
     earlier = sorted((each for each in past if each.name != run.name), key=lambda each: (each.started, each.name))[-PAST_RUNS:]
     state = state_of(run, found)
     return Report(
@@ -55,6 +58,30 @@ def compose(
         said=said(run),
         remarks=tuple(remarks),
     )
+
+
+def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
+    """Return the same with nobody's passwords, tokens and keys in what is quoted of logs and commands: reports are handed around."""
+
+    def quoted(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(replace(each, text=scrub(each.text)) for each in evidence)
+
+    told = found.diagnosis
+    diagnosis = Diagnosis(
+        tuple(replace(finding, evidence=quoted(finding.evidence)) for finding in told.findings),
+        tuple(replace(note, evidence=quoted(note.evidence)) for note in told.notes),
+        quoted((told.failure,))[0] if told.failure else None,
+    )
+    tests = tuple(
+        replace(
+            tested,
+            errors=tuple(map(scrub, tested.errors)),
+            ranks=tuple(replace(rank, why=scrub(rank.why)) if rank.why else rank for rank in tested.ranks),
+        )
+        for tested in found.tests
+    )
+    values = {key: scrub(value) for key, value in run.values.items()}
+    return replace(run, values=values), replace(found, tests=tests, diagnosis=diagnosis, own_words=tuple(map(scrub, found.own_words)))
 
 
 def state_of(run: TestRun, found: Assessment) -> str:
@@ -100,7 +127,9 @@ def fault(found: Assessment) -> str:
 def said(run: TestRun) -> tuple[str, ...]:
     """Return what a program of ours printed of its own, each line once: its lines begin with the kind in brackets."""
     mark = f"[{run.kind}] "
-    found = (line.removeprefix(mark).strip() for text in telling_logs(run).values() for line in text.splitlines() if line.startswith(mark))
+    found = (
+        scrub(line.removeprefix(mark).strip()) for text in telling_logs(run).values() for line in text.splitlines() if line.startswith(mark)
+    )
     return tuple(dict.fromkeys(found))[:MOST_SAID]
 
 

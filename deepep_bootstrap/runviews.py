@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from deepep_bootstrap.bugbundle import scrub
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.refbook import unit_of
 from deepep_bootstrap.references import title
@@ -207,7 +208,14 @@ def tails(run: TestRun, telling: Collection[str]) -> tuple[Tail, ...]:
     for name, end in ends.items():
         names.setdefault(end, []).append(name)
     return tuple(
-        Tail(first, end, max(1, len(texts[first]) - TAIL_LINES + 1), len(texts[first]), not {first, *same}.isdisjoint(telling), tuple(same))
+        Tail(
+            first,
+            scrub(end),
+            max(1, len(texts[first]) - TAIL_LINES + 1),
+            len(texts[first]),
+            not {first, *same}.isdisjoint(telling),
+            tuple(same),
+        )
         for end, (first, *same) in names.items()
         if end.strip()
     )

@@ -89,6 +89,19 @@ def test_a_terminal_that_has_no_blocks_and_a_narrow_one() -> None:
         assert max(map(len, tables)) <= width
 
 
+def test_passwords_and_tokens_are_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "failed", folder)
+    token = "hf_" + "a1B2" * 8
+    with (folder / "run.env").open("a") as env:
+        env.write(f"args=--api-key {token}\n")
+    with (folder / "node-1-b200-002.log").open("a") as log:
+        log.write(f"RuntimeError: DeepEP error: GET https://me:{token}@example.invalid/ failed, HF_TOKEN={token}\n")
+    out = told(capsys, str(folder), html=str(tmp_path / "r.html")) + told(capsys, str(folder), json=True)
+    assert "[removed]" in out
+    assert token not in out + (tmp_path / "r.html").read_text()
+
+
 def test_escape_sequences_of_logs_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "run\x1b[31m"
     shutil.copytree(RUNS / "failed", folder)
