@@ -66,7 +66,8 @@ def _unable(lock: Lock, name: str, apt: Sequence[str]) -> Problem:
     if not system.repositories:
         return Problem("--packages", f"the lock has no repository for {name}: its packages come from the distribution's own mirror")
     example = system.repositories[0]
-    remedy = f"dnf reposync --download-metadata of {example.url} into a directory, and --mirror {example.url}=DIRECTORY"
+    into = f"of {example.url} into a directory, with the key {example.key_url} beside the packages"
+    remedy = f"dnf reposync --download-metadata {into}, and --mirror {example.url}=DIRECTORY"
     return Problem("--packages", f"repositories of dnf are not copied, and {name} has no other", try_=remedy)
 
 

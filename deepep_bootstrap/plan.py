@@ -117,7 +117,7 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
         choice = choose.choose(request, facts)
     except Trouble as trouble:
         if not hosts_first and not anyhow:
-            raise
+            raise Trouble(*trouble.problems, *obstacles(preparation), code=trouble.code) from None
         return Plan(hosts_first, None, notes, preparation=preparation, undecided=trouble.problems)
     missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
     check_space(request, choice, facts, missing)
@@ -165,6 +165,17 @@ def told(preparation: Preparation) -> tuple[str, ...]:
         if check.state == prepare.BLOCKED or check.note:
             groups.setdefault(check, []).append(host)
     return tuple(_note(check, hosts) for check, hosts in groups.items())
+
+
+def obstacles(preparation: Preparation) -> tuple[Problem, ...]:
+    """Return what keeps hosts from being prepared, which may well be why nothing can be decided; equal ones folded over hosts."""
+    groups: dict[Check, list[str]] = {}
+    for host, check in preparation.of(prepare.BLOCKED):
+        groups.setdefault(check, []).append(host)
+    return tuple(
+        Problem(fold(hosts), f"{TITLES[check.recipe]}: {check.note or 'cannot be prepared'}", check.found, check.wanted)
+        for check, hosts in groups.items()
+    )
 
 
 def _note(check: Check, hosts: Iterable[str]) -> str:

@@ -168,7 +168,7 @@ def from_mirrors(request: Request, facts: Mapping[str, Facts], preparation: Prep
     from them; equal ones folded over hosts."""
     groups: dict[str, list[str]] = {}
     for host, check in preparation.of(TO_APPLY, BLOCKED):
-        lines = preparation.inputs[host][check.recipe].get("REPOSITORIES", "").splitlines()
+        lines = preparation.inputs.get(host, {}).get(check.recipe, {}).get("REPOSITORIES", "").splitlines()
         system = request.lock.systems.get(system_id(facts[host])) if lines else None
         addresses = {line.split()[0]: line.split()[1] for line in lines}
         for entry in system.repositories if system else ():

@@ -558,7 +558,8 @@ def test_what_packages_cannot_mean(command: Verb) -> None:
         "--packages: the lock has no repository for debian-13: its packages come from the distribution's own mirror",
         (
             "--packages: repositories of dnf are not copied, and rocky-9 has no other. Try: dnf reposync --download-metadata of "
-            "https://vendor.invalid/rhel9 into a directory, and --mirror https://vendor.invalid/rhel9=DIRECTORY"
+            "https://vendor.invalid/rhel9 into a directory, with the key https://vendor.invalid/rhel9/key.pub beside the packages, "
+            "and --mirror https://vendor.invalid/rhel9=DIRECTORY"
         ),
         "--packages: the lock has no such distribution — found plan-9, wanted all or debian-12",
     ]
@@ -676,6 +677,23 @@ def test_the_plan_says_from_where(tmp_path: Path) -> None:
         made = plan.make(wish, facts, Preparation(inputs, checks), anyhow=True)
         told = f"n001: repository cuda from http://m/compute/cuda/repos/debian12/x86_64, instead of {nvidia}"
         assert (told in made.notes) == noted
+
+
+def test_a_mirror_that_no_host_sees_is_the_reason_that_is_told() -> None:
+    bare = {"os_id": "debian", "os_version": "12", "toolkits": ()}
+    facts = {name: plan_support.changed(plan_support.READY, bare) for name in ("n001", "n002")}
+    unseen = Check("cuda-toolkit", BLOCKED, "no toolkit", "CUDA 12 with nvcc", "the repository cuda is mirrored in the directory /srv/x")
+    with pytest.raises(Trouble) as caught:
+        plan.make(
+            plan_support.request("defaults prefix=/shared/deepep\nn[001-002]\n"),
+            facts,
+            Preparation({}, {n: {"cuda-toolkit": unseen} for n in facts}),
+        )
+    said = [str(problem) for problem in caught.value.problems]
+    assert said[0].startswith("n001: no CUDA toolkit fits the stack")
+    assert said[1:] == [
+        "n[001-002] (2): CUDA toolkit: the repository cuda is mirrored in the directory /srv/x — found no toolkit, wanted CUDA 12 with nvcc"
+    ]
 
 
 # --- with real apt -----------------------------------------------------------------------------------------------------------------------
