@@ -20,7 +20,7 @@ from deepep_bootstrap.traffic import NicTraffic
 from deepep_bootstrap.verdicts import FIGURE, Verdict
 
 PASSED, SLOW, FAILED, OPEN = "passed", "below", "failed", "unfinished"
-HEADLINES = {PASSED: "Passed", SLOW: "Below its reference", FAILED: "Failed", OPEN: "Not ended"}
+HEADLINES = {PASSED: "Passed", SLOW: "Below what is expected", FAILED: "Failed", OPEN: "Not ended"}
 
 
 @dataclass(frozen=True)

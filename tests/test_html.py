@@ -118,7 +118,7 @@ def test_words_of_hosts_and_logs_stay_words(name: str) -> None:
 def test_what_a_reader_needs_is_there() -> None:
     read = Reader(page_of(report_of("nic-frozen")))
     for words in (
-        "Below its reference",
+        "Below what is expected",
         "mlx5_5/1 sent nothing of the test",
         "0f3c9d2b7a6e41c58d1f",
         "symbol_error 1832",

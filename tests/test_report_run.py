@@ -42,7 +42,7 @@ def invoke(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_with_a_frozen_nic(capsys: pytest.CaptureFixture[str]) -> None:
     out = told(capsys, str(RUNS / "nic-frozen"))
     first, why = out.splitlines()[:2]
-    assert first == "internode on b200-[001-002] (2): below its reference"
+    assert first == "internode on b200-[001-002] (2): below what is expected"
     assert why.startswith("b200-002: mlx5_5/1 sent nothing of the test (1.8 kB of 2.6 TB); ")
     assert re.search(r"dispatch FP8, RDMA +█+░+│░+ +52\.1 GB/s +70\.5 +52 % +below, 74 %", out)
     frozen = next(line for line in out.splitlines() if line.startswith("  mlx5_5/1") and "below" in line)
