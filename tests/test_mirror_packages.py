@@ -445,6 +445,19 @@ def test_a_weak_digest_is_refused_as_apt_does(site: Site) -> None:
     assert f"found one over SHA1, wanted {old.fingerprint}" in said
 
 
+def test_a_key_that_is_out_of_date_is_refused(site: Site) -> None:
+    with signer() as other:
+        past = ("--faked-system-time", "20200101T000000")
+        other.gpg(*past, "--passphrase", "", "--quick-generate-key", "Old <old@example.invalid>", "ed25519", "sign", "1d")
+        listing = other.gpg("--with-colons", "--list-keys", "old@example.invalid").decode()
+        old = Signer(other.home, next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:")))
+        make(site.repository, other)
+        sign(site.repository, old, "Date: x\nSHA256:\n", Layout(), *past)
+        (site.repository / "key.pub").write_bytes(old.public())
+        (said,) = site.refuses(fingerprint=old.fingerprint)
+    assert f"found EXPKEYSIG, wanted {old.fingerprint}" in said
+
+
 @pytest.mark.parametrize(
     ("extra", "says"),
     [("Valid-Until: Fri, 02 Jan 2015 00:00:00 UTC\n", "its index is out of date"), ("Valid-Until: Fri, 02 Jan 2099 00:00:00 UTC\n", "")],
@@ -533,6 +546,30 @@ def test_the_mirror_keeps_checks_and_prunes_packages(command: Verb, site: Site, 
     assert f"packages debian-12/cuda: the mirror does not have this repository. Try: invoke mirror {site.mirror} --packages=debian-12" in (
         capsys.readouterr().err
     )
+
+
+def test_the_document_has_what_docs_json_md_says(command: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/json.md").read_text(encoding="utf-8").partition("\n## mirror\n")[2]
+    example = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    for flags in ({"packages": "debian-12", "dry_run": True}, {"packages": "debian-12"}, {"packages": "debian-12"}):
+        assert command.run(json=True, **flags) == OK
+        document = json.loads(capsys.readouterr().out)
+        assert set(document) == set(example)
+        assert {key: type(value) for key, value in document["packages"][0].items()} == {
+            key: type(value) for key, value in example["packages"][0].items()
+        }
+        sizes = [len(f"content of {name}") for name in TAKEN]
+        assert document["packages"] == [
+            {
+                "name": "debian-12/cuda",
+                "date": "Thu, 01 Jan 2026 00:00:00 UTC",
+                "packages": 3,
+                "bytes": sum(sizes),
+                "elsewhere": ["libc6 (>= 2.34)"],
+            }
+        ]
+    assert command.run(json=True, check=True) == OK
+    assert json.loads(capsys.readouterr().out)["packages"] == []
 
 
 def test_a_mirror_of_another_lock_says_what_it_lacks(command: Verb, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
