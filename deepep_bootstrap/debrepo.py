@@ -120,7 +120,8 @@ def stanzas(text: str, where: str) -> Iterator[dict[str, str]]:
     """Yield the stanzas of a file of fields, names in small letters. Raises Trouble with the line that is none, or is there twice."""
     made: dict[str, str] = {}
     name = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: descriptions hold letters that Python takes for ends of lines.
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if not line.strip():
             if made:
                 yield made

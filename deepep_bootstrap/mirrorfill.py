@@ -263,7 +263,10 @@ def make_folder(root: Path, path: str) -> None:
         folder = folder / step
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise Trouble(Problem(str(folder), "is no plain folder; a mirror is written through nothing else", try_=f"rm {folder}"))
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            folder.mkdir()
+            # Web servers, and apt on hosts, read as users of their own, whatever the umask of who writes the mirror.
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
 
 
 def is_file(root: Path, path: str) -> bool:

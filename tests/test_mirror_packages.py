@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -10,6 +11,7 @@ import hashlib
 import http.server
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import threading
@@ -100,6 +102,40 @@ def test_indexes_that_are_refused(case: dict[str, Any]) -> None:
     with pytest.raises(Trouble) as caught:
         read[case["kind"]]()
     assert str(caught.value) == case["message"]
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["Package: a", "Version: 1", "Architecture: all", "Filename: a", "Size: 1", f"SHA256: {'0' * 64}", "SHA256:", "", " x"]
+        ),
+        st.builds(
+            "{}: {}".format, st.sampled_from(["Depends", "Provides", "Valid-Until", "Date", "Filename", "Size"]), st.text(max_size=12)
+        ),
+        st.just(f" {'0' * 64} 1 Packages"),
+        st.text(max_size=20),
+    ),
+    max_size=12,
+).map("\n".join)
+
+
+@given(LINES)
+def test_whatever_an_index_holds_it_is_read_or_refused(text: str) -> None:
+    for read in (debrepo.read_release, lambda text, where: [deb.wants for deb in debrepo.read_packages(text, where)]):
+        with contextlib.suppress(Trouble):
+            read(text, "x")
+
+
+@given(st.text("0123456789 ,:+-TuesdayJanGMTUC", max_size=40))
+def test_whatever_a_date_is_it_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(Trouble):
+        debrepo.read_release(f"Valid-Until: {text}\nSHA256:\n {'0' * 64} 1 Packages\n", "x")
+
+
+def test_letters_that_python_takes_for_ends_of_lines_are_none() -> None:
+    odd = "Description: x\u2028y\x85z\x0c.\n more\x1c.\n"
+    text = f"Package: a\r\nVersion: 1\nArchitecture: all\nFilename: a\nSize: 1\nSHA256: {'0' * 64}\n{odd}"
+    assert [deb.name for deb in debrepo.read_packages(text, "x")] == ["a"]
 
 
 NAMES = st.sampled_from("abcdefg")
@@ -362,6 +398,17 @@ def test_when_the_vendor_went_on_the_indexes_of_today_are_taken_where_those_ther
     assert site.fill()[0].repaired == [f"{FOLDER}/InRelease"]
 
 
+def test_others_may_read_it_whatever_the_umask(site: Site) -> None:
+    """apt reads as a user of its own, and so does a web server."""
+    before = os.umask(0o077)
+    try:
+        assert site.fill()[0].problems == []
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o055 for path in (site.mirror / "packages").rglob("*") if path.is_dir()} == {0o055}
+    assert {path.stat().st_mode & 0o044 for path in site.copy.iterdir()} == {0o044}
+
+
 def test_only_the_toolkits_of_the_stacks_are_taken(site: Site) -> None:
     found = site.write_lock()
     one = dataclasses.replace(found.stacks["one"], cuda="13")
@@ -582,6 +629,10 @@ def test_a_mirror_of_another_lock_says_what_it_lacks(command: Verb, site: Site, 
     assert "wants of it — found cuda-toolkit-12-9=12.9.1-1, wanted cuda-toolkit-12-9=12.9.2-1" in capsys.readouterr().err
     assert command.run(packages="debian-12") == OK
     assert command.run(check=True) == OK
+    assert (site.copy / TAKEN[2]).exists()
+    assert command.run(packages="debian-12", prune=True) == OK
+    assert command.run(check=True) == OK
+    assert not (site.copy / TAKEN[2]).exists()
     path.write_text(text.replace('"cuda-toolkit-12-9=12.9.1-1"', '"cuda-toolkit-12-9=12.9.7-1"'))
     assert command.run(packages="debian-12") == TROUBLE
     assert "in that version — found 12.9.2-1, 12.9.1-1, wanted 12.9.7-1" in capsys.readouterr().err
