@@ -174,9 +174,13 @@ def test_in_brief() -> None:
     assert brief(diagnose({"build.log": "all well\n"}, BOOK)) == ()
 
 
-def test_logs_written_by_somebody_else_are_judged_right() -> None:
-    """These were written without a look at the rules; nine of ten are to be right, and none is to be found where there is none."""
-    folder = ROOT / "tests" / "cases" / "diagnose"
+@pytest.mark.parametrize("name", ["diagnose", "diagnose-blind"])
+def test_logs_written_by_somebody_else_are_judged_right(name: str) -> None:
+    """These were written without a look at the rules; nine of ten are to be right, and none is to be found where there is none.
+
+    When they were first seen, 134 of 148 of the first set and 83 of 84 of the second were, and one of 30 and of 20 was found wrongly.
+    """
+    folder = ROOT / "tests" / "cases" / name
     index = {name: entry["cause"] for name, entry in read_toml((folder / "index.toml").read_text(encoding="utf-8"), "index").items()}
     first = {name: (told((folder / name).read_text(encoding="utf-8", errors="replace")) or [""])[0] for name in index}
     wrong = {name: cause for name, cause in first.items() if cause != index[name]}
