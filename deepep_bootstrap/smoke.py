@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from deepep_bootstrap import onhosts, testing
@@ -19,16 +20,19 @@ STEP = "smoke test"
 PATIENCE = 60
 """Seconds to wait for a free node: whoever has jobs on all of them is not to wait for a proof."""
 
+FEWEST = 2
+"""GPUs of a node between which something can be exchanged."""
+
 LIMIT = 300
 """Seconds the test may take; V2 compiles its kernels first."""
 
 
 def try_out(work: Work) -> tuple[Outcome, ...]:
-    """Run the smoke test of the stack that was offered, through Slurm where it runs. Skipped where nothing is new, where no host with
-    GPUs and a driver is free, and with --skip=smoke."""
+    """Run the smoke test of the stack that was offered, through Slurm where it runs. Skipped where nothing is new, where no host with a
+    driver and two GPUs is free, and with --skip=smoke."""
     news = [*work.plan.of_kind("build"), *work.plan.of_kind("offer")]
-    gpus = any(seen.gpus and seen.prepared.nvidia_version for seen in work.survey.facts.values())
-    if not news or not gpus or SMOKE in work.request.skip:
+    most = max((len(seen.gpus) for seen in work.survey.facts.values() if seen.prepared.nvidia_version), default=0)
+    if not news or most < FEWEST or SMOKE in work.request.skip:
         return ()
     survey = replace(gather(work.flags, work.door, work.survey.inventory, work.request.prefix), problems=())
     kind, record = KINDS[SMOKE], work.plan.choice.record
@@ -50,11 +54,14 @@ def try_out(work: Work) -> tuple[Outcome, ...]:
     else:
         went = onhosts.run(work.door, spot.hosts, wish, work.request.recipes, on_line=show)
     log = work.run.log(went.host.name, SMOKE, "\n".join([*lines, ""]))
-    return tell(work, (replace(_told(went, wish), log=str(log)),))
+    return tell(work, (replace(_told(went, wish, lines), log=str(log)),))
 
 
-def _told(went: Went, wish: Wish) -> Outcome:
+def _told(went: Went, wish: Wish, lines: Sequence[str]) -> Outcome:
     if went.state == LATE:
         later = f"sbatch {wish.file}, when a node is free"
         return replace(went.outcome, state="skipped", code=OK, detail=f"{went.outcome.detail}. Try: {later}")
+    said = [line for line in lines if f"[{SMOKE}] failed" in line or f"[{SMOKE}] rank " in line]
+    if went.outcome.code != OK and said:
+        return replace(went.outcome, detail=f"{went.outcome.detail}: {said[0]}")
     return went.outcome

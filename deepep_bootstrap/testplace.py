@@ -86,6 +86,7 @@ def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, 
     kind.check_nodes(count)
     if len(hosts) < count:
         found = "; ".join([f"{len(hosts)} of {len(busy)}", *notes])
-        remedy = "later, or --on-busy-host=use" if left else "more hosts, or another --kind"
+        fewer = f"--nodes={len(hosts)}, " if kind.fewest <= len(hosts) and hosts else ""
+        remedy = "later, or --on-busy-host=use" if left else f"{fewer}more hosts, or another --kind"
         raise Trouble(Problem(fold(busy), f"too few free hosts for the {kind.name} test", found, str(count), remedy))
     return Spot(None, count, hosts[:count], notes=notes)

@@ -98,7 +98,8 @@ def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int)
 def wait_for(context: Any, seconds: float | None = None) -> str:
     """Wait for the ranks of a ProcessContext, no longer than so many seconds.
 
-    Returns what went wrong, "" if nothing did. None of them runs any more afterwards.
+    Returns what went wrong in one line, "" if nothing did; the traceback of a rank goes to standard error before. None of them runs
+    any more afterwards.
     """
     import torch
 
@@ -109,7 +110,10 @@ def wait_for(context: Any, seconds: float | None = None) -> str:
                 stuck = [str(rank) for rank, process in enumerate(context.processes) if process.is_alive()]
                 return f"after {seconds:g} s still running: ranks {', '.join(stuck)} of this node"
     except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
-        return str(error).strip()
+        *before, last = str(error).strip().splitlines()
+        if before:
+            print("\n".join([*before, last]), file=sys.stderr, flush=True)
+        return last
     finally:
         stop(context)
     return ""
