@@ -115,6 +115,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(lab: LiveLab) -> Iterator[Cluster]:
+    lab.reset()  # tests before may have changed its nodes
     made = Cluster(lab)
     yield made
     made.fleet.close()

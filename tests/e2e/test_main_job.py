@@ -11,7 +11,7 @@ from e2e_support import Engine
 from deepep_bootstrap.nar import hash_path
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
 
 
 @pytest.fixture
