@@ -20,7 +20,7 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	bash tests/setup.sh test
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 4 --dist loadgroup tests
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 check: .venv/.ready
 	ruff check .

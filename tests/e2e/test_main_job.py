@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from e2e_support import Engine
 
 from deepep_bootstrap.nar import hash_path
 
+if TYPE_CHECKING:
+    from lab_support import LiveLab
+
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
 
 
-@pytest.fixture
-def ready(engine: Engine) -> Engine:
+@pytest.fixture(scope="module")
+def ready(lab: LiveLab, standin_sources: Path) -> Engine:
+    """One bootstrap for the tests of what it leaves; the last of them moves the prefix."""
+    lab.reset()
+    engine = Engine(lab, standin_sources)
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
     return engine
@@ -51,24 +58,6 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     assert scratch == []
 
 
-def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
-    before = {
-        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
-    }
-    planned = engine.json("plan")
-    kinds = [step["kind"] for step in planned["steps"]]
-    assert kinds == ["prefix", "host", "host", "build", "build", "build", "build", "offer", "verify"]
-    assert [step["name"] for step in planned["steps"] if step["kind"] == "host"] == ["limits", "module-hook"]
-    assert all(step["reason"]["found"] and step["reason"]["wanted"] for step in planned["steps"])
-    assert engine.run("plan", "--check").code == 2
-    assert engine.run("bootstrap", "--dry-run").code == 0
-    assert not engine.on_disk.exists()
-    after = {
-        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
-    }
-    assert after == before
-
-
 def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path: Path) -> None:
     moved = Engine(ready.lab, ready.sources, prefix="/shared/elsewhere")
     ready.on_disk.rename(moved.on_disk)
@@ -88,6 +77,24 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
     assert "not found" not in unbound.stdout
     assert "/shared/deepep/" not in unbound.stdout
     assert hash_path(moved.on_disk / "store") == store
+
+
+def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
+    before = {
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+    }
+    planned = engine.json("plan")
+    kinds = [step["kind"] for step in planned["steps"]]
+    assert kinds == ["prefix", "host", "host", "build", "build", "build", "build", "offer", "verify"]
+    assert [step["name"] for step in planned["steps"] if step["kind"] == "host"] == ["limits", "module-hook"]
+    assert all(step["reason"]["found"] and step["reason"]["wanted"] for step in planned["steps"])
+    assert engine.run("plan", "--check").code == 2
+    assert engine.run("bootstrap", "--dry-run").code == 0
+    assert not engine.on_disk.exists()
+    after = {
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+    }
+    assert after == before
 
 
 def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path) -> None:
