@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_json_doc import EXAMPLES, FREE_KEYS, keys
 
-from deepep_bootstrap import figures, results_ranks, results_text
+from deepep_bootstrap import figures, logfiles, results_ranks, results_text
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.figures import as_json, document
 from deepep_bootstrap.results import read_logs
@@ -205,7 +205,7 @@ def test_a_run_folder_counts_each_log_once(tmp_path: Path) -> None:
     (run / "job.log").symlink_to(tmp_path / "slurm-7.out")
     names = verb.files([str(tmp_path), str(run / "job.log")])
     assert sorted(Path(name).name for name in names) == sorted(LOGS["internode-run-folder"])
-    tests = read_logs({name: verb.read(name) for name in names})
+    tests = read_logs({name: logfiles.read(name, "") for name in names})
     assert [(tested.ok, tested.passed, tested.log) for tested in tests] == [(True, 32, str(run / "node-0-gpu-001.log"))]
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_read_is_trouble(tmp_path: Path) -> None:
         with pytest.raises(Trouble, match="no log there"):
             verb.files(words)
     with pytest.raises(Trouble, match="cannot be read"):
-        verb.read(str(tmp_path))
+        logfiles.read(str(tmp_path), "")
 
 
 def test_the_document_has_the_keys_that_its_description_has() -> None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deepep_bootstrap import causes as rules
+from deepep_bootstrap import logfiles
 from deepep_bootstrap.bugbundle import scrub, secrets_of
 from deepep_bootstrap.causes import Book
 from deepep_bootstrap.diagnose import SURE, Diagnosis, Evidence, Finding, advice, as_json
 from deepep_bootstrap.diagnose import diagnose as find_causes
 from deepep_bootstrap.errors import OK, Problem, Trouble
+from deepep_bootstrap.logfiles import Sought
 from deepep_bootstrap.report import Screen
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where tasks.py and env/ are."""
 
-STDIN = "-"
-SUFFIXES = ("*.log", "*.out", "*.err", "*.txt")
-TRY = "a log, a folder of logs, or a glob in quotation marks"
+SOUGHT = Sought(
+    patterns=("**/*.log", "**/*.out", "**/*.err", "**/*.txt"),
+    called="*.log, *.out, *.err or *.txt",
+    remedy="a log, a folder of logs, or a glob in quotation marks",
+)
 
 
 def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> int:
@@ -32,7 +34,7 @@ def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> i
     """
     screen = Screen("diagnose", as_json=json)
     book = read_rules(ROOT, causes)
-    logs = {name: read(name) for name in files(words)}
+    logs = {name: logfiles.read(name, SOUGHT.remedy) for name in files(words)}
     found = without_secrets(find_causes(logs, book))
     several = len(logs) > 1
     tell(screen, found, several=several)
@@ -97,33 +99,8 @@ def _place(evidence: Evidence, *, several: bool) -> str:
 
 
 def files(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the logs that `words` mean, each file once. Trouble for a word that means none."""
+    """Return the names of the logs that `words` mean, each file once, by its first name. Trouble for a word that means none."""
     found: dict[str, str] = {}
-    for word in words:
-        names = list(_files_of(word))
-        if not names:
-            raise Trouble(Problem(word or "LOG", "no log there", "neither a file nor a folder with *.log, *.out, *.err or *.txt", try_=TRY))
-        for name in names:
-            found.setdefault(os.path.realpath(name), name)
+    for file, name in logfiles.names(words, SOUGHT):
+        found.setdefault(file, name)
     return tuple(found.values())
-
-
-def _files_of(word: str) -> Iterator[str]:
-    path = Path(word).expanduser()
-    if word == STDIN:
-        yield word
-    elif path.is_dir():
-        yield from (str(each) for suffix in SUFFIXES for each in sorted(path.rglob(suffix)) if each.is_file())
-    elif path.exists():
-        yield str(path)
-    else:
-        yield from (name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name))
-
-
-def read(name: str) -> str:
-    """Return the text of a log, whatever bytes are in it. Trouble for one that cannot be read."""
-    try:
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    except OSError as error:
-        raise Trouble(Problem(name, f"cannot be read: {error.strerror}", try_=TRY)) from None
-    return data.decode("utf-8", "replace")

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from deepep_bootstrap import figures, results_text
+from deepep_bootstrap import figures, logfiles, results_text
 from deepep_bootstrap.errors import OK, VERDICT, Problem, Trouble
+from deepep_bootstrap.logfiles import Sought
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.results import RUN_LOG, read_logs
 
-STDIN = "-"
-SUFFIXES = ("*.log", "*.out")
-TRY = "the log of a test, the folder of a run, or a glob in quotation marks"
+SOUGHT = Sought(
+    patterns=("*.log", "*.out", "*/*.log", "*/*.out"),
+    called="*.log or *.out",
+    remedy="the log of a test, the folder of a run, or a glob in quotation marks",
+)
 
 
 def results(words: Sequence[str], *, json: bool = False) -> int:
     """Print what logs say about the tests in them; `words` are files, folders, globs or `-`. 4 unless every test is ok."""
     screen = Screen("results", as_json=json)
-    logs = {name: read(name) for name in files(words)}
+    logs = {name: logfiles.read(name, SOUGHT.remedy) for name in files(words)}
     tests = read_logs(logs)
     if not tests:
         found = f"{len(logs)} log{'' if len(logs) == 1 else 's'} without a line of one"
         wanted = "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py"
-        raise Trouble(Problem(", ".join(words), "no test of DeepEP in it", found, wanted, TRY))
+        raise Trouble(Problem(", ".join(words), "no test of DeepEP in it", found, wanted, SOUGHT.remedy))
     for number, tested in enumerate(tests):
         if number:
             screen.say()
@@ -49,36 +49,9 @@ def document(tests: Sequence[figures.Tested]) -> dict[str, Any]:
 def files(words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the logs that `words` mean, each file once. Trouble for a word that means none."""
     found: dict[str, str] = {}
-    for word in words:
-        names = list(_files_of(word))
-        if not names:
-            raise Trouble(Problem(word or "LOG", "no log there", "neither a file nor a folder with *.log or *.out", try_=TRY))
-        for name in names:
-            # A run's folder links to what its job printed: the name there says more than the other one.
-            known = found.setdefault(os.path.realpath(name), name)
-            if RUN_LOG.fullmatch(os.path.basename(name)) and not RUN_LOG.fullmatch(os.path.basename(known)):
-                found[os.path.realpath(name)] = name
+    for file, name in logfiles.names(words, SOUGHT):
+        # A run's folder links to what its job printed: the name there says more than the other one.
+        known = found.setdefault(file, name)
+        if RUN_LOG.fullmatch(os.path.basename(name)) and not RUN_LOG.fullmatch(os.path.basename(known)):
+            found[file] = name
     return tuple(found.values())
-
-
-def _files_of(word: str) -> Iterator[str]:
-    path = Path(word).expanduser()
-    if word == STDIN:
-        yield word
-    elif path.is_dir():
-        yield from (
-            str(each) for depth in ("", "*/") for suffix in SUFFIXES for each in sorted(path.glob(depth + suffix)) if each.is_file()
-        )
-    elif path.exists():
-        yield str(path)
-    else:
-        yield from (name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name))
-
-
-def read(name: str) -> str:
-    """Return the text of a log, whatever bytes are in it. Trouble for one that cannot be read."""
-    try:
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    except OSError as error:
-        raise Trouble(Problem(name, f"cannot be read: {error.strerror}", try_=TRY)) from None
-    return data.decode("utf-8", "replace")
