@@ -18,6 +18,8 @@ demo: .venv/.ready
 	bash tests/setup.sh demo
 	bash tests/demo.sh
 
+# Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. In the order of
+# their names, so that the labs come first and the many short files fill the end.
 test: .venv/.ready
 	bash tests/setup.sh test
 	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests

@@ -82,8 +82,6 @@ class LiveLab:
 
     def reboot(self, *hosts: str) -> None:
         """Switch hosts off and on again, so that changed fakes count; returns when their sshd runs and Slurm's nodes are idle."""
-        for host in hosts:
-            self.power_cut(host)
         self.boot(*hosts)
         lab_slurm.wait_idle(self.lab, lab_hosts.enter(self.lab, self.lab.controller.name), lab_hosts.logs(self.lab))
 
@@ -129,7 +127,7 @@ class LiveLab:
         lab_clean.end_processes(self.lab.dir, str(self.lab.home(host)))
 
     def boot(self, *hosts: str) -> None:
-        """Boot hosts that are off; their disks are as they were."""
+        """Boot hosts, which are switched off first if they are not; their disks are as they were."""
         for host in hosts:
             self.power_cut(host)  # a supervisor that was about to boot its host again would do so beside the new one
         lab_hosts.boot(self.lab, *(host for host in self.lab.hosts if host.name in hosts))

@@ -22,9 +22,6 @@ from deepep_bootstrap.build import Event
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Wheel
 
-# What is built once for all of them is built once only where one process runs them all.
-pytestmark = pytest.mark.xdist_group("build")
-
 Built = tuple[Path, dict[str, str]]
 Again = tuple[Path, list[dict[str, str]]]
 KINDS = ("gdrcopy", "nvshmem", "python", "deepep")

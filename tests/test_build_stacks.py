@@ -21,9 +21,6 @@ from deepep_bootstrap import fetch, lock, store, wheels
 from deepep_bootstrap.mirrors import Level, Mirrors
 from deepep_bootstrap.plan import Outcome
 
-# What is built once for all of them is built once only where one process runs them all.
-pytestmark = pytest.mark.xdist_group("stacks")
-
 TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
 
 

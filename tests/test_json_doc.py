@@ -101,7 +101,6 @@ def test_a_failure_has_the_keys_of_every_document() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.xdist_group("lab-two")
 def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) -> None:
     lab = subprocess.run(
         [sys.executable, "-m", "invoke", "lab", "status", "--json", f"--dir={engine.lab.dir}"],

@@ -28,8 +28,6 @@ from upstreams_support import (
     run,
 )
 
-pytestmark = pytest.mark.xdist_group("upstreams")
-
 LINES = Path(__file__).parent / "cases" / "upstreams" / "lines.json"  # upstream's line formats, as patterns
 SMOKE = Path(__file__).resolve().parent.parent / "env" / "programs" / "smoke.py"
 TESTS = ("test_intranode", "test_internode", "test_low_latency")

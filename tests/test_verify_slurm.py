@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lab_support import LiveLab
 
 pytest_plugins = ["lab_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+pytestmark = pytest.mark.e2e
 
 PREFIX = "/shared/verify-slurm"
 RECIPES = read_tree(support.REPOSITORY / "recipes")

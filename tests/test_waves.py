@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from lab_support import LiveLab
 
 pytest_plugins = ["lab_support"]
-# Much waiting for clocks and little work: beside the other labs, not behind them.
-pytestmark = pytest.mark.xdist_group("reboots")
 
 N1, N2, LOGIN = Host("n001"), Host("n002"), Host("login1")
 NODES = (N1, N2)

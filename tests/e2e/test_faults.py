@@ -16,7 +16,7 @@ import pytest
 from e2e_support import Engine, interrupt, wait_until
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+pytestmark = pytest.mark.e2e
 
 
 def edit(path: Path, pattern: str, replacement: str) -> None:

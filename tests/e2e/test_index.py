@@ -15,7 +15,7 @@ from e2e_support import LOCK, Engine
 from deepep_bootstrap import lock, mirrors, wheels
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lab_support import LiveLab
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
+pytestmark = pytest.mark.e2e
 
 TARGET = f"cp3{sys.version_info.minor}-x86_64"
 

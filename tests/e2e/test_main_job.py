@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lab_support import LiveLab
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lab_support import LiveLab
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("reboots")]
+pytestmark = pytest.mark.e2e
 
 ROW = """doca-ofed = ["doca-ofed=3.2.1*"]
 hold = ["doca-*"]

@@ -11,7 +11,7 @@ import stacks_support
 from e2e_support import Engine
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab")]
+pytestmark = pytest.mark.e2e
 
 PRINT = "import deep_ep, os; print(deep_ep.__version__, os.environ.get('EP_JIT_CACHE_DIR'))"
 

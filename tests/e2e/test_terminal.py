@@ -11,7 +11,7 @@ import pytest
 from e2e_support import PATIENCE, ROOT, Engine, wait_until
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
+pytestmark = pytest.mark.e2e
 
 BUILDING = r"build nvshmem \S+ +\d+ s [^\r\n]*nvcc|build nvshmem \S+ +[2-9] s"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

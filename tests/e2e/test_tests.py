@@ -15,7 +15,7 @@ from deepep_bootstrap import runfiles
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
 
 pytest_plugins = ["lab_support", "e2e_support"]
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("lab-two")]
+pytestmark = pytest.mark.e2e
 
 SMALL = "--args=--num-processes 2 --num-experts 8"
 NODES = ("n001", "n002")
