@@ -19,10 +19,11 @@ demo: .venv/.ready
 	bash tests/demo.sh
 
 # Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. In the order of
-# their names, so that the labs come first and the many short files fill the end.
+# their names, so that the labs come first and the many short files fill the end. A worker that dies ends the run: the one that would
+# take its place gets no work of a file as a whole, and the run would wait for it for ever.
 test: .venv/.ready
 	bash tests/setup.sh test
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 tests
 
 check: .venv/.ready
 	ruff check .

@@ -1,8 +1,9 @@
-"""Guards for every test: no home directory of the developer, no mirrors from the environment, bounded waiting only by the tests."""
+"""Guards for every test: a home of its own, no mirrors from the environment, signals as they were; failures told at once."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,5 +31,24 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ):
         patch.delenv(name, raising=False)
     patch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    # A job in the background of a script starts with ^C ignored, and would hand that down to every program under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield home
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Put signal handlers back after every test: the front door replaces that of ^C, and a later test presses ^C in the same process."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+    saved = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in saved.items():
+        signal.signal(number, handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell a failure when it happens, where workers report to: a run that is cut off has said by then what failed."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} ({report.when}) failed after {report.duration:.0f} s:\n{report.longreprtext}", flush=True)

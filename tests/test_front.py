@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from inspect import Parameter, signature
 from pathlib import Path
@@ -131,15 +130,7 @@ def test_numbers_that_are_none(text: str) -> None:
 # Signals and machines in trouble
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    saved = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)}
-    yield
-    for signum, handler in saved.items():
-        signal.signal(signum, handler)
-
-
-def test_a_lost_terminal_interrupts_but_not_under_nohup(handlers: None) -> None:
+def test_a_lost_terminal_interrupts_but_not_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     front.end_cleanly_on_signals()
     with pytest.raises(KeyboardInterrupt):
@@ -159,7 +150,7 @@ def test_trouble_of_the_machine_is_trouble_and_no_bug(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "/somewhere: cannot be used: No space left on device\n"
 
 
-def test_a_terminal_that_closes_is_an_interrupt(handlers: None) -> None:
+def test_a_terminal_that_closes_is_an_interrupt() -> None:
     code = "import sys; from tests_body import body; from deepep_bootstrap.errors import guarded; sys.exit(guarded('plan', body))"
     body = "def body():\n    try:\n        raise KeyboardInterrupt\n    finally:\n        raise OSError(5, 'Input/output error')\n"
     done = run_python(code, body)
