@@ -100,8 +100,15 @@ class Voice:
 
     @property
     def copies(self) -> int:
-        """How many nodes speak: each prints its configuration before anything is tried."""
+        """How many nodes speak: each prints its configuration before it tries anything."""
         return self.sweep.copies
+
+    def add_config(self, *, late: bool = False) -> None:
+        """Count a configuration: one more node speaks, if nothing was tried yet or that node is `late`; a test without an end says it
+        again in every round."""
+        self.configs += 1
+        if late or not self.busy:
+            self.sweep.copies = self.configs
 
     @property
     def busy(self) -> bool:
@@ -145,6 +152,12 @@ class Part:
         """Return whether all that began it said how it ended."""
         return bool(self.codes) and len(self.codes) >= self.headers
 
+    @property
+    def _awaits_node(self) -> bool:
+        """Return whether a node that the job has did not begin yet: what it prints first may come behind what another one tried."""
+        begun = sum(max(voice.configs, bool(voice.busy)) for voice in self.voices.values())
+        return self.kind in {"intranode", "internode"} and 0 < begun < self.nodes
+
     def is_over(self, token: Token) -> bool:
         """Return whether a token belongs to the next test of the log."""
         kind = token.kind
@@ -155,6 +168,8 @@ class Part:
             return False
         if self.is_closed:
             return True
+        if self._awaits_node and kind in {"config", "seed"}:
+            return False
         if kind == "config":
             begins = self.kind not in {"", "intranode", "internode"} or not self.endless
         elif kind == "ep_config":
@@ -213,12 +228,10 @@ class Part:
             self._measured(int(rank or 0), zip(names, (so, su, us, size, *more), strict=True))
             voice.blanks = 0
         elif token.kind == "ep_case":
-            if not voice.busy:
-                voice.sweep.copies = max(voice.configs, 1)
             voice.ep_cases.append(words[0] or "")
             voice.blanks = 0
         elif token.kind == "ep_config":
-            voice.configs += 1
+            voice.add_config()
         else:
             self.config |= {name: int(value) for name, value in zip(EP_SETUP, words, strict=True) if value is not None}
 
@@ -247,11 +260,9 @@ class Part:
         elif token.kind == "config":
             pairs = (pair.partition("=")[::2] for pair in (words[0] or "").split(", "))
             self.config |= {name: int(value) if re.fullmatch(r"\d{1,15}", value) else value for name, value in pairs}
-            voice.configs += 1
             self._is_between_nodes("num_topk_groups" in self.config)
+            voice.add_config(late=self._awaits_node)
         elif token.kind == "case":
-            if not voice.busy:
-                voice.sweep.copies = max(voice.configs, 1)
             voice.opened += 1
         elif token.kind == "passed":
             voice.passed = min(voice.opened, voice.passed + (words[0] or "").count("passed"))

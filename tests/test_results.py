@@ -96,6 +96,24 @@ def test_several_logs_of_which_one_is_cut_are_never_ok(data: st.DataObject) -> N
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
+def test_a_job_prints_its_nodes_lines_in_any_order(data: st.DataObject) -> None:
+    """srun writes lines of several nodes as they come: each node's own keep their order, and one node may be some lines behind."""
+    logs = LOGS["internode-run-folder"]
+    head = "".join(line for line in logs["job.log"].splitlines(keepends=True) if line.startswith("deepep: "))
+    begin, _, end = head.rpartition("deepep: ")
+    ahead, behind = (logs[name].splitlines(keepends=True) for name in ("node-0-gpu-001.log", "node-1-gpu-002.log"))
+    merged: list[str] = []
+    lag = 0
+    while ahead or behind:
+        take = bool(ahead) and (not behind or (lag < 12 and data.draw(st.booleans())))
+        merged.append((ahead if take else behind).pop(0))
+        lag += 1 if take else -1
+    (tested,) = read_logs({"slurm-1.out": begin + "".join(merged) + "deepep: " + end})
+    assert (tested.ok, tested.passed, tested.failed) == (True, 32, 0)
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
 def test_damaged_logs_are_read_all_the_same(data: st.DataObject) -> None:
     logs = dict(LOGS[data.draw(st.sampled_from(NAMES))])
     log = data.draw(st.sampled_from(sorted(logs)))
