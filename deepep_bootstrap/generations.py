@@ -93,10 +93,11 @@ def make_prefix(door: Door, place: Place) -> str:
         return prepare_prefix(door, replace(place, user="root"), place.user)
 
 
-def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:
+def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> dict[str, str]:
     """Prove that all `hosts` see the prefix of `place` as one directory: one writes a file of a fresh name, all look for it.
 
-    Trouble names the hosts that see another directory or none, and those that could not be asked.
+    Returns the hosts that could not be asked, and why. Trouble names those that see another directory, or none: that is no matter of
+    one host, and nothing may be built before it is put right.
     """
     name = secrets.token_hex(8)
     _probe(door, place, "write", name)
@@ -107,17 +108,17 @@ def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> None:
     finally:
         _probe(door, place, "clean", name)
     seen: dict[str, list[str]] = {}
-    problems: list[Problem] = []
+    unasked: dict[str, str] = {}
     for host, reply in replies.items():
         if isinstance(reply, Trouble):
-            problems.extend(reply.problems)
+            unasked[host] = reply.problems[0].what
         elif reply.code:
-            problems.append(Problem(host, "the prefix cannot be looked at", _last(reply.err)))
+            unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:
             seen.setdefault(datalines.read(reply.out, Form({"state": 1, "id": 1}), host, "probe.sh").text("state"), []).append(host)
-    problems.extend(_unshared(place, state, names) for state, names in seen.items() if state != "seen")
-    if problems:
+    if problems := [_unshared(place, state, names) for state, names in seen.items() if state != "seen"]:
         raise Trouble(*problems)
+    return unasked
 
 
 def _unshared(place: Place, state: str, names: Sequence[str]) -> Problem:

@@ -1,143 +1,44 @@
-"""The phases of a bootstrap: share the prefix, prepare hosts, build, publish, prove. Each takes the work and returns outcomes."""
+"""The phases of a bootstrap on the prefix: share it, build, publish, prove. Each takes the work and returns outcomes."""
 
 from __future__ import annotations
 
-import functools
 import getpass
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from deepep_bootstrap import apply, build, choose, generations, modules, provenance, slurm, store, supply, tarstream, verify
-from deepep_bootstrap.choose import Request
+from deepep_bootstrap import build, choose, generations, modules, provenance, slurm, store, supply, verify
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.fetch import fetch_source
-from deepep_bootstrap.generations import Content, Place
-from deepep_bootstrap.hosts import Host, fold
-from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.plan import Outcome, Plan, Step
-from deepep_bootstrap.prepare import TITLES
-from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.recipes import compose, last_lines
-from deepep_bootstrap.remote import Fleet, Job
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.runs import Run
+from deepep_bootstrap.generations import Content
+from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Survey, decide, gather
+from deepep_bootstrap.survey import Survey, gather
+from deepep_bootstrap.work import Work, tell
 
 PREFIX, FETCH = "prefix", "fetch"
 CONTROL = "this machine"
 """What the control machine is called where a host's name would stand."""
 
-NEEDS_SOURCE = frozenset(("gdrdrv",))
-SOURCES = "/var/lib/deepep-bootstrap/src"
-"""Where a host gets a source that one of its own recipes compiles, for as long as that runs."""
-
 STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What every phase of one bootstrap needs."""
-
-    flags: Flags
-    screen: Screen
-    run: Run
-    door: Fleet
-    survey: Survey
-    request: Request
-    plan: Plan
-    mirrors: Mirrors
-    reboots: Reboots
-
-    def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
-        """Return the hosts of these names."""
-        return tuple(self.survey.host(name) for name in names)
-
-    @property
-    def prefix_host(self) -> Host:
-        """The host through which the prefix is touched."""
-        return self.survey.host(self.plan.choice.prefix_host)
-
-    @property
-    def build_user(self) -> str:
-        """Who builds and writes the prefix; "" for the connection's own user."""
-        return self.survey.inventory.settings.build_user
-
-    @property
-    def place(self) -> Place:
-        """The prefix as its host reaches it."""
-        return Place(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
-
-
 def share_prefix(work: Work) -> tuple[Outcome, ...]:
-    """Make the prefix and prove by writing that it is one directory on all hosts."""
+    """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a failed outcome."""
     steps = work.plan.of_kind("prefix")
     if not steps:
         return ()
     host, begin = work.prefix_host, time.monotonic()
     work.screen.started(PREFIX, [host.name])
     marker = generations.make_prefix(work.door, work.place)
-    generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
-    seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(steps[0].hosts)}"
-    return tell(work, (Outcome(PREFIX, host.name, "done", seen, time.monotonic() - begin),))
-
-
-def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
-    """Run the host recipes of the plan that need no reboot, each on its hosts at the same time."""
-    return run_recipes(work, work.plan.of_kind("host"))
-
-
-def finish_hosts(work: Work) -> tuple[Outcome, ...]:
-    """Run those host recipes that could not be planned before the hosts' own preparation was done."""
-    return run_recipes(work, [step for step in work.plan.of_kind("host") if step.name not in TITLES])
-
-
-def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:
-    """Run host recipes one after the other, each on its hosts at the same time."""
-    outcomes: list[Outcome] = []
-    for step in steps:
-        work.screen.started(step.title, step.hosts)
-        outcomes.extend(tell(work, run_recipe(work, step, work.hosts(step.hosts))))
-    return tuple(outcomes)
-
-
-def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply") -> tuple[Outcome, ...]:
-    """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked source first."""
-    tell_line = functools.partial(show_line, work.screen, step.title)
-    if step.name in NEEDS_SOURCE and verb == "apply":
-        step = send_source(work, step, hosts)
-    pairs = apply.apply_step(work.door, hosts, step, work.request.recipes, on_line=tell_line, verb=verb)
-    if folder := step.env.get("SRC"):
-        work.door.run_all(hosts, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
-    return tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in pairs)
-
-
-def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> Step:
-    """Fetch and verify the stack's GDRCopy, send it to `hosts` as root's, and return the step with SRC in its inputs."""
-    source = work.request.lock.sources[work.request.stack.gdrcopy]
-    tree = fetch_source(source, work.mirrors, supply.cache_dir())
-    env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
-    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=None)
-    for host in hosts:
-        reply = work.door.send(host, job, tarstream.tar_tree([(".", tree)]))
-        if reply.code:
-            raise Trouble(Problem(host.name, f"source {source.name} cannot be put there", last_lines(reply.err)))
-    return replace(step, env={**step.env, **env})
-
-
-def look_again(work: Work) -> Work:
-    """Return the work as it stands now that the hosts were changed: facts and plan anew."""
-    survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
-    return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
-
-
-def show_line(screen: Screen, title: str, host: str, text: str) -> None:
-    """Show the last line of a host recipe."""
-    screen.line(host, title, text)
+    gone = generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
+    took = time.monotonic() - begin
+    seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(name for name in steps[0].hosts if name not in gone)}"
+    lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
+    return tell(work, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
 def build_entries(work: Work) -> tuple[Outcome, ...]:
@@ -277,9 +178,3 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     record = work.plan.choice.record
     load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
     return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load))
-
-
-def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-    """Show outcomes and hand them on."""
-    work.screen.ended(*outcomes)
-    return outcomes

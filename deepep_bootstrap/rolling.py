@@ -9,14 +9,15 @@ from deepep_bootstrap import choose, fabric, waves
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.hoststeps import run_recipe
 from deepep_bootstrap.orders import Order, Seen
-from deepep_bootstrap.phases import Work, run_recipe
 from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
 from deepep_bootstrap.prepare import BLOCKED, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.reboots import NEVER, Reboots
 from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
 from deepep_bootstrap.survey import gather_one, look
+from deepep_bootstrap.work import Work
 
 OPTIONS = "driver-options"
 FILES_ONLY = frozenset((OPTIONS, "peer-memory"))

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,6 +102,10 @@ class Survey:
     def reached(self) -> tuple[Host, ...]:
         """The hosts that answered, in the file's order."""
         return tuple(host for host in self.inventory.hosts if host.name in self.facts)
+
+    def without(self, gone: Collection[str]) -> Survey:
+        """Return what is known of the other hosts, where `gone` went away after they had answered."""
+        return replace(self, facts={name: facts for name, facts in self.facts.items() if name not in gone})
 
 
 def read_tree(folder: Path) -> dict[str, str]:

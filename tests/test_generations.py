@@ -17,10 +17,10 @@ import pytest
 from build_support import FAST, HERE, RECIPES, make_prefix, run_bash, script, start_bash, until, values
 
 from deepep_bootstrap import build, generations
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.remote import Fleet, Job
+from deepep_bootstrap.remote import Fleet, Job, Reply
 
 INIT = script(*generations.INIT)
 OFFER = script(*generations.OFFER)
@@ -147,6 +147,23 @@ def test_probe_names_hosts_that_see_another_directory_or_none(tmp_path: Path) ->
     told = {problem.where: problem.found for problem in caught.value.problems}
     assert told == {f"n[1-2] (2) {prefix}": "another directory than on n0", f"n3 {prefix}": "no such directory"}
     assert not list(prefix.glob(".probe-*"))
+
+
+class HalfThere(TwoViews):
+    """One host went away, another one cannot look."""
+
+    def run_all(self, hosts, job_for, on_line=None):
+        gone = Trouble(Problem("n1", "did not answer for 60 s"))
+        cannot = Reply("n2", 1, "", "probe.sh: /p/.id: Permission denied\n", 0.1)
+        return {**super().run_all(hosts, job_for, on_line), "n1": gone, "n2": cannot}
+
+
+def test_probe_goes_on_without_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
+    hosts = [Host(f"n{number}", connection="local") for number in range(4)]
+    prefix = make_prefix(tmp_path)
+    door = HalfThere(hosts, {host.name: prefix for host in hosts})
+    unasked = generations.probe_shared(door, replace(place(prefix), host=hosts[0]), hosts)
+    assert unasked == {"n1": "did not answer for 60 s", "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied"}
 
 
 def test_probe_removes_old_probes_of_killed_runs(tmp_path: Path) -> None:

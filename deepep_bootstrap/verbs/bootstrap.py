@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap import choose, generations, mirrors, tarstream
+from deepep_bootstrap import choose, generations, hoststeps, mirrors, phases, tarstream
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.explain import explained
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.phases import Work, build_entries, finish_hosts, look_again, prepare_hosts, prove, publish_offer, share_prefix
 from deepep_bootstrap.plan import RESUME, Outcome, Plan
 from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
@@ -21,6 +20,7 @@ from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.smoke import try_out
 from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
+from deepep_bootstrap.work import Work, leave_out, look_again
 
 
 @dataclass
@@ -125,10 +125,10 @@ def carry_out(ended: Ended) -> None:
 def walk(ended: Ended) -> None:
     """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends the walk when it
     fails; a host that could not be prepared does not, unless it is the one to build on."""
+    if ended.work.plan.decided:
+        share(ended)
     first = ended.work.plan
-    if first.decided and not do(ended, share_prefix):
-        return
-    do(ended, prepare_hosts)
+    do(ended, hoststeps.prepare_hosts)
     do(ended, reboot_hosts)
     if first.preparation.changes or first.of_kind(RESUME):
         # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use again.
@@ -136,13 +136,19 @@ def walk(ended: Ended) -> None:
     choice = ended.work.plan.choice
     if not first.decided:
         ended.work.screen.plan(ended.work.plan)
-        if not do(ended, share_prefix):
-            return
-        do(ended, finish_hosts)
+        share(ended)
+        do(ended, hoststeps.finish_hosts)
     if any(outcome.host == choice.build_host for outcome in ended.failed):
         return
-    if do(ended, build_entries) and do(ended, publish_offer) and do(ended, prove):
+    if do(ended, phases.build_entries) and do(ended, phases.publish_offer) and do(ended, phases.prove):
         do(ended, try_out)
+
+
+def share(ended: Ended) -> None:
+    """Share the prefix between the hosts that are still there."""
+    before = len(ended.outcomes)
+    if not do(ended, phases.share_prefix):
+        ended.work = leave_out(ended.work, {outcome.host for outcome in ended.outcomes[before:] if outcome.state == "failed"})
 
 
 def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:

@@ -101,6 +101,23 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
     assert max(len(line) for line in plain.splitlines() if line.startswith("Finished")) <= 80
 
 
+def test_a_host_that_dies_while_somebody_reads_the_plan_costs_only_itself(engine: Engine) -> None:
+    terminal = Terminal(engine, "bootstrap", columns=180)
+    terminal.expect(r"Go on\? \[Y/n\] ")
+    engine.lab.power_cut("n002")
+    try:
+        terminal.child.send("y\r")
+        assert terminal.end() == 1, terminal.text
+    finally:
+        engine.lab.boot("n002")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text)
+    assert re.search(r"^failed +prefix +\d\S* s +n002", plain, re.MULTILINE), plain
+    assert re.search(r"^done +prefix .*one directory on .*n001", plain, re.MULTILINE), plain
+    assert re.search(r"^done +verify +\d", plain, re.MULTILINE), plain
+    assert "with failures on n002; once that is mended, the same command goes on from here" in plain
+    assert engine.run("bootstrap").code == 0
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["lines", "json"])
 def test_no_escape_codes_without_a_terminal(engine: Engine, flags: list[str]) -> None:
     ended = engine.run("plan", *flags)

@@ -1,0 +1,70 @@
+"""What the phases of one bootstrap share: the hosts as they were seen, the plan, the run's folder; and how it changes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap.choose import Request
+from deepep_bootstrap.generations import Place
+from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.reboots import Reboots
+from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.runs import Run
+from deepep_bootstrap.survey import Flags, Survey, decide, gather
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every phase of one bootstrap needs."""
+
+    flags: Flags
+    screen: Screen
+    run: Run
+    door: Fleet
+    survey: Survey
+    request: Request
+    plan: Plan
+    mirrors: Mirrors
+    reboots: Reboots
+
+    def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
+        """Return the hosts of these names."""
+        return tuple(self.survey.host(name) for name in names)
+
+    @property
+    def prefix_host(self) -> Host:
+        """The host through which the prefix is touched."""
+        return self.survey.host(self.plan.choice.prefix_host)
+
+    @property
+    def build_user(self) -> str:
+        """Who builds and writes the prefix; "" for the connection's own user."""
+        return self.survey.inventory.settings.build_user
+
+    @property
+    def place(self) -> Place:
+        """The prefix as its host reaches it."""
+        return Place(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
+
+
+def look_again(work: Work) -> Work:
+    """Return the work as it stands now that the hosts were changed: facts and plan anew."""
+    survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
+    return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
+
+
+def leave_out(work: Work, gone: Collection[str]) -> Work:
+    """Return the work without hosts that went away since they were looked at: the others are planned for anew. Trouble where there
+    is no plan without them."""
+    survey = work.survey.without(gone)
+    return replace(work, survey=survey, plan=decide(work.door, survey, work.request))
+
+
+def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """Show outcomes and hand them on."""
+    work.screen.ended(*outcomes)
+    return outcomes
