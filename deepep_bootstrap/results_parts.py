@@ -104,8 +104,7 @@ class Voice:
         return self.sweep.copies
 
     def add_config(self, *, late: bool = False) -> None:
-        """Count a configuration: one more node speaks, if nothing was tried yet or that node is `late`; a test without an end says it
-        again in every round."""
+        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an end says it again."""
         self.configs += 1
         if late or not self.busy:
             self.sweep.copies = self.configs
