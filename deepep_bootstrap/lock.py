@@ -73,7 +73,8 @@ class Stack:
 
 @dataclass(frozen=True)
 class Lock:
-    """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names to addresses."""
+    """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names to addresses. `text`
+    is what was read: whoever keeps or hashes the lock of a run takes it from here, because the file may change while that run goes on."""
 
     path: str
     version: int
@@ -84,6 +85,7 @@ class Lock:
     tools: Mapping[str, tuple[Wheel, ...]]
     indexes: Mapping[str, str]
     archives: Mapping[str, Archive] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
 
 
 def read(path: str | Path) -> Lock:
@@ -116,6 +118,7 @@ def parse(text: str, path: str) -> Lock:
         tools={name: _tool(table) for name, table in top.named("tool")},
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
         archives={name: read_archive(name, table) for name, table in top.named("archive")},
+        text=text,
     )
     top.close()
     _check_references(lock, top)

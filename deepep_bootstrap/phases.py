@@ -131,7 +131,7 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
         offer = choose.merge_offer(work.request, store.read_offer(prefix.manifest), work.plan.choice.record)
         files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
-        files.append(Content("deepep.lock.toml", Path(work.request.lock.path).read_bytes()))
+        files.append(Content("deepep.lock.toml", work.request.lock.text.encode()))
         files.extend(provenance.bills(work.door, work.place, offer, work.request.lock))
         published = generations.publish_generation(work.door, work.place, files, prefix.generation)
         if not published.stale:
@@ -166,7 +166,7 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
         generation=here.prefix.generation + 1,
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
-        lock_digest=store.digest({"lock": Path(work.request.lock.path).read_text(encoding="utf-8")}),
+        lock_digest=store.digest({"lock": work.request.lock.text}),
         hosts=tuple(survey.facts),
     )
 

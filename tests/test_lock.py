@@ -62,6 +62,7 @@ def test_a_good_lock() -> None:
         systems={"debian-12": System("debian-12", "apt", {"build-deps": ("g++", "libibverbs-dev")})},
         tools={"uv": (uv,)},
         indexes={"inner": "https://example.invalid/simple"},
+        text=BASE,
     )
     assert wheels[0].tags == ("cp311", "cp311", ("manylinux_2_28_x86_64",))
     assert uv.tags == ("py3", "none", ("manylinux_2_17_x86_64", "manylinux2014_x86_64"))

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plan_support import ROOT, cluster, request
+from store_support import Prefix
 
+from deepep_bootstrap import lock, plan, store
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.generations import Content
-from deepep_bootstrap.phases import copy_tests
+from deepep_bootstrap.hosts import parse
+from deepep_bootstrap.phases import copy_tests, publish_offer
+from deepep_bootstrap.reboots import Reboots
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.runs import Run
+from deepep_bootstrap.survey import Flags, Survey
+from deepep_bootstrap.work import Work
+
+pytest_plugins = ["store_support"]
 
 FILES = [
     Content("sbatch/internode-test.sbatch", b"#!/bin/bash\n"),
@@ -26,3 +39,23 @@ def test_a_slurm_client_gets_the_default_stacks_tests_where_it_stands(tmp_path: 
 def test_a_folder_that_is_gone_is_trouble(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"none: sbatch files cannot be written here — found No such file or directory"):
         copy_tests(FILES, tmp_path / "none")
+
+
+def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_file(prefix: Prefix, tmp_path: Path) -> None:
+    file = tmp_path / "deepep.lock.toml"
+    read = shutil.copyfile(ROOT / "deepep.lock.toml", file).read_bytes()
+    inventory = parse(f"defaults prefix={prefix.path} connection=local\nn001\n", "hosts.txt")
+    wanted = replace(request(), lock=lock.read(file), inventory=inventory, prefix=str(prefix.path))
+    facts = {"n001": cluster(n001={"prefix.path": str(prefix.path), "slurm.node": ""})["n001"]}
+    planned = plan.make(wanted, facts)
+    for entry in planned.choice.entries:
+        prefix.entry(entry.name)
+    survey = Survey(inventory, str(prefix.path), facts)
+    work = Work(
+        Flags(ROOT), Screen("bootstrap", as_json=True), Run.none(), prefix.door, survey, wanted, planned, wanted.mirrors, Reboots()
+    )  # fmt: skip
+    file.write_bytes(read.replace(b"\n", b"\n# edited meanwhile\n", 1))
+    assert [outcome.state for outcome in publish_offer(work)] == ["done"]
+    (generation,) = prefix.look(locks=True).generations
+    assert generation.lock.encode() == read
+    assert generation.manifest["lock_digest"] == store.digest({"lock": read.decode()})

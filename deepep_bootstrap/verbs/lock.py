@@ -127,7 +127,7 @@ def _unresolved(work: _Work) -> list[Problem]:
 def renew(work: _Work, wanted: str, wish: Wish) -> int:
     """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or nothing is written."""
     path = _path(work.flags)
-    text = path.read_bytes().decode()
+    text = work.lock.text
     problems: list[Problem] = []
     renewals: list[Renewal] = []
     resolved: list[Closure] = []

@@ -118,7 +118,7 @@ def new_index(choice: Choice, job: Job, filled: Filled) -> Index:
     kept = [each for each in older if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files]
     sources = sorted([*filled.sources, *kept], key=_order)
     archives = {path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files} | filled.archives
-    digest = store.digest({"lock": Path(choice.lock.path).read_text(encoding="utf-8")})
+    digest = store.digest({"lock": choice.lock.text})
     copied = dict(job.old.packages) if job.old and not job.prune else {}
     return Index(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
 
