@@ -103,9 +103,10 @@ class Survey:
         """The hosts that answered, in the file's order."""
         return tuple(host for host in self.inventory.hosts if host.name in self.facts)
 
-    def without(self, gone: Collection[str]) -> Survey:
-        """Return what is known of the other hosts, where `gone` went away after they had answered."""
-        return replace(self, facts={name: facts for name, facts in self.facts.items() if name not in gone})
+    def without(self, gone: Collection[str], *problems: Problem) -> Survey:
+        """Return what is known of the other hosts, where `gone` are of no use although they answered, and `problems` say why."""
+        facts = {name: facts for name, facts in self.facts.items() if name not in gone}
+        return replace(self, facts=facts, problems=(*self.problems, *problems))
 
 
 def read_tree(folder: Path) -> dict[str, str]:

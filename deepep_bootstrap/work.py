@@ -14,6 +14,7 @@ from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runs import Run
+from deepep_bootstrap.sharing import with_prefix
 from deepep_bootstrap.survey import Flags, Survey, decide, gather
 
 
@@ -53,7 +54,7 @@ class Work:
 
 def look_again(work: Work) -> Work:
     """Return the work as it stands now that the hosts were changed: facts and plan anew."""
-    survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
+    survey = with_prefix(gather(work.flags, work.door, work.survey.inventory, work.request.prefix))
     return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
 
 

@@ -30,10 +30,10 @@ LEVELS: dict[str, int] = {
     "refsite": 43, "assess": 43, "testsummary": 44, "runviews": 44, "runreport": 45, "runcompose": 46, "testing": 50, "apply": 50,
     "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
     "orders": 50, "power": 50, "runs": 50, "tuned": 51, "onhosts": 51, "collecting": 51, "html": 51, "mirrorfill": 51,
-    "history": 51, "cordon": 51, "provenance": 52, "transfer": 52, "runscreen": 52, "pastruns": 52, "turn": 52, "closures": 52,
+    "history": 51, "holders": 51, "cordon": 51, "provenance": 52, "transfer": 52, "runscreen": 52, "pastruns": 52, "turn": 52, "closures": 52,
     "packageindex": 52, "waves": 53, "packagefill": 53, "mirrorpeek": 53, "reboots": 54, "lockview": 55, "explain": 55,
-    "mirrorchoice": 56, "survey": 60, "reach": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64, "phases": 65,
-    "rolling": 66, "smoke": 66, "verbs": 70, "front": 80,
+    "mirrorchoice": 56, "survey": 60, "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64,
+    "phases": 65, "rolling": 66, "smoke": 66, "verbs": 70, "front": 80,
 }  # fmt: skip
 TEST_EQUIPMENT = re.compile(r"lab(_\w+)?$")
 

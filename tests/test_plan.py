@@ -14,6 +14,8 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Slurm
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.machine import Machine
+from deepep_bootstrap.sharing import with_prefix
+from deepep_bootstrap.survey import Survey
 
 CASES = Path(__file__).parent / "cases" / "plan"
 
@@ -50,6 +52,15 @@ def test_steps(case: dict[str, Any]) -> None:
     assert [named(step) for step in made.steps] == case["steps"]
     assert all(step.reason.found and step.reason.wanted for step in made.steps)
     assert case.get("note", "") in "\n".join(made.notes)
+
+
+@pytest.mark.parametrize("case", load("sharing"), ids=lambda case: case["name"])
+def test_a_few_hosts_without_the_prefix_are_left_out(case: dict[str, Any]) -> None:
+    facts = cluster(**case["changes"])
+    left = with_prefix(Survey(request().inventory, PREFIX, facts))
+    assert sorted(set(facts) - set(left.facts)) == case["gone"]
+    assert case["problem"] in "\n".join(map(str, left.problems))
+    assert bool(left.problems) == bool(case["gone"])
 
 
 @pytest.mark.parametrize("case", load("trouble"), ids=lambda case: case["name"])

@@ -18,6 +18,7 @@ from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.runs import Run
+from deepep_bootstrap.sharing import with_prefix
 from deepep_bootstrap.smoke import try_out
 from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
 from deepep_bootstrap.work import Work, leave_out, look_again
@@ -47,7 +48,7 @@ def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
     inventory, prefix = read_inventory(flags)
     found_mirrors = mirrors.read(flags.mirror, os.environ, wish[0].indexes)
     with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
+        survey = with_prefix(gather(flags, door, inventory, prefix))
         request = request_for(flags, survey, wish, without)
         made = decide(door, survey, request)
         screen.plan(made)

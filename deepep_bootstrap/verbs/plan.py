@@ -7,6 +7,7 @@ import os
 from deepep_bootstrap import mirrors
 from deepep_bootstrap.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.report import Screen, plan_json
+from deepep_bootstrap.sharing import with_prefix
 from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
 
 
@@ -17,7 +18,7 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     inventory, prefix = read_inventory(flags)
     mirrors.read(flags.mirror, os.environ, lock.indexes)
     with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
+        survey = with_prefix(gather(flags, door, inventory, prefix))
         made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
     screen.plan(made)
     for problem in survey.problems:
