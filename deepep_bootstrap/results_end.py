@@ -102,7 +102,7 @@ class _Place:
         nodes = 1 if kind == "intranode" else max(max(part.nodes, part.allocations) for part in parts)
         seen = max((rank for rank in figures if rank < WORLD_MAX), default=-1) + 1
         stated = min(max(part.world for part in parts), WORLD_MAX)
-        guess = LOCAL_RANKS if header or not seen else -(-seen // max(nodes, 1))
+        guess = LOCAL_RANKS if header or not seen else _usual(-(-seen // max(nodes, 1)))
         local = processes or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess) or LOCAL_RANKS
         world = min(stated or (max(seen, nodes * local) if figures else 0), WORLD_MAX)
         said_ok = any(part.codes for part in parts) and not any(code for part in parts for code in part.codes)
@@ -110,6 +110,13 @@ class _Place:
         seeded = kind == "low-latency" and any(part.seeds for part in parts)
         endless = seeded or any(part.endless for part in parts)
         return cls(nodes, local, world, range(0, world, local if firsts else 1), endless, said_ok)
+
+
+def _usual(seen: int) -> int:
+    """Return how many ranks a node (or hosts together) has of which so many were seen: 1, 2, 4, 8 or whole nodes of 8.
+
+    The last rank may be the silent one; a test on another number of ranks needs our header to be believed whole."""
+    return next((size for size in (1, 2, 4) if seen <= size), -(-seen // LOCAL_RANKS) * LOCAL_RANKS)
 
 
 def _voices(sides: Sequence[Side]) -> dict[int, Voice]:

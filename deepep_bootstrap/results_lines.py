@@ -79,10 +79,13 @@ TRACEBACK = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt
 FAILURE = re.compile(
     r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:(?:srun|slurmstepd|sbatch): )?error: |\[rank \d+\] FAILED"
     r"|Assertion (?:failed|error)|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught|oom[-_]kill|Out of memory"
+    r"|line \d+: +\d+ (?:Segmentation fault|Killed|Aborted|Bus error|Illegal instruction)|^Fatal Python error|\(core dumped\)"
+    # A transport that NVSHMEM could not use is no failure by itself, as on one node without network cards: if it was needed, others say so.
+    r"|^(?!.*(?:modules/transport/|\bib(?:rc|gda|devx)\.cpp:)).*non-zero status: -?\d"
 )
 LEADS = (
     *("rror", "xception", "Interrupt", "DeepEP", "FAILED", "ssertion", "fault", "Killed", "error: ", "terminate "),
-    *("CANCELLED", "Watchdog", "oom", "memory"),
+    *("CANCELLED", "Watchdog", "oom", "memory", "Aborted", "Illegal", "core dumped", "non-zero status"),
 )
 """Texts without which a line is no error."""
 

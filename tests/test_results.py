@@ -125,6 +125,37 @@ def test_damaged_logs_are_read_all_the_same(data: st.DataObject) -> None:
     json.loads(json.dumps(found, allow_nan=False))
 
 
+CRASHES = (
+    "./run.sh: line 12: 48121 Segmentation fault      (core dumped) python tests/test_intranode.py",
+    "./run.sh: line 12: 48121 Killed                  python tests/test_intranode.py",
+    "/tmp/job/slurm_script: line 9:   811 Aborted                 python tests/test_intranode.py",
+    "bash: line 1:   811 Bus error               python tests/test_intranode.py",
+    "Fatal Python error: Segmentation fault",
+    "Aborted (core dumped)",
+    "/src/nvshmem/src/host/init/init.cu:1181: non-zero status: 7 nvshmem_finalize failed",
+)
+NO_CRASHES = (
+    "/src/nvshmem/src/modules/transport/ibgda/ibgda.cpp:3693: non-zero status: 3 NVSHMEM_IBGDA_NIC_HANDLER=cpu requires GDRCopy",
+    "ibgda.cpp:1203: non-zero status: 7 ibgda_mobject_nic_map failed",
+    "./run.sh: line 12: no tuning was killed",
+)
+
+
+@pytest.mark.parametrize(("line", "ok"), [*((line, False) for line in CRASHES), *((line, True) for line in NO_CRASHES)])
+def test_a_crash_behind_the_last_figure_is_none_the_less_one(line: str, ok: bool) -> None:
+    (tested,) = read_logs({"a.log": f"{LOGS['h200-intranode']['test_intranode.log'].rstrip()}\n{line}\n"})
+    assert (tested.ok, tested.errors) == (ok, () if ok else (line,))
+
+
+@pytest.mark.parametrize(("silent", "missing"), [((7,), [7]), ((4, 5, 6, 7), []), ((5, 6, 7), [5, 6, 7])])
+def test_the_last_ranks_may_be_the_silent_ones(silent: tuple[int, ...], missing: list[int]) -> None:
+    """Without a header nobody says how many ranks there are: as many as a node has GPUs."""
+    own = rf"\[rank [{''.join(map(str, silent))}]\] [^\[\n]*"
+    text = re.sub(own, "", LOGS["h200-low-latency"]["test_low_latency.log"])
+    (tested,) = read_logs({"a.log": text})
+    assert ([rank.rank for rank in tested.ranks if rank.state == "missing"], tested.ok) == (missing, not missing)
+
+
 def test_other_texts_hold_no_test() -> None:
     for text in ("", "\n", "passed\n", "0: \n", "[rank 3] hello\n", "\x00" * 50, "RuntimeError: something else\n", "EP: none\n"):
         assert read_logs({"a.log": text}) == ()
