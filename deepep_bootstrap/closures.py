@@ -24,7 +24,7 @@ from deepep_bootstrap.archives import measured
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Lock, Stack, Wheel, installs_on
 from deepep_bootstrap.mirrors import Mirrors, shown
-from deepep_bootstrap.supply import find_uv_for
+from deepep_bootstrap.supply import find_uv
 from deepep_bootstrap.tables import load
 from deepep_bootstrap.wheelindex import Index, find_index, size_of
 from deepep_bootstrap.wheels import own_settings
@@ -73,8 +73,11 @@ class Tools:
 @contextmanager
 def tools(lock: Lock, mirrors: Mirrors, say: Callable[[str], None]) -> Iterator[Tools]:
     """Provide the locked uv (else this machine's own) and a folder for the time of an update."""
+    uv = find_uv(platform.machine(), lock, mirrors, say)
+    if uv.remark:
+        say(f"note: {uv.remark}")
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
-        yield Tools(find_uv_for(platform.machine(), lock, mirrors, say), mirrors, own_settings(), Path(scratch))
+        yield Tools(uv.path, mirrors, own_settings(), Path(scratch))
 
 
 def renew(lock: Lock, stack: Stack, tools: Tools) -> list[Closure]:

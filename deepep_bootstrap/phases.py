@@ -91,7 +91,7 @@ def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.Environ
     work.screen.started(FETCH, [CONTROL])
     begin = time.monotonic()
     sources = supply.fetch_sources(work.request.lock, entries, work.mirrors, say)
-    indexes = None
+    indexes, remark = None, ""
     wheels = tuple(dict.fromkeys(wheel for entry in entries for wheel in entry.wheels))
     if wheels:
         choice = work.plan.choice
@@ -102,7 +102,12 @@ def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.Environ
         )  # fmt: skip
         environment = supply.fetch_environment(work.door, want, say)
         sources, indexes = supply.join(sources, environment.supply), environment.indexes
-    detail = f"{len(sources.files)} files, hashes as locked" + ("" if indexes is None else "; the build host gets the wheels itself")
+        remark = environment.remark
+    detail = f"{len(sources.files) - bool(remark)} files, hashes as locked" + (
+        "" if indexes is None else "; the build host gets the wheels itself"
+    )
+    if remark:
+        work.screen.say(f"note: {remark}", style="yellow")
     work.screen.ended(Outcome(FETCH, CONTROL, "done", detail, time.monotonic() - begin))
     return supply.EnvironmentSupply(sources, indexes)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepep_bootstrap import command
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.fetch import fetch_source
@@ -22,6 +23,7 @@ from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.store import Entry
 from deepep_bootstrap.tarstream import tar_tree
+from deepep_bootstrap.wheelindex import is_offered
 from deepep_bootstrap.wheels import fetch_wheels, is_cached
 
 
@@ -53,10 +55,20 @@ class Environment:
 
 @dataclass(frozen=True)
 class EnvironmentSupply:
-    """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and uv's own."""
+    """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and uv's own. `remark`
+    says which uv it is where that is not the locked one."""
 
     supply: Supply
     indexes: tuple[str, ...] | None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to run; `remark` says why it is not the locked one, "" where it is."""
+
+    path: Path
+    remark: str = ""
 
 
 def cache_dir() -> Path:
@@ -86,19 +98,20 @@ def fetch_environment(door: Door, want: Environment, on_line: Callable[[str], No
     The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine has
     already, and what a directory serves, is sent from here. Trouble when neither machine gets at the wheels.
     """
-    uv = Supply((("bin/uv", find_uv(want, on_line)),))
+    program = find_uv(want.facts.machine, want.lock, want.mirrors, on_line)
+    uv = Supply((("bin/uv", program.path),))
     addresses = index_addresses(want)
     asked = addresses is not None and may_ask(want, addresses)
-    if asked and addresses is not None and host_reaches_index(door, want, uv.files[0][1], addresses):
+    if asked and addresses is not None and host_reaches_index(door, want, program.path, addresses):
         on_line(f"{want.host.name} reaches the index: it gets {len(want.wheels)} wheels itself, by hash")
-        return EnvironmentSupply(uv, addresses)
+        return EnvironmentSupply(uv, addresses, program.remark)
     try:
         found = fetch_wheels(want.wheels, want.mirrors, cache_dir(), on_line)
     except Trouble as trouble:
         if asked:
             raise Trouble(*trouble.problems, Problem(want.host.name, "does not reach the index either")) from None
         raise
-    return EnvironmentSupply(join(Supply(tuple((f"wheels/{path.name}", path) for path in found.values())), uv), None)
+    return EnvironmentSupply(join(Supply(tuple((f"wheels/{path.name}", path) for path in found.values())), uv), None, program.remark)
 
 
 def index_addresses(want: Environment) -> tuple[str, ...] | None:
@@ -132,22 +145,32 @@ def _content(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def find_uv(want: Environment, on_line: Callable[[str], None]) -> Path:
-    """Return a uv for the hosts: the locked one, else (no index in reach) this machine's own where it is of the same kind."""
-    return find_uv_for(want.facts.machine, want.lock, want.mirrors, on_line)
+def find_uv(machine: str, lock: Lock, mirrors: Mirrors, on_line: Callable[[str], None]) -> Program:
+    """Return a uv for machines such as `machine` (x86_64, aarch64): the locked one; where its index is out of reach or has none, this
+    machine's own if it is of the same kind.
 
-
-def find_uv_for(machine: str, lock: Lock, mirrors: Mirrors, on_line: Callable[[str], None]) -> Path:
-    """Return a uv for machines such as `machine` (x86_64, aarch64), as `find_uv` does."""
+    Raises Trouble where neither can be had, and where the index has a file of that name but does not give the locked one: what was
+    tampered with must be seen, not stepped around.
+    """
     try:
         tool = tool_wheel(lock, "uv", machine)
-        return unpack_program(fetch_wheels([tool], mirrors, cache_dir(), on_line)[tool.name], "uv")
-    except Trouble:
-        own = shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", ""))))
-        if own is None or (platform.system(), platform.machine()) != ("Linux", machine):
+    except Trouble as trouble:
+        return own_uv(machine, "the lock has no uv for this kind of machine", trouble)
+    try:
+        return Program(unpack_program(fetch_wheels([tool], mirrors, cache_dir(), on_line)[tool.name], "uv"))
+    except Trouble as trouble:
+        if is_offered(tool, mirrors):
             raise
-        on_line(f"the locked uv cannot be fetched; {own} is used, the wheels are verified all the same")
-        return Path(own)
+        return own_uv(machine, f"the locked uv {tool.version} cannot be fetched", trouble)
+
+
+def own_uv(machine: str, why: str, trouble: Trouble) -> Program:
+    """Return this machine's own uv with a remark that begins with `why`; raise `trouble` where it has none for `machine`."""
+    own = shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", ""))))
+    if own is None or (platform.system(), platform.machine()) != ("Linux", machine):
+        raise trouble
+    version = command.run((own, "--version")).out.strip() or "of unknown version"
+    return Program(Path(own), f"{why}: {own} ({version}) works in its place, which no hash of the lock covers; wheels are compared with theirs")
 
 
 def tool_wheel(lock: Lock, name: str, machine: str) -> Wheel:

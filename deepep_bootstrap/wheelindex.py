@@ -23,8 +23,9 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from deepep_bootstrap import nar
 from deepep_bootstrap.asked import OWN_INDEX, plain_name
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.mirrors import Mirrors, is_address, shown
-from deepep_bootstrap.wheels import own_index
+from deepep_bootstrap.wheels import find_file, own_index, own_settings
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 SILENCE_SECONDS = 60.0
@@ -92,6 +93,17 @@ def offered(index: Index, name: str) -> dict[str, Offered]:
         raise _silent(index, url, error) from None
     except (OSError, HTTPException, ValueError) as error:
         raise _silent(index, url, error) from None
+
+
+def is_offered(wheel: Wheel, mirrors: Mirrors) -> bool:
+    """Return whether the index of `wheel` answers and has a file of its name, whatever is in it. Never raises."""
+    try:
+        index = find_index(wheel.index, mirrors, own_settings())
+        if index.folder:
+            return find_file(wheel, index.folder).is_file()
+        return wheel.file in offered(index, wheel.name)
+    except Trouble:
+        return False
 
 
 def size_of(index: Index, url: str) -> int:

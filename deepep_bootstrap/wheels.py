@@ -28,7 +28,6 @@ from deepep_bootstrap.mirrors import Mirrors, is_address, remedy, shown
 
 CHUNK = 1 << 20
 AT_ONCE = 4
-PROBE_SECONDS = 15.0
 # What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index nobody named.
 KEPT = (
     "index-url",
@@ -102,18 +101,6 @@ def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line
                 future.cancel()
     _raise_errors([future for future in futures.values() if not future.cancelled()])
     return {name: future.result() for name, future in futures.items()}
-
-
-def index_reachable(wheel: Wheel, mirrors: Mirrors) -> bool:
-    """Return whether the index of `wheel` answers from this machine (a directory: is there). Never raises, takes seconds at most."""
-    place = mirrors.index(wheel.index)
-    if place and not is_address(place):
-        return Path(place).is_dir()
-    try:
-        asked = ("index", "versions", "--retries", "0", "--timeout", "5", wheel.name)
-        return command.run((*_pip(), *asked), env=_environment(wheel, place), timeout=PROBE_SECONDS).code == 0
-    except Trouble:
-        return False
 
 
 @contextmanager

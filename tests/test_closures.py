@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import os
+import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -355,6 +356,37 @@ def test_downloads_and_caches(indexes: Indexes, tmp_path: Path) -> None:
     wheels.cached_file(here, cache).write_bytes(b"broken")
     assert problems(Ways(away, cache)) == ["here", "lost"]
     assert problems(Ways(Mirrors(), cache)) == ["here", "lost"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        ("another file", "does not give uv-1.0-py3-none-"),
+        ("another file in a directory", "this file is not the locked one"),
+        ("not in the directory", None),
+        ("out of reach", None),
+    ],
+)
+def test_a_locked_uv_that_was_tampered_with_is_told_and_one_out_of_reach_is_replaced(
+    broken: str, found: str | None, indexes: Indexes, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = indexes.make("inner", "uv", tags=f"py3-none-manylinux_2_17_{platform.machine()}")
+    if broken.startswith("not"):
+        (indexes.folder / "inner" / tool.file).unlink()
+    place = str(indexes.folder / "inner") if "directory" in broken else f"{indexes.address}/inner"
+    at = Mirrors((Level({}, {"inner": "http://127.0.0.1:9/simple" if broken == "out of reach" else place}),))
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    lock = replace(locks.read(path), tools={"uv": (replace(tool, hash=ENTRY.hash),)})
+    if found:
+        with pytest.raises(Trouble, match=found):
+            supply.find_uv(platform.machine(), lock, at, print)
+        return
+    own = supply.find_uv(platform.machine(), lock, at, print)
+    assert own.remark.startswith(f"the locked uv 1.0 cannot be fetched: {own.path} (uv 0.")
+    lacking = supply.find_uv(platform.machine(), replace(lock, tools={}), at, print)
+    assert lacking.remark.startswith("the lock has no uv for this kind of machine: ")
+    with pytest.raises(Trouble, match="no wheel of this program for the hosts"):
+        supply.find_uv("riscv64", lock, at, print)
 
 
 def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:

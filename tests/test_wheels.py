@@ -192,14 +192,6 @@ def test_own_pip_settings_serve_pypi_and_nothing_else_does(index: str, tmp_path:
     assert "does not give" in refused(extra, named, tmp_path / "cache2")
 
 
-def test_is_the_index_reachable(index: str, tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path / "simple/tiny", "tiny")
-    assert wheels.index_reachable(wheel, mirrors.read([f"index:inner={index}"], {}, {}))
-    assert wheels.index_reachable(wheel, mirrors.read([f"index:inner={tmp_path}"], {}, {}))
-    assert not wheels.index_reachable(wheel, Mirrors())
-    assert not wheels.index_reachable(wheel, mirrors.read(["index:inner=http://127.0.0.1:9/simple"], {}, {}))
-
-
 def test_a_machine_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
