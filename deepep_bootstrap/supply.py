@@ -170,7 +170,7 @@ def own_uv(machine: str, why: str, trouble: Trouble) -> Program:
     if own is None or (platform.system(), platform.machine()) != ("Linux", machine):
         raise trouble
     version = command.run((own, "--version")).out.strip() or "of unknown version"
-    return Program(Path(own), f"{why}: {own} ({version}) works in its place, which no hash of the lock covers; wheels are compared with theirs")
+    return Program(Path(own), f"{why}: {own} ({version}) works in its place, which no hash of the lock covers; wheels' hashes still count")
 
 
 def tool_wheel(lock: Lock, name: str, machine: str) -> Wheel:
