@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tomlkit
 from tomlkit.items import AoT, Table
 
+from deepep_bootstrap import limits as bounds
+from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.limits import Limits
-from deepep_bootstrap.refbook import CONFIG, FILE, Book, Reference, gpu_type, load
+from deepep_bootstrap.refbook import CONFIG, FABRIC, FILE, GPU, Book, Reference, gpu_type, load
 from deepep_bootstrap.references import figures_of, nodes_of, settings_of
 
 PATH = FILE
@@ -27,23 +30,48 @@ HEAD = """# References of this cluster, written by `invoke test --save-as-refere
 Key = tuple[str, str, int, str, str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A site's document after a run, how many figures of the run are in it, and why there are none ("" otherwise)."""
+
+    text: str
+    count: int
+    why_not: str = ""
+
+
+def saved(
+    existing: str, tests: Sequence[Tested], hosts: Sequence[Facts], *, run: str, date: str, nodes: int, book: Book, where: str = PATH
+) -> Saved:
+    """Return the document of a site (`existing`, at `where`) with the figures of a run on `hosts`; see `recorded` and `site_text`."""
+    gpu, fabric = bounds.gpu_of(hosts), bounds.fabric_of(hosts, nodes)
+    made = recorded(tests, run, date, gpu=gpu, fabric=fabric, nodes=nodes, book=book, limits=bounds.limits(hosts, book))
+    why_not = "the test printed no figures"
+    if not GPU.fits(gpu_type(gpu) or gpu):
+        why_not = f"references are by type of GPU, and this one's is not known: {gpu or 'none, or several types'}"
+    elif not FABRIC.fits(fabric):
+        why_not = "references are by network, and none was found between these nodes"
+    return Saved(site_text(existing, made, where), len(made), "" if made else why_not)
+
+
 def recorded(
     tests: Sequence[Tested], run: str, date: str, *, gpu: str, fabric: str, nodes: int, book: Book, limits: Limits | None = None
 ) -> tuple[Reference, ...]:
     """Return references out of the figures of those tests that are ok, for the name of the run and its day (2026-11-20). The others
-    are those of references.judge: tests judged by them later have the same settings."""
+    are those of references.judge: tests judged by them later have the same settings. None for a GPU or a fabric without a name that
+    `refbook` reads: one such line would make the whole file unreadable."""
     found: dict[tuple[Key, str], Reference] = {}
     for tested in tests:
-        if not tested.ok:
-            continue
         used = nodes_of(tested, nodes)
+        here = "nvlink" if used == 1 else fabric
+        if not (tested.ok and GPU.fits(gpu_type(gpu) or gpu) and FABRIC.fits(here)):
+            continue
         settings = settings_of(tested, nodes, book, limits or Limits())
         config = {name: (int(settings[name]),) for name in CONFIG if name in settings and settings[name] >= 0}
         for figure, value in figures_of(tested).items():
             if value > 0:
                 one = Reference(
                     gpu=gpu_type(gpu) or gpu,
-                    fabric="nvlink" if used == 1 else fabric,
+                    fabric=here,
                     nodes=used,
                     test=tested.test,
                     generation=tested.generation,

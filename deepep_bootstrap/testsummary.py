@@ -35,6 +35,17 @@ def lines(assessment: Assessment) -> Iterator[tuple[str, str]]:
         yield f"also possible: {', '.join(finding.cause for finding in more)} (invoke diagnose)", "dim"
 
 
+def unkept(code: int, assessment: Assessment) -> str:
+    """Return why the figures of a run whose own exit code is `code` cannot be a site's references; "" if they can.
+
+    A figure below a published reference is no reason: it may be all that this site's hardware can do, and its own references are to say so.
+    """
+    if code or assessment.failed:
+        return "the test did not pass"
+    low = [verdict for verdict in assessment.verdicts if verdict.kind != FIGURE and verdict.state == BELOW]
+    return f"{low[0].host}: {low[0].text}" if low else ""
+
+
 def _folded(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, str]]:
     """Return verdicts with the hosts each holds of; those that say the same of several hosts are one."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}

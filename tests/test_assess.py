@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import assess, testruns
+from deepep_bootstrap import assess, testruns, testsummary
 from deepep_bootstrap.assess import Books
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Slurm
+from deepep_bootstrap.facts import Facts, Gpu, Slurm
 from deepep_bootstrap.survey import read_tree
 from deepep_bootstrap.testruns import parse_counters
+from deepep_bootstrap.verdicts import Verdict
 
 ENV = read_tree(Path(__file__).resolve().parent.parent / "env")
 PASSED = """\
@@ -86,6 +87,17 @@ def test_what_nics_did_not_carry_is_no_verdict_on_a_failed_run(books: Books) -> 
     assert {verdict.kind for verdict in assess.assess(run, {}, books).verdicts} == {"error"}
     passed = replace(run, values={**run.values, "code": "0"})
     assert {verdict.kind for verdict in assess.assess(passed, {}, books).verdicts} == {"nic", "error"}
+
+
+def test_figures_below_a_published_reference_can_be_the_sites_own(books: Books) -> None:
+    seen = {"a": Facts(gpus=tuple(Gpu(number, "NVIDIA H200", 143771, "9.0", "580", "", "", -1, 0) for number in range(8)))}
+    slow = made("intranode", "0", node_0_a=PASSED.replace("300.00 GB/s", "200.00 GB/s"))
+    found = assess.assess(slow, seen, books)
+    assert [verdict.state for verdict in found.verdicts if verdict.unit == "GB/s"] == ["below"] * 3
+    assert testsummary.unkept(0, found) == ""
+    assert testsummary.unkept(4, found) == testsummary.unkept(0, replace(found, failed=True)) == "the test did not pass"
+    frozen = Verdict("nic", "mlx5_3/1", "below", "mlx5_3/1 sent nothing of the test", host="a")
+    assert testsummary.unkept(0, replace(found, verdicts=(*found.verdicts, frozen))) == "a: mlx5_3/1 sent nothing of the test"
 
 
 def test_a_cause_is_shown_once(books: Books) -> None:

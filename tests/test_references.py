@@ -536,6 +536,22 @@ def test_between_nodes_the_fabric_is_kept() -> None:
     assert (one.fabric, one.nodes, one.gpu) == ("roce", 2, "H200")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        ([host()], ""),
+        ([host(nics=0)], "none was found between these nodes"),
+        ([host("NVIDIA L40S")], "this one's is not known: NVIDIA L40S"),
+        ([host(), host("NVIDIA H100")], "this one's is not known: none, or several types"),
+    ],
+)
+def test_a_sites_file_can_always_be_read_again(hosts: list[Facts], why: str) -> None:
+    run = Found("internode", "v1", True, True, config=H200, best={"combine": Best(rdma_gbs=12.0)})
+    made = refsite.saved("", [run], hosts, run="r1", date="2026-11-21", nodes=2, book=SHIPPED)
+    assert len(load(made.text, "references.toml", site=True).references) == made.count == (0 if why else 1)
+    assert why in made.why_not
+
+
 def test_a_site_with_four_gpus_a_node_finds_its_own_again() -> None:
     run = Found("low-latency", "v1", True, True, low_latency=LowLatency(combine_us=90.0), ranks=tuple(Rank(number) for number in range(8)))
     setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(gpus=4)}

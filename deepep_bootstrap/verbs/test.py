@@ -209,12 +209,13 @@ def conclude(scene: Scene, wish: Wish, went: Went, *, save: bool) -> Told:
     silent = testing.silent(went.said, run.nodes)
     outcome = judged(went, found, silent)
     result = Result(run, facts, found, books, site)
-    kept, remarks = keep(scene, place, result, save=save and outcome.code == OK)
+    unkept = testsummary.unkept(went.outcome.code, found) if save else ""
+    kept, remarks = keep(scene, place, result, save=save and not unkept)
     screen.say()
     for text, style in testsummary.lines(found):
         screen.say(text, style=style)
     left_out = tuple(f"{missing} bytes of {name} are left out" for name, missing in collected.cut.items())
-    remarks = (*remarks, *left_out, *(("nothing was kept as reference: the test did not pass",) if save and outcome.code else ()))
+    remarks = (*remarks, *left_out, *((f"nothing was kept as reference: {unkept}",) if unkept else ()))
     for remark in remarks:
         screen.say(f"note: {remark}", style="dim")
     for line in (*kept.tuned, *([f"{kept.references} figures are now references of this site"] if kept.references else [])):
@@ -284,12 +285,11 @@ def keep(scene: Scene, place: Place, result: Result, *, save: bool) -> tuple[Kep
             remarks += [str(problem) for problem in trouble.problems]
     saved = 0
     if save:
-        fabric, bounds = limits.fabric_of(hosts, nodes), limits.limits(hosts, result.books.references)
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        measured = refsite.recorded(
-            found.tests, run.name, day, gpu=gpu, fabric=fabric, nodes=nodes, book=result.books.references, limits=bounds
+        made = refsite.saved(
+            result.site.get(refbook.FILE, ""), found.tests, hosts, run=run.name, date=time.strftime("%Y-%m-%d", time.gmtime()),
+            nodes=nodes, book=result.books.references, where=f"{place.prefix}/{refbook.FILE}",
         )  # fmt: skip
-        text = refsite.site_text(result.site.get(refbook.FILE, ""), measured, f"{place.prefix}/{refbook.FILE}")
-        collecting.write_site(scene.door, place, refbook.FILE, text)
-        saved = len(measured)
+        saved, remarks = made.count, [*remarks, *([f"nothing was kept as reference: {made.why_not}"] if made.why_not else [])]
+        if saved:
+            collecting.write_site(scene.door, place, refbook.FILE, made.text)
     return Kept(kept, saved), tuple(remarks)

@@ -87,12 +87,15 @@ def test_on_one_node_below_its_reference(ready: Engine) -> None:
         '[[reference]]\ngpu = "H100"\nfabric = "nvlink"\nnodes = 1\ntest = "intranode"\ngeneration = "v1"\nlower = 0.1\nupper = 0.1\n'
         'source = "a dream"\nfigures = { "best.combine.nvl_gbs" = 400.0 }\n'
     )
-    ended = ready.run("test", "--kind=intranode", SMALL)
+    ended = ready.run("test", "--kind=intranode", SMALL, "--save-as-reference")
+    kept = own.read_text()
     own.unlink()
     assert ended.code == VERDICT, ended.text
     assert "24 cases passed" in ended.out
     assert "below  intranode combine, NVLink" in ended.out
     assert "% of 400 GB/s (a dream)" in ended.out
+    assert "6 figures are now references of this site" in ended.out
+    assert kept.count("this site, ") == 1, "what the hardware gives is what later runs are compared with"
     assert f"invoke report {ended.out.rsplit('invoke report ', 1)[1].split()[0]}" in ended.out
 
 
