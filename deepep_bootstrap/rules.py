@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Lock, Stack, Wheel
@@ -65,11 +65,13 @@ class Book:
 @dataclass(frozen=True)
 class Known:
     """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is not there) and
-    what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`)."""
+    what `deepep` and `nvshmem` contain (the same holds). `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`), `rev`
+    is DeepEP's commit."""
 
     values: Mapping[str, tuple[str, ...]]
     features: Mapping[str, tuple[str, ...]]
     names: Mapping[str, str]
+    rev: str
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def check_site(
         "python": (OWN if target else EXTERNAL,),
         **({} if target else {"torch": (site.external_torch,)}),
     }
-    found = list(broken(book, Known(values, known.features, known.names), f"stack {stack.name}"))
+    found = list(broken(book, replace(known, values=values), f"stack {stack.name}"))
     remarks = tuple(f"stack {stack.name}: {problem.what}" for problem, refused in found if not refused)
     return tuple(problem for problem, refused in found if refused), remarks
 
@@ -147,16 +149,19 @@ def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
         nccl = stack.nccl_version(target)
         values |= {"target": (target,), "nccl": (nccl,) if nccl else (), "wheels_cuda": _cuda_majors(stack.wheels.get(target, ()))}
         values |= {name: tuple(found.version for found in [stack.pinned(name, target)] if found) for name in ("torch", "setuptools")}
-    features = {"deepep": book.commits.get(deepep.rev, ()), "nvshmem": tuple(_substituted(book, source)) if source else ()}
+    features = {"nvshmem": tuple(_substituted(book, source)) if source else ()}
+    if deepep.rev in book.commits:
+        features["deepep"] = book.commits[deepep.rev]
     names = {
         "deepep": f"DeepEP {deepep.version} at {deepep.rev[:12]}",
         "nvshmem": f"NVSHMEM {nvshmem} from its {'source' if source else 'wheel'}",
     }
-    return Known(values, features, names)
+    return Known(values, features, names, deepep.rev)
 
 
 def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
-    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack."""
+    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks what a commit contains
+    which nobody has recorded: that is no promise it keeps, and no fault that it has."""
     for rule in book.rules:
         if not all(holds(sentence, known, any) for sentence in rule.when):
             continue
@@ -166,12 +171,28 @@ def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool
             found = ", ".join(_said(thing, known) for thing in things)
             wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
             yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, "invoke lock, or another --stack"), rule.refuse
+        elif open_ := [one for one in rule.needs if one.operator == "has" and one.thing not in known.features]:
+            asked = " and ".join(dict.fromkeys(one.value for one in open_))
+            needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when))
+            what = f"nobody has recorded whether {known.names['deepep']} has {asked}, which {needing or 'it'} needs"
+            yield Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=_recording(known.rev)), rule.refuse
+
+
+def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
+    """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; "" where that is not so."""
+    book = read_book(texts)
+    asking = [
+        rule.name for rule in book.rules if any(each.operator == "has" and each.thing == "deepep" for each in (*rule.when, *rule.needs))
+    ]
+    if rev in book.commits or not asking:
+        return ""
+    return f"nobody has recorded what this commit has, which the rules ask for ({', '.join(asking)}): {_recording(rev)}"
 
 
 def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
     """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
     if sentence.operator == "has":
-        return sentence.value in known.features.get(sentence.thing, ())
+        return None if sentence.thing not in known.features else sentence.value in known.features[sentence.thing]
     values = known.values.get(sentence.thing)
     if values is None:
         return None
@@ -200,6 +221,10 @@ def _value(sentence: Sentence, known: Known) -> str:
     if sentence.value.startswith("{"):
         return next(iter(known.values.get(sentence.value.strip("{}"), ())), "")
     return sentence.value
+
+
+def _recording(rev: str) -> str:
+    return f"reading it, then writing what it has under [commit.{rev}] in env/{FILE}"
 
 
 def _said(thing: str, known: Known) -> str:

@@ -52,7 +52,7 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
     "a newer NVSHMEM with a DeepEP nobody has looked at": (
         lambda: source(stack("v1-wheel"), "deepep-v1", rev="f" * 40),
         "queue pairs",
-        "found DeepEP 1.2.1 at ffffffffffff, NVSHMEM 3.5.19 from its wheel, wanted deepep has pull-564",
+        "nobody has recorded whether DeepEP 1.2.1 at ffffffffffff has pull-564, which NVSHMEM 3.5.19 from its wheel needs: NVSHMEM lays",
     ),
     "a newer NVSHMEM for the legacy half of V2": (
         lambda: wheel(stack("v2"), "nvidia-nvshmem-cu13", "3.5.19"),
@@ -97,6 +97,18 @@ def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
 def test_what_is_shipped_breaks_no_rule() -> None:
     assert rules.check(SHIPPED, TEXTS) == ()
     assert rules.check(lock.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
+
+
+def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it_matters() -> None:
+    unread = source(SHIPPED, "deepep-v1", rev="f" * 40)
+    (problem,) = rules.check(unread, TEXTS)
+    assert problem.where == f"{SHIPPED.path}: stack.v1-wheel"
+    assert (problem.found, problem.wanted) == ("", "")
+    assert problem.try_ == f"reading it, then writing what it has under [commit.{'f' * 40}] in env/compatibility.toml"
+    read = {**TEXTS, rules.FILE: f"{TEXTS[rules.FILE]}\n[commit.{'f' * 40}]\nof = 'another head'\nhas = ['pull-564']\n"}
+    assert rules.check(unread, read) == ()
+    assert rules.unrecorded("f" * 40, read) == rules.unrecorded(PARENT, TEXTS) == rules.unrecorded("f" * 40, {rules.FILE: ""}) == ""
+    assert rules.unrecorded("f" * 40, TEXTS).startswith("nobody has recorded what this commit has, which the rules ask for (queue-pair-")
 
 
 def test_only_the_named_stacks_are_judged() -> None:

@@ -187,7 +187,12 @@ def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closur
 
 def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
     if name in work.lock.sources:
-        return renew_source(work.lock.sources[name], wish, work.mirrors)
+        renewal = renew_source(work.lock.sources[name], wish, work.mirrors)
+        rev = str(renewal.after["rev"])
+        if rev == renewal.before["rev"] or name not in {stack.deepep for stack in work.lock.stacks.values()}:
+            return renewal
+        note = rules.unrecorded(rev, read_tree(work.flags.root / "env"))
+        return replace(renewal, notes=(*renewal.notes, note)) if note else renewal
     return renew_archive(work.lock.archives[name], wish, work.mirrors)
 
 
