@@ -2,7 +2,8 @@
 
 What a real slurmctld does (22.05, seen on the embedded cluster): `scontrol reboot ASAP` drains, and takes the drain back when the node
 returns, whoever had drained it. `scontrol reboot` without ASAP, on a node that is drained and idle, reboots it at once and leaves the
-drain alone. So a node is drained first, and rebooted without ASAP. Slurm writes ` : reboot issued` behind the reason.
+drain alone. So a node is drained first, and rebooted without ASAP. Slurm writes ` : reboot issued` behind the reason, and
+` : reboot timed out` where the node takes longer than ResumeTimeout, which is 60 s unless the site says otherwise; then it is DOWN, too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from deepep_bootstrap.slurm import Node
 MARK = "deepep-bootstrap:"
 """What every reason for a drain of this program begins with."""
 
-LONGEST_REASON = 240
-"""Characters of a reason that we write; Slurm has no limit of its own, its listings have."""
+LONGEST_REASON = 400
+"""Characters of a reason that we write: all that a host can have lost (losses) fits. Slurm has no limit of its own, its listings have."""
 
 REFUSED = ("invalid user", "permission denied", "access denied", "not permitted", "unauthorized")
 """How scontrol says, in small letters, that an account may not do something that another account may."""
@@ -28,7 +29,7 @@ REFUSED = ("invalid user", "permission denied", "access denied", "not permitted"
 AWAY = ("unable to contact", "connection refused", "connection timed out", "zero bytes", "socket timed out")
 """How Slurm's clients say, in small letters, that the controller does not answer now."""
 
-OWN_WORDS = ("not responding", "node unexpectedly rebooted")
+OWN_WORDS = ("not responding", "node unexpectedly rebooted", "reboot timed out")
 """How the reasons begin, in small letters, that slurmctld sets by itself around a reboot."""
 
 ACTIVE_JOBS = "RUNNING,COMPLETING,CONFIGURING,SUSPENDED,STOPPED,RESIZING,STAGE_OUT,SIGNALING"
@@ -84,7 +85,7 @@ def our_reason(why: str, run: str) -> str:
     """Return the reason with which this program drains: its own name, why, and the run."""
     text = f"{MARK} {' '.join(why.split())}"
     tail = f" (run {run})" if run else ""
-    return text[: LONGEST_REASON - len(tail)] + tail
+    return text[: LONGEST_REASON - len(tail)].rstrip() + tail
 
 
 def is_ours(reason: str) -> bool:
@@ -97,7 +98,7 @@ def read_reason(text: str) -> Reason:
     Slurm 23.02 on more keys may stand behind it, such as a comment or a cloud's InstanceId."""
     match = re.fullmatch(r"(.*?)(?: \[([^\s@\]]+)@[^\]]*\](?: [A-Z][A-Za-z]+=.*)?)?", text.strip(), re.DOTALL)
     said, user = (match.group(1), match.group(2) or "") if match else (text, "")
-    return Reason(re.sub(r"( : reboot (issued|complete|requested))+$", "", said).strip(), user)
+    return Reason(re.sub(r"( : reboot (issued|complete|requested|timed out))+$", "", said).strip(), user)
 
 
 def is_drained(state: str) -> bool:
@@ -148,7 +149,8 @@ def not_ours_any_more(node: Node, ours: str) -> str:
     if not is_drained(node.state) and not is_down(node.state):
         return "somebody brought it back into use"
     reason = read_reason(node.reason)
-    if not ours or reason.text == ours or reason.user == "slurm" or reason.text.lower().startswith(OWN_WORDS):
+    # Slurm adds its own words behind " : "; whatever a later version says there, the drain is still ours.
+    if not ours or f"{reason.text} : ".startswith(f"{ours} : ") or reason.user == "slurm" or reason.text.lower().startswith(OWN_WORDS):
         return ""
     return f"{reason.user or 'somebody else'} keeps it out of use now: {reason.text}"
 

@@ -54,7 +54,8 @@ def test_our_reason_is_one_short_line_that_is_known_again(why: str, run: str) ->
     assert len(reason.splitlines()) == 1
     assert slurm_nodes.is_ours(reason)
     assert not run or reason.endswith(f" (run {run})")
-    assert slurm_nodes.read_reason(f"{reason} : reboot issued [slurm@2026-11-21T03:18:56]").ours
+    for words in ("reboot issued", "reboot issued : reboot timed out"):
+        assert slurm_nodes.read_reason(f"{reason} : {words} [slurm@2026-11-21T03:18:56]") == Reason(reason, "slurm")
 
 
 def node(state: str, reason: str = "") -> slurm.Node:
@@ -71,6 +72,7 @@ def node(state: str, reason: str = "") -> slurm.Node:
         ("DOWN+DRAIN", "deepep-bootstrap: x : reboot issued [slurm@2026-11-21T03:25:09]", False),
         ("DOWN*", "Not responding [slurm@2026-11-21T03:25:09]", False),
         ("DOWN", "Node unexpectedly rebooted [slurm@2026-11-21T03:25:09]", False),
+        ("DOWN", "reboot timed out [slurm@2026-11-21T03:25:09]", False),
         ("DOWN", "sold [joe@2026-11-21T03:25:09]", True),
         ("DOWN", "", False),
         ("IDLE", "resumed by hand, the reason stayed [joe@2026-11-21T03:25:09]", False),
@@ -78,6 +80,26 @@ def node(state: str, reason: str = "") -> slurm.Node:
 )
 def test_what_somebody_else_keeps_out_of_use(state: str, reason: str, *, kept: bool) -> None:
     assert slurm_nodes.set_by_somebody(node(state, reason)) is kept
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("IDLE+DRAIN", "deepep-bootstrap: x (run 7) [root@2026-11-21T03:25:09]", ""),
+        # ResumeTimeout is over before the node is back; where Slurm runs as root its user says nothing.
+        ("DOWN+DRAIN", "deepep-bootstrap: x (run 7) : reboot issued : reboot timed out [root@2026-11-21T03:25:09]", ""),
+        ("DOWN", "deepep-bootstrap: x (run 7) : reboot timed out [slurm@2026-11-21T03:25:09]", ""),
+        ("DOWN", "reboot timed out [root@2026-11-21T03:25:09]", ""),
+        ("DOWN+DRAIN", "deepep-bootstrap: x (run 7) : words of a later Slurm [root@2026-11-21T03:25:09]", ""),
+        ("IDLE+DRAIN", "deepep-bootstrap: x (run 78) [root@2026-11-21T03:25:09]", "root keeps it out of use now: "),
+        ("IDLE+DRAIN", "disk swap [joe@2026-11-21T03:25:09]", "joe keeps it out of use now: disk swap"),
+        ("IDLE", "", "somebody brought it back into use"),
+    ],
+)
+def test_whose_a_drained_node_is_now(state: str, reason: str, said: str) -> None:
+    found = slurm_nodes.not_ours_any_more(node(state, reason), "deepep-bootstrap: x (run 7)")
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize(
