@@ -102,7 +102,7 @@ def rollback(flags: Flags, to: str = "") -> int:
 
 @verb
 def gc(flags: Flags, keep: str = "5") -> int:
-    """Remove generations beyond the newest few, and store entries that no generation and no running build needs."""
+    """Remove generations beyond the newest few, and store entries that no generation, running build or process of the hosts needs."""
     return _gc.gc(flags, keep=keep)
 
 

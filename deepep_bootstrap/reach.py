@@ -22,11 +22,13 @@ NOTHING = Holdings(0, (), {})
 
 @dataclass(frozen=True)
 class Reached:
-    """A prefix that answered: the door, the place, and what the prefix holds. `problems` are hosts that did not answer before it."""
+    """A prefix that answered: the door, the place, what the prefix holds, and the hosts that were named (this machine, where none were).
+    `problems` are hosts that did not answer before it."""
 
     door: Door
     place: Place
     holdings: Holdings
+    hosts: tuple[Host, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
@@ -45,7 +47,8 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
         for host in _candidates(inventory):
             place = Place(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(door, host)) is None:
-                yield Reached(door, place, NOTHING if empty else history.look(door, place, locks=locks), tuple(problems))
+                holdings = NOTHING if empty else history.look(door, place, locks=locks)
+                yield Reached(door, place, holdings, inventory.hosts, tuple(problems))
                 return
             problems.extend(trouble.problems)
     raise Trouble(*problems)
@@ -77,11 +80,14 @@ def _unreachable(door: Door, host: Host) -> Trouble | None:
     return None
 
 
-def confirm(verb: str, *, silent: bool) -> None:
-    """Ask on a terminal whether to go on, on stderr; elsewhere, and where it is to be `silent` (--yes, --json), go on."""
-    if silent or not (sys.stdin.isatty() and sys.stderr.isatty()):
+def confirm(flags: Flags, verb: str, question: str) -> None:
+    """Ask on a terminal, on stderr, whether to take something away. Trouble where the answer is not yes, and where nobody can be asked (no
+    terminal, --json) and --yes was not said."""
+    if flags.yes:
         return
-    print("Go on? [Y/n] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n") or answer.strip().lower() not in {"", "y", "yes"}:
+    if flags.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        found = "--json, which asks nothing" if flags.json else "no terminal to ask on"
+        raise Trouble(Problem(verb, "not confirmed, nothing was changed", found, "--yes", f"invoke {verb} --yes"))
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise Trouble(Problem(verb, "not confirmed, nothing was changed"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from build_support import FAST, kill_group, run_bash, script, start_bash, until, values
+from build_support import FAST, ROOT, kill_group, run_bash, script, start_bash, until, values
 from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Prefix, entry_name
@@ -19,6 +23,8 @@ from deepep_bootstrap import build, generations, history
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.generations import Content
 from deepep_bootstrap.holdings import Garbage, Generation, Holdings, StoreEntry, choose_garbage, rollback_target
+from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.verbs.gc import gc
 
 pytest_plugins = ["store_support"]
 
@@ -216,6 +222,75 @@ def test_offers_and_gc_at_the_same_time_never_offer_what_is_gone(prefix: Prefix)
         assert process.returncode == 0, err
     holdings = prefix.look()
     assert all(holdings.missing(generation) == () for generation in holdings.generations)
+
+
+# Who uses what would go
+
+
+def flags(prefix: Prefix, **more: object) -> Flags:
+    return Flags(root=ROOT, prefix=str(prefix.path), **more)
+
+
+@contextmanager
+def running(file: str = "/dev/null", **env: str) -> Iterator[int]:
+    """Run a program that maps a file, which is told it in a way that nobody sees, until the end of the block."""
+    program = "import mmap, sys; kept = open(input()); kept = kept.name == '/dev/null' or mmap.mmap(kept.fileno(), 0, prot=mmap.PROT_READ)"
+    words = [sys.executable, "-c", f"{program}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(file, file=process.stdin, flush=True)
+        assert process.stdout.readline() == "\n"
+        yield process.pid
+        process.communicate("")
+
+
+def test_what_a_process_has_mapped_or_names_stays(used: Prefix, capsys: pytest.CaptureFixture[str]) -> None:
+    content = f"{used.path}/store/{LOOSE}/lib/content"
+    with running(content) as pid, running(PROGRAMS=f"{used.path}/generations/1/programs"):
+        assert gc(flags(used, yes=True, json=True), keep="1") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["generations"], document["entries"]) == ([], [])
+        by = {each["name"]: each["by"] for each in document["in_use"]}
+        assert by.keys() == {"generations/1", LOOSE}
+        assert by[LOOSE].endswith(f"pid {pid} on localhost")
+        assert used.names() == {OLD, NEW, BASE, LOOSE}
+    # A shell that loaded the module of generation 1 keeps what it loaded; nobody needs the offer for that.
+    with running(LD_LIBRARY_PATH=f"/usr/lib:{used.path}/store/{OLD}/lib"):
+        assert gc(flags(used, yes=True), keep="1") == 0
+        said = capsys.readouterr().out
+        assert "in use by python" in said
+        assert "Jobs that were submitted or started with what goes lose its files" in said
+    assert (used.names(), used.numbers()) == ({OLD, NEW, BASE}, ["2"])
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> Iterator[None]:
+    """Give this process a terminal to ask on, where somebody has typed `answer` already."""
+    person, ours = os.openpty()
+    os.write(person, answer.encode())
+    with io.TextIOWrapper(os.fdopen(ours, "r+b", buffering=0), write_through=True) as shown, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", shown)
+        patch.setattr(sys, "stderr", shown)
+        yield
+    pieces = []
+    with os.fdopen(person, "rb", buffering=0) as said, suppress(OSError):  # after the last piece, since nobody has this terminal any more
+        while piece := said.read(100):
+            pieces.append(piece)
+    assert b"Remove all this? [y/N] " in b"".join(pieces)
+
+
+def test_gc_removes_nothing_that_nobody_confirmed(used: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gc(flags(used, dry_run=True), keep="1") == 0
+    for how in ({}, {"json": True}):
+        with pytest.raises(Trouble, match=r"not confirmed, nothing was changed .* Try: invoke gc --yes"):
+            gc(flags(used, **how), keep="1")
+    with terminal(monkeypatch, "\n"), pytest.raises(Trouble, match="not confirmed, nothing was changed"):
+        gc(flags(used), keep="1")
+    assert (used.names(), used.numbers()) == ({OLD, NEW, BASE, LOOSE}, ["1", "2"])
+    with terminal(monkeypatch, "y\n"):
+        assert gc(flags(used), keep="1") == 0
+    assert (used.names(), used.numbers()) == ({NEW, BASE}, ["2"])
 
 
 # What dead builds left

@@ -6,14 +6,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import modules, testing
+from deepep_bootstrap import holders, modules, testing
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
+from deepep_bootstrap.generations import Place
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.remote import Fleet, Options
@@ -212,3 +214,20 @@ def test_submitted_by_hand(how: str, words: str, cluster: Cluster) -> None:
     assert f"deepep: environment: module {cluster.record.module}\n" in text, how
     assert '"nodes": ["n001", "n002"]' in text, text
     assert "ended with exit code 0" in text
+
+
+def test_what_jobs_use_is_seen_on_their_nodes_and_waiting_ones_are_named(cluster: Cluster) -> None:
+    script = f"{PREFIX}/sbatch/internode-test.sbatch"
+    running = cluster.submit(f"cd /shared && sbatch --parsable {script} --sleep 600")
+    waiting = cluster.submit(f"cd /shared && sbatch --parsable --hold {script}")
+    log = Path(str(cluster.lab.shared), f"deepep-internode-{running}.out")
+    while not log.exists() or "MET " not in log.read_text():
+        time.sleep(0.1)
+    node = Host("n002")
+    names = (cluster.record.deepep, cluster.record.gdrcopy, "generations/1", "generations/10")
+    with closing(Fleet((cluster.host, node), Options(ssh_config=cluster.lab.env["DEEPEP_SSH_CONFIG"]))) as fleet:
+        found = holders.look(fleet, Place(cluster.host, PREFIX, RECIPES), (cluster.host, node), names)
+    assert {cluster.record.deepep, "generations/1"} <= found.by.keys()
+    assert "generations/10" not in found.by
+    assert "on n002" in found.by[cluster.record.deepep]
+    assert (found.waiting, found.partly, found.unasked) == ((f"{waiting} of root",), (), ())

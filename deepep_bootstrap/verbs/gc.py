@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepep_bootstrap import history
+from deepep_bootstrap import history, holders
 from deepep_bootstrap.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.history import Collected
+from deepep_bootstrap.holders import Holders
 from deepep_bootstrap.holdings import Garbage, Holdings, choose_garbage
+from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.reach import Reached, confirm, reach
 from deepep_bootstrap.report import Screen, shortened, size
 from deepep_bootstrap.survey import Flags, number
 
 NOTHING = Collected((), (), (), (), ())
+SHOWN = 10
+"""How many waiting jobs are named."""
 
 
 def gc(flags: Flags, *, keep: str = "5") -> int:
-    """Keep the `keep` newest generations and the current one, what they need and what running builds need; remove the rest of store and
-    generations. Exit 1 where something could not be removed."""
+    """Keep the `keep` newest generations and the current one, what they need, and what running builds and processes of the hosts use;
+    remove the rest once that is confirmed. Exit 1 where something could not be removed or a host could not be asked."""
     screen = Screen("gc", as_json=flags.json)
     count = number("--keep", keep)
     with reach(flags) as reached:
-        garbage = choose_garbage(reached.holdings, count)
-        show_choice(screen, reached, garbage, count)
+        garbage, users = choose(reached, count)
+        show_choice(screen, reached, (garbage, users), count)
         done = NOTHING
         if not flags.dry_run:
             if garbage.generations or garbage.entries:
-                confirm("gc", silent=flags.yes or flags.json)
+                confirm(flags, "gc", "Remove all this?")
             done = history.collect(reached.door, reached.place, reached.holdings, garbage)
     sizes = {entry.name: entry.size for entry in garbage.entries} | dict(reached.holdings.leftovers)
     gone = [*sizes] if flags.dry_run else [*done.entries, *done.leftovers]
@@ -34,17 +38,27 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
     for name, who in done.kept:
         screen.say(f"  kept {shortened(name)}: in use since just now by {who}")
     screen.say(f"{'would free' if flags.dry_run else 'freed'} {total} bytes ({size(total)})", style="bold")
-    problems = [*reached.problems, *(_stuck(reached, path) for path in done.stuck)]
+    problems = [*reached.problems, *users.unasked, *(_stuck(reached, path) for path in done.stuck)]
     for problem in problems:
         screen.problem(problem)
-    code = TROUBLE if done.stuck else OK
-    screen.document(code, problems, **document(reached.holdings, garbage, done, dry_run=flags.dry_run), keep=count, bytes=total)
+    code = TROUBLE if done.stuck or users.unasked else OK
+    content = document(reached.holdings, (garbage, users), done, dry_run=flags.dry_run)
+    screen.document(code, problems, **content, keep=count, bytes=total)
     return code
 
 
-def show_choice(screen: Screen, reached: Reached, garbage: Garbage, keep: int) -> None:
-    """Say what goes and what stays although no generation needs it."""
+def choose(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
+    """Return what goes, and who uses some of what would have gone: that stays."""
+    garbage = choose_garbage(reached.holdings, keep)
+    names = [*(f"generations/{number}" for number in garbage.generations), *(entry.name for entry in garbage.entries)]
+    users = holders.look(reached.door, reached.place, reached.hosts, names) if names else Holders()
+    return choose_garbage(reached.holdings, keep, users.by), users
+
+
+def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders], keep: int) -> None:
+    """Say what goes, what stays although nobody asked for it to stay, and what jobs lose."""
     prefix, holdings = reached.place.prefix, reached.holdings
+    garbage, users = choice
     kept = [each for each in holdings.numbers if each not in garbage.generations]
     screen.say(f"{prefix}: the newest {keep} generations stay, and the current one: {', '.join(map(str, kept)) or 'none'}", style="bold")
     for each in garbage.generations:
@@ -53,16 +67,37 @@ def show_choice(screen: Screen, reached: Reached, garbage: Garbage, keep: int) -
         screen.say(f"  {shortened(entry.name)}  {entry.size} bytes ({size(entry.size)})")
     for name, bytes_ in holdings.leftovers:
         screen.say(f"  {name}  {bytes_} bytes, left by a build that is gone")
-    for entry in garbage.busy:
-        screen.say(f"  stays: {shortened(entry.name)}, a running build needs it ({holdings.used.get(entry.name, 'through another entry')})")
+    for name, who in _in_use(holdings, garbage, users).items():
+        screen.say(f"  stays: {shortened(name)}, in use by {who}")
     if not (garbage.generations or garbage.entries or holdings.leftovers):
         screen.say("  nothing to remove")
+    if garbage.generations or garbage.entries:
+        show_losers(screen, reached, users)
 
 
-def document(holdings: Holdings, garbage: Garbage, done: Collected, *, dry_run: bool) -> dict[str, Any]:
+def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:
+    """Say whose files go although they may want them: what no look at processes can tell."""
+    seen = fold(host.name for host in reached.hosts)
+    screen.say(f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.", style="yellow")
+    for remark in holders.remarks(users):
+        screen.say(f"  {remark}", style="yellow")
+    if users.waiting:
+        some = f"{', '.join(users.waiting[:SHOWN])}{' …' if len(users.waiting) > SHOWN else ''}"
+        screen.say(f"  Jobs that wait in Slurm's queue, {len(users.waiting)}: {some}. Nobody can see what they will want.", style="yellow")
+
+
+def _in_use(holdings: Holdings, garbage: Garbage, users: Holders) -> dict[str, str]:
+    """Return who uses what stays for that alone, by name: `generations/NUMBER`, then entries."""
+    by = {**holdings.used, **users.by}
+    numbers = {name: who for name, who in users.by.items() if name.startswith("generations/")}
+    return numbers | {entry.name: by.get(entry.name, "what needs it") for entry in garbage.busy}
+
+
+def document(holdings: Holdings, choice: tuple[Garbage, Holders], done: Collected, *, dry_run: bool) -> dict[str, Any]:
     """Return the keys of the JSON document: what is gone, or with `dry_run` what would go."""
+    garbage, users = choice
     entries = [entry for entry in garbage.entries if dry_run or entry.name in done.entries]
-    in_use = {entry.name: holdings.used.get(entry.name, "") for entry in garbage.busy} | dict(done.kept)
+    in_use = _in_use(holdings, garbage, users) | dict(done.kept)
     leftovers = dict(holdings.leftovers)
     names = [*leftovers] if dry_run else [*done.leftovers]
     return {
@@ -70,6 +105,7 @@ def document(holdings: Holdings, garbage: Garbage, done: Collected, *, dry_run: 
         "entries": [{"name": entry.name, "bytes": entry.size} for entry in entries],
         "leftovers": [{"name": name, "bytes": leftovers.get(name, 0)} for name in names],
         "in_use": [{"name": name, "by": who} for name, who in in_use.items()],
+        "queued": list(users.waiting),
     }
 
 

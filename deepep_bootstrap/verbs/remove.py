@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ from deepep_bootstrap.lock import Lock
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.prepare import BLOCKED, LIBRARIES
 from deepep_bootstrap.prepare import OK as UNDONE
+from deepep_bootstrap.reach import confirm
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Fleet, Job, Reply
 from deepep_bootstrap.report import Screen, outcome_json
@@ -57,7 +57,7 @@ def remove(flags: Flags) -> int:
         files = {} if flags.stack and kept.stacks else written(door, survey, recipes)
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
-            confirm(screen, yes=flags.yes)
+            confirm(flags, "remove", "Take all this away?")
             outcomes = [*(withdraw(flags, door, survey, kept) if offer != kept else ()), *undo(door, survey, files, (lock, recipes))]
             screen.say()
             screen.outcomes(outcomes)
@@ -126,17 +126,6 @@ def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files
         screen.say("Packages stay, and so does the offer.", style="dim")
     else:
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
-
-
-def confirm(screen: Screen, *, yes: bool) -> None:
-    """Ask on a terminal; elsewhere --yes must have been said, since this takes something away."""
-    if yes:
-        return
-    if screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Trouble(Problem("remove", "not confirmed, nothing was changed", "no terminal to ask on", "--yes", "invoke remove --yes"))
-    print("Take all this away? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise Trouble(Problem("remove", "not confirmed, nothing was changed"))
 
 
 def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:

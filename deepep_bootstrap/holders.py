@@ -1,0 +1,86 @@
+"""Who uses what gc is about to remove: processes of the hosts, by what they mapped or name, and jobs that have not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepep_bootstrap.datalines import Form, Records, read
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.generations import Place
+from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.remote import Door, Job, Reply
+
+RECIPE = ("lib.sh", "prefix/held.sh")
+PROCESSES = Form({"sees": 1, "squeue": 1, "end": 1}, {"held": 4}, end="end")
+QUEUE = Form({"end": 1}, {"job": 2}, end="end")
+LOOK_LIMIT = 120.0
+"""Seconds for the look: a busy host has thousands of processes with thousands of mappings each."""
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Who uses store entries and generations. `by` says it by name (an entry's, or `generations/NUMBER`), `waiting` are jobs in Slurm's
+    queue ("4711 of alice"), `partly` are hosts where only our own processes could be looked at, `unasked` why a host could not be."""
+
+    by: Mapping[str, str] = field(default_factory=dict)
+    waiting: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
+    unasked: tuple[Problem, ...] = ()
+
+
+def look(door: Door, place: Place, hosts: Sequence[Host], names: Iterable[str]) -> Holders:
+    """Return who uses `names` (entries, and `generations/NUMBER`) on `hosts`: as root, since a job is anybody's, else as far as we see."""
+    wanted = "\n".join(name if "/" in name else f"store/{name}" for name in names)
+    replies = _ask(door, place, hosts, wanted)
+    by: dict[str, str] = {}
+    partly, queues = list[str](), list[Host]()
+    unasked: list[Problem] = []
+    for host in hosts:
+        try:
+            records = _read(replies[host.name], PROCESSES, host.name)
+        except Trouble as trouble:
+            unasked.extend(trouble.problems)
+            continue
+        for name, pid, program, user in records.rows("held"):
+            by.setdefault(name.removeprefix("store/"), f"{program} of {user}, pid {pid} on {host.name}")
+        partly.extend([host.name] if records.text("sees") != "all" else [])
+        queues.extend([host] if records.text("squeue") == "yes" else [])
+    waiting = _queue(door, place, queues[0], wanted) if queues else ()
+    return Holders(by, waiting, tuple(partly), tuple(unasked))
+
+
+def _ask(door: Door, place: Place, hosts: Sequence[Host], wanted: str) -> dict[str, Reply | Trouble]:
+    jobs = {user: _job(place, "processes", wanted, user=user) for user in ("root", "")}
+    replies = door.run_all(hosts, lambda _: jobs["root"])
+    again = [host for host in hosts if isinstance(replies[host.name], Trouble)]
+    return {**replies, **(door.run_all(again, lambda _: jobs[""]) if again else {})}
+
+
+def _queue(door: Door, place: Place, host: Host, wanted: str) -> tuple[str, ...]:
+    """Return the jobs that wait; none where Slurm does not answer: nothing of it could be kept on their account anyway."""
+    try:
+        records = _read(door.run(host, _job(place, "queue", wanted)), QUEUE, host.name)
+    except Trouble:
+        return ()
+    return tuple(f"{job} of {user}" for job, user in records.rows("job"))
+
+
+def _job(place: Place, what: str, wanted: str, *, user: str = "") -> Job:
+    env = {"PREFIX": place.prefix, "NAMES": wanted}
+    return Job(compose(place.recipes, *RECIPE), args=(what,), env=env, user=user, watched=True, timeout=LOOK_LIMIT)
+
+
+def _read(reply: Reply | Trouble, form: Form, host: str) -> Records:
+    if isinstance(reply, Trouble):
+        raise reply
+    if reply.code:
+        raise Trouble(Problem(host, "its processes cannot be looked at", (reply.err or reply.out).strip()[-400:]))
+    return read(reply.out, form, host, "held.sh")
+
+
+def remarks(holders: Holders) -> tuple[str, ...]:
+    """Return what could not be seen, each a sentence."""
+    said = [f"{fold(holders.partly)}: only processes of our own account can be seen there, root sees all"] if holders.partly else []
+    return (*said, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
