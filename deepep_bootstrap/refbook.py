@@ -25,15 +25,7 @@ ALIKE = 0.01
 """Numbers of tokens that differ by less than this fraction are the same: V2's test gives each rank one token less than the one before."""
 
 PARTS = (
-    "nvl_gbs",
-    "rdma_gbs",
-    "us",
-    "dispatch_combine_gbs",
-    "dispatch_us",
-    "combine_us",
-    "dispatch_gbs",
-    "combine_gbs",
-    "so_gbs",
+    *("nvl_gbs", "rdma_gbs", "us", "dispatch_combine_gbs", "dispatch_us", "combine_us", "dispatch_gbs", "combine_gbs", "so_gbs"),
     "su_gbs",
 )
 """Last parts of figures: what hints are about."""
@@ -123,10 +115,17 @@ class Links:
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """What it means that an error counter grew during a test; `fails`: it never grows on a healthy machine."""
+    """What it means that an error counter grew during a test; `fails`: it does not on a healthy machine, or not by more than `per_tb` for
+    10^12 bytes that came in, as `source` says; a single one proves no rate. A `per_tb` of 0 leaves none, not even one."""
 
     means: str
     fails: bool
+    per_tb: float = 0.0
+    source: str = ""
+
+    def usual(self, received: int) -> float:
+        """Return by how much it may grow on a healthy link that received so many bytes."""
+        return max(1.0, self.per_tb * received / 1e12) if self.per_tb else 0.0
 
 
 @dataclass(frozen=True)
@@ -287,6 +286,10 @@ def _links(table: Table) -> Links:
 
 
 def _counter(table: Table) -> ErrorCounter:
-    counter = ErrorCounter(table.text("means", SOME), table.take("fails", bool, default=False))
+    rate = _number(table, "per_tb") or 0.0 if "per_tb" in table.data else 0.0
+    if not 0 <= rate < math.inf:
+        table.complain("per_tb", "is no number of errors", rate)
+    source = table.text("source", SOME) if rate else ""
+    counter = ErrorCounter(table.text("means", SOME), table.take("fails", bool, default=False), rate, source)
     table.close()
     return counter

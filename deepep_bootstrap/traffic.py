@@ -77,7 +77,7 @@ def judge_traffic(
         nics = _of_host(run, host, expected_nics)
         if len(hosts) > 1:
             found += _traffic_verdicts(host, [nic for nic in nics if nic.expected])
-        devices = [*((nic.device, nic.errors, nic.expected) for nic in nics), *_gpu_errors(before, after)]
+        devices = [*nics, *_gpu_errors(host, before, after)]
         found += [*_error_verdicts(host, devices, book or Book()), *_gone_gpus(host, before, after)]
     return tuple(found)
 
@@ -184,9 +184,9 @@ def _count(nics: Sequence[NicTraffic]) -> str:
     return f"all {len(nics)} NICs" if len(nics) != 1 else f"the one NIC ({nics[0].device})"
 
 
-def _gpu_errors(before: Counters, after: Counters) -> Iterator[tuple[str, Mapping[str, int], bool]]:
+def _gpu_errors(host: str, before: Counters, after: Counters) -> Iterator[NicTraffic]:
     for index, gpu in sorted(after.gpus.items()):
-        yield f"gpu {index}", _grown(before.gpus[index].errors, gpu.errors) if index in before.gpus else {}, True
+        yield NicTraffic(host, f"gpu {index}", errors=_grown(before.gpus[index].errors, gpu.errors) if index in before.gpus else {})
 
 
 def _gone_gpus(host: str, before: Counters, after: Counters) -> Iterator[Verdict]:
@@ -195,17 +195,20 @@ def _gone_gpus(host: str, before: Counters, after: Counters) -> Iterator[Verdict
         yield Verdict(ERROR, f"gpu {index}", BELOW, f"gpu {index} is gone since the test began", host=host, means=means)
 
 
-def _error_verdicts(host: str, devices: Iterable[tuple[str, Mapping[str, int], bool]], book: Book) -> Iterator[Verdict]:
-    """Yield a verdict for each device with new errors; `devices` are names, new errors, and whether they count: those of NICs that
-    carry no GPU traffic are only noted."""
-    for device, errors, counts in devices:
-        if not errors:
+def _error_verdicts(host: str, devices: Iterable[NicTraffic], book: Book) -> Iterator[Verdict]:
+    """Yield a verdict for each NIC or GPU with new errors; those of NICs that carry no GPU traffic are only noted, and so are as many
+    as a healthy link may have for what it carried."""
+    for one in devices:
+        if not one.errors:
             continue
-        known = [book.counters[name] for name in errors if name in book.counters]
-        fails = counts and any(counter.fails for counter in known)
-        named = ", ".join(f"{name} {count}" for name, count in sorted(errors.items()))
-        means = tuple(dict.fromkeys(counter.means for counter in sorted(known, key=lambda counter: not counter.fails)))
-        yield Verdict(ERROR, device, BELOW if fails else NOTE, f"{device} has new errors: {named}", host=host, means=means)
+        known = {name: book.counters[name] for name in one.errors if name in book.counters}
+        bad = {name: one.errors[name] > counter.usual(one.received) for name, counter in known.items() if counter.fails}
+        named = ", ".join(f"{name} {count}" for name, count in sorted(one.errors.items()))
+        means = [counter.means for counter in sorted(known.values(), key=lambda counter: not counter.fails)]
+        usual = [name for name, beyond in bad.items() if not beyond]
+        means += [f"{name}: no more than links may have ({known[name].per_tb:g} for 10^12 bytes: {known[name].source})" for name in usual]
+        state = BELOW if one.expected and any(bad.values()) else NOTE
+        yield Verdict(ERROR, one.device, state, f"{one.device} has new errors: {named}", host=host, means=tuple(dict.fromkeys(means)))
 
 
 def gigabytes(count: int) -> str:

@@ -451,7 +451,7 @@ def test_all_faults_are_told_at_once() -> None:
         {**GOOD, "nodes": 0, "test": "x"},
         hint=[{"name": "h", "figures": ["gbs"], "when": ["percent = 5", "percentage < 5"], "means": ""}, {"name": "i", "means": "so"}],
         gpu={"H200": {"arch": "9", "links": -1, "link_gbs": "26", "source": "s"}},
-        counter={"ecc": {"means": "x", "fails": "yes"}},
+        counter={"ecc": {"means": "x", "fails": "yes"}, "crc": {"means": "x", "per_tb": "8"}, "bit": {"means": "x", "per_tb": 8}},
         defaults={"everything": {}},
         other=1,
     )
@@ -465,7 +465,15 @@ def test_all_faults_are_told_at_once() -> None:
             "hint[2].figures",
             "gpu.H200.arch",
         ),
-        *("gpu.H200.links", "gpu.H200.link_gbs", "counter.ecc.fails", "defaults.everything", "site.toml: other"),
+        *(
+            "gpu.H200.links",
+            "gpu.H200.link_gbs",
+            "counter.ecc.fails",
+            "counter.crc.per_tb",
+            "counter.bit.source",
+            "defaults.everything",
+            "site.toml: other",
+        ),
     ):
         assert place in said, place
     assert said.count("hint[1].when") == 2
