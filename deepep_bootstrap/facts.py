@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,8 @@ from deepep_bootstrap.datalines import Form, Records, decimal, disagreement, dri
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.machine import FORM_MANY, FORM_SINGLE, Machine
 from deepep_bootstrap.machine import parse as prepared
+from deepep_bootstrap.prefixfacts import PREFIX_MANY, PREFIX_SINGLE, Prefix
+from deepep_bootstrap.prefixfacts import parse as seen_prefix
 
 
 @dataclass(frozen=True)
@@ -115,25 +116,10 @@ class Slurm:
     jobs: tuple[str, ...] = ()
     gres: str = ""
     partitions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing parent), `id` the
-    content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none), `manifest`
-    the JSON text of that generation's manifest, `source` what is mounted there, `problem` why nothing more is known."""
-
     path: str = ""
-    exists: bool = False
-    writable: bool = False
-    fs: str = ""
-    free_mib: int = 0
-    id: str = ""
-    entries: tuple[str, ...] = ()
-    generation: int = 0
-    manifest: str = ""
-    source: str = ""
-    problem: str = ""
+    conf: str = ""
+    brings_memlock: bool = False
+    slurmd: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +151,7 @@ class Facts:
     gdrdrv: bool = False
     modules: Modules = Modules()
     slurm: Slurm = Slurm()
-    prefix: Prefix = Prefix()
+    prefix: Prefix = field(default_factory=Prefix)
     cpu_model: str = ""
     glibc: str = ""
     memory_free_mib: int = 0
@@ -185,13 +171,11 @@ FORM = Form(
     single={
         "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
         "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
-        "external_python": 9, "modules": 4, "slurm": 3, "slurm_node": 4, "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1,
-        "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1, "prefix_generation": 1, "prefix_manifest": 1, "default_route": 1,
-        **FORM_SINGLE,
+        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2, "default_route": 1, **FORM_SINGLE, **PREFIX_SINGLE,
     },
     many={
         "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
-        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "prefix_entry": 1, **FORM_MANY,
+        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2, **FORM_MANY, **PREFIX_MANY,
     },
     end="end",
 )  # fmt: skip
@@ -237,7 +221,7 @@ def _facts(records: Records) -> Facts:
         default_route=records.truth("default_route"),
         modules=_modules(records),
         slurm=_slurm(records),
-        prefix=_prefix(records),
+        prefix=seen_prefix(records),
         prepared=prepared(records),
     )
 
@@ -279,22 +263,27 @@ def _modules(records: Records) -> Modules:
 def _slurm(records: Records) -> Slurm:
     works, version, sbatch = next(iter(records.rows("slurm")), ("0", "", "0"))
     node, state, gres, partitions = next(iter(records.rows("slurm_node")), ("", "", "", ""))
-    named = tuple(name for name in partitions.split(",") if name)
-    return Slurm(works == "1", version, sbatch == "1", node, state, records.words("slurm_job"), "" if gres == "(null)" else gres, named)
-
-
-def _prefix(records: Records) -> Prefix:
-    fs, free, source = next(iter(records.rows("prefix_fs")), ("", "", ""))
-    return Prefix(
-        path=records.text("prefix_path"),
-        exists=records.truth("prefix_exists"),
-        writable=records.truth("prefix_writable"),
-        fs=fs,
-        free_mib=number(free),
-        id=records.text("prefix_id"),
-        entries=tuple(sorted(records.words("prefix_entry"))),
-        generation=records.number("prefix_generation"),
-        manifest=base64.b64decode(records.text("prefix_manifest"), validate=True).decode(),
-        source=source,
-        problem=records.text("prefix_problem"),
+    path, conf = next(iter(records.rows("slurm_path")), ("", ""))
+    return Slurm(
+        works=works == "1",
+        version=version,
+        sbatch=sbatch == "1",
+        node=node,
+        state=state,
+        jobs=records.words("slurm_job"),
+        gres="" if gres == "(null)" else gres,
+        partitions=tuple(name for name in partitions.split(",") if name),
+        path=path,
+        conf=conf,
+        brings_memlock=_brings_memlock({name: value for name, value in records.rows("slurm_limits")}),
+        slurmd=records.truth("slurmd"),
     )
+
+
+def _brings_memlock(limits: Mapping[str, str]) -> bool:
+    """Return whether slurm.conf lets a job have the memlock of the shell that submitted it: `limits` are PropagateResourceLimits and
+    PropagateResourceLimitsExcept as `scontrol show config` says them, names with or without RLIMIT_; ALL is Slurm's default."""
+    said = {name: value.upper().replace("RLIMIT_", "").replace(" ", "").split(",") for name, value in limits.items() if value != "(null)"}
+    if excepted := said.get("PropagateResourceLimitsExcept"):
+        return not {"ALL", "MEMLOCK"}.intersection(excepted)
+    return not {"ALL", "MEMLOCK"}.isdisjoint(said.get("PropagateResourceLimits", []))

@@ -27,6 +27,7 @@ GC = (*CHANGING, "prefix/living.sh", "prefix/gc.sh")
 LOOK = (*CHANGING, "prefix/files.sh", "prefix/living.sh", "prefix/generations.sh")
 REHASH = ("lib.sh", "prefix/files.sh", "prefix/rehash.sh")
 LOGS = ("lib.sh", "prefix/share.sh", "prefix/logs.sh")
+PROOF = ("lib.sh", "prefix/share.sh", "prefix/proof.sh")
 FAILURES = {
     "init.sh": "the prefix cannot be made",
     "probe.sh": "the prefix cannot be used",
@@ -155,6 +156,13 @@ def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> st
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
     job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
     return read_answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
+
+
+def note_proof(door: Door, place: Place, stack: str, *, proved: bool) -> None:
+    """Say in the prefix whether a stack was seen to work since it was last built or offered; facts tell it to the next plan."""
+    args = ("proved" if proved else "unproved", stack)
+    job = Job(compose(place.recipes, *PROOF), args=args, env={"PREFIX": place.prefix}, user=place.user)
+    read_answer(door.run(place.host, job), place, "proof.sh", Form({"state": 1}))
 
 
 def tar_files(files: Iterable[Content]) -> Iterator[bytes]:

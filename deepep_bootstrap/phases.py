@@ -181,5 +181,14 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     hosts = work.survey.reached
     work.screen.started("verify", [host.name for host in hosts])
     record = work.plan.choice.record
+def note_proof(work: Work, *, proved: bool) -> None:
+    """Say in the prefix whether the stack was seen to work."""
+    generations.note_proof(work.door, work.place, work.plan.choice.record.stack, proved=proved)
+
+
     load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
-    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load))
+
+    def keep(host: str, said: str) -> Path:
+        return work.run.log(host, "verify", said)
+
+    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, keep=keep))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepep_bootstrap import choose, prepare, store
+from deepep_bootstrap import choose, losses, prepare, store
 from deepep_bootstrap.choose import Choice, Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.prepare import TITLES, Check, Preparation
-from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
+from deepep_bootstrap.slurm_nodes import is_drained, read_reason
 from deepep_bootstrap.store import Entry
 
 UNPACKED = 1.8
@@ -111,7 +111,7 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done, unless
     hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
-    hosts_first = (*preparation_steps(preparation), *resume_steps(facts, preparation))
+    hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
     notes = (*told(preparation), *prepare.from_mirrors(request, facts, preparation))
     try:
         choice = choose.choose(request, facts)
@@ -129,7 +129,7 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     ]
     if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
         steps.insert(0, prefix_step(request, choice, facts))
-    if steps:
+    if steps or choice.record.stack in facts[choice.prefix_host].prefix.unproved:
         steps.append(verify_step(request, choice, facts))
     wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
     return Plan(tuple(steps), choice, (*choice.notes, *notes), wheels, int(wheels * UNPACKED), preparation)
@@ -147,15 +147,25 @@ def preparation_steps(preparation: Preparation) -> Iterator[Step]:
             yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
 
 
-def resume_steps(facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
-    """Yield one step for the nodes that an earlier run left drained and that need nothing any more."""
+def resume_steps(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
+    """Yield one step for the nodes that an earlier run left drained and that need nothing any more: the recipes were asked and content,
+    and what the reason says a node has lost is there again."""
     waiting = {host for host, _ in (*preparation.of(prepare.TO_APPLY, prepare.REBOOT, prepare.STUCK, prepare.BLOCKED),)}
     groups: dict[str, list[str]] = {}
     for host, seen in facts.items():
-        if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state) and host not in waiting:
-            groups.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
+        reason = read_reason(seen.prepared.slurm_reason)
+        left = reason.ours and is_drained(seen.slurm.state)
+        if left and host not in waiting and not unasked(request.skip, reason.text) and not losses.still(reason.text, seen):
+            groups.setdefault(reason.text, []).append(host)
     for reason, hosts in groups.items():
         yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {reason}", "in use, as nothing is left to do"))
+
+
+def unasked(skip: Sequence[str], reason: str) -> bool:
+    """Return whether recipes are skipped that a node's reason names, or of which it may speak where it names none."""
+    skipped = TITLES if "all" in skip else skip
+    named = [recipe for recipe, title in TITLES.items() if title in reason]
+    return any(recipe in skipped for recipe in named or TITLES)
 
 
 def told(preparation: Preparation) -> tuple[str, ...]:
@@ -253,11 +263,10 @@ def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
 
 
 def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
-    """Return the check at the end of every run that changed something."""
+    """Return the check at the end of every run that changed something, and of the next one where it was not passed."""
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
-    return Step(
-        "verify", "verify", "verify", hosts, Reason("not tried since the change", f"{choice.record.module} loads and deep_ep imports")
-    )
+    reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
+    return Step("verify", "verify", "verify", hosts, reason)
 
 
 def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:

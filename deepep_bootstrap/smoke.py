@@ -28,9 +28,9 @@ LIMIT = 300
 
 
 def try_out(work: Work) -> tuple[Outcome, ...]:
-    """Run the smoke test of the stack that was offered, through Slurm where it runs. Skipped where nothing is new, where no host with a
-    driver and two GPUs is free, and with --skip=smoke."""
-    news = [*work.plan.of_kind("build"), *work.plan.of_kind("offer")]
+    """Run the smoke test of the stack that was offered, through Slurm where it runs. Skipped where nothing is new since it
+    was passed, where no host with a driver and two GPUs is free, and with --skip=smoke."""
+    news = work.offers_news or work.is_unproved
     most = max((len(seen.gpus) for seen in work.survey.facts.values() if seen.prepared.nvidia_version), default=0)
     if not news or most < FEWEST or SMOKE in work.request.skip:
         return ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import TROUBLE, VERDICT, Problem, Trouble
@@ -12,6 +12,9 @@ from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.store import StackRecord
+
+Keep = Callable[[str, str], object]
+"""Takes a host's name and what it said; gives the place of the log, "" where none is kept."""
 
 LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
@@ -114,11 +117,19 @@ def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem,
 
 
 def verify_all(
-    door: Door, hosts: Sequence[Host], record: StackRecord, recipes: Mapping[str, str], *, load: str = ""
+    door: Door, hosts: Sequence[Host], record: StackRecord, recipes: Mapping[str, str], *, load: str = "", keep: Keep = lambda *_: ""
 ) -> tuple[Outcome, ...]:
-    """Look at all hosts at once, login hosts without the import, and return one outcome per host in their order."""
+    """Look at all hosts at once, login hosts without the import, and return one outcome per host in their order. `keep` gets what a
+    host said that is not as it should be, and returns where that can be read."""
     replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu"))
-    return tuple(_judge(host.name, replies[host.name], record) for host in hosts)
+    outcomes = []
+    for host in hosts:
+        reply = replies[host.name]
+        outcome = _judge(host.name, reply, record)
+        if outcome.state == "failed" and isinstance(reply, Reply):
+            outcome = replace(outcome, log=str(keep(host.name, reply.out + reply.err)))
+        outcomes.append(outcome)
+    return tuple(outcomes)
 
 
 def _judge(host: str, reply: Reply | Trouble, record: StackRecord) -> Outcome:

@@ -51,6 +51,17 @@ class Work:
         """The prefix as its host reaches it."""
         return Place(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
 
+    @property
+    def offers_news(self) -> bool:
+        """Whether something is built or offered."""
+        return bool(self.plan.of_kind("build") or self.plan.of_kind("offer"))
+
+    @property
+    def is_unproved(self) -> bool:
+        """Whether an earlier run offered this stack and did not see it work."""
+        choice = self.plan.choice
+        return choice.record.stack in self.survey.facts[choice.prefix_host].prefix.unproved
+
 
 def look_again(work: Work) -> Work:
     """Return the work as it stands now that the hosts were changed: facts and plan anew."""

@@ -59,6 +59,7 @@ probe_prefix() { # a dead NFS server must cost seconds, not the run: `stat` in a
     limit 5 df -P -T -k "$parent" | tail -n 1 | while read -r source fs _ _ free _; do put prefix_fs "$fs" "$((free / 1024))" "$source"; done
     first_line "$prefix/.id"; put prefix_id "$value"
     for entry in "$prefix"/store/*; do [ -d "$entry" ] && put prefix_entry "${entry##*/}"; done
+    for mark in "$prefix"/.unproved-*; do [ -e "$mark" ] && put prefix_unproved "${mark##*/.unproved-}"; done
     link=$(readlink "$prefix/current") && put prefix_generation "${link##*/}"
     [ -r "$prefix/current/manifest.json" ] && put prefix_manifest "$(base64 <"$prefix/current/manifest.json" | tr -d '\n')"
 }

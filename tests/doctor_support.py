@@ -14,11 +14,12 @@ from plan_support import PREFIX, READY, ROOT, request
 
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.doctor import case_of, examine
-from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Prefix, Python, Rdma, Toolkit
+from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Python, Rdma, Toolkit
 from deepep_bootstrap.findings import Case, Finding, Seen
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.jobuser import View
 from deepep_bootstrap.machine import Address, Library, Machine, Reached, Stamp
+from deepep_bootstrap.prefixfacts import Prefix
 from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.store import Offer, Site, StackRecord, offer_document
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from deepep_bootstrap import hosts, lock
 from deepep_bootstrap.choose import Request
-from deepep_bootstrap.facts import Facts, Gpu, Modules, Prefix, Python, Slurm, Toolkit
+from deepep_bootstrap.facts import Facts, Gpu, Modules, Python, Slurm, Toolkit
+from deepep_bootstrap.prefixfacts import Prefix
 from deepep_bootstrap.survey import read_tree
 
 ROOT = Path(__file__).resolve().parent.parent

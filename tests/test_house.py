@@ -16,12 +16,12 @@ PACKAGE = ROOT / "deepep_bootstrap"
 # Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1, "tables": 8, "comments": 8, "recipes": 8, "datalines": 8, "nodeset": 8, "charts": 8,
-    "machine": 9, "figures": 9, "testruns": 9, "system": 9, "sources": 9, "asked": 9, "windows": 9, "shapes": 9, "debrepo": 9,
-    "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10, "runfiles": 10, "patterns": 10, "debclosure": 10, "lockfile": 11,
-    "slurm_nodes": 11, "fabric": 11, "profiles": 11, "topology": 12, "lockwheels": 12, "factlines": 12, "savedfacts": 12,
-    "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20, "copied": 21, "mirrordir": 22, "sshconf": 22,
-    "script": 22, "sshlogin": 23, "packageparts": 23, "sshlink": 24, "sessions": 26, "gitrepo": 28, "mirrorgit": 29, "refs": 30,
-    "archives": 30, "holdings": 30, "remote": 30, "fetch": 30, "wheels": 30, "store": 30, "pgp": 30, "wheelindex": 31,
+    "machine": 9, "prefixfacts": 9, "figures": 9, "testruns": 9, "system": 9, "sources": 9, "asked": 9, "windows": 9, "shapes": 9,
+    "debrepo": 9, "lock": 10, "nar": 10, "hosts": 10, "facts": 10, "slurm": 10, "runfiles": 10, "patterns": 10, "debclosure": 10,
+    "lockfile": 11, "slurm_nodes": 11, "fabric": 11, "losses": 12, "profiles": 11, "topology": 12, "lockwheels": 12, "factlines": 12,
+    "savedfacts": 12, "mirrors": 20, "tarstream": 20, "hostkeys": 20, "launch": 20, "wire": 20, "copied": 21, "mirrordir": 22,
+    "sshconf": 22, "script": 22, "sshlogin": 23, "packageparts": 23, "sshlink": 24, "sessions": 26, "gitrepo": 28, "mirrorgit": 29,
+    "refs": 30, "archives": 30, "holdings": 30, "remote": 30, "fetch": 30, "wheels": 30, "store": 30, "pgp": 30, "wheelindex": 31,
     "results_lines": 34, "results_ranks": 34, "results_parts": 35, "rules": 36, "elastic": 36, "kinds": 36, "rendering": 36,
     "causes": 36, "loglines": 36, "logfiles": 36, "results_end": 36, "choose": 38, "offercheck": 38, "prepare": 39, "jobuser": 39,
     "tuningdoc": 39, "plan": 40, "findings": 40, "closure": 40, "pins": 40, "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40,
@@ -30,10 +30,10 @@ LEVELS: dict[str, int] = {
     "refsite": 43, "assess": 43, "testsummary": 44, "runviews": 44, "runreport": 45, "runcompose": 46, "testing": 50, "apply": 50,
     "build": 50, "supply": 50, "modules": 50, "verify": 50, "generations": 50, "archive": 50, "signing": 50, "report": 50,
     "orders": 50, "power": 50, "runs": 50, "tuned": 51, "onhosts": 51, "collecting": 51, "html": 51, "mirrorfill": 51,
-    "history": 51, "holders": 51, "cordon": 51, "provenance": 52, "transfer": 52, "runscreen": 52, "pastruns": 52, "turn": 52, "closures": 52,
-    "packageindex": 52, "waves": 53, "packagefill": 53, "mirrorpeek": 53, "reboots": 54, "lockview": 55, "explain": 55,
-    "mirrorchoice": 56, "survey": 60, "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64,
-    "phases": 65, "rolling": 66, "smoke": 66, "verbs": 70, "front": 80,
+    "history": 51, "holders": 51, "cordon": 51, "provenance": 52, "transfer": 52, "runscreen": 52, "pastruns": 52, "turn": 52,
+    "closures": 52, "packageindex": 52, "waves": 53, "packagefill": 53, "mirrorpeek": 53, "reboots": 54, "lockview": 55,
+    "explain": 55, "mirrorchoice": 56, "survey": 60, "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63,
+    "hoststeps": 64, "phases": 65, "rolling": 66, "smoke": 66, "verbs": 70, "front": 80,
 }  # fmt: skip
 TEST_EQUIPMENT = re.compile(r"lab(_\w+)?$")
 

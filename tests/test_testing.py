@@ -14,10 +14,11 @@ import pytest
 
 from deepep_bootstrap import collecting, kinds, onhosts, runfiles, testing, testplace
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Prefix, Slurm
+from deepep_bootstrap.facts import Facts, Gpu, Slurm
 from deepep_bootstrap.generations import Place
 from deepep_bootstrap.hosts import Host, Inventory, Settings
 from deepep_bootstrap.kinds import KINDS
+from deepep_bootstrap.prefixfacts import Prefix
 from deepep_bootstrap.remote import Fleet, Reply
 from deepep_bootstrap.survey import Survey, read_tree
 from deepep_bootstrap.testing import Said, Wish

@@ -141,8 +141,22 @@ def walk(ended: Ended) -> None:
         do(ended, hoststeps.finish_hosts)
     if any(outcome.host == choice.build_host for outcome in ended.failed):
         return
-    if do(ended, phases.build_entries) and do(ended, phases.publish_offer) and do(ended, phases.prove):
-        do(ended, try_out)
+    if do(ended, phases.build_entries):
+        offer(ended)
+
+
+def offer(ended: Ended) -> None:
+    """Publish and prove. The prefix keeps in mind that the stack is unproved until all proofs are passed, whatever ends this run."""
+    work = ended.work
+    noted = work.is_unproved
+    if work.offers_news and not noted:
+        phases.note_proof(work, proved=False)
+        noted = True
+    if do(ended, phases.publish_offer) and do(ended, phases.prove) and do(ended, try_out):
+        if noted:
+            phases.note_proof(work, proved=True)
+    elif not noted:
+        phases.note_proof(work, proved=False)
 
 
 def share(ended: Ended) -> None:

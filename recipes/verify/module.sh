@@ -22,7 +22,6 @@ else
     . "$ENV_FILE" >"$messages" 2>&1
 fi
 report said "$(cat "$messages")"
-rm -f "$messages"
 if [ "$IMPORT" = yes ]; then
     # A deep_ep in the home directory is not what a job would import.
     cd /
@@ -32,12 +31,14 @@ if [ "$IMPORT" = yes ]; then
         EP_JIT_CACHE_DIR=$(mktemp -d)
         trap 'rm -rf "$EP_JIT_CACHE_DIR"' EXIT
     fi
-    "${PYTHON:-python}" -c "$PROBE" || code=$?
+    "${PYTHON:-python}" -c "$PROBE" 2>"$messages" || code=$?
+    cat "$messages" >&2
     if [ "$code" -ne 0 ]; then
         report import no
-        report error "the interpreter ${PYTHON:-python} ended with code $code"
+        report error "the interpreter ${PYTHON:-python} ended with code $code: $({ grep -i error "$messages" || cat "$messages"; } | tail -n 1)"
     fi
 fi
+rm -f "$messages"
 SCRIPT
 }
 

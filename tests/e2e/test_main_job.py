@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,24 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     # No file in the store tells of the folder it was built in.
     scratch = ready.lab.ssh("n001", "grep -rlaF deepep-scratch /shared/deepep/store --include='*' || true").stdout.split()
     assert scratch == []
+
+
+def test_what_was_not_seen_to_work_is_tried_again(ready: Engine) -> None:
+    broken = "/etc/profile.d/zz-broken.sh"
+    ready.lab.ssh("n002", f"echo 'export PYTHONHOME=/nonexistent' >{broken}; rm /etc/profile.d/*deepep*")
+    for _ in range(2):
+        ended = ready.run("bootstrap")
+        assert ended.code == 4, ended.text
+        assert "import deep_ep fails" in ended.out
+        # What the interpreter said is in the verdict, and whole in a log.
+        assert "No module named 'encodings'" in ended.out, ended.out
+        log = re.search(r"^Logs: (\S+)", ended.out, re.MULTILINE)
+        assert log is not None
+        assert "PYTHONHOME = '/nonexistent'" in (Path(log[1]) / "n002" / "verify.log").read_text()
+    ready.lab.ssh("n002", f"rm {broken}")
+    assert ready.run("plan", "--check").code == 2
+    assert ready.run("bootstrap").code == 0
+    assert "Nothing to do" in ready.run("bootstrap").out
 
 
 def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path: Path) -> None:
