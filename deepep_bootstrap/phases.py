@@ -12,7 +12,7 @@ from pathlib import Path
 from deepep_bootstrap import build, choose, generations, modules, provenance, slurm, store, supply, verify
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.generations import Content
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.hosts import Settings, fold
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.store import Offer
 from deepep_bootstrap.survey import Survey, gather
@@ -21,6 +21,10 @@ from deepep_bootstrap.work import Work, tell
 PREFIX, FETCH = "prefix", "fetch"
 CONTROL = "this machine"
 """What the control machine is called where a host's name would stand."""
+
+BUILD_MINUTES = 120
+"""Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128 cores (one by one, and
+without --split-compile), so less than 7 hours of one core: two hours do for 4 cores."""
 
 STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
@@ -58,7 +62,7 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
         wheels=work.plan.choice.wheels,
         indexes=supplies.indexes,
         user=work.build_user,
-        allocation=allocation(work),
+        allocation=allocation(work.plan.choice.slurm_node, work.survey.inventory.settings),
     )
     titles = {step.name: step.title for step in work.plan.of_kind("build")}
     begun: dict[str, float] = {}
@@ -112,15 +116,16 @@ def fetch_supplies(work: Work, entries: Sequence[store.Entry]) -> supply.Environ
     return supply.EnvironmentSupply(sources, indexes)
 
 
-def allocation(work: Work) -> slurm.Request | None:
-    """Return what the build asks of Slurm, or None where the build host is no node of a cluster."""
-    node = work.plan.choice.slurm_node
+def allocation(node: str, settings: Settings) -> slurm.Request | None:
+    """Return what the build asks of Slurm: the whole of one node, with what the site's words for sbatch say of place and account (their
+    --time goes before BUILD_MINUTES). None where the build host is no node of a cluster."""
     if not node:
         return None
-    settings = work.survey.inventory.settings
+    # Without --exclusive it would get one CPU, and another job beside it would take the rest.
     return slurm.Request(
-        nodes=(node,), count=1, partition=settings.partition, account=settings.account, qos=settings.qos, extra=settings.sbatch_args
-    )
+        nodes=(node,), count=1, partition=settings.partition, account=settings.account, qos=settings.qos, minutes=BUILD_MINUTES,
+        exclusive=True, extra=slurm.place_words(settings.sbatch_args),
+    )  # fmt: skip
 
 
 def publish_offer(work: Work) -> tuple[Outcome, ...]:
@@ -176,16 +181,16 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
     )
 
 
-def prove(work: Work) -> tuple[Outcome, ...]:
-    """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left to do after it."""
-    hosts = work.survey.reached
-    work.screen.started("verify", [host.name for host in hosts])
-    record = work.plan.choice.record
 def note_proof(work: Work, *, proved: bool) -> None:
     """Say in the prefix whether the stack was seen to work."""
     generations.note_proof(work.door, work.place, work.plan.choice.record.stack, proved=proved)
 
 
+def prove(work: Work) -> tuple[Outcome, ...]:
+    """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left to do after it."""
+    hosts = work.survey.reached
+    work.screen.started("verify", [host.name for host in hosts])
+    record = work.plan.choice.record
     load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
 
     def keep(host: str, said: str) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
@@ -22,6 +23,15 @@ RUNNING = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_O
 
 UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "RESERVED", "NOT_RESPONDING", "UNKNOWN")
 """Parts of a node's state that keep a job from starting there now."""
+
+RESERVATION_STATES = ("MAINT", "RESERVED")
+"""Parts of a node's state that a job with the right --reservation does not mind."""
+
+PLACE_OPTIONS = {
+    "account": "A", "cluster-constraint": "", "comment": "", "constraint": "C", "exclude": "x", "licenses": "L", "mcs-label": "",
+    "nice": "", "partition": "p", "prefer": "", "qos": "q", "reservation": "", "time": "t", "wckey": "",
+}  # fmt: skip
+"""Options of sbatch, with their letters, that say where, how long and on whose account a job runs: salloc knows them too."""
 
 GRES = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?(:[0-9]+)?")
 
@@ -148,10 +158,34 @@ def unfold(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def is_usable(state: str) -> bool:
+def is_usable(state: str, reservation: str = "") -> bool:
     """Return whether a node in this state (`IDLE`, `MIXED+PLANNED`, `idle*`) could run a job, now or after others. A star after the
-    word means that the node does not answer."""
-    return not state.endswith("*") and not any(word in state.upper() for word in UNUSABLE)
+    word means that the node does not answer. Where the job names a `reservation`, a reserved node may well be in that one."""
+    passed_over = RESERVATION_STATES if reservation else ()
+    return not state.endswith("*") and not any(word in state.upper() for word in UNUSABLE if word not in passed_over)
+
+
+def place_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return those of a site's words for sbatch that salloc is to have too (PLACE_OPTIONS), each option with its value: salloc stops at
+    an option that it does not know, and how many nodes or CPUs a test wants is nothing to a build."""
+    return tuple(word for name, option in _options(words) if name for word in option)
+
+
+def reservation_of(words: Sequence[str]) -> str:
+    """Return the reservation that a site's words for sbatch name, "" for none."""
+    found = [option for name, option in _options(words) if name == "reservation"]
+    return (found[-1][-1] if len(found[-1]) > 1 else found[-1][0].partition("=")[2]) if found else ""
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each option with its own words, and its name in PLACE_OPTIONS, "" where it has none. Slurm takes `--opt=value`, `--opt value`,
+    the beginning of a long name, and a letter before its value."""
+    starts = [number for number, word in enumerate(words) if word.startswith("-")]
+    for begin, end in pairwise((*starts, len(words))):
+        name = words[begin].partition("=")[0]
+        long = (known for known in PLACE_OPTIONS if re.match("--.", name) and known.startswith(name[2:]))
+        short = (known for known, letter in PLACE_OPTIONS.items() if letter and name[1:2] == letter)
+        yield next(chain(long, short), ""), tuple(words[begin:end])
 
 
 def parse_submitted(text: str) -> str:

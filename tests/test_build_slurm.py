@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 from build_support import RECIPES, until
 from lab_support import LiveLab
 
-from deepep_bootstrap import build, slurm, store
+from deepep_bootstrap import build, phases, store
 from deepep_bootstrap.build import BuildRequest, Event
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.hosts import Host, Settings
 from deepep_bootstrap.remote import Fleet, Job, Options
 
 pytest_plugins = ["lab_support"]
@@ -31,8 +32,8 @@ def door(fresh_lab: LiveLab) -> Iterator[Fleet]:
     fleet.close()
 
 
-def request(tmp_path: Path, **allocation: object) -> BuildRequest:
-    asked = slurm.Request(nodes=("n001",), exclusive=True, minutes=60, **allocation)  # type: ignore[arg-type]
+def request(tmp_path: Path, settings: Settings | None = None) -> BuildRequest:
+    asked = phases.allocation("n001", settings or Settings())
     return BuildRequest("/shared/p", (SMALL,), RECIPES, lambda: iter(()), tmp_path, allocation=asked)
 
 
@@ -45,8 +46,14 @@ def scratches(lab: LiveLab) -> str:
 
 
 def test_a_session_holds_an_allocation_and_steps_run_in_it_with_all_processors(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
-    with build.open_session(door, NODE, request(tmp_path), lambda _: None) as session:
+    # What sbatch alone knows stays with sbatch, and so does the size of a test.
+    tests_want = ("--requeue", "--open-mode=append", "-o", "/dev/null", "--nodes=2", "--exclusive=user", "--comment", "two words")
+    with build.open_session(door, NODE, request(tmp_path, Settings(sbatch_args=tests_want)), lambda _: None) as session:
         assert jobs(fresh_lab) == [f"{session.job} deepep-build RUNNING n001"]
+        shown = fresh_lab.ssh("login1", f"scontrol show job -o {session.job}; scontrol show node -o n001").stdout
+        asked, given, there = (re.findall(rf" {key}=(\S+)", shown) for key in ("TimeLimit", "NumCPUs", "CPUTot"))
+        assert (asked, given) == (["02:00:00"], there), "the whole node, for long enough"
+        assert " Comment=two words " in shown
         script = 'printf "node=%s\\njob=%s\\ncpus=%s\\nword=%s\\n" "$SLURMD_NODENAME" "$SLURM_JOB_ID" "$(nproc)" "$WORD"'
         step = build.as_step(script, session.job, f"{session.scratch}/step.sh", "token")
         reply = door.run(NODE, Job(step, env={"WORD": 'it\'s "quoted" $x'}, watched=True, timeout=None))
@@ -74,7 +81,7 @@ def test_a_busy_node_is_waited_for_and_the_wait_is_said(fresh_lab: LiveLab, door
 
 
 def test_slurms_refusal_is_trouble_and_leaves_nothing(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
-    wrong = request(tmp_path, partition="no-such")
+    wrong = request(tmp_path, Settings(partition="no-such"))
     with pytest.raises(Trouble, match=r"Slurm gives no allocation.*partition"), build.open_session(door, NODE, wrong, lambda _: None):
         pass
     assert jobs(fresh_lab) == []

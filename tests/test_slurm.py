@@ -112,6 +112,29 @@ def test_usable_nodes(state: str, usable: bool) -> None:
     assert slurm.is_usable(state) is usable
 
 
+@pytest.mark.parametrize(
+    ("state", "usable"), [("IDLE+RESERVED", True), ("IDLE+MAINTENANCE+RESERVED", True), ("maint", True), ("IDLE+DRAIN+RESERVED", False)]
+)
+def test_reserved_nodes_are_usable_for_whoever_names_a_reservation(state: str, usable: bool) -> None:
+    assert slurm.is_usable(state, reservation="maint") is usable
+    assert not slurm.is_usable(state)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--exclusive", "--reservation=maint", "--requeue"], ["--reservation=maint"]),
+        (["-t", "10", "-C", "h200&ib", "-x", "n1", "-N", "4"], ["-t", "10", "-C", "h200&ib", "-x", "n1"]),
+        (["-th", "--reserv", "maint", "-Lcuda:2"], ["-th", "--reserv", "maint", "-Lcuda:2"]),
+        (["--output=x", "--open-mode", "append", "--mem=4G", "--nodelist=n1", "--", "--"], []),
+        ([], []),
+    ],
+)
+def test_what_a_build_takes_over_of_the_sites_words_for_sbatch(words: list[str], kept: list[str]) -> None:
+    assert slurm.place_words(words) == tuple(kept)
+    assert slurm.reservation_of(words) == ("maint" if any("maint" in word for word in kept) else "")
+
+
 def test_command_lines_are_argument_lists_with_the_sites_words_last() -> None:
     request = slurm.Request(
         name="deepep build", nodes=("n002", "n001"), partition="gpu", account="ml", qos="high", gres="gpu:8", minutes=60, exclusive=True,
