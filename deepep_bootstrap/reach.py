@@ -44,7 +44,7 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
     recipes = read_tree(flags.root / "recipes")
     with open_door(flags, inventory) as door:
         problems: list[Problem] = []
-        for host in _candidates(inventory):
+        for host in candidates(inventory):
             place = Place(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(door, host)) is None:
                 holdings = NOTHING if empty else history.look(door, place, locks=locks)
@@ -63,8 +63,8 @@ def _inventory(flags: Flags) -> tuple[Inventory, str]:
     return Inventory("--prefix", (HERE,), Settings(prefix=flags.prefix)), flags.prefix
 
 
-def _candidates(inventory: Inventory) -> Sequence[Host]:
-    """Return the hosts to ask, in order: the named one alone, else all, GPU hosts first."""
+def candidates(inventory: Inventory) -> Sequence[Host]:
+    """Return the hosts through which the prefix may be reached, in order: the named one alone, else all, GPU hosts first."""
     named = inventory.settings.prefix_host or inventory.settings.build_host
     if named:
         return [host for host in inventory.hosts if host.name == named]

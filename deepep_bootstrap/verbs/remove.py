@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from deepep_bootstrap import datalines, generations, modules, prepare, provenance, store
+from deepep_bootstrap.choose import check_shared
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.generations import Content, Place
@@ -16,7 +17,7 @@ from deepep_bootstrap.lock import Lock
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.prepare import BLOCKED, LIBRARIES
 from deepep_bootstrap.prepare import OK as UNDONE
-from deepep_bootstrap.reach import confirm
+from deepep_bootstrap.reach import candidates, confirm
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Fleet, Job, Reply
 from deepep_bootstrap.report import Screen, outcome_json
@@ -52,8 +53,10 @@ def remove(flags: Flags) -> int:
     recipes, outcomes = read_tree(flags.root / "recipes"), []
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
-        offer = offered(survey)
+        offer = offered(survey, None if flags.limit else seat(survey))
         kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
+        if offer != kept:
+            check_shared(prefix, survey.facts)
         files = {} if flags.stack and kept.stacks else written(door, survey, recipes)
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
@@ -70,10 +73,21 @@ def remove(flags: Flags) -> int:
     return code
 
 
-def offered(survey: Survey) -> Offer:
-    """Return what the prefix offers now; an offer without stacks where there is nothing."""
-    for facts in survey.facts.values():
-        if (offer := store.read_offer(facts.prefix.manifest)) is not None:
+def seat(survey: Survey) -> Host:
+    """Return the host through which the offer is read and changed, the one that other verbs on the prefix take. Trouble where the hosts
+    file names one that did not answer."""
+    for host in candidates(survey.inventory):
+        if host.name in survey.facts:
+            return host
+    settings = survey.inventory.settings
+    key = "prefix_host" if settings.prefix_host else "build_host"
+    raise Trouble(Problem(f"{survey.inventory.path}: {key}", "this host did not answer", getattr(settings, key)), *survey.problems)
+
+
+def offered(survey: Survey, host: Host | None) -> Offer:
+    """Return what the prefix offers now as `host` sees it, as any host where it is None; an offer without stacks where there is nothing."""
+    for name in [host.name] if host else survey.facts:
+        if (offer := store.read_offer(survey.facts[name].prefix.manifest)) is not None:
             return offer
     return Offer("", {}, "")
 
@@ -132,19 +146,19 @@ def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Out
     """Publish the smaller offer as the next generation; compose again when another run was quicker."""
     step, stack = "offer", flags.stack
     for _ in range(TRIES):
-        name = survey.inventory.settings.prefix_host or next((n for n, seen in survey.facts.items() if seen.prefix.manifest), "")
-        if not name or not offered(survey).stacks:
+        host = seat(survey)
+        if not offered(survey, host).stacks:
             return []
-        place = Place(survey.host(name), survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
-        number = survey.facts[name].prefix.generation
-        files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, name, survey).encode())]
+        place = Place(host, survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
+        number = survey.facts[host.name].prefix.generation
+        files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode())]
         files.extend(provenance.bills(door, place, kept))
         published = generations.publish_generation(door, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"
-            return [Outcome(step, name, "done", f"generation {published.generation} offers {left}")]
+            return [Outcome(step, host.name, "done", f"generation {published.generation} offers {left}")]
         survey = gather(flags, door, survey.inventory, survey.prefix)
-        kept = without(offered(survey), stack, kept.default_stack)
+        kept = without(offered(survey, seat(survey)), stack, kept.default_stack)
     raise Trouble(Problem(survey.prefix, "other runs publish generations all the time", try_="invoke remove, when they have ended"))
 
 
