@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from deepep_bootstrap.assess import Assessment, telling_logs
@@ -16,7 +16,7 @@ from deepep_bootstrap.references import figures_of
 from deepep_bootstrap.runreport import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series, number
 from deepep_bootstrap.runviews import grids, hosts_of, spreads, tails
 from deepep_bootstrap.testruns import TestRun
-from deepep_bootstrap.verdicts import ABOVE, BELOW, ERROR, FIGURE, NIC
+from deepep_bootstrap.verdicts import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK
 
 PAST_RUNS = 30
 """How many earlier runs a trend shows."""
@@ -148,11 +148,22 @@ def praise(found: Assessment) -> str:
     if compared:
         above = sum(verdict.state == ABOVE for verdict in compared)
         said.append(f"{len(compared)} figures at their reference" + (f", {above} of them above" if above else ""))
-    if any(verdict.kind == NIC for verdict in found.verdicts):
-        said.append("every NIC carried its share")
+    said += carried(found)
     if any(verdict.kind == ERROR for verdict in found.verdicts):
         said.append("with new errors of links that are no fault by themselves")
     return "; ".join(said) or "exit code 0"
+
+
+def carried(found: Assessment) -> Iterator[str]:
+    """Yield what is known of the NICs of a run that passed: praise only where all were measured and are well."""
+    nics = [verdict for verdict in found.verdicts if verdict.kind == NIC]
+    if nics and all(verdict.state == OK for verdict in nics):
+        yield "every NIC carried its share"
+    unmeasured = [verdict for verdict in nics if verdict.state == NONE]
+    if bare := {verdict.host for verdict in unmeasured if verdict.subject == "nics"}:
+        yield f"no RDMA NIC on {fold(bare)}: what nodes sent each other went over sockets"
+    if unknown := {verdict.host for verdict in unmeasured if verdict.subject != "nics"}:
+        yield f"what NICs carried was not measured on {fold(unknown)}"
 
 
 def keyed(tests: Iterable[Tested]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,29 @@ def test_a_healthy_run_and_its_past(capsys: pytest.CaptureFixture[str], tmp_path
     assert row
     assert (row[1][2], row[1][1]) == ("▁", "█")
     assert f"invoke report {tmp_path}/healthy --html=healthy.html" in out
+
+
+def without_counters(files: dict[str, str]) -> None:
+    del files["counters/b200-002.after"]
+
+
+def without_nics(files: dict[str, str]) -> None:
+    for name in [name for name in files if name.startswith("counters/") or name == "facts.json"]:
+        files[name] = "" if name == "facts.json" else re.sub("nic=.*\n", "", files[name])
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda files: None, "; every NIC carried its share"),
+        (without_counters, "; what NICs carried was not measured on b200-002"),
+        (without_nics, "; no RDMA NIC on b200-[001-002] (2): what nodes sent each other went over sockets"),
+    ],
+)
+def test_nics_are_praised_where_they_were_measured(edit: Callable[[dict[str, str]], None], why: str) -> None:
+    found = report_of("healthy", edit=edit)
+    assert (found.state, found.why.count("NIC")) == ("passed", 1), found.why
+    assert found.why.endswith(why)
 
 
 def test_a_terminal_that_has_no_blocks_and_a_narrow_one() -> None:
