@@ -48,8 +48,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded" (published by a
-    version of this program that kept no record)."""
+    """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded" (the record is
+    gone, so nobody can tell)."""
 
     name: str
     state: str

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from build_support import BUILD_SMALL, PUBLISH, environment, run_bash, script, values
+from build_support import BUILD_SMALL, PUBLISH, ROOT, environment, run_bash, script, values
 from sshd_support import with_accounts
 from store_support import Prefix, entry_name
 
 from deepep_bootstrap import build, generations, history
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.generations import Content
 from deepep_bootstrap.history import Change, differences
 from deepep_bootstrap.holdings import rollback_target
+from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.verbs.verify import verify
 
 pytest_plugins = ["store_support"]
 
@@ -101,11 +103,19 @@ def test_the_group_may_be_given_rights_without_a_difference(prefix: Prefix) -> N
     assert changes(prefix) == []
 
 
-def test_entries_without_a_record_and_entries_that_are_gone(prefix: Prefix) -> None:
-    (prefix.entry(NAME) / "files.sha256").unlink()
+def test_entries_without_a_record_and_entries_that_are_gone(prefix: Prefix, capsys: pytest.CaptureFixture[str]) -> None:
+    record = prefix.entry(NAME) / "files.sha256"
+    flags = Flags(root=ROOT, prefix=str(prefix.path))
+    prefix.offer(NAME)
+    assert verify(flags, store=True) == OK
+    record.unlink()
     verdicts = history.rehash(prefix.door, prefix.place, [NAME, OTHER])
     assert [(verdict.name, verdict.state) for verdict in verdicts] == [(NAME, "unrecorded"), (OTHER, "missing")]
     assert history.rehash(prefix.door, prefix.place, []) == ()
+    assert verify(flags, store=True) == VERDICT
+    said = capsys.readouterr().err
+    assert f"{record.parent}: its files.sha256 is gone" in said
+    assert f"generation 1 (deepep/1-v1) needs it. Try: rm -rf {record.parent} when no job uses it, then invoke bootstrap" in said
 
 
 def test_lines_of_a_record_are_told_by_path() -> None:

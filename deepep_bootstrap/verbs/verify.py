@@ -51,16 +51,15 @@ def verify_store(flags: Flags) -> int:
         screen.say(f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}", style="bold")
         verdicts = history.rehash(reached.door, reached.place, names)
     for verdict in verdicts:
-        screen.say(f"  {shortened(verdict.name)}: {told(verdict, holdings)}", style="red" if is_bad(verdict) else "")
+        screen.say(f"  {shortened(verdict.name)}: {told(verdict)}", style="red" if is_bad(verdict) else "")
         for change in verdict.changes:
             screen.say(f"      {change.path}: {change.what}")
-    problems: list[Problem] = list(reached.problems)
     bad = [verdict for verdict in verdicts if is_bad(verdict)]
+    problems = [*reached.problems, *(remedy(verdict, holdings, reached.place.prefix) for verdict in bad)]
     if bad:
-        remedy = "removing such an entry and `invoke bootstrap`, which builds it again"
-        screen.say(f"{len(bad)} of {len(verdicts)} entries are not as published. Try: {remedy}", style="red")
+        screen.say(f"{len(bad)} of {len(verdicts)} entries are not as published.", style="red")
     elif verdicts:
-        screen.say("every recorded file is as published", style="bold")
+        screen.say("every file is as published", style="bold")
     for problem in problems:
         screen.problem(problem)
     code = VERDICT if bad else OK
@@ -105,15 +104,26 @@ def _changes(theirs: Tree, ours: Tree) -> Iterator[Change]:
 
 def is_bad(verdict: Verdict) -> bool:
     """Return whether an entry is not what it has to be."""
-    return verdict.state in {"changed", "missing"}
+    return verdict.state != "same"
 
 
-def told(verdict: Verdict, holdings: Holdings) -> str:
+def told(verdict: Verdict) -> str:
     """Return the verdict on one entry for a person."""
-    users = [str(each.number) for each in holdings.generations if verdict.name in holdings.closure(each.names)]
     return {
         "same": "as published",
         "changed": f"{len(verdict.changes)} files are not as published",
-        "missing": f"is not there, and generation {', '.join(users)} needs it",
-        "unrecorded": "cannot be compared: the program that published it kept no record of its files",
+        "missing": "is not there",
+        "unrecorded": f"its {closure.RECORD} is gone, and nothing else tells whether it is as published",
     }.get(verdict.state, verdict.state)
+
+
+def remedy(verdict: Verdict, holdings: Holdings, prefix: str) -> Problem:
+    """Return what to do about an entry that is not what it has to be: where it lies, and who needs it."""
+    path = f"{prefix}/store/{verdict.name}"
+    users = [each for each in holdings.generations if verdict.name in holdings.closure(each.names)]
+    modules = sorted({str(record.get("module", name)) for each in users for name, record in each.stacks.items()})
+    if not users:
+        return Problem(path, f"{told(verdict)}; no generation needs it", try_="invoke gc, which removes it")
+    what = f"{told(verdict)}; generation {', '.join(str(each.number) for each in users)} ({', '.join(modules)}) needs it"
+    away = "" if verdict.state == "missing" else f"rm -rf {path} when no job uses it, then "
+    return Problem(path, what, try_=f"{away}invoke bootstrap with the lock of that generation, which builds it")
