@@ -150,7 +150,6 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 KexAlgorithms curve25519-sha256
 MaxStartups 200
-MaxSessions 100
 SetEnv {session}
 Subsystem sftp internal-sftp -d {home}/home
 """

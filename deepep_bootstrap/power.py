@@ -89,7 +89,6 @@ class Cluster:
                 last = trouble
                 if not _may_pass(trouble):
                     raise
-                self._door.forget(host)
         raise last or Trouble(Problem("Slurm", "no host to ask it from"))
 
     def _try(self, host: Host, script: str, args: tuple[str, ...]) -> Reply:

@@ -272,6 +272,9 @@ class Fleet:
         data = launch.payload(
             launch.compose(job.script, job.args, job.env),
             user=job.user,
+            if self._closed:
+                # close() came between the first look and the line above, and has not seen this wire.
+                raise Trouble(Problem(host.name, "not reached: the run is ending"))
             password=password.reveal() if password else "",
             watched=job.watched,
             merge=job.merge,
@@ -290,8 +293,7 @@ class Fleet:
     def _wire(self, host: Host, *, watched: bool) -> Wire:
         if host.connection == LOCAL:
             return LocalWire(launch.COMMAND, watched=watched)
-        session = self._sessions.session(host)
-        channel = session.open_channel()
+        session, channel = self._sessions.channel(host)
         try:
             return ChannelWire(channel, launch.COMMAND, lambda: session.ending)
         except (paramiko.SSHException, EOFError, OSError):

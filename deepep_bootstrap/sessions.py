@@ -1,9 +1,9 @@
-"""The SSH sessions of a run: one for each account, opened when first used, shared by threads, kept until it is lost."""
+"""The SSH sessions of a run: one for each account, and more where its sshd limits what one may carry; shared by threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import paramiko
@@ -14,15 +14,15 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.hostkeys import HostKey, Known, KnownHosts
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.sshconf import Account, Resolver
-from deepep_bootstrap.sshlink import Session, Timeouts, connect
+from deepep_bootstrap.sshlink import FullError, Session, Timeouts, connect
 
 
 class _Line:
-    """The session of one account, and the lock under which it is opened."""
+    """The sessions of one account, and the lock under which they are opened."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.session: Session | None = None
+        self.sessions: tuple[Session, ...] = ()
 
 
 class Sessions:
@@ -41,19 +41,24 @@ class Sessions:
         for host in hosts:
             self._resolve(host)
 
-    def session(self, host: Host) -> Session:
-        """Return a live session to `host`, opening it when there is none. Raises Trouble with the host's name."""
+    def channel(self, host: Host) -> tuple[Session, paramiko.Channel]:
+        """Return a new channel to `host` and its session: one that is open and has room, else a new one. Raises Trouble with the
+        host's name."""
         account = self._resolve(host)
         if isinstance(account, Trouble):
             raise account
-        return self._open(account)
+        full: set[int] = set()
+        while True:
+            session = self._open(account, full)
+            try:
+                return session, session.open_channel()
+            except FullError:
+                full.add(id(session))
 
     def forget(self, host: Host) -> None:
-        """End the session to `host` if there is one; whoever waits for something on it goes on with an error."""
+        """End the sessions to `host` if there are any; whoever waits for something on one of them goes on with an error."""
         account = self._resolve(host)
-        line = None if isinstance(account, Trouble) else self._lines[account]
-        session = line.session if line else None
-        if session:
+        for session in () if isinstance(account, Trouble) else self._lines[account].sessions:
             session.close()
 
     def close(self) -> None:
@@ -62,8 +67,7 @@ class Sessions:
             self._closed = True
             lines = list(self._lines.values())
         for line in lines:
-            session = line.session
-            if session:
+            for session in line.sessions:
                 session.close()
 
     def _resolve(self, host: Host) -> Account | Trouble:
@@ -84,20 +88,24 @@ class Sessions:
             self._lines.setdefault(account, _Line())
             account = account.via
 
-    def _open(self, account: Account) -> Session:
+    def _open(self, account: Account, full: Collection[int] = ()) -> Session:
+        """Return a live session that is not among `full`."""
         line = self._lines[account]
         with line.lock:
-            if line.session and line.session.alive:
-                return line.session
+            line.sessions = tuple(session for session in line.sessions if session.alive)
+            for session in line.sessions:
+                if id(session) not in full:
+                    return session
             if self._closed:
                 raise Trouble(Problem(account.name, "not reached: the run is ending"))
             via = self._open_jump(account) if account.via else None
             known = self._look_up(account)
             accept = (lambda key: self._add(account, key)) if self._accept else None
-            line.session = connect(account, known, accept, config=self._config, timeouts=self._timeouts, via=via)
+            session = connect(account, known, accept, config=self._config, timeouts=self._timeouts, via=via)
+            line.sessions = (*line.sessions, session)
             if self._closed:
-                line.session.close()
-            return line.session
+                session.close()
+            return session
 
     def _open_jump(self, account: Account) -> Session | None:
         if account.via is None:

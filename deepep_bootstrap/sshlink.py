@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -55,9 +56,10 @@ class _Packets(Packetizer):
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's transport thread, waking rarely, which gives a host up that stops answering."""
+    """paramiko's transport thread, waking rarely, which gives a host up that stops answering. `served`: it carried a channel."""
 
     _active_check_timeout = 1.0
+    served = False
 
     def __init__(self, sock: socket.socket, **options: object) -> None:
         super().__init__(sock, packetizer_class=_Packets, **options)  # type: ignore[arg-type]
@@ -92,6 +94,10 @@ class _Link(Connection):  # type: ignore[misc]
     inline_ssh_env = True
 
 
+class FullError(Exception):
+    """A host opens no further channel on this session: its sshd allows so many at a time (MaxSessions, 10 where nobody set it)."""
+
+
 @dataclass(frozen=True)
 class Session:
     """An open session: Fabric's connection, and the process of a ProxyCommand beneath it."""
@@ -112,14 +118,19 @@ class Session:
         return "stopped answering while a script ran" if silent else "the connection was lost while a script ran"
 
     def open_channel(self) -> paramiko.Channel:
-        """Return a new channel for one command. Raises Trouble."""
+        """Return a new channel for one command. Raises Trouble, and FullError where another session has room."""
+        transport = self.link.transport
         try:
             channel: paramiko.Channel = self.link.create_session()
         except paramiko.ChannelException:
-            wanted = "a higher MaxSessions in its sshd_config"
-            raise Trouble(Problem(self.account.name, "opens no further session", wanted=wanted)) from None
+            if transport.served:
+                raise FullError from None
+            raise Trouble(
+                Problem(self.account.name, "opens no session at all", wanted="MaxSessions of 1 or more in its sshd_config")
+            ) from None
         except (paramiko.SSHException, EOFError, OSError):
             raise Trouble(Problem(self.account.name, "the connection was lost")) from None
+        transport.served = True
         return channel
 
     def close(self) -> None:
@@ -188,8 +199,10 @@ def _arguments(account: Account, known: Known, sock: object, timeouts: Timeouts)
 
 def _dial(account: Account, timeouts: Timeouts) -> socket.socket:
     sock = socket.create_connection((account.address, account.port), timeouts.connect)
-    # What we send and the host's kernel does not acknowledge ends the session as well, also while our own sending waits.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MISSED_ANSWERS * timeouts.keepalive * 1000)
+    # What we send and the host's kernel does not acknowledge ends the session as well, also while our own sending waits. Linux alone
+    # has this limit; elsewhere the probes of a quiet session end it.
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MISSED_ANSWERS * timeouts.keepalive * 1000)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

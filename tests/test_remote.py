@@ -20,7 +20,8 @@ from sshd_support import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, mak
 
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.remote import Fleet, Job, Options, Reply, Secret
+from deepep_bootstrap.launch import Secret
+from deepep_bootstrap.remote import Fleet, Job, Options, Reply
 from deepep_bootstrap.sshlink import Timeouts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -680,16 +681,25 @@ def test_a_quiet_host_is_not_given_up(lab: Lab, server: Sshd) -> None:
     fleet.close()
 
 
-def test_more_sessions_than_the_host_allows(lab: Lab) -> None:
-    server = lab.start("127.0.0.15", lines="MaxSessions 1")
-    host = lab.host(server)
+@pytest.mark.parametrize(
+    ("address", "lines", "at_once"), [("127.0.0.15", "", 24), ("127.0.0.18", "MaxSessions 1", 3)], ids=["sshd's default of 10", "one"]
+)
+def test_more_scripts_at_once_than_one_session_may_carry(lab: Lab, address: str, lines: str, at_once: int) -> None:
+    host = lab.host(lab.start(address, lines=lines))
     fleet = Fleet([host], lab.options())
-    hold = fleet.hold(host, Job("echo ready=1; sleep 600"))
-    hold.wait_for("ready", SAFETY)
-    with pytest.raises(Trouble, match="opens no further session — wanted a higher MaxSessions"):
-        fleet.run(host, Job("true"))
-    hold.close()
+    holds = []
+    for _ in range(at_once):
+        holds.append(fleet.hold(host, Job("echo ready=1; sleep 600")))
+        holds[-1].wait_for("ready", SAFETY)
+    assert fleet.run(host, Job("echo one more")).out == "one more\n"
+    for hold in holds:
+        hold.close()
     fleet.close()
+
+
+def test_an_sshd_that_opens_no_session_at_all(lab: Lab) -> None:
+    host = lab.host(lab.start("127.0.0.19", lines="MaxSessions 0"))
+    assert "opens no session at all — wanted MaxSessions of 1 or more" in trouble_of(Fleet([host], lab.options()), host)
 
 
 def test_an_account_that_talks_or_has_no_shell(lab: Lab, server: Sshd) -> None:
@@ -715,6 +725,18 @@ def test_paramiko_says_nothing_on_stderr(lab: Lab) -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_what_a_host_has_elsewhere_is_found_by_every_later_script(tmp_path: Path) -> None:
+    tool = tmp_path / "a folder" / "sinfo"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho $SLURM_CONF\n", encoding="ascii")
+    tool.chmod(0o755)
+    fleet, here, other = Fleet([]), Host("here", connection="local"), Host("other", connection="local")
+    fleet.equip("here", str(tool.parent), {"SLURM_CONF": "/etc/a.conf"})
+    said = [fleet.run(host, Job("command -v sinfo; sinfo; true", env={"A": "1"})).out.split("\n") for host in (here, other)]
+    assert said[0][-3:] == [str(tool), "/etc/a.conf", ""]
+    assert str(tool) not in said[1]
 
 
 def test_a_secret_does_not_show() -> None:
