@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,10 @@ MACHINE_TROUBLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACC
 """Errors of the operating system that say something about this machine, not about a bug: full, read-only, forbidden."""
 
 
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Escape sequences of ECMA-48 and control characters but tab and newline: a terminal would obey what a host only said."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong, said in the form every message of this program has.
@@ -54,7 +59,7 @@ class Problem:
         parts = [part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part]
         difference = f" — {', '.join(parts)}" if parts else ""
         remedy = f". Try: {self.try_}" if self.try_ else ""
-        return f"{self.where}: {self.what}{difference}{remedy}"
+        return plain(f"{self.where}: {self.what}{difference}{remedy}")
 
     def as_json(self) -> dict[str, str]:
         """Return the five keys of `errors` in every JSON document."""
@@ -68,6 +73,11 @@ class Trouble(Exception):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
         self.code = code
+
+
+def plain(text: str) -> str:
+    """Return text without escape sequences and control characters but tab and newline."""
+    return ESCAPES.sub("", text)
 
 
 def worst(codes: Iterable[int]) -> int:

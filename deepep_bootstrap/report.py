@@ -20,7 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deepep_bootstrap.errors import Problem
+from deepep_bootstrap.errors import Problem, plain
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.plan import Outcome, Plan, Step
 
@@ -35,8 +35,6 @@ PIPE_WIDTH = 120
 
 STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
-"""What a program on a host may print for its own terminal: colours, titles, cursor moves, bells."""
 
 HOSTS_WIDTH = 24
 """Columns for the names of hosts; a set that folds badly is cut."""
@@ -220,11 +218,6 @@ class _Progress:
                 elapsed = f"{time.monotonic() - row.since:.0f} s"
                 table.add_row(self._spinner, Text(fold(row.hosts)), Text(step), elapsed, Text(row.text, style="dim"))
             return Group(table) if self._rows else Group(self._spinner)
-
-
-def plain(text: str) -> str:
-    """Return text without escape sequences and control characters but tab and newline."""
-    return ESCAPES.sub("", text)
 
 
 def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:

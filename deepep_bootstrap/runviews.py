@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from deepep_bootstrap.bugbundle import scrub
+from deepep_bootstrap.errors import plain
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.refbook import unit_of
 from deepep_bootstrap.references import title
@@ -22,8 +23,6 @@ TAIL_LINES = 40
 LONGEST_LINE = 400
 """Characters of a line that are shown."""
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-"""What programs print for a terminal: colours, titles, cursor moves."""
 
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -117,7 +116,7 @@ class Tail:
 def clean(text: str) -> str:
     """Return a text without escape sequences, and with a mark for every character that has no place in a line: controls, and those
     that turn the direction of writing."""
-    bare = ESCAPES.sub("", text).replace("\t", "    ")
+    bare = plain(text).replace("\t", "    ")
     return "".join(letter if letter.isprintable() else UNSEEN for letter in bare)
 
 

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from deepep_bootstrap import report
+from deepep_bootstrap.errors import plain
 from deepep_bootstrap.plan import Outcome, Reason, Step
-from deepep_bootstrap.report import Screen, plain, plan_line, plan_table, seconds, shortened, size
+from deepep_bootstrap.report import Screen, plan_line, plan_table, seconds, shortened, size
 from deepep_bootstrap.verbs.facts import folded as folded_facts
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "report"
