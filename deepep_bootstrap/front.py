@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import Parameter
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -81,7 +82,7 @@ HELP = {
     "save_as_reference": "keep the figures as this site's references, for later runs to be compared with",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",
-    "logs": "a log, a folder of logs (*.log, *.out), a glob in quotation marks, or --logs=- for standard input",
+    "logs": "logs, folders of logs (*.log, *.out), globs, or --logs=- for standard input",
     "log": "one more of them; may be given more than once",
     "causes": "a file of causes of your own, in the form of env/causes.toml",
     "action": "up, down or status",
@@ -101,6 +102,9 @@ CORE_FLAGS = frozenset(
 ASKS_FOR_HELP = frozenset(("--help", "-h"))
 MAY_BE_BARE = frozenset(("run",))
 """Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command line decides."""
+
+FURTHER = {"logs": "log"}
+"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments either."""
 
 
 def verb(function: Callable[..., int]) -> Any:
@@ -128,14 +132,14 @@ def verb(function: Callable[..., int]) -> Any:
             return OK
         refuse_core_flags(name, names, sys.argv[1:])
         if not has_common:
-            return function(**given)
+            return function(**gathered(given))
         mine = {parameter.name: given[parameter.name] for parameter in own[1:]}
         return function(Flags.of(root, given), **mine)
 
     @functools.wraps(function)
     def task_body(c: Any, *args: Any, **given: Any) -> None:
         end_cleanly_on_signals()
-        values = {**dict(zip(names, args, strict=False)), **given}
+        values = {**dict(zip((each.name for each in parameters), args, strict=False)), **given}
         code = guarded(name, lambda: body(values), as_json=bool(values.get("json", False)))
         if code:
             raise Exit(code=code)
@@ -148,19 +152,48 @@ def verb(function: Callable[..., int]) -> Any:
         auto_shortflags=False,
         iterable=[key for key in names if key in {"mirror", "log"}],
         optional=[key for key in names if key in {"bundle", "packages"}],
-        help={key: HELP[key] for key in names},
+        help={key: HELP[key] for key in names} | {each.name: HELP["log"] for each in parameters if each.name not in names},
     )
 
 
 def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
-    """Return the parameters of a verb, one of MAY_BE_BARE without its default, and so an argument, if `argv` has a word for it."""
-    if not MAY_BE_BARE.intersection(parameter.name for parameter in parameters):
-        return list(parameters)
+    """Return the parameters of a verb as `argv` needs them: one of MAY_BE_BARE without its default, and so an argument, if there is a word
+    for it; behind a first one of FURTHER an argument more for each log that follows, as a shell makes of a glob without quotation marks.
+
+    Whatever does not look like a log is left to Invoke: it may be the next verb."""
+    found = list(parameters)
+    words = bare_words(name, parameters, argv)
+    for index, parameter in enumerate(parameters):
+        if parameter.name in MAY_BE_BARE and words:
+            found[index] = parameter.replace(default=Parameter.empty)
+    if parameters and parameters[0].name in FURTHER:
+        flag = as_flag(parameters[0].name)
+        given_by_flag = any(word.split("=", 1)[0] == flag for word in argv)
+        more = takewhile(looks_like_log, words[0 if given_by_flag else 1 :])
+        found[1:1] = [parameters[0].replace(name=f"{parameters[0].name}_{number}") for number, _ in enumerate(more, 2)]
+    return found
+
+
+def bare_words(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[str]:
+    """Return the words behind a verb that are neither flags nor values of flags."""
     takes_value = {as_flag(parameter.name) for parameter in parameters if not isinstance(parameter.default, bool)}
     behind = list(argv[argv.index(name) + 1 :]) if name in argv else []
     is_value = [False, *(word in takes_value for word in behind)]
-    bare = any(not word.startswith("-") and not value for word, value in zip(behind, is_value, strict=False))
-    return [parameter.replace(default=Parameter.empty) if bare and parameter.name in MAY_BE_BARE else parameter for parameter in parameters]
+    return [word for word, value in zip(behind, is_value, strict=False) if not word.startswith("-") and not value]
+
+
+def looks_like_log(word: str) -> bool:
+    """Return whether a word is a file or a folder, or can be no verb."""
+    return os.path.exists(word) or not set("./*?[").isdisjoint(word)
+
+
+def gathered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a verb with those of further arguments in the parameter that FURTHER says."""
+    values = dict(given)
+    for first, flag in FURTHER.items():
+        if more := [values.pop(key) for key in given if key.startswith(f"{first}_")]:
+            values[flag] = [*more, *(values.get(flag) or ())]
+    return values
 
 
 def common_parameters() -> list[Parameter]:

@@ -60,6 +60,21 @@ def test_help_behind_a_verb_with_an_argument_is_help() -> None:
         assert "--layer" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ([], 0), (["a.out"], 0), (["a.out", "b.out"], 1), (["a.out", "--json", "b.out", "docs"], 2), (["a.out", "b.out", "status", "c"], 1),
+        (["--logs=a.out", "b.out"], 1), (["a.out", "--log", "b.out", "c.out", "--log=d.out"], 1), (["a.out", "status"], 0),
+    ],
+)  # fmt: skip
+def test_further_words_are_further_logs(words: list[str], more: int) -> None:
+    """What a shell makes of a glob without quotation marks; a word that may be a verb is left to Invoke."""
+    defaults = {"logs": Parameter.empty, "log": None, "json": False}
+    own = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in defaults.items()]
+    found = [parameter.name for parameter in front.as_written("results", own, ["results", *words])]
+    assert found == ["logs", *(f"logs_{number}" for number in range(2, 2 + more)), "log", "json"]
+
+
 def test_help_into_a_pipe_that_closes_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)

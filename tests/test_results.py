@@ -224,7 +224,7 @@ def invoke(*words: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]
 
 def test_the_verb_reads_files_folders_globs_and_standard_input(tmp_path: Path) -> None:
     folder = "tests/cases/results/h200-intranode"
-    done = invoke(folder, "--log=tests/cases/results/h200-low-*/*.log", "--json")
+    done = invoke(folder, "--log=tests/cases/results/h200-low-*/*.log", f"{folder}/test_intranode.log", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["exit"], found["verb"], found["schema"], found["errors"]) == (0, 0, "results", 1, [])
     assert found["low_latency"]["dispatch_us"] == 36.03
