@@ -12,18 +12,23 @@ from deepep_bootstrap.tables import load as read_toml
 
 FILE = "causes.toml"
 PATTERN = Form(r"[^\n]+", "a regular expression for one line")
+ON_LINES = ("noise", "mild")
+"""Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
 @dataclass(frozen=True)
 class Sign:
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be there, a few
-    lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also on a line of noise."""
+    lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also on a line of noise.
+    `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second."""
 
     find: Pattern
     weight: float
     near: Pattern | None = None
     hint: bool = False
     noisy: bool = False
+    needs: tuple[Pattern, ...] = ()
+    never: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,15 @@ class Harmless:
 @dataclass(frozen=True)
 class Ending:
     """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the `fatal` ones, after
-    which nothing goes on but what is tried `again`; and the `noise` of programs that tell what they look for."""
+    which nothing goes on but what is tried `again`; the `noise` of programs that tell what they look for; and how `mild` lines look,
+    warnings of a program that goes on: none tells of a failure, and signs on them are hints."""
 
     well: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
     fatal: tuple[Pattern, ...] = ()
     again: tuple[Pattern, ...] = ()
     noise: tuple[Pattern, ...] = ()
+    mild: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def load(text: str, where: str, base: Book | None = None) -> Book:
     causes = tuple(map(_cause, top.tables("cause")))
     harmless = tuple(map(_harmless, top.tables("harmless")))
     ending = top.inner("ending")
-    ends = Ending(*(_patterns(ending, each.name) for each in fields(Ending)))
+    ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
     ending.close()
     top.close()
     _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
@@ -140,6 +147,8 @@ def _sign(table: Table) -> Sign:
         near=_near(table),
         hint=table.take("hint", bool, default=False),
         noisy=table.take("noisy", bool, default=False),
+        needs=_patterns(table, "needs"),
+        never=_patterns(table, "never"),
     )
     table.close()
     return sign
@@ -173,9 +182,9 @@ def _pattern(table: Table, key: str, *, everywhere: bool = True) -> Iterator[Pat
         yield from _made(table, key, source, everywhere=everywhere)
 
 
-def _patterns(table: Table, key: str) -> tuple[Pattern, ...]:
+def _patterns(table: Table, key: str, *, everywhere: bool = True) -> tuple[Pattern, ...]:
     """Return the list of patterns of `key`, which may be absent."""
-    return tuple(made for source in table.words(key, PATTERN) for made in _made(table, key, source))
+    return tuple(made for source in table.words(key, PATTERN) for made in _made(table, key, source, everywhere=everywhere))
 
 
 def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepep_bootstrap.causes import Book, Cause, Ending, Sign
-from deepep_bootstrap.loglines import Hit, Log
+from deepep_bootstrap.loglines import WINDOW, Hit, Log
 from deepep_bootstrap.patterns import Pattern
 
 NEAR = 12
@@ -105,7 +105,7 @@ def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
     """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of `book`."""
     parts = [_part(Log(name, text), book.ending) for name, text in logs.items()]
     failed = any(part.failure for part in parts)
-    look = _Look(tuple(parts), book.ending.noise, failed)
+    look = _Look(tuple(parts), book.ending, failed)
     found = [each for cause in book.causes if (each := look.at(cause))]
     ranked = _rank(found)
     findings = tuple(_told(each, parts) for each in ranked)
@@ -160,14 +160,24 @@ def _part(log: Log, ending: Ending) -> _Part:
     tried again."""
     well = max((log.last(pattern) for pattern in ending.well), default=-1)
     start = well + 1
-    if start and (_earliest(log, ending.badly, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))):
+    if start and (_failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))):
         start = 0
-    return _Part(log, start, _earliest(log, ending.badly, start))
+    return _Part(log, start, _failure(log, ending, start))
 
 
-def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0) -> Hit | None:
-    hits = [hit for pattern in patterns if (hit := next(log.find(pattern, start), None))]
-    return min(hits, key=lambda hit: hit.line, default=None)
+def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
+    return _earliest(log, ending.badly, start, but=ending.mild)
+
+
+def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:
+    """Return the first line that fits one of `patterns` and none of `but`."""
+    hits = (next((hit for hit in log.find(pattern, start) if not _is(but, log, hit)), None) for pattern in patterns)
+    return min((hit for hit in hits if hit), key=lambda hit: hit.line, default=None)
+
+
+def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
+    """Return whether the line of a hit, of a long one its beginning, fits one of `patterns`, too."""
+    return any(pattern.regex.search(log.lines[hit.line], 0, 2 * WINDOW) for pattern in patterns)
 
 
 def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
@@ -180,13 +190,14 @@ class _Look:
     """All logs while causes are looked for in them; `failed`: one of them tells of a failure."""
 
     parts: tuple[_Part, ...]
-    noise: tuple[Pattern, ...]
+    ending: Ending
     failed: bool
 
     def at(self, cause: Cause) -> _Found | None:
         """Return the cause with what shows it, None where nothing does or something rules it out."""
         signs = [(sign, place, hit) for sign in cause.signs for place, hit in self._hits(sign, lasting=cause.lasting)]
-        if not signs or (cause.needs and not _anywhere(cause.needs, self.parts)) or _anywhere(cause.never, self.parts):
+        signs = [each for each in signs if self._fits(each[0])]
+        if not signs or not self._fits(cause):
             return None
         ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
         confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
@@ -200,13 +211,18 @@ class _Look:
             return None
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
 
+    def _fits(self, rule: Cause | Sign) -> bool:
+        """Return whether the logs have what the rule needs, and nothing that rules it out."""
+        return (not rule.needs or _anywhere(rule.needs, self.parts)) and not _anywhere(rule.never, self.parts)
+
     def _hits(self, sign: Sign, *, lasting: bool) -> Iterator[tuple[int, Hit]]:
         """Yield where a sign first stands in each log."""
         if sign.hint and not self.failed:
             return
         for place, part in enumerate(self.parts):
             for hit in part.log.find(sign.find, 0 if lasting else part.start):
-                quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.noise)
+                quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise)
+                quiet = quiet or (not self.failed and _is(self.ending.mild, part.log, hit))
                 if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
                     yield place, hit
                     break
@@ -270,7 +286,7 @@ def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[N
     """Yield a note for each cause that showed and that the run got over."""
     if not any(part.start for part in parts):
         return
-    look = _Look(tuple(replace(part, start=0) for part in parts), book.ending.noise, failed=False)
+    look = _Look(tuple(replace(part, start=0) for part in parts), book.ending, failed=False)
     for cause in book.causes:
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]

@@ -35,8 +35,9 @@ deepep-topology-assert no-gpu-p2p sm-count-cooperative-launch symmetric-heap-oom
 torch-cuda-mismatch pip-build-isolation externally-managed-python rendezvous-port-in-use libstdcxx-too-old nccl-downgraded
 nccl-gin-unavailable nic-mapping-single-nic mpi-not-found gdrcopy-header-missing mlx5-header-missing cuda-compiler-not-found
 build-permission gib-shim-mismatch host-oom-kill
+driver-library-mismatch driver-too-old gpu-hardware-fault gpu-not-there node-failed deepep-not-on-path stale-file-handle
 """
-COMPANIONS = {"nic-not-mlx5-2.log": {"ibgda-driver-config"}}
+COMPANIONS = {"nic-not-mlx5-2.log": {"ibgda-driver-config"}, "ibgda-driver-config-5.log": {"nic-not-mlx5"}}
 """What else may be told of a case, as less likely: the same line is known from another cause."""
 
 MINIMAL = """
@@ -102,11 +103,29 @@ def test_healthy_and_unrelated_logs_have_no_cause(path: Path) -> None:
 def test_expected_noise_is_told_to_be_harmless() -> None:
     notes = {note.about for path in cases("healthy") for note in diagnose({path.name: read(path)}, BOOK).notes}
     assert {"ibgda-without-nic", "other-rdma-providers", "nccl-looks-around", "process-group-left-open"} <= notes
+    failed = {path.stem: {note.about for note in diagnose({path.name: read(path)}, BOOK).notes} for path in cases("unrelated")}
+    assert all("ibgda-without-nic" in notes for name, notes in failed.items() if name.startswith("one-node-"))
+    assert {name for name, notes in failed.items() if "ended-from-outside" in notes} == {"slurm", "one-node-hang", "time-limit-killed"}
 
 
 def test_between_nodes_the_missing_transport_is_not_called_harmless() -> None:
     text = "python tests/test_internode.py\ninit failed for transport: IBGDA\nTraceback (most recent call last):\nRuntimeError: boom\n"
     assert "ibgda-without-nic" not in {note.about for note in diagnose({"log": text}, BOOK).notes}
+
+
+def test_the_missing_transport_is_a_sign_where_another_log_shows_several_nodes() -> None:
+    rank = "init failed for transport: IBGDA\nTraceback (most recent call last):\nRuntimeError: boom\n"
+    assert told(rank) == told(rank, job="deepep: job 7 on 1 node(s): a; rendezvous a:8361\n") == []
+    assert told(rank, job="deepep: job 7 on 2 node(s): a b; rendezvous a:8361\n")[0] == "ibgda-driver-config"
+
+
+def test_warnings_of_torch_are_signs_only_of_what_failed() -> None:
+    warning = read(CASES / "healthy" / "torch-client.log")
+    assert diagnose({"log": warning}, BOOK).failure is None
+    found = diagnose({"log": warning, "other": "Traceback (most recent call last):\n"}, BOOK)
+    assert [finding.cause for finding in found.findings] == ["bootstrap-wrong-interface"]
+    assert found.failure
+    assert found.failure.log == "other"
 
 
 def test_what_a_run_got_over_is_a_note() -> None:
@@ -284,6 +303,7 @@ def test_a_rule_of_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (("weight = 0.9", 'weight = 0.9, never = ["ab"]'), r"sign\[1\]\.never: cannot be used: no word"),
         (('slug = "a-cause"', 'slug = "A cause"'), r"cause\[1\]\.slug: is not what belongs here"),
         (('why = "because"', ""), r"cause\[1\]\.why: is missing"),
         (("weight = 0.9", "weight = 9.5"), r"sign\[1\]\.weight: is out of range"),
@@ -297,6 +317,16 @@ def test_a_rule_of_the_users_own() -> None:
 def test_faults_in_rules_are_told_with_their_place(change: tuple[str, str], said: str) -> None:
     with pytest.raises(Trouble, match=said):
         load(MINIMAL.replace(*change), "own.toml")
+
+
+def test_a_sign_has_conditions_of_its_own() -> None:
+    text = MINIMAL.replace("weight = 0.9", 'weight = 0.9, needs = ["with force"], never = ["by itself"]')
+    book = load(text.replace("}]", '}, { find = "a crack", weight = 0.8 }]'), "own.toml")
+
+    def seen(other: str) -> list[float]:
+        return [finding.confidence for finding in diagnose({"log": "it broke in two, a crack", "other": other}, book).findings]
+
+    assert (seen(""), seen("with force"), seen("with force, by itself")) == ([0.8], [0.93], [0.8])
 
 
 def test_two_rules_of_one_name_are_refused() -> None:
