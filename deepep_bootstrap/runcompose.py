@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deepep_bootstrap.assess import Assessment, telling_logs
 from deepep_bootstrap.bugbundle import scrub
-from deepep_bootstrap.diagnose import Diagnosis, Evidence
+from deepep_bootstrap.diagnose import SURE, Diagnosis, Evidence
 from deepep_bootstrap.factlines import by_label, lines
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.figures import Tested
@@ -105,8 +105,8 @@ def reason(run: TestRun, state: str, found: Assessment) -> str:
 
 
 def failure(run: TestRun, found: Assessment) -> str:
-    """Return why a run failed: its first cause, else what a test says, else the first line that tells of a failure."""
-    if found.diagnosis.findings:
+    """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that tells of a failure."""
+    if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
         return found.diagnosis.findings[0].title
     said = [*found.own_words, *(error for tested in found.tests for error in tested.errors)]
     if shown := found.diagnosis.failure:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import assess, testruns, testsummary
+from deepep_bootstrap import assess, runcompose, testruns, testsummary
 from deepep_bootstrap.assess import Books
+from deepep_bootstrap.diagnose import SURE
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Gpu, Slurm
 from deepep_bootstrap.survey import read_tree
@@ -107,6 +108,17 @@ def test_a_cause_is_shown_once(books: Books) -> None:
     finding = assess.assess(run, {}, books).diagnosis.findings[0]
     assert finding.cause == "arch-mismatch-build"
     assert [(one.log, one.line) for one in finding.evidence if one.text == line] == [("node-1-b.log", 1)]
+
+
+def test_the_reason_of_a_failure_is_a_cause_only_if_it_is_sure(books: Books) -> None:
+    nodes, line = "deepep: job 1 on 2 node(s): a b\n", "init failed for transport: IBGDA\n"
+    run = made("low-latency", "1", "a,b", job=nodes, node_0_a=line + "RuntimeError: the numbers differ\n")
+    found = assess.assess(run, {}, books)
+    assert [(each.cause, each.confidence < SURE) for each in found.diagnosis.findings[:1]] == [("ibgda-driver-config", True)]
+    assert "the numbers differ" in runcompose.failure(run, found)
+    sure = made("low-latency", "1", "a,b", job=nodes, node_0_a="WARN: GPU cannot map UAR of device mlx5_0. Skipping...\n" + line)
+    found = assess.assess(sure, {}, books)
+    assert runcompose.failure(sure, found) == found.diagnosis.findings[0].title == "the driver does not let the GPU ring the NIC's doorbell"
 
 
 def test_nodes_have_the_names_that_slurm_has_for_them() -> None:
