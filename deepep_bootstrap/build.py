@@ -20,7 +20,7 @@ from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.recipes import compose, last_lines
-from deepep_bootstrap.remote import Door, Job
+from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.store import Entry
 
 SESSION = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/session.sh")
@@ -109,7 +109,8 @@ def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callab
         with suppress(Trouble):  # what ended us is what is to be told
             hold.close()
         raise
-    hold.close()
+    with suppress(Trouble):  # what was built is published, whatever becomes of the session
+        hold.close()
 
 
 def feed(door: Door, host: Host, request: BuildRequest, session: Session) -> None:
@@ -222,7 +223,11 @@ class _Run:
                 state = "waiting" if line.startswith("waiting=") else "running"
                 self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
 
-            reply = self.door.run(self.host, self.job(entry), tell)
+            try:
+                reply = self.door.run(self.host, self.job(entry), tell)
+            except Trouble as trouble:
+                # The host went away: what was published before is an outcome of this run all the same.
+                reply = Reply(self.host.name, 1, "", trouble.problems[0].what, 0.0)
         seconds = time.monotonic() - start
         if reply.code:
             outcome = Outcome(entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log))

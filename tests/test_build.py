@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 import standins
-from build_support import RECIPES, health, make_prefix, store_names, until, walk
+from build_support import HERE, RECIPES, health, make_prefix, store_names, until, walk
 from standins import Prepared
 
 from deepep_bootstrap import build, recipes, store
 from deepep_bootstrap.build import Event
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.lock import Wheel
+from deepep_bootstrap.remote import Fleet, Job, Reply
+from deepep_bootstrap.script import OnLine
 
 Built = tuple[Path, dict[str, str]]
 Again = tuple[Path, list[dict[str, str]]]
@@ -191,6 +194,23 @@ def test_a_failing_build_keeps_what_was_good(prepared: Prepared, prefix: Path, k
     assert {kind: outcome.state for kind, outcome in again.items()} == {
         "gdrcopy": "unchanged", "nvshmem": "done", "python": "done", "deepep": "done",
     }  # fmt: skip
+
+
+class GoesAway(Fleet):
+    """A host that is lost while it builds NVSHMEM."""
+
+    def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
+        if job.env.get("RECIPE") == "nvshmem.sh":
+            raise Trouble(Problem(host.name, "stopped answering while a script ran"))
+        return super().run(host, job, on_line)
+
+
+def test_a_host_that_goes_away_costs_what_it_had_not_published(prepared: Prepared, prefix: Path) -> None:
+    request = prepared.request(prefix, prepared.wanted(prepared.toolkit()))
+    outcomes = build.build_all(GoesAway([HERE]), HERE, request, lambda event: None)
+    assert [outcome.state for outcome in outcomes] == ["done", "failed", "skipped", "skipped"]
+    assert outcomes[1].detail == "stopped answering while a script ran"
+    assert store_names(prefix) == {request.entries[0].name}
 
 
 def test_an_architecture_without_code_is_found(built: Built, prepared: Prepared, tmp_path: Path) -> None:
