@@ -220,6 +220,25 @@ def test_after_a_rollback_numbers_go_on(tmp_path: Path) -> None:
     assert values(offer(prefix, 1).stdout) == {"state": "published", "generation": "3"}
 
 
+@pytest.mark.parametrize("recipe", ["OFFER", "ROLLBACK", "GC"])
+def test_names_are_read_after_a_network_filesystem_was_made_to_forget_them(tmp_path: Path, recipe: str) -> None:
+    """Nothing here caches names; what makes NFS forget them is a name that the host itself makes, which shows in the folder's time."""
+    prefix, seen, program = make_prefix(tmp_path), tmp_path / "seen", tmp_path / "bin/readlink"
+    offer(prefix, 0)
+    program.parent.mkdir()
+    look = f'case "$*" in */current) stat -c %Y {prefix} {prefix}/store >>{seen} ;; esac'
+    program.write_text(f'#!/bin/sh\n{look}\nexec {shutil.which("readlink")} "$@"\n')
+    program.chmod(0o755)
+    for folder in (prefix, prefix / "store"):
+        os.utime(folder, (0, 0))
+    env = {"PREFIX": str(prefix), "TOKEN": "t", "BASE": "1", "TO": "1", "SEEN": "1: 1", "HEARTBEAT": FAST}
+    path = f"{program.parent}:{os.environ['PATH']}"
+    done = run_bash(script(*getattr(generations, recipe)), {**env, "PATH": path}, data=offer_tar() if recipe == "OFFER" else b"")
+    assert done.returncode == 0, done.stderr
+    assert "0" not in seen.read_text().split()
+    assert not list(prefix.rglob(".fresh-*"))
+
+
 def test_of_offers_at_the_same_time_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> None:
     prefix = make_prefix(tmp_path)
     with ThreadPoolExecutor(5) as pool:

@@ -50,6 +50,19 @@ never() {
     return 1
 }
 
+# forget_names: make a network filesystem ask its server again which generation is current and which entries there are. For up to a
+# minute it answers from memory, also that a name is not there; but not for a folder in which this host has just made a name itself.
+# Whoever decides by such names does this first, when the lock is his.
+forget_names() {
+    local folder
+    for folder in "${PREFIX}" "${STORE}"; do
+        [[ -d "${folder}" ]] || continue
+        # Where we cannot write (another owner's, a full disk), opening the folder makes most ask as well.
+        { : >"${folder}/.fresh-${TOKEN:?}"; } 2>/dev/null || ls -a -- "${folder}" >/dev/null
+        rm -f -- "${folder}/.fresh-${TOKEN}"
+    done
+}
+
 # need_generations: end here unless we may change generations.
 need_generations() {
     [[ -d "${GENERATIONS}" ]] || die "nothing was ever offered in ${PREFIX}: there is no ${GENERATIONS}"
@@ -70,7 +83,7 @@ clean_up() {
     trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
     trap - ERR
     drop_stage
-    rm -f -- "${PREFIX}/.link-${TOKEN}"
+    rm -f -- "${PREFIX}/.link-${TOKEN}" "${PREFIX}/.fresh-${TOKEN}" "${STORE}/.fresh-${TOKEN}"
     release_lock
     exit "${code}"
 }

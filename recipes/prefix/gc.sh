@@ -121,6 +121,7 @@ main() {
     let_go_on_exit
     take_lock offer never
     sweep_leftovers offer
+    forget_names
     if [[ "$(show_generations)" != "${SEEN}" ]]; then
         data state stale
         return 0

@@ -57,6 +57,7 @@ main() {
     receive
     take_lock offer never
     sweep_leftovers offer
+    forget_names
     current="$(find_current)"
     readarray -t entries <<<"${ENTRIES:-}"
     readarray -t missing < <(find_missing "${entries[@]}")

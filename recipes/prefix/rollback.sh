@@ -20,6 +20,7 @@ main() {
     let_go_on_exit
     take_lock offer never
     sweep_leftovers offer
+    forget_names
     current="$(find_current)"
     readarray -t entries <<<"${ENTRIES:-}"
     readarray -t missing < <(find_missing "${entries[@]}")
