@@ -112,7 +112,7 @@ def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> dict[str, s
     unasked: dict[str, str] = {}
     for host, reply in replies.items():
         if isinstance(reply, Trouble):
-            unasked[host] = reply.problems[0].what
+            unasked[host] = reply.problems[0].said
         elif reply.code:
             unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:
@@ -150,6 +150,13 @@ def publish_generation(door: Door, place: Place, files: Iterable[Content], base:
         what = "a store entry that was to be offered was removed meanwhile"
         raise Trouble(*(Problem(f"{place.host.name} {place.prefix}", what, name, try_=remedy) for name in missing))
     return Published(answer.number("generation"), answer.text("state") == "stale")
+
+
+def current(door: Door, place: Place) -> int:
+    """Return the number of the generation that is current now as the prefix's host sees it, 0 without one."""
+    reply = door.run(place.host, Job('readlink -- "$1/current" || true # no generation yet', args=(place.prefix,), user=place.user))
+    number = reply.out.strip().removeprefix("generations/")
+    return int(number) if number.isdecimal() else 0
 
 
 def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> str:

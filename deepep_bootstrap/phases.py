@@ -177,7 +177,7 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
         lock_digest=store.digest({"lock": work.request.lock.text}),
-        hosts=tuple(survey.facts),
+        hosts=tuple(dict.fromkeys((*survey.facts, *work.plan.choice.absent))),
     )
 
 
@@ -193,7 +193,9 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     record = work.plan.choice.record
     load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
 
+    generation = generations.current(work.door, work.place)
+
     def keep(host: str, said: str) -> Path:
         return work.run.log(host, "verify", said)
 
-    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, keep=keep))
+    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, generation=generation, keep=keep))

@@ -20,7 +20,8 @@ LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
 
 LOOK_FORM = Form(
-    dict.fromkeys(
+    {"stale": 2}
+    | dict.fromkeys(
         (
             *("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "nccl", "nccl_version"),
             *("deepep_entry", "nvshmem_entry", "driver", "end"),
@@ -36,7 +37,7 @@ class Verdict:
     """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
     `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
     links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form, `nccl` and `nccl_version` the NCCL that
-    DeepEP V2 calls ("" for V1)."""
+    DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as this host sees it and where it should, () where that is the same."""
 
     module_system: bool
     loaded: str
@@ -51,11 +52,12 @@ class Verdict:
     driver: bool
     nccl: str = ""
     nccl_version: str = ""
+    stale: tuple[str, ...] = ()
 
 
-def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imports: bool = True) -> Job:
+def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imports: bool = True, generation: int = 0) -> Job:
     """Return the job that looks at one host; its output is for `parse`. `load` is what to say to `module load` (default: the
-    module's full name), `imports` whether DeepEP is imported too."""
+    module's full name), `imports` whether DeepEP is imported too, `generation` the one to wait for (0: none)."""
     env = {
         "LOAD": load or record.module,
         "ENV_FILE": f"{record.prefix}/current/env-{record.stack}.sh",
@@ -63,6 +65,7 @@ def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imp
         "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
         "PYTHON": record.external_python,
         "IMPORT": "yes" if imports else "no",
+        "GENERATION": str(generation),
         "PROBE": recipes["verify/probe.py"],
     }
     return Job(compose(recipes, "lib.sh", "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
@@ -87,12 +90,17 @@ def parse(reply: Reply) -> Verdict:
         driver=said.text("driver") == "yes",
         nccl=said.text("nccl"),
         nccl_version=said.text("nccl_version"),
+        stale=next(iter(said.rows("stale")), ()),
     )
 
 
 def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem, ...]:
     """Return everything in a verdict that is not as the stack wants it."""
     found = []
+    if verdict.stale:
+        seen, wanted = verdict.stale
+        remedy = "invoke verify in a minute; if it stays so, the mount options of the prefix there"
+        found.append(Problem(host, "this host still sees another generation of the prefix", seen, wanted, remedy))
     if verdict.module_system and verdict.loaded != record.module:
         missing = verdict.loaded or verdict.said or "no module"
         found.append(Problem(host, "module load gives another module", missing, record.module, "invoke bootstrap, then a new login shell"))
@@ -117,11 +125,18 @@ def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem,
 
 
 def verify_all(
-    door: Door, hosts: Sequence[Host], record: StackRecord, recipes: Mapping[str, str], *, load: str = "", keep: Keep = lambda *_: ""
+    door: Door,
+    hosts: Sequence[Host],
+    record: StackRecord,
+    recipes: Mapping[str, str],
+    *,
+    load: str = "",
+    generation: int = 0,
+    keep: Keep = lambda *_: "",
 ) -> tuple[Outcome, ...]:
-    """Look at all hosts at once, login hosts without the import, and return one outcome per host in their order. `keep` gets what a
-    host said that is not as it should be, and returns where that can be read."""
-    replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu"))
+    """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one (0: at once); return
+    one outcome per host in their order. `keep` gets what a host said that is not as it should be, and returns where that can be read."""
+    replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu", generation=generation))
     outcomes = []
     for host in hosts:
         reply = replies[host.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import module_systems
@@ -74,13 +75,13 @@ class Machine:
         line = f"import ctypes\nctypes.CDLL({str(self.torchs_own)!r}, ctypes.RTLD_GLOBAL)\n"
         (self.package / "torch.py").write_text(f"__version__ = '2.10.0'\n{line}")
 
-    def look(self, system: str, *, load: str = "deepep", imports: bool = True, driver: bool = False) -> verify.Verdict:
+    def look(self, system: str, *, load: str = "deepep", imports: bool = True, driver: bool = False, **more: str) -> verify.Verdict:
         """Look at this machine as verify does on a host, with start-up files that talk."""
         session_folder = self.path / "session"
         session_folder.mkdir(exist_ok=True)
         (session_folder / ".bash_profile").write_text(NOISE)
         job = verify.look(self.record, RECIPES, load=load, imports=imports)
-        env = {"MODULEPATH": f"{self.path}/modulefiles", **job.env}
+        env = {"MODULEPATH": f"{self.path}/modulefiles", **job.env, **more}
         session = module_systems.run(job.script, session_folder, system=system, login=False, driver=driver, env=env)
         return verify.parse(Reply("host", session.code, session.out, session.err, 0.5))
 
@@ -155,6 +156,27 @@ def test_another_default(system: str, tmp_path: Path) -> None:
     support.write(tmp_path / "generations" / "1", other)
     assert machine.complaints(system, imports=False) == ["module load gives another module"]
     assert machine.complaints(system, imports=False, load=machine.record.module) == []
+
+
+def test_a_host_that_sees_the_new_generation_late_is_waited_for(machine: Machine) -> None:
+    """As a network filesystem shows it: for a while `current` leads to the generation before."""
+    current = machine.path / "current"
+    (machine.path / "generations/0").mkdir()
+
+    def publish() -> None:
+        (machine.path / "new").symlink_to("generations/1")
+        (machine.path / "new").rename(current)
+
+    current.unlink()
+    current.symlink_to("generations/0")
+    late = machine.look("", imports=False, GENERATION="1", SECONDS_TO_SEE="0")
+    (problem,) = [each for each in verify.problems("host", late, machine.record) if "another generation" in each.what]
+    assert (problem.found, problem.wanted) == ("generations/0", "generations/1")
+    timer = threading.Timer(0.3, publish)
+    timer.start()
+    assert machine.look("", imports=False, GENERATION="1").stale == ()
+    timer.join()
+    assert verify.look(machine.record, RECIPES, generation=1).env["GENERATION"] == "1"
 
 
 @pytest.mark.parametrize("system", ["lmod", "environment-modules"])

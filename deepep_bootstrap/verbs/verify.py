@@ -12,7 +12,7 @@ from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.explain import explained
 from deepep_bootstrap.history import Change, Verdict
 from deepep_bootstrap.holdings import Holdings
-from deepep_bootstrap.reach import reach
+from deepep_bootstrap.reach import candidates, reach
 from deepep_bootstrap.report import Screen, outcome_json, shortened
 from deepep_bootstrap.survey import Flags, current_offer, gather, offered_stack, open_door, read_inventory, read_tree
 
@@ -33,7 +33,9 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
         survey = gather(flags, door, inventory, prefix)
         record = offered_stack(survey, flags.stack)
         load = "deepep" if current_offer(survey).default_stack == record.stack else record.module
-        outcomes = proof.verify_all(door, survey.reached, record, read_tree(flags.root / "recipes"), load=load)
+        generation = next((survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts), 0)
+        recipes = read_tree(flags.root / "recipes")
+        outcomes = proof.verify_all(door, survey.reached, record, recipes, load=load, generation=generation)
     screen.outcomes(explained(outcomes, flags.root))
     for problem in survey.problems:
         screen.problem(problem)

@@ -2,9 +2,10 @@
 # Looks at what a user gets on this host: loads the module in a login shell, imports DeepEP, and asks which NVSHMEM it would call.
 #
 # Reads: LOAD (what to say to `module load`), ENV_FILE (the same for hosts without a module system), DEEPEP and NVSHMEM (the entries
-# it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py).
+# it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py),
+# GENERATION (the current one, where that was just published; 0 for whatever is seen here), SECONDS_TO_SEE (default 60).
 # Changes nothing.
-# Data lines: module, loaded, said; import, error, deep_ep, torch, nvshmem, nccl, nccl_version; deepep_entry, nvshmem_entry; driver; end.
+# Data lines: stale; module, loaded, said; import, error, deep_ep, torch, nvshmem, nccl, nccl_version; deepep_entry, nvshmem_entry; driver; end.
 
 # Runs inside the login shell, whose own start-up files may say anything on standard output: data lines leave by descriptor 3.
 print_login_script() {
@@ -42,9 +43,27 @@ rm -f "$messages"
 SCRIPT
 }
 
+# wait_for_generation: until this host sees the current generation, and say `stale` with what it sees instead when it never does. A network
+# filesystem may answer from memory for a minute (acdirmax of NFS); reading the folder makes most ask again.
+wait_for_generation() {
+    local -r current="${ENV_FILE%/*}" wanted="generations/${GENERATION:-0}"
+    local -r end=$((SECONDS + ${SECONDS_TO_SEE:-60}))
+    local seen
+    [[ "${wanted}" != generations/0 && -d "${current%/*}" ]] || return 0
+    while true; do
+        ls -a -- "${current%/*}" >/dev/null 2>&1 || true # it may be one that we can pass and not read
+        seen="$(readlink -- "${current}")" || seen=nothing
+        [[ "${seen}" != "${wanted}" ]] || return 0
+        ((SECONDS < end)) || break
+        sleep 0.5
+    done
+    data stale "${seen}"$'\t'"${wanted}"
+}
+
 main() {
     need_env LOAD ENV_FILE DEEPEP NVSHMEM IMPORT PROBE
     local program
+    wait_for_generation
     program="$(print_login_script)"
     # Entries are read-only for everybody; root could write Python's caches into them all the same.
     export LOAD ENV_FILE IMPORT PYTHON PROBE PYTHONDONTWRITEBYTECODE=1
