@@ -12,6 +12,7 @@ from store_support import Prefix
 
 from deepep_bootstrap import lock, plan, store
 from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.facts import Modules, Slurm
 from deepep_bootstrap.generations import Content
 from deepep_bootstrap.hosts import parse
 from deepep_bootstrap.phases import copy_tests, publish_offer
@@ -19,6 +20,7 @@ from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.survey import Flags, Survey
+from deepep_bootstrap.verbs.bootstrap import next_commands
 from deepep_bootstrap.work import Work
 
 pytest_plugins = ["store_support"]
@@ -39,6 +41,22 @@ def test_a_slurm_client_gets_the_default_stacks_tests_where_it_stands(tmp_path: 
 def test_a_folder_that_is_gone_is_trouble(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"none: sbatch files cannot be written here — found No such file or directory"):
         copy_tests(FILES, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("default", "changes", "said"),
+    [
+        ("v1-wheel", {}, ["ssh login1", "module load deepep", "sbatch {}/sbatch/internode-test.sbatch"]),
+        ("v1", {}, ["ssh login1", "module load deepep/1.2.1-8a07e7e-v1-wheel", "sbatch {}/sbatch/v1-wheel/internode-test.sbatch"]),
+        ("v1", {"slurm": Slurm(), "modules": Modules()}, [". {}/current/env-v1-wheel.sh", "bash {}/sbatch/v1-wheel/intranode-test.sbatch"]),
+    ],
+)
+def test_what_to_type_next_is_for_the_stack_that_was_bootstrapped(default: str, changes: dict[str, object], said: list[str]) -> None:
+    wanted = request(stack="v1-wheel")
+    planned = plan.make(wanted, cluster(n001=changes, n002=changes, login1=changes))
+    offer = replace(planned.choice.offer, default_stack=default)
+    made = replace(planned, decided=replace(planned.choice, offer=offer))
+    assert next_commands(wanted, made) == [command.format(wanted.prefix) for command in said]
 
 
 def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_file(prefix: Prefix, tmp_path: Path) -> None:

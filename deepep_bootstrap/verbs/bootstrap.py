@@ -206,12 +206,13 @@ def keep_logs(ended: Ended) -> str:
 
 def next_commands(request: Request, made: Plan) -> list[str]:
     """Return what a person types after a successful run."""
-    choice, prefix = made.choice, request.prefix
-    bare = any("no module system" in note for note in made.notes)
-    load = f". {prefix}/current/env-{choice.record.stack}.sh" if bare else f"module load {choice.record.module}"
-    if choice.offer.default_stack == choice.record.stack and not bare:
-        load = "module load deepep"
+    choice, prefix, stack = made.choice, request.prefix, made.choice.record.stack
+    by_default = choice.offer.default_stack == stack
+    load = "module load deepep" if by_default else f"module load {choice.record.module}"
+    if any("no module system" in note for note in made.notes):
+        load = f". {prefix}/current/env-{stack}.sh"
+    tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
     if not choice.slurm_host:
-        return [load, f"bash {prefix}/sbatch/intranode-test.sbatch"]
+        return [load, f"bash {tests}/intranode-test.sbatch"]
     login = [] if choice.slurm_host == choose.CONTROL else [f"ssh {choice.slurm_host}"]
-    return [*login, load, f"sbatch {prefix}/sbatch/internode-test.sbatch"]
+    return [*login, load, f"sbatch {tests}/internode-test.sbatch"]
