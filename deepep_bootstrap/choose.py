@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap import elastic, rules, slurm, store, topology
+from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.hosts import Inventory, fold
@@ -70,7 +71,8 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(request.prefix, facts)))
+    load = f"{request.prefix}/current/env-{request.stack.name}.sh"
+    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
     if store.deepep_recipe(source) == "deepep-v2":
         derived = elastic.adapt(derived)
@@ -238,15 +240,6 @@ def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:
         raise Trouble(Problem(name, "no CUDA toolkit fits the stack", found, f"CUDA {stack.cuda} with nvcc", remedy))
     default = [toolkit for toolkit in fitting if toolkit.path == "/usr/local/cuda"]
     return default[0] if default else max(fitting, key=lambda toolkit: [int(part) for part in toolkit.version.split(".") if part.isdigit()])
-
-
-def absences(prefix: str, facts: Mapping[str, Facts]) -> Iterator[str]:
-    """Yield one note for each thing that is not there and not needed, so that nobody looks for it in vain."""
-    if not any(seen.slurm.works for seen in facts.values()):
-        yield "no Slurm: tests run with `bash` on one node, `sbatch` is not checked"
-    bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
-    if bare:
-        yield f"no module system on {fold(bare)}: load with `. {prefix}/current/env.sh` there"
 
 
 def minor_version(python: Python) -> str:

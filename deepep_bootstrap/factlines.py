@@ -33,7 +33,7 @@ def lines(seen: Facts) -> list[tuple[str, str]]:
         ("CUDA", ", ".join(f"{kit.version} in {kit.path}" for kit in seen.toolkits) or "none"),
         ("RDMA", f"{len(active)} of {len(seen.rdma)} devices active ({', '.join(layers)}), {origin}" if seen.rdma else "none"),
         ("Python", ", ".join(f"{python.path} {python.version}" for python in seen.pythons) or "none"),
-        ("tools", ", ".join(f"{name} {version}" for name, version in seen.tools) or "none"),
+        ("tools", ", ".join(f"{name} {version}".rstrip() for name, version in seen.tools) or "none"),
         ("modules", f"{seen.modules.kind} {seen.modules.version}".strip()),
         ("Slurm", slurm_line(seen) if slurm.works else "none"),
         ("prefix", f"{prefix.path}: {state}" if prefix.exists else f"{prefix.path}: not there yet"),

@@ -10,6 +10,7 @@ import pytest
 from plan_support import PREFIX, READY, changed, cluster, request
 
 from deepep_bootstrap import choose, modules, plan
+from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Slurm
 from deepep_bootstrap.hosts import fold
@@ -102,6 +103,30 @@ def test_external_python_needs_no_wheels_and_names_misfits() -> None:
     facts["n002"] = changed(facts["n002"], {"external_python": external(problem="no torch in it")})
     with pytest.raises(Trouble, match="n002: --python=/opt/venv/bin/python cannot be used — found no torch in it"):
         choose.choose(wish, facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "said"),
+    [
+        ({"default_route": True}, " connection=local", ["no sshd on n001: not needed with connection=local"]),
+        ({"default_route": True, "tools": (("sshd", ""),)}, " connection=local", []),
+        ({"default_route": True}, "", []),
+        ({}, "", ["no way out of the local network on n001: sources and wheels come from --mirror or through this machine"]),
+        (
+            {"modules.kind": "none", "slurm": Slurm()},
+            " connection=local",
+            [
+                "no Slurm: tests run with `bash` on one node, `sbatch` is not checked",
+                "no module system on n001: load with `. /p/current/env-v1.sh` there",
+                "no way out of the local network on n001: sources and wheels come from --mirror",
+                "no sshd on n001: not needed with connection=local",
+            ],
+        ),
+    ],
+)
+def test_what_is_not_there_and_not_needed_is_said_once(changes: dict[str, Any], local: str, said: list[str]) -> None:
+    inventory = request(f"defaults prefix=/p{local}\nn001\n").inventory
+    assert list(absences("/p/current/env-v1.sh", "n001", inventory, {"n001": changed(READY, changes)})) == said
 
 
 def test_another_stack_is_added_beside_the_first() -> None:

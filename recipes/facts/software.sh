@@ -7,6 +7,7 @@ probe_tools() {
         command -v "$name" >/dev/null || continue
         version_of "$name" --version; put tool "$name" "$version"
     done
+    [ -x "$root/usr/sbin/sshd" ] && put tool sshd ''
     for name in infiniband/mlx5dv.h infiniband/verbs.h; do [ -e "$root/usr/include/$name" ] && put header "$name"; done
 }
 probe_toolkits() { # CUDA_HOME is left out on purpose: it belongs to a person's shell, not to the host

@@ -57,7 +57,7 @@ def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLa
         shutil.copy(path, shared / "wheels")
     run(
         fresh_lab,
-        "rm -rf /usr/share/lmod /etc/profile.d/*lmod* /etc/profile.d/*modules*"
+        "rm -rf /usr/sbin/sshd /usr/share/lmod /etc/profile.d/*lmod* /etc/profile.d/*modules*"
         f' && for name in {SLURM}; do rm -f "/usr/bin/$name"; done'
         " && bash /usr/local/cuda/install /tmp/cuda-13 13.0.88 && rm -r /usr/local/cuda && mv /tmp/cuda-13 /usr/local/cuda"
         " && python3 -m venv /opt/own"
@@ -83,7 +83,7 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
         " --mirror https://example.invalid/standin/=/shared/standin/git/standin/"
     )
     said = invoke(machine, f"bootstrap {flags}")
-    for absence in ("no Slurm", "no module system"):
+    for absence in ("no Slurm", "no module system", "no way out of the local network", "no sshd"):
         assert said.count(f"note: {absence}") == 1, f"each absence is reported once: {said}"
     before = run(machine, "find /opt/own -newer /shared/repo/tasks.py -name '*.py' -o -name deep_ep* | head").split()
     assert not [name for name in before if "deep_ep" in name], "nothing is written into somebody else's environment"
