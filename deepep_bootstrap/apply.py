@@ -35,7 +35,7 @@ def apply_step(
 def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tuple[Outcome, str]:
     """Return the outcome of a host recipe's reply, and what it said."""
     if isinstance(reply, Trouble):
-        return Outcome(step.title, host, "failed", reply.problems[0].what, seconds, TROUBLE), str(reply)
+        return Outcome(step.title, host, "failed", reply.problems[0].said, seconds, TROUBLE), str(reply)
     said = reply.out + reply.err
     if reply.code:
         last = last_lines(reply.err or reply.out)

@@ -227,7 +227,7 @@ class _Run:
                 reply = self.door.run(self.host, self.job(entry), tell)
             except Trouble as trouble:
                 # The host went away: what was published before is an outcome of this run all the same.
-                reply = Reply(self.host.name, 1, "", trouble.problems[0].what, 0.0)
+                reply = Reply(self.host.name, 1, "", trouble.problems[0].said, 0.0)
         seconds = time.monotonic() - start
         if reply.code:
             outcome = Outcome(entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log))

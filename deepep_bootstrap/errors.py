@@ -28,6 +28,8 @@ CHANGES = 2
 BUG = 3
 VERDICT = 4
 INTERRUPTED = 130
+REMEDY = ". Try: "
+"""What stands before the remedy in a message."""
 WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
 
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
@@ -56,10 +58,15 @@ class Problem:
     try_: str = ""
 
     def __str__(self) -> str:
+        return plain(f"{self.where}: {self.said}")
+
+    @property
+    def said(self) -> str:
+        """The message without its place, for a line that names the host itself."""
         parts = [part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part]
         difference = f" — {', '.join(parts)}" if parts else ""
-        remedy = f". Try: {self.try_}" if self.try_ else ""
-        return plain(f"{self.where}: {self.what}{difference}{remedy}")
+        remedy = f"{REMEDY}{self.try_}" if self.try_ else ""
+        return plain(f"{self.what}{difference}{remedy}")
 
     def as_json(self) -> dict[str, str]:
         """Return the five keys of `errors` in every JSON document."""

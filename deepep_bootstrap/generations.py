@@ -112,7 +112,7 @@ def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> dict[str, s
     unasked: dict[str, str] = {}
     for host, reply in replies.items():
         if isinstance(reply, Trouble):
-            unasked[host] = reply.problems[0].what
+            unasked[host] = reply.problems[0].said
         elif reply.code:
             unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:

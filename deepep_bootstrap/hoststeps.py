@@ -67,7 +67,7 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, di
         try:
             reply = work.door.send(host, job, tarstream.tar_tree([(".", tree)]))
         except Trouble as trouble:
-            unsent[host.name] = trouble.problems[0].what
+            unsent[host.name] = trouble.problems[0].said
             continue
         if reply.code:
             unsent[host.name] = f"source {source.name} cannot be put there: {last_lines(reply.err)}"

@@ -20,7 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deepep_bootstrap.errors import Problem, plain
+from deepep_bootstrap.errors import REMEDY, Problem, plain
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.plan import Outcome, Plan, Step
 
@@ -221,10 +221,11 @@ class _Progress:
 
 
 def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
-    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the same."""
+    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the same, whatever host
+    or address their remedies name: the first one's stands for all."""
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.step, outcome.state, outcome.detail), []).append(outcome)
+        groups.setdefault((outcome.step, outcome.state, outcome.detail.partition(REMEDY)[0]), []).append(outcome)
     return list(groups.values())
 
 

@@ -17,6 +17,7 @@ def test_a_problem_is_one_sentence_with_its_parts() -> None:
         "deepep.lock.toml: source.nvshmem.rev: short revision — found 131da55, wanted 40 hex digits. Try: git rev-parse 131da55"
     )
     assert str(Problem("n001", "refused")) == "n001: refused"
+    assert whole.said == str(whole).removeprefix("deepep.lock.toml: source.nvshmem.rev: ")
 
 
 @pytest.mark.parametrize(

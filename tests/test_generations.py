@@ -153,7 +153,7 @@ class HalfThere(TwoViews):
     """One host went away, another one cannot look."""
 
     def run_all(self, hosts, job_for, on_line=None):
-        gone = Trouble(Problem("n1", "did not answer for 60 s"))
+        gone = Trouble(Problem("n1", "did not answer for 60 s", try_="its console"))
         cannot = Reply("n2", 1, "", "probe.sh: /p/.id: Permission denied\n", 0.1)
         return {**super().run_all(hosts, job_for, on_line), "n1": gone, "n2": cannot}
 
@@ -163,7 +163,7 @@ def test_probe_goes_on_without_hosts_that_cannot_be_asked(tmp_path: Path) -> Non
     prefix = make_prefix(tmp_path)
     door = HalfThere(hosts, {host.name: prefix for host in hosts})
     unasked = generations.probe_shared(door, replace(place(prefix), host=hosts[0]), hosts)
-    assert unasked == {"n1": "did not answer for 60 s", "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied"}
+    assert unasked == {"n1": "did not answer for 60 s. Try: its console", "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied"}
 
 
 def test_probe_removes_old_probes_of_killed_runs(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deepep_bootstrap import report
-from deepep_bootstrap.errors import plain
+from deepep_bootstrap import apply, launch, report
+from deepep_bootstrap.errors import Problem, Trouble, plain
 from deepep_bootstrap.plan import Outcome, Reason, Step
 from deepep_bootstrap.report import Screen, plan_line, plan_table, seconds, shortened, size
 from deepep_bootstrap.verbs.facts import folded as folded_facts
@@ -49,6 +49,20 @@ def test_a_plan_as_a_table() -> None:
     console.print(plan_table(STEPS))
     text = console.file.getvalue()
     compare("plan-table", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def test_recipes_that_cannot_become_root_keep_their_remedy_and_hosts_that_differ_in_an_address_are_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = launch.explain_no_start(1, "sudo: a password is required")
+    gone = [Problem(host, "no answer", try_=f"ssh root@10.0.0.{number}") for number, host in enumerate(("n1", "n2"))]
+    troubles = {"login": Problem("login", *lines), **{problem.where: problem for problem in gone}}
+    Screen("bootstrap").outcomes(apply.judge(STEPS[1], host, Trouble(problem), 0.1)[0] for host, problem in troubles.items())
+    said = capsys.readouterr().out
+    found = "sudo asks for a password — found sudo: a password is required"
+    assert f"login\n    {found}. Try: --sudo-password-prompt, or user=root in the hosts file\n" in said
+    assert "n[1-2] (2)\n    no answer. Try: ssh root@10.0.0.0\n" in said
+    assert "10.0.0.1" not in said
 
 
 def test_progress_and_outcomes_of_64_hosts_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
