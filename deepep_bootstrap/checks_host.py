@@ -44,6 +44,16 @@ def is_in_service(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, told, "a node in service", fix)
 
 
+def finds_slurm(seen: Seen) -> Iterator[Fault]:
+    """Where slurmd runs, Slurm's clients are found and answer."""
+    slurm = seen.facts.slurm
+    if slurm.slurmd and not slurm.version:
+        fix = "the folder of sinfo in PATH of login shells (/etc/profile.d), or links to the clients in /usr/local/bin"
+        yield Fault(BLOCKING, "slurmd runs, but its clients are not found", "sinfo on PATH, or in bin beside slurmd's folder", fix)
+    elif slurm.slurmd and not slurm.works:
+        yield Fault(BLOCKING, "slurmd runs, but sinfo does not answer", "an answer of Slurm's controller", "scontrol ping, on the host")
+
+
 def offers_gpus(seen: Seen) -> Iterator[Fault]:
     """Slurm gives out all GPUs of the node."""
     if (
@@ -152,6 +162,7 @@ def may_load_modules(seen: Seen) -> Iterator[Fault]:
 ROWS = (
     Row("reboot", "A change of driver or kernel modules works after a reboot only.", was_rebooted),
     Row("slurm-node", "Jobs do not start on it.", is_in_service),
+    Row("slurm-clients", "Without Slurm's word nobody sees whose jobs run there, and the host is left alone.", finds_slurm),
     Row("slurm-gres", "A job gets the GPUs that Slurm knows of, no more.", offers_gpus),
     Row("python", "torch and DeepEP run with the Python that they were built for.", has_python, recipe="python"),
     Row("glibc", "The locked wheels do not load on an older system.", has_glibc),

@@ -40,6 +40,15 @@ def slurm_locks_memory(seen: Seen) -> Iterator[Fault]:
         yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", seen.case.bootstrap)
 
 
+def submits_unlimited(seen: Seen) -> Iterator[Fault]:
+    """Where jobs are submitted, no low limit goes along with them: by default Slurm gives a job the soft limits of that shell."""
+    limit = seen.view.memlock if seen.view else seen.facts.prepared.memlock
+    if seen.case.link and seen.facts.slurm.brings_memlock and limit and limit != "unlimited":
+        wanted = "unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+        fix = "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then scontrol reconfigure"
+        yield Fault(WARNING, f"memlock {limit} KiB, which Slurm takes along into jobs", wanted, fix)
+
+
 def memlock_severity(limit: str) -> str:
     """Return how bad a limit in KiB is: below 1 GiB the first buffers of a test do not register."""
     return BLOCKING if limit.isdigit() and int(limit) < GIB_KIB else WARNING
@@ -140,6 +149,12 @@ ROWS = (
         always=True,
     ),
     Row("slurmd-memlock", "Jobs inherit the limit of slurmd.", slurm_locks_memory, recipe="limits", always=True),
+    Row(
+        "submit-memlock",
+        "Our tests raise the limit again where they may; jobs of users run with it.",
+        submits_unlimited,
+        roles=("login",),
+    ),
     Row("shm", "The ranks of a node meet in shared memory.", has_shared_memory, recipe="limits", always=True),
     Row("device-access", "Jobs open the device files of GPUs and NICs as their user.", opens_devices),
     Row("environment", "What a login shell sets reaches every job and stands over the module's own choice.", has_clean_environment),

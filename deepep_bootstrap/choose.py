@@ -160,8 +160,10 @@ def busy_with(facts: Facts) -> str:
         if not slurm.is_usable(facts.slurm.state):
             return f"{facts.slurm.state.lower()} in Slurm"
         return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
-    if facts.prepared.slurmd_memlock and facts.slurm.version and not facts.slurm.works:
-        return "slurmd runs there, but Slurm does not answer, so its jobs cannot be seen"
+    if facts.slurm.slurmd or (facts.prepared.slurmd_memlock and facts.slurm.version and not facts.slurm.works):
+        answer = "Slurm does not answer" if facts.slurm.version else "Slurm's clients are not found"
+        why = "Slurm knows no node of that name" if facts.slurm.works else answer
+        return f"slurmd runs there, but {why}, so its jobs cannot be seen"
     count = sum(gpu.processes for gpu in facts.gpus)
     return f"{count} GPU processes" if count else ""
 

@@ -142,8 +142,8 @@ def share_prefix(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
 
 
 def have_slurm(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Yield a note where no host is a client of Slurm."""
-    if not any(host.facts.slurm.works for host in seen):
+    """Yield a note where no host has anything to do with Slurm."""
+    if not any(host.facts.slurm.works or host.facts.slurm.slurmd for host in seen):
         why = "Tests over several nodes are started by Slurm; those of one node run without."
         names = tuple(host.name for host in seen)
         yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, f"{case.command('test')} --kind=intranode")

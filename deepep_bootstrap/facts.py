@@ -106,7 +106,8 @@ class Modules:
 class Slurm:
     """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no compute node),
     `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there,
-    `gres` and `partitions` as scontrol shows them."""
+    `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the clients and SLURM_CONF where the account's own
+    PATH lacks them; `brings_memlock`: a job gets the memlock of the shell that submitted it. `slurmd`: the host itself runs one."""
 
     works: bool = False
     version: str = ""
@@ -171,11 +172,13 @@ FORM = Form(
     single={
         "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
         "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
-        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2, "default_route": 1, **FORM_SINGLE, **PREFIX_SINGLE,
+        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2, "default_route": 1,
+        **FORM_SINGLE, **PREFIX_SINGLE,
     },
     many={
         "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
-        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2, **FORM_MANY, **PREFIX_MANY,
+        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2,
+        **FORM_MANY, **PREFIX_MANY,
     },
     end="end",
 )  # fmt: skip
@@ -275,7 +278,7 @@ def _slurm(records: Records) -> Slurm:
         partitions=tuple(name for name in partitions.split(",") if name),
         path=path,
         conf=conf,
-        brings_memlock=_brings_memlock({name: value for name, value in records.rows("slurm_limits")}),
+        brings_memlock=_brings_memlock({fields[0]: fields[1] for fields in records.rows("slurm_limits")}),
         slurmd=records.truth("slurmd"),
     )
 

@@ -118,14 +118,29 @@ exit "$code"
 """
 
 
-def compose(script: str, args: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """Return `script` as bash text with its environment and arguments set in front of it."""
+class Secret:
+    """A text that must not be shown: printing, formatting and repr hide it."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._value
+
+
+def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: str = "") -> bytes:
+    """Return `script` as bash text with its environment and arguments set in front of it; `folder` is put at the end of PATH."""
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
             raise ValueError(f"not an environment variable: {name}")
     if any("\0" in word for word in args):
         raise ValueError("an argument with a zero byte in it, which bash would leave out")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    lines += [f'export PATH="$PATH":{shlex.quote(folder)}'] if folder else []
     return "\n".join([*lines, f"set -- {shlex.join(args)}".rstrip(), script, ""]).encode()
 
 

@@ -14,6 +14,7 @@ import paramiko
 from deepep_bootstrap import launch
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.sessions import Sessions
 from deepep_bootstrap.sshconf import Resolver
@@ -23,20 +24,6 @@ from deepep_bootstrap.wire import ChannelWire, LocalWire, Wire
 LOCAL = "local"
 CLEAN_UP = 30.0
 """Seconds a held script has to end after its stdin was closed; its watcher needs five."""
-
-
-class Secret:
-    """A text that must not be shown: printing, formatting and repr hide it."""
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def __repr__(self) -> str:
-        return "Secret(…)"
-
-    def reveal(self) -> str:
-        """Return the text itself."""
-        return self._value
 
 
 @dataclass(frozen=True)
@@ -191,6 +178,7 @@ class Fleet:
         self._sessions = Sessions(remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell)
         self._wires: set[Wire] = set()
         self._closed = False
+        self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
         """See Door."""
@@ -248,6 +236,11 @@ class Fleet:
         finally:
             pool.shutdown()
 
+    def equip(self, host: str, folder: str, env: Mapping[str, str]) -> None:
+        """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for tools that are not on the
+        PATH which sshd gives."""
+        self._places[host] = (folder, env)
+
     def forget(self, host: Host) -> None:
         """Drop the session to a host that reboots, which may look alive for a minute after it; the next script opens another."""
         self._sessions.forget(host)
@@ -269,12 +262,10 @@ class Fleet:
         if self._closed:
             raise Trouble(Problem(host.name, "not reached: the run is ending"))
         password = self._options.sudo_password
+        folder, env = self._places.get(host.name, ("", {}))
         data = launch.payload(
-            launch.compose(job.script, job.args, job.env),
+            launch.compose(job.script, job.args, {**env, **job.env}, folder),
             user=job.user,
-            if self._closed:
-                # close() came between the first look and the line above, and has not seen this wire.
-                raise Trouble(Problem(host.name, "not reached: the run is ending"))
             password=password.reveal() if password else "",
             watched=job.watched,
             merge=job.merge,
@@ -282,6 +273,9 @@ class Fleet:
         wire = self._wire(host, watched=job.watched)
         self._wires.add(wire)
         try:
+            if self._closed:
+                # close() came between the first look and the line above, and has not seen this wire.
+                raise Trouble(Problem(host.name, "not reached: the run is ending"))
             # A shell that ended at once does not read either.
             wire.offer(data)
         except BaseException:

@@ -72,6 +72,9 @@ main() {
     case $python in /*) PATH=$PATH:${python%/*} ;; esac
     kernel=$(uname -r); machine=$(uname -m)
     put facts 1
+    clients=0
+    # shellcheck disable=SC2034  # facts/cluster.sh reads it
+    find_slurm && clients=1
     for probe in gpus gpu_processes nvlinks nvswitch slurm modules external tools toolkits pythons packages verbs network daemons; do "probe_$probe" & done
     probe_system; probe_kernel; probe_fabric; probe_devices; probe_state
     wait

@@ -278,6 +278,67 @@ def test_tools_that_never_answer_are_told_and_cost_their_limit_only(tmp_path: Pa
     assert (seen.modules.kind, seen.slurm.works, seen.slurm.version, dict(seen.tools)["gcc"]) == ("none", False, "23.02.7", "")
 
 
+# --- Slurm where sshd's PATH lacks its clients ------------------------------------------------------------------------------------------
+
+STATUS = "Name:\tslurmd\nUid:\t0\t0\t0\t0\nNSpid:\t4242\n"
+SLURMD = {"proc/4242/comm": "slurmd\n", "proc/4242/status": STATUS}
+SINFO = 'case $1 in --version) echo slurm 24.05.3 ;; *) echo "${SLURM_CONF:-gpu}" ;; esac\n'
+
+
+@pytest.mark.parametrize(
+    ("by", "folder"),
+    [("exe", "opt/slurm/bin"), ("exe", "opt/slurm/sbin"), ("cmdline", "opt/slurm/bin")],
+)
+def test_slurms_clients_are_found_beside_the_slurmd_that_runs(by: str, folder: str, tmp_path: Path) -> None:
+    data: dict[str, Any] = {"files": dict(SLURMD), "programs": {f"{folder}/sinfo": SINFO}}
+    if by == "exe":
+        data["links"] = {"proc/4242/exe": "/opt/slurm/sbin/slurmd"}
+    else:  # a plain user may not read the link of root's process
+        data["files"]["proc/4242/cmdline"] = "/opt/slurm/sbin/slurmd\0-D\0-s\0"
+    seen = ask(Machine(tmp_path, data)).slurm
+    assert (seen.slurmd, seen.works, seen.version, seen.path, seen.conf) == (True, True, "24.05.3", f"/{folder}", "")
+
+
+def test_slurms_clients_are_found_where_a_login_shell_finds_them(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, {"files": SLURMD, "programs": {"home/tools/sinfo": SINFO}})
+    machine.write("home/.bash_profile", f"PATH=$PATH:{tmp_path}/home/tools\nexport SLURM_CONF=/shared/slurm.conf\necho hello\n")
+    seen = ask(machine, HOME=str(tmp_path / "home")).slurm
+    assert (seen.slurmd, seen.works, seen.version, seen.path, seen.conf) == (True, True, "24.05.3", "/home/tools", "/shared/slurm.conf")
+
+
+@pytest.mark.parametrize(
+    ("status", "slurmd"),
+    [
+        (STATUS, True),
+        (STATUS.replace("NSpid:\t4242\n", ""), True),  # kernels before 4.1
+        (STATUS.replace("4242\n", "4242\t17\n"), False),  # in a container
+        (STATUS.replace("Uid:\t0", "Uid:\t7100"), False),  # somebody's own try
+    ],
+)
+def test_whose_slurmd_it_is(status: str, slurmd: bool, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, {"files": {**SLURMD, "proc/4242/status": status}})
+    seen = ask(machine, HOME=str(tmp_path)).slurm
+    assert (seen.slurmd, seen.works, seen.version, seen.path) == (slurmd, False, "", "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "brings"),
+    [
+        (("ALL", "(null)"), True),
+        (("NONE", "(null)"), False),
+        (("STACK,CORE", "(null)"), False),
+        (("STACK,MEMLOCK", "(null)"), True),
+        (("(null)", "MEMLOCK"), False),
+        (("ALL", "RLIMIT_MEMLOCK, AS"), False),
+        (("ALL", "STACK"), True),
+    ],
+)
+def test_whether_a_job_has_the_memlock_of_the_shell_that_submitted_it(limits: tuple[str, str], brings: bool, tmp_path: Path) -> None:
+    config = f"echo 'PropagateResourceLimits = {limits[0]}'; echo 'PropagateResourceLimitsExcept = {limits[1]}'"
+    scontrol = f"case $2 in config) echo 'PropagatePrioProcess = 0'; {config} ;; esac\n"
+    assert ask(Machine(tmp_path, {"programs": {"bin/sinfo": SINFO, "bin/scontrol": scontrol}})).slurm.brings_memlock == brings
+
+
 # --- the external Python ---------------------------------------------------------------------------------------------------------------
 
 TORCH = '__version__ = "2.11.0+cu130"\ndebug = False\ncuda: str = "13.0"\ngit_version = "70d99e998b4955e0"\nhip = None\n'

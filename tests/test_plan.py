@@ -146,7 +146,20 @@ def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
 
 
 def test_a_node_of_a_slurm_that_does_not_answer_is_not_built_on() -> None:
-    unseen = {"slurm": Slurm(version="22.05.8"), "prepared": Machine(slurmd_memlock="unlimited")}
-    made = plan.make(request(), cluster(n001=unseen))
+    made = plan.make(request(), cluster(n001={"slurm": Slurm(version="22.05.8"), "prepared": Machine(slurmd_memlock="unlimited")}))
     assert made.choice.build_host == "n002"
     assert "n001 is busy (slurmd runs there, but Slurm does not answer, so its jobs cannot be seen) and is left alone" in made.notes
+
+
+@pytest.mark.parametrize(
+    ("slurm", "why"),
+    [
+        (Slurm(slurmd=True), "slurmd runs there, but Slurm's clients are not found, so its jobs cannot be seen"),
+        (Slurm(version="24.05.3", slurmd=True), "slurmd runs there, but Slurm does not answer, so its jobs cannot be seen"),
+        (Slurm(True, "24.05.3", slurmd=True), "slurmd runs there, but Slurm knows no node of that name, so its jobs cannot be seen"),
+        (Slurm(True, "24.05.3", node="n001", state="IDLE", slurmd=True), ""),
+        (Slurm(), ""),
+    ],
+)
+def test_a_host_of_slurm_is_free_by_slurms_word_alone(slurm: Slurm, why: str) -> None:
+    assert choose.busy_with(changed(READY, {"slurm": slurm})) == why

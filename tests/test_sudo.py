@@ -14,7 +14,8 @@ import pytest
 from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.remote import Fleet, Job, Secret
+from deepep_bootstrap.launch import Secret
+from deepep_bootstrap.remote import Fleet, Job
 
 PASSWORD = "correct horse 'battery' \\ $staple"
 # Numbers of this process alone, so that what another one leaves for a moment is not taken for ours.

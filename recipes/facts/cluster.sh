@@ -5,12 +5,15 @@
 # One login shell a run, with a clean environment: what a user finds after logging in. In single quotes: the login shell expands it.
 # shellcheck disable=SC2016
 login_questions='version=; [ -z "$(type -t module)" ] || version=$(module --version 2>&1 | grep -o "[0-9][0-9.]*[0-9]" | head -n 1)
-printf "\n@facts|%s|%s|%s|%s\n" "${LMOD_PKG:-${LMOD_CMD%/libexec/*}}" "${MODULESHOME:-}" "$version" "${MODULEPATH:-}"'
+printf "\n@facts|%s|%s|%s|%s\n@slurm|%s|%s\n" "${LMOD_PKG:-${LMOD_CMD%/libexec/*}}" "${MODULESHOME:-}" "$version" "${MODULEPATH:-}" \
+    "$(command -v sinfo)" "${SLURM_CONF:-}"'
 probe_modules() {
+    lines=
     shell=$(command -v bash) && lines=$(limit 10 env -i HOME="${HOME:-/}" USER="$(id -un)" LOGNAME="$(id -un)" TERM=dumb \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$shell" -lc "$login_questions" | grep '^@facts|')
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$shell" -lc "$login_questions" | grep -E '^@(facts|slurm)\|')
+    [ "$clients" = 1 ] || probe_slurm_of_login "${lines##*@slurm|}" &
     IFS='|' read -r _ lmod home version modulepath <<ANSWER
-${lines:-}
+$lines
 ANSWER
     kind=none; init=
     if [ -n "$lmod" ]; then kind=lmod; init=$lmod/init/bash
@@ -25,12 +28,43 @@ ANSWER
     for shell in sh csh; do
         [ -r "$root/etc/profile.d/zz-deepep.$shell" ] && put hook "$shell" "$(sed -n 's/^# modulefiles: //p' "$root/etc/profile.d/zz-deepep.$shell")"
     done
+    wait
 }
-probe_slurm() {
+# Sites put Slurm's clients into places that sshd's PATH lacks: beside the slurmd that runs, or where a login shell finds them. Then
+# `slurm_path` says where, and every later script gets it. Of root's process a plain user sees only how it was called, not its link.
+find_slurm() { # fails where sinfo is neither on PATH nor beside slurmd
+    process=$(find_slurmd); [ -z "$process" ] || put slurmd 1
+    command -v sinfo >/dev/null && return 0
+    [ -n "$process" ] || return 1
+    program=$(readlink "$process/exe") || program=$(tr '\0' '\n' <"$process/cmdline" | head -n 1)
+    use_slurm "$root${program%/*}" '' || use_slurm "$root${program%/*/*}/bin" ''
+}
+find_slurmd() { # the slurmd of this host itself, as a folder of /proc: not one in a container, nor what another user tries
+    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+        awk -v me="$(id -u)" '$1 == "Uid:" { own = $2 == 0 || $2 == me } $1 == "NSpid:" { inner = NF > 2 } END { exit !own || inner }' \
+            "${file%comm}status" && echo "${file%/comm}" && break
+    done
+}
+use_slurm() { # FOLDER CONF
+    case $1 in /*) [ -x "$1/sinfo" ] || return 1 ;; *) return 1 ;; esac
+    PATH=$PATH:$1; [ -z "$2" ] || { SLURM_CONF=$2; export SLURM_CONF; }
+    put slurm_path "${1#"$root"}" "$2"
+}
+probe_slurm() { # without clients, it is the login shell's turn
+    [ "$clients" = 0 ] || ask_slurm
+}
+probe_slurm_of_login() { # PATH-OF-SINFO|CONF
+    case $1 in /*'/sinfo|'*) use_slurm "${1%%/sinfo|*}" "${1#*|}" ;; esac
+    ask_slurm
+}
+ask_slurm() {
     version=; [ "$(has sinfo)" = 0 ] || version_of sinfo --version
     works=0; [ -n "$version" ] && limit 10 sinfo -h -o %P >/dev/null && works=1
     put slurm "$works" "$version" "$(has sbatch)"
     [ "$works" = 1 ] || return 0
+    limit 10 scontrol show config | while read -r key _ value; do
+        case $key in PropagateResourceLimits*) put slurm_limits "$key" "$value" ;; esac
+    done
     host=${SLURMD_NODENAME:-$(uname -n)}; host=${host%%.*}
     record=$(limit 10 scontrol show node -o "$host" | grep -m 1 '^NodeName=')
     # A site may give nodes other names than hosts; on a login host neither question finds anything.
