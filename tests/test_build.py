@@ -151,6 +151,10 @@ def test_scripts_of_the_environment_find_their_own_python(built: Built, tmp_path
     prefix, names = built
     moved = tmp_path / "elsewhere"
     shutil.copytree(prefix, moved, symlinks=True)
+    # What an environment says of itself tells nothing of the uv that made it: that is not in the digest.
+    says = {line.partition(" = ")[0] for line in (prefix / "store" / names["python"] / "pyvenv.cfg").read_text().splitlines()}
+    assert "home" in says
+    assert "uv" not in says
     script_file = moved / "store" / names["python"] / "bin/numpy-config"
     done = subprocess.run([script_file, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout[0].isdigit()

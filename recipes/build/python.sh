@@ -27,14 +27,15 @@ build_entry() {
     touch -- "${WORK}.ready"
     cp -a -- "${WORK}/." "${OUT}"
     rm -f -- "${OUT}/.lock"
-    forget_cache
+    forget_uv
     use_our_nvshmem
     compile_modules "${OUT}" lib
 }
 
-# forget_cache: uv notes beside each package when its wheel came, for its own use: the one thing that differs from build to build.
-forget_cache() {
+# forget_uv: uv notes its own version, and beside each package when its wheel came, for its own use: that would differ from build to build.
+forget_uv() {
     local note
+    sed -i '/^uv = /d' "${OUT}/pyvenv.cfg"
     for note in "${OUT}"/lib/python3*/site-packages/*.dist-info/uv_cache.json; do
         [[ -e "${note}" ]] || continue # this uv leaves none
         rm -- "${note}"
