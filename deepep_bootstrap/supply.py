@@ -134,7 +134,7 @@ def host_reaches_index(door: Door, want: Environment, uv: Path, addresses: Seque
     """Return whether the build host can resolve the smallest of the wheels on its own."""
     wheel = min(want.wheels, key=lambda wheel: wheel.size)
     env = {"REQUIREMENT": f"{wheel.name}=={wheel.version}", "INDEXES": "\n".join(addresses), "PYTHON": want.python}
-    script = compose(want.recipes, "lib.sh", "prefix/probe-index.sh")
+    script = compose(want.recipes, "lib.sh", "build/common.sh", "prefix/probe-index.sh")
     reply = door.send(want.host, Job(script, env=env, user=want.user, timeout=120), _content(uv))
     return reply.code == 0 and "index=yes" in reply.out.split()
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from build_support import RECIPES
+from build_support import RECIPES, run_bash, script
 
 
 def run_function(script: str, tmp_path: Path, **environment: str) -> str:
@@ -93,9 +93,22 @@ def test_what_would_change_the_result_is_forgotten(tmp_path: Path) -> None:
         "DISABLE_SM90_FEATURES",
         "NVSHMEM_PREFIX",
         "LDSHARED",
+        "UV_INDEX_URL",
+        "PIP_INDEX_URL",
     )
-    kept = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "LD_LIBRARY_PATH": "/nvidia"}
+    network = {"https_proxy": "http://proxy:3128", "SSL_CERT_FILE": "/etc/site.pem", "UV_NATIVE_TLS": "1"}
+    kept = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "LD_LIBRARY_PATH": "/nvidia", **network}
     given = {**dict.fromkeys(changes, "9"), **kept, "SOURCE_DATE_EPOCH": "1", "CUDA_HOME": "/cuda", "PYTHON": "/own/bin/python"}
     left = dict(line.partition("=")[::2] for line in run_function("clear_environment; env", tmp_path, **given).splitlines())
     assert not set(changes) & set(left)
     assert kept.items() <= left.items()
+
+
+def test_an_index_is_asked_in_the_environment_of_the_build(tmp_path: Path) -> None:
+    network = {"ALL_PROXY": "http://proxy:3128", "SSL_CERT_FILE": "/etc/site.pem", "UV_SYSTEM_CERTS": "1"}
+    given = {**network, "UV_DEFAULT_INDEX": "https://elsewhere.invalid/simple", "REQUIREMENT": "small==1", "PYTHON": "/own/bin/python"}
+    done = run_bash(script("lib.sh", "build/common.sh", "prefix/probe-index.sh"), given, data=b"#!/bin/sh\nenv >&2\n")
+    assert done.stdout == "index=yes\n", done.stderr
+    seen = done.stderr.splitlines()
+    assert {f"{name}={value}" for name, value in network.items()} <= set(seen)
+    assert not [line for line in seen if line.startswith("UV_DEFAULT_INDEX=")]

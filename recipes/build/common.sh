@@ -9,14 +9,19 @@ is_published() {
     [[ -d "${PREFIX}/store/$1" ]]
 }
 
-# clear_environment: forget settings of the account or the image that would change what is compiled.
+# clear_environment: forget settings of the account or the image that would change what is compiled, or where wheels come from. The way to
+# the network stays: proxies and certificates (HTTPS_PROXY and its like, SSL_CERT_FILE, and uv's switch to those of the system).
 clear_environment() {
     local name
     unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
         CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
         PYTHONDONTWRITEBYTECODE GIT_DIR LDSHARED LDCXXSHARED TOPK_IDX_BITS
     for name in "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"; do
-        [[ "${name}" == NVSHMEM_DISABLE_NVLS ]] || unset "${name}" # that one protects a machine shared with others, and builds nothing
+        case "${name}" in
+        NVSHMEM_DISABLE_NVLS) ;; # protects a machine shared with others, and builds nothing
+        UV_NATIVE_TLS | UV_SYSTEM_CERTS) ;;
+        *) unset "${name}" ;;
+        esac
     done
     # Last, what stands beside the interpreter: an environment often brings its own cmake and ninja. GDRCopy's Makefile calls ldconfig.
     # shellcheck disable=SC2153 # an input, as prefix/publish.sh says

@@ -1,28 +1,30 @@
 # shellcheck shell=bash
-# Does this host reach the index of wheels? A uv arrives on standard input and is asked to resolve one small wheel, without installing it.
+# Does this host reach the index of wheels? A uv arrives on standard input and is asked to resolve one small wheel, without installing it,
+# in the environment that a build has. It needs build/common.sh before it.
 # Inputs: REQUIREMENT (name==version), INDEXES (addresses, one a line; the first one is the default, empty: uv's own), PYTHON. Result: index=yes|no.
 
-FOLDER=""
+SCRATCH=""
 
 clean_up() {
-    [[ -z "${FOLDER}" ]] || rm -rf -- "${FOLDER}"
+    [[ -z "${SCRATCH}" ]] || rm -rf -- "${SCRATCH}"
 }
 
 main() {
     local address option=--default-index
-    local -a from=()
+    local -a from=(--index-strategy unsafe-best-match) # as build/python.sh asks
     need_env REQUIREMENT PYTHON
-    FOLDER="$(mktemp -d)"
+    SCRATCH="$(mktemp -d)"
     trap clean_up EXIT
-    cat >"${FOLDER}/uv"
-    chmod 700 -- "${FOLDER}/uv"
+    clear_environment
+    cat >"${SCRATCH}/uv"
+    chmod 700 -- "${SCRATCH}/uv"
     while IFS= read -r address; do
         [[ -z "${address}" ]] || from+=("${option}" "${address}")
         option=--index
     done <<<"${INDEXES:-}"
     # Seconds, not uv's patience of minutes: this is a question, and the control machine is the other answer.
     export UV_HTTP_TIMEOUT=5 UV_HTTP_RETRIES=0 UV_PYTHON_DOWNLOADS=never
-    if timeout 30 "${FOLDER}/uv" pip install --dry-run --no-deps --no-cache --no-progress --target "${FOLDER}/none" \
+    if timeout 30 "${SCRATCH}/uv" pip install --dry-run --no-deps --no-cache --no-progress --target "${SCRATCH}/none" \
         --python "${PYTHON}" "${from[@]}" "${REQUIREMENT}" >&2; then
         data index yes
     else
