@@ -18,6 +18,7 @@ from email.message import Message
 from html.parser import HTMLParser
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from deepep_bootstrap import nar
@@ -135,7 +136,17 @@ def _ask(index: Index, url: str, method: str) -> tuple[Message, str, bytes]:
     if account:
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}")
     with _opener(index.settings, host).open(request, timeout=SILENCE_SECONDS) as answer:
-        return answer.headers, answer.geturl(), answer.read(LONGEST_PAGE)
+        return answer.headers, answer.geturl(), answer.read(LONGEST_PAGE) if method == "GET" else b""
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows as urllib does, but asks for a head again where a head was asked for: urllib before Python 3.13 would ask for the file."""
+
+    def redirect_request(self, req: urllib.request.Request, *answer: Any, **more: Any) -> urllib.request.Request | None:
+        request = super().redirect_request(req, *answer, **more)
+        if request and req.get_method() == "HEAD":
+            request.method = "HEAD"
+        return request
 
 
 def _opener(settings: Mapping[str, str], host: str) -> urllib.request.OpenerDirector:
@@ -148,7 +159,7 @@ def _opener(settings: Mapping[str, str], host: str) -> urllib.request.OpenerDire
         context.verify_mode = ssl.CERT_NONE
     proxy = settings.get("proxy")
     handlers = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), *handlers)
+    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects, *handlers)
 
 
 def _from_json(data: bytes, base: str) -> Iterator[Offered]:

@@ -20,7 +20,7 @@ from test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 from test_wheels import make_wheel
 
 from deepep_bootstrap import lock as locks
-from deepep_bootstrap import lockfile, lockwheels, supply, wheelcheck, wheels
+from deepep_bootstrap import lockfile, lockwheels, supply, wheelcheck, wheelindex, wheels
 from deepep_bootstrap.archives import measured
 from deepep_bootstrap.errors import OK, TROUBLE, Trouble
 from deepep_bootstrap.lock import Wheel
@@ -87,6 +87,11 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.indexes.asked.append(f"{self.command} {self.path}")
+        if self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/moved"))
+            self.end_headers()
+            return
         found = self.indexes.answer(self.path, "json" in self.headers.get("Accept", ""))
         if found is None:
             self.send_error(404)
@@ -332,6 +337,13 @@ def test_check_says_what_became_of_a_wheel(as_json: bool, indexes: Indexes) -> N
     }
     assert found[pulled].notes == ("was withdrawn (yanked): breaks everything; it is still offered",)
     assert not [each for each in indexes.asked if each.startswith("GET") and each.endswith(".whl")], "something was downloaded"
+
+
+def test_the_size_of_a_file_elsewhere_is_asked_for_without_the_file(indexes: Indexes) -> None:
+    wheel = indexes.make("inner", "good")
+    index = wheelindex.Index("inner", f"{indexes.address}/inner", {})
+    assert wheelindex.size_of(index, f"{indexes.address}/moved/inner/good/{wheel.file}") == wheel.size
+    assert indexes.asked == [f"HEAD /moved/inner/good/{wheel.file}", f"HEAD /inner/good/{wheel.file}"]
 
 
 def test_downloads_and_caches(indexes: Indexes, tmp_path: Path) -> None:
