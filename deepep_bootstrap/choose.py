@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap import elastic, rules, slurm, store, topology
+from deepep_bootstrap import elastic, partial, rules, service, slurm, store, topology
 from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
@@ -14,6 +14,7 @@ from deepep_bootstrap.kinds import COPIED
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.mirrors import Mirrors
 from deepep_bootstrap.profiles import read_profile
+from deepep_bootstrap.partial import Earlier
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
 
@@ -37,7 +38,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this machine."""
+    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this machine; `absent` are
+    hosts that the offer is for and that this run does not see."""
 
     build_host: str
     prefix_host: str
@@ -52,6 +54,7 @@ class Choice:
     offer: Offer
     notes: tuple[str, ...] = ()
 
+    absent: tuple[str, ...] = ()
     def entry(self, kind: str) -> Entry | None:
         """Return the entry of one kind, or None."""
         return next((entry for entry in self.entries if entry.kind == kind), None)
@@ -71,12 +74,14 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    load = f"{request.prefix}/current/env-{request.stack.name}.sh"
-    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
+    known = partial.earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
     if store.deepep_recipe(source) == "deepep-v2":
         derived = elastic.adapt(derived)
-    target, python = choose_python(request, gpu_hosts, here)
+    derived = partial.keep(derived, known, gpu_hosts, request.inventory.settings.profile)
+    load = f"{request.prefix}/current/env-{request.stack.name}.sh"
+    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
+    target, python = choose_python(request, gpu_hosts, here, known)
     toolkit = choose_toolkit(request.stack, build_host, here)
     notes.extend(fit_together(request, derived, target, (python, toolkit)))
     wheels = () if request.external_python else request.stack.wheels[target]
@@ -97,6 +102,7 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
         offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
         notes=tuple(notes),
     )
+        absent=known.absent,
 
 
 def fit_together(request: Request, derived: topology.Derived, target: str, found: tuple[Python, Toolkit]) -> tuple[str, ...]:
@@ -179,14 +185,16 @@ def choose_slurm_host(request: Request, facts: Mapping[str, Facts]) -> str:
     return next((name for name in working if name in logins), working[0] if working else "")
 
 
-def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts) -> tuple[str, Python]:
-    """Return target (`cp312-x86_64`; "" for an external Python) and interpreter."""
+def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts, known: Earlier) -> tuple[str, Python]:
+    """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or the one that `known`
+    hosts, which cannot be asked now, are known to have."""
     if request.external_python:
         return "", check_external(request, gpu_hosts, here)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(Problem(fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"))
-    targets = sorted(request.stack.wheels, key=minor_of, reverse=True)
+    theirs = known.record.python_version if known.record and known.decides else ""
+    targets = sorted(request.stack.wheels, key=lambda target: (theirs == f"3.{minor_of(target)}", minor_of(target)), reverse=True)
     for target in targets:
         path = f"/usr/bin/python3.{minor_of(target)}"
         fits = target.endswith(f"-{here.machine}") and all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values())

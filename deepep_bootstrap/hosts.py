@@ -61,11 +61,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a hosts file (or a node set on the command line) says. `hosts` keeps the file's order; names are unique."""
+    """What a hosts file (or a node set, `path` is "--hosts" then) says, in its order; --limit leaves `left_out` out."""
 
     path: str
     hosts: tuple[Host, ...]
     settings: Settings
+    left_out: tuple[Host, ...] = ()
 
 
 def from_flag(value: str, limit: str = "") -> Inventory:
@@ -73,17 +74,15 @@ def from_flag(value: str, limit: str = "") -> Inventory:
 
     `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names unknown to the file.
     """
-    path = Path(os.path.expanduser(value))
-    if os.path.isfile(path):
+    if os.path.isfile(path := Path(os.path.expanduser(value))):
         inventory = parse(_read(path), value)
     elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or os.path.isdir(path):
         found = "a directory" if os.path.isdir(path) else "nothing there"
         raise Trouble(Problem(f"--hosts={value}", "not a hosts file", found, "a file, or a node set such as b200-[001-016]"))
     else:
         hosts, problems = _expand(value, "--hosts")
-        repeated = list(_repeated(hosts))
-        if problems or repeated:
-            raise Trouble(*problems, *repeated)
+        if problems := [*problems, *_repeated(hosts)]:
+            raise Trouble(*problems)
         inventory = Inventory("--hosts", tuple(hosts), Settings())
     return _limited(inventory, limit) if limit else inventory
 
@@ -242,7 +241,8 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
             problems.append(Problem("--limit", f"leaves out {needed}, which is {key}", try_=f"--limit={limit},{needed}"))
     if problems:
         raise Trouble(*problems)
-    return dataclasses.replace(inventory, hosts=tuple(filter(lambda host: host.name in names, inventory.hosts)))
+    kept, rest = (tuple(host for host in inventory.hosts if (host.name in names) is inside) for inside in (True, False))
+    return dataclasses.replace(inventory, hosts=kept, left_out=rest)
 
 
 def check_prefix(value: str, where: str) -> None:

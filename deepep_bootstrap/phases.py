@@ -177,7 +177,7 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
         lock_digest=store.digest({"lock": work.request.lock.text}),
-        hosts=tuple(survey.facts),
+        hosts=tuple(dict.fromkeys((*survey.facts, *work.plan.choice.absent))),
     )
 
 

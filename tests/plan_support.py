@@ -51,6 +51,8 @@ def request(text: str = f"defaults prefix={PREFIX}\nn[001-002]\nlogin1 role=logi
     """Return what `invoke bootstrap` would ask for with the shipped lock and this hosts file."""
     found = lock.read(ROOT / "deepep.lock.toml")
     inventory = hosts.parse(text, "hosts.txt")
+    left_out = tuple(hosts.Host(name) for name in wishes.pop("left_out", ()))
+    inventory = replace(inventory, left_out=left_out)
     stack = found.stacks[wishes.pop("stack", found.default_stack)]
     recipes, templates = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")
     return Request(found, stack, inventory, inventory.settings.prefix, recipes, templates, **wishes)

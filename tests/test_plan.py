@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_steps(case: dict[str, Any]) -> None:
     assert [named(step) for step in made.steps] == case["steps"]
     assert all(step.reason.found and step.reason.wanted for step in made.steps)
     assert case.get("note", "") in "\n".join(made.notes)
+
+
+def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() -> None:
+    newer = tuple(replace(gpu, capability="10.0") for gpu in READY.gpus)
+    older = (Python("/usr/bin/python3.10", "3.10.12", header=True),)
+    facts = built(cluster(n001={"pythons": (*READY.pythons, *older)}, n002={"gpus": newer, "pythons": older}))
+    whole = choose.choose(request(), facts)
+    assert (whole.record.archs, whole.record.python_version, whole.absent) == (("9.0", "10.0"), "3.10", ())
+    part = {name: seen for name, seen in facts.items() if name != "n002"}
+    for wish in (request(), request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n", left_out=("n002",))):
+        made = plan.make(wish, part)
+        assert (made.steps, made.choice.record) == ((), whole.record)
+        assert made.choice.absent == ("n002",)
+        assert "n002: not seen by this run, so the settings of all hosts stay as they are offered now" in made.notes
+    # A host that is no longer in the file has no say any more; a profile that somebody names has one.
+    gone = plan.make(request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n"), part)
+    assert (gone.choice.record.archs, gone.choice.record.python_version, gone.choice.absent) == (("9.0",), "3.12", ())
+    named = plan.make(request(f"defaults prefix={PREFIX} profile=roce\nn[001-002]\nlogin1 role=login\n"), part)
+    assert (named.choice.record.profile, whole.record.profile) == ("roce", "single-node")
+    # A new one adds what is particular to it.
+    more = {**part, "n003": changed(facts["n002"], {"hostname": "n003", "gpus": tuple(replace(gpu, capability="12.0") for gpu in newer)})}
+    grown = plan.make(request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n"), more)
+    assert grown.choice.record.archs == ("9.0", "10.0", "12.0")
 
 
 @pytest.mark.parametrize("case", load("sharing"), ids=lambda case: case["name"])
