@@ -440,12 +440,14 @@ def test_a_lab_node_and_a_busy_one(lab: LiveLab) -> None:
     script.write_text(facts.script(facts_support.recipes()), encoding="utf-8")
     done = lab.ssh(
         "login1",
-        "salloc -Q -w n002 --gres=gpu:8 sh -c 'echo $SLURM_JOB_ID; ssh -V 2>/dev/null; srun -Q --overlap sh /shared/facts /shared/deepep'",
+        "ulimit -S -l 48; salloc -Q -w n002 --gres=gpu:8 sh -c 'echo $SLURM_JOB_ID; ssh -V 2>/dev/null; srun -Q --overlap sh /shared/facts /shared/deepep'",
     )
     job, _, answer = done.stdout.partition("\n")
     seen = parse(answer, "n002")
     assert (seen.slurm.node, seen.slurm.jobs, seen.slurm.gres, seen.slurm.partitions) == ("n002", (job,), "gpu:8", ("batch",))
     assert (len(seen.gpus), len(seen.rdma), seen.rdma[0].driver, seen.modules.kind) == (8, 8, "mlx5_core", "lmod")
+    # The job has the soft limit of the shell that asked for it, as with the defaults of a real Slurm.
+    assert (seen.slurm.slurmd, seen.slurm.brings_memlock, seen.prepared.memlock) == (True, True, "48")
     login = parse(lab.ssh("login1", "sh /shared/facts /shared/deepep").stdout, "login1")
     assert (login.slurm.works, login.slurm.node, login.slurm.jobs, login.gpus) == (True, "", (), ())
 

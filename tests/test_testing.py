@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def test_slurm_does_it_where_it_runs() -> None:
     ssh = testplace.find_spot(there, KINDS["internode"], 0, via="ssh")
     assert (ssh.client, ssh.where) == (None, "n[1-2] (2)")
     assert ssh.notes == ("n3 is busy (down in Slurm) and is left alone",)
+
+
+def test_nodes_in_the_reservation_that_jobs_name_are_nodes_to_test_on() -> None:
+    nodes = {"n1": node("n1", "IDLE+RESERVED"), "n2": node("n2", "IDLE+MAINTENANCE+RESERVED"), "n3": node("n3", "IDLE+DRAIN+RESERVED")}
+    there = survey(nodes, sbatch_args=("--requeue", "--reservation=acceptance"))
+    assert testplace.find_spot(there, KINDS["internode"], 0, limited=True).named == ("n1", "n2")
+    assert testplace.find_spot(there, KINDS["internode"], 0, via="ssh").where == "n[1-2] (2)"
+    with pytest.raises(Trouble, match="too few nodes"):
+        testplace.find_spot(survey(nodes), KINDS["internode"], 0, limited=True)
 
 
 def test_without_slurm_on_free_hosts() -> None:
@@ -259,13 +269,13 @@ fi
 """
 
 
-def run_node(folder: Path, script: str, **env: str) -> tuple[int, str]:
+def run_node(folder: Path, script: str, before: Sequence[str] = (), **env: str) -> tuple[int, str]:
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / "nvidia-smi").write_text(SMI)
     (folder / "bin" / "nvidia-smi").chmod(0o755)
     known = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "RANK": "3", "DEEPEP_NODE": "n7", "DEEPEP_RUN_DIR": str(folder / "run")}
     with (folder / "out").open("w") as out:  # a pipe would be waited for, whoever has it
-        done = subprocess.run(["bash", NODE, "bash", "-c", script], env={**known, **env}, stdout=out, check=False)
+        done = subprocess.run([*before, "bash", NODE, "bash", "-c", script], env={**known, **env}, stdout=out, check=False)
     return done.returncode, (folder / "out").read_text()
 
 
@@ -278,6 +288,13 @@ def test_a_node_keeps_its_log_and_counters(code: int, tmp_path: Path) -> None:
         counters = parse_counters((tmp_path / "run" / "counters" / f"n7.{when}").read_text(), when)
         assert {index: dict(gpu.errors) for index, gpu in counters.gpus.items()} == {0: {"ecc": 3, "nvlink": 3}, 1: {"nvlink": 0}}
         assert counters.time > 1.6e9
+
+
+def test_a_node_gives_the_test_all_the_memlock_it_may(tmp_path: Path) -> None:
+    # By default Slurm gives a job the soft limit of the shell that submitted it; the hard one stays slurmd's. Root may pass over that, too.
+    plain = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"] if os.geteuid() == 0 else []
+    ended, out = run_node(tmp_path, "ulimit -S -l; ulimit -H -l", ("prlimit", "--memlock=65536:4194304", *plain))
+    assert (ended, out.split()) == (0, ["4096", "4096"])
 
 
 def test_a_node_that_is_ended_still_counts(tmp_path: Path) -> None:

@@ -102,6 +102,11 @@ run_command() {
     done
 }
 
+# By default Slurm gives a job the soft limits of the shell that submitted it. RDMA locks the memory it works on: all that is allowed here.
+raise_memlock() {
+    ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true # a low limit is told by what fails for it
+}
+
 main() {
     local -r name=${SLURMD_NODENAME:-${DEEPEP_NODE:-$(uname -n)}}
     local -r limit=${DEEPEP_TEST_SECONDS:-}
@@ -109,6 +114,7 @@ main() {
     readonly LOG=$DEEPEP_RUN_DIR/node-$RANK-$name.log COUNTERS=$DEEPEP_RUN_DIR/counters/$name
     mkdir -p -- "$DEEPEP_RUN_DIR/counters" 2>/dev/null
     trap end_early TERM INT HUP
+    raise_memlock
     count_all "$COUNTERS.before"
     begin=$SECONDS
     if [[ -z $limit ]]; then run_command "$@"; else run_command timeout --kill-after=10 "$limit" "$@"; fi
