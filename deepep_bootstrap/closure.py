@@ -80,8 +80,9 @@ class Tree:
 
 @dataclass(frozen=True)
 class Built:
-    """What the entries were built on and for: operating system, CPU architecture, glibc of the host that exported, CUDA versions and GPU
-    architectures ("9.0")."""
+    """What the entries were built on, for and by: operating system, CPU architecture, glibc of the host that exported, CUDA versions, GPU
+    architectures ("9.0"), compilers ("gcc 12.2.0"), paths of Python interpreters, and recipes ("build/nvshmem.sh", a blank, and the SHA-256
+    of its text without comments). The last three are empty in archives of earlier versions."""
 
     os_id: str = ""
     os_version: str = ""
@@ -89,14 +90,19 @@ class Built:
     glibc: str = ""
     cuda: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return its values for a JSON document."""
-        return {**asdict(self), "cuda": list(self.cuda), "archs": list(self.archs)}
+        """Return its values for a JSON document, but for the recipes, which say nothing to a person."""
+        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in found.items() if name != "recipes"}
 
     def __str__(self) -> str:
         gpus = f", GPU architectures {', '.join(self.archs)}" if self.archs else ""
-        return f"{self.os_id} {self.os_version} {self.machine}, glibc {self.glibc}, CUDA {', '.join(self.cuda) or 'none'}{gpus}"
+        by = f", {', '.join(self.compilers)}" if self.compilers else ""
+        return f"{self.os_id} {self.os_version} {self.machine}, glibc {self.glibc}, CUDA {', '.join(self.cuda) or 'none'}{gpus}{by}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,13 @@ class Index:
         """Bytes of all files."""
         return sum(tree.size for tree in self.trees)
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The names of the stacks that its generation offered."""
+        offer = self.generation.get("offer")
+        found = offer.get("stacks") if isinstance(offer, dict) else None
+        return tuple(map(str, found)) if isinstance(found, dict) else ()
+
 
 def order(path: str) -> tuple[str, ...]:
     """Return the key by which things are sorted: a folder comes before what lies in it, and that before its next neighbour."""
@@ -125,7 +138,7 @@ def write(index: Index) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "lock_digest": index.lock_digest,
-        "built": index.built.as_json(),
+        "built": {**index.built.as_json(), "recipes": list(index.built.recipes)},
         "generation": index.generation,
         "entries": [{"name": tree.name, "things": [_written(thing) for thing in tree.things]} for tree in index.trees],
     }
@@ -163,7 +176,8 @@ def read(text: bytes, where: str) -> Index:
 def _read_built(found: Mapping[str, Any]) -> Built:
     cuda, archs = (tuple(map(_text, found[key])) for key in ("cuda", "archs"))
     os_id, os_version, machine, glibc = (_text(found[key]) for key in ("os_id", "os_version", "machine", "glibc"))
-    return Built(os_id, os_version, machine, glibc, cuda, archs)
+    compilers, pythons, recipes = (tuple(map(_text, found.get(key, ()))) for key in ("compilers", "pythons", "recipes"))
+    return Built(os_id, os_version, machine, glibc, cuda, archs, compilers, pythons, recipes)
 
 
 def _read_thing(found: Mapping[str, Any]) -> Thing:

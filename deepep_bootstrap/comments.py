@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
+
+def text_digest(text: str) -> str:
+    """Return the SHA-256 in hex of a text without comments, by which the inputs of store entries know their recipes."""
+    return hashlib.sha256(strip_comments(text).encode()).hexdigest()
+
 
 def strip_comments(text: str) -> str:
     """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on.

@@ -12,11 +12,12 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Place
 from deepep_bootstrap.holdings import Holdings
 from deepep_bootstrap.hosts import Host, Inventory, Settings
-from deepep_bootstrap.remote import Door, Job
+from deepep_bootstrap.remote import Door, Fleet, Job
 from deepep_bootstrap.survey import Flags, open_door, read_inventory, read_tree
 
 HERE = Host("localhost", connection="local")
 """This machine, where only --prefix is given."""
+HERE_ALONE = Inventory("--prefix", (HERE,), Settings())
 NOTHING = Holdings(0, (), {})
 
 
@@ -25,10 +26,10 @@ class Reached:
     """A prefix that answered: the door, the place, what the prefix holds, and the hosts that were named (this machine, where none were).
     `problems` are hosts that did not answer before it."""
 
-    door: Door
+    door: Fleet
     place: Place
     holdings: Holdings
-    hosts: tuple[Host, ...] = ()
+    inventory: Inventory = HERE_ALONE
     problems: tuple[Problem, ...] = ()
 
 
@@ -48,7 +49,7 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
             place = Place(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(door, host)) is None:
                 holdings = NOTHING if empty else history.look(door, place, locks=locks)
-                yield Reached(door, place, holdings, inventory.hosts, tuple(problems))
+                yield Reached(door, place, holdings, inventory, tuple(problems))
                 return
             problems.extend(trouble.problems)
     raise Trouble(*problems)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deepep_bootstrap.comments import strip_comments
+from deepep_bootstrap.comments import text_digest
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import Lock, Stack, Wheel
@@ -244,7 +244,7 @@ def _surroundings(wanted: Wanted, kind: str, recipe: str) -> dict[str, object]:
     tools = dict(wanted.facts.tools)
     return {
         "kind": kind,
-        "recipes": {name: hashlib.sha256(strip_comments(wanted.recipes[name]).encode()).hexdigest() for name in names},
+        "recipes": {name: text_digest(wanted.recipes[name]) for name in names},
         "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if recipe not in UNCOMPILED else {},
         "os": [wanted.facts.os_id, wanted.facts.os_version, wanted.facts.machine],
     }

@@ -20,7 +20,10 @@ from deepep_bootstrap.remote import Fleet
 
 BASE, TOP = entry_name("nvshmem", "3.4.5"), entry_name("deepep", "1.2.1")
 LONG = "a" * 90 + "/" + "b" * 90
-INPUTS = {"os": ["debian", "12", "x86_64"], "cuda": "12.9", "archs": ["9.0"]}
+INPUTS = {
+    "os": ["debian", "12", "x86_64"], "cuda": "12.9", "archs": ["9.0"], "compiler": {"gcc": "12.2.0", "g++": ""},
+    "recipes": {"build/x.sh": "0123"}, "interpreter": "/usr/bin/python3.12", "python": "3.12",
+}  # fmt: skip
 
 
 def add_rich_entry(prefix: Prefix, name: str, needs: Sequence[str] = ()) -> Path:

@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import plan_support
 import pytest
 from archive_support import BASE, INPUTS, TOP, add_rich_entry
 from build_support import ROOT, run_bash, script
 from store_support import Prefix
 
 from deepep_bootstrap import archive, closure, transfer
-from deepep_bootstrap.closure import Index
+from deepep_bootstrap.choose import choose
+from deepep_bootstrap.closure import Index, Tree
+from deepep_bootstrap.comments import text_digest
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Toolkit
-from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.facts import Facts, Gpu, Python, Toolkit
+from deepep_bootstrap.survey import Flags, Survey
 from deepep_bootstrap.transfer import Room
 from deepep_bootstrap.verbs import export as export_verb
 from deepep_bootstrap.verbs import import_ as import_verb
@@ -188,19 +191,44 @@ def test_import_refuses_another_system(packed_file: Path, target: Path, tmp_path
     assert "built for another operating system or CPU" in refused(target, file, insecure_unsigned=True)
 
 
-def test_remarks_on_gpus_and_toolkits() -> None:
-    built = closure.Built("debian", "12", "x86_64", "2.36", ("12.9.86",), ("9.0",))
+def test_remarks_on_what_entries_were_built_with() -> None:
+    recipe = "build/nvshmem.sh"
+    by = {"compilers": ("g++ 12.2.0", "gcc 12.2.0"), "pythons": ("/usr/bin/python3.12",)}
+    built = closure.Built("debian", "12", "x86_64", "2.36", ("12.9.86",), ("9.0",), **by, recipes=(f"{recipe} {text_digest('make')}",))
 
     def gpu(capability: str) -> Gpu:
         return Gpu(0, "GPU", 1, capability, driver="", pci="", pci_path="", numa=0, processes=0)
 
     there = Toolkit("/usr/local/cuda", "12.9.86", split_compile=True, stubs=True)
-    assert list(import_verb.remarks(Facts(toolkits=(there,), gpus=(gpu("9.0"),)), built)) == []
-    assert list(import_verb.remarks(Facts(toolkits=(there,)), built)) == []
-    assert list(import_verb.remarks(Facts(gpus=(gpu("10.0"),)), built)) == [
-        "built for GPU architectures 9.0, this host has 10.0",
-        "built with CUDA 12.9.86, this host has none",
+    tools, pythons = (("g++", "12.2.0"), ("gcc", "12.2.0"), ("make", "4.3")), (Python("/usr/bin/python3.12", "3.12.3"),)
+    alike = Facts(toolkits=(there,), tools=tools, pythons=pythons)
+    assert list(import_verb.remarks("n1", replace(alike, gpus=(gpu("9.0"),)), built)) == []
+    assert list(import_verb.remarks("n1", alike, built)) == []
+    assert list(import_verb.remarks("n1", Facts(gpus=(gpu("10.0"),), tools=(("gcc", "13.2.0"),)), built)) == [
+        "built for GPU architectures 9.0, n1 has 10.0",
+        "built with CUDA 12.9.86, n1 has none",
+        "compiled by g++ 12.2.0, gcc 12.2.0, n1 has gcc 13.2.0",
+        "made with /usr/bin/python3.12, n1 has none",
     ]
+    assert list(import_verb.other_recipes(built, {recipe: "make # with a word on it"})) == []
+    assert list(import_verb.other_recipes(built, {recipe: "make all"})) == [f"built by other recipes than those here: {recipe}"]
+
+
+def test_what_a_bootstrap_would_build_all_the_same_is_told() -> None:
+    request, seen = plan_support.request(), plan_support.cluster()
+    entries = choose(request, seen).entries
+    flags = Flags(root=ROOT)
+    offered = {"offer": {"stacks": {"v1": {}}}}
+    survey = Survey(request.inventory, request.prefix, seen)
+    half = Index(closure.Built(), tuple(Tree(entry.name, ()) for entry in entries[:2]), generation=offered)
+    assert list(import_verb.unmet(flags, survey, half, [entry.name for entry in entries[2:]])) == []
+    whole = replace(half, trees=tuple(Tree(entry.name, ()) for entry in entries))
+    newer = tuple((name, "13.4.0" if name == "gcc" else version) for name, version in seen["n001"].tools)
+    other = replace(survey, facts={**seen, "n001": replace(seen["n001"], tools=newer)})
+    (said,) = import_verb.unmet(flags, other, whole, ())
+    assert said.startswith(f"stack v1 of {request.lock.path} is not what was built for these hosts: a bootstrap builds its own gdrcopy 2")
+    (said,) = import_verb.unmet(flags, replace(survey, facts={"login1": seen["login1"]}), whole, ())
+    assert said.startswith("what a bootstrap of stack v1 would build cannot be told yet: hosts.txt: no GPU host answered")
 
 
 def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, Index], offered: Prefix, tmp_path: Path) -> None:
@@ -255,6 +283,8 @@ def test_what_entries_were_built_on(offered: Prefix) -> None:
     built = export_verb.built_on(holdings.generations[0], holdings.entries, Facts(os_id="other", glibc="2.36"))
     assert (built.os_id, built.os_version, built.machine) == tuple(INPUTS["os"])
     assert (built.glibc, built.cuda, built.archs) == ("2.36", ("12.9",), ("9.0",))
+    assert (built.compilers, built.recipes) == (("gcc 12.2.0",), ("build/x.sh 0123",))
+    assert built.pythons == ("/usr/bin/python3.12",)
 
 
 def test_a_failing_disk_is_said_and_leaves_nothing(offered: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,19 @@ def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: F
     archs = sorted({str(arch) for each in inputs for arch in each.get("archs") or ()})
     systems = [tuple(map(str, each["os"])) for each in inputs if len(each.get("os") or ()) == 3]
     os_id, os_version, machine = systems[0] if systems else (facts.os_id, facts.os_version, facts.machine)
-    return Built(os_id, os_version, machine, facts.glibc, tuple(cuda), tuple(archs))
+    by = (_pairs(inputs, "compiler"), sorted(_interpreters(inputs)), _pairs(inputs, "recipes"))
+    return Built(os_id, os_version, machine, facts.glibc, tuple(cuda), tuple(archs), *map(tuple, by))
+
+
+def _pairs(inputs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Return the names and values of one input of all entries, each pair as one text, sorted."""
+    return sorted({f"{name} {value}" for each in inputs for name, value in dict(each.get(key) or {}).items() if value})
+
+
+def _interpreters(inputs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the Python interpreters that entries were made with: the environment's own, or an external one of DeepEP's."""
+    external = (each["python"]["path"] for each in inputs if isinstance(each.get("python"), dict) and each["python"].get("path"))
+    return {str(path) for path in (*(each["interpreter"] for each in inputs if each.get("interpreter")), *external)}
 
 
 def show(screen: Screen, generation: Generation, index: Index, what: str) -> None:

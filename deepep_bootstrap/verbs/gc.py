@@ -51,7 +51,7 @@ def choose(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
     """Return what goes, and who uses some of what would have gone: that stays."""
     garbage = choose_garbage(reached.holdings, keep)
     names = [*(f"generations/{number}" for number in garbage.generations), *(entry.name for entry in garbage.entries)]
-    users = holders.look(reached.door, reached.place, reached.hosts, names) if names else Holders()
+    users = holders.look(reached.door, reached.place, reached.inventory.hosts, names) if names else Holders()
     return choose_garbage(reached.holdings, keep, users.by), users
 
 
@@ -77,7 +77,7 @@ def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders
 
 def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:
     """Say whose files go although they may want them: what no look at processes can tell."""
-    seen = fold(host.name for host in reached.hosts)
+    seen = fold(host.name for host in reached.inventory.hosts)
     screen.say(f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.", style="yellow")
     for remark in holders.remarks(users):
         screen.say(f"  {remark}", style="yellow")

@@ -1,30 +1,30 @@
 """`invoke import`: the store entries of an archive come into the prefix, once its signature and every hash are right.
 
 Entries only: what a generation offers (settings of the network cards, Slurm's partition, paths of toolkits) is a matter of the cluster that
-has them, so the offer is made by the next bootstrap there, which then builds nothing.
+has them, so the offer is made by the next bootstrap there. What that would build all the same, because hosts, lock or recipes are others
+than where the entries come from, is told beforehand.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepep_bootstrap import archive, closure, signing, transfer
+from deepep_bootstrap.choose import Request, choose
 from deepep_bootstrap.closure import Built, Index, Tree
+from deepep_bootstrap.comments import text_digest
 from deepep_bootstrap.errors import OK, Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import make_prefix
-from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.reach import Reached, reach
 from deepep_bootstrap.report import Screen, shortened, size
 from deepep_bootstrap.signing import Signer
-from deepep_bootstrap.survey import Flags, gather_one, read_inventory
+from deepep_bootstrap.survey import Flags, Survey, gather, read_lock, read_tree
 from deepep_bootstrap.transfer import Arrived, Room
 
-ASKED = 4
-"""How many hosts are asked for their operating system before an archive for another one is refused."""
 NOBODY = Arrived((), ())
 
 
@@ -38,25 +38,27 @@ def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsi
         index = closure.read(text, file)
         need_whole(stream, file, archive.total(index, text))
         with reach(flags, empty=True) as reached:
-            notes = fitting(flags, reached, index.built, file)
+            survey, notes = fitting(flags, reached, index, file)
             room = transfer.look(reached.door, reached.place, [tree.name for tree in index.trees])
+            differs = tuple(unmet(flags, survey, index, held_in(survey)))
             wanted = [tree for tree in index.trees if tree.name not in room.present]
-            show(screen, reached, index, (signer, room, notes))
+            show(screen, index, (signer, room, (*notes, *differs)))
             need_room(reached, room, wanted)
             arrived = NOBODY
             if wanted and not flags.dry_run:
                 make_prefix(reached.door, reached.place)
                 arrived = receive(screen, reached, (stream, index, file), wanted)
     states = {tree.name: "absent" for tree in wanted} | dict.fromkeys(arrived.imported, "imported")
-    finish(screen, flags, reached, arrived)
-    for problem in reached.problems:
+    finish(screen, flags, reached, (arrived, not differs))
+    problems = (*reached.problems, *survey.problems)
+    for problem in problems:
         screen.problem(problem)
     entries = [
         {"name": each.name, "files": len(each.files), "bytes": each.size, "state": states.get(each.name, "present")} for each in index.trees
     ]
     content: dict[str, Any] = {"file": file, "prefix": reached.place.prefix, "signer": signer.name if signer else ""}
     content |= {"key": signer.key if signer else "", "lock_digest": index.lock_digest, "built": index.built.as_json()}
-    screen.document(OK, reached.problems, **content, entries=entries, notes=list(notes))
+    screen.document(OK, problems, **content, entries=entries, notes=[*notes, *differs])
     return OK
 
 
@@ -83,29 +85,19 @@ def need_whole(stream: BinaryIO, file: str, total: int) -> None:
         raise Trouble(Problem(file, what, f"{found} bytes", str(total), archive.REMEDY))
 
 
-def fitting(flags: Flags, reached: Reached, built: Built, file: str) -> tuple[str, ...]:
-    """Return what to know before entries that were built elsewhere are used here. Trouble where no host asked has the operating system
-    and CPU they were built for: their digests cover both, so no bootstrap would ever use them."""
-    first = gather_one(flags, reached.door, reached.place.host, reached.place.prefix)
-    found = [system_of(first)]
-    for host in others(flags, reached.place.host):
-        if (built.os_id, built.os_version, built.machine) in found:
-            break
-        found.append(system_of(gather_one(flags, reached.door, host, reached.place.prefix)))
+def fitting(flags: Flags, reached: Reached, index: Index, file: str) -> tuple[Survey, tuple[str, ...]]:
+    """Return the hosts, and what differs there from where the entries were built. Trouble where no host has the operating system and CPU
+    they were built for: their digests cover both, so no bootstrap would ever use them."""
+    survey = gather(flags, reached.door, reached.inventory, reached.place.prefix)
+    built = index.built
+    found = {system_of(facts) for facts in survey.facts.values()}
     if (built.os_id, built.os_version, built.machine) not in found:
         what = "its entries were built for another operating system or CPU, and no bootstrap here would use them"
         here = ", ".join(sorted({" ".join(system) for system in found}))
         wanted = f"{built.os_id} {built.os_version} {built.machine}"
         raise Trouble(Problem(file, what, f"{here} on the hosts", wanted, "an archive made on such a host"))
-    return tuple(remarks(first, built))
-
-
-def others(flags: Flags, asked: Host) -> Sequence[Host]:
-    """Return some more hosts of the hosts file: the one that works on the prefix may be a file server."""
-    if not flags.hosts:
-        return ()
-    inventory, _ = read_inventory(flags)
-    return [host for host in inventory.hosts if host.role == "gpu" and host.name != asked.name][: ASKED - 1]
+    name = reached.place.host.name if reached.place.host.name in survey.facts else next(iter(survey.facts))
+    return survey, (*remarks(name, survey.facts[name], built), *other_recipes(built, reached.place.recipes))
 
 
 def system_of(facts: Facts) -> tuple[str, str, str]:
@@ -113,17 +105,52 @@ def system_of(facts: Facts) -> tuple[str, str, str]:
     return facts.os_id, facts.os_version, facts.machine
 
 
-def remarks(facts: Facts, built: Built) -> Iterator[str]:
-    """Yield what differs on the host that was asked first and makes a bootstrap there build anew; hosts without GPUs say nothing of it."""
+def remarks(name: str, facts: Facts, built: Built) -> Iterator[str]:
+    """Yield what differs on a host and makes a bootstrap there build anew; hosts without GPUs say nothing of their architectures."""
     archs = sorted({gpu.capability for gpu in facts.gpus})
     if archs and archs != sorted(built.archs):
-        yield f"built for GPU architectures {', '.join(built.archs)}, this host has {', '.join(archs)}"
-    toolkits = {toolkit.version for toolkit in facts.toolkits}
-    if missing := sorted(set(built.cuda) - toolkits):
-        yield f"built with CUDA {', '.join(missing)}, this host has {', '.join(sorted(toolkits)) or 'none'}"
+        yield f"built for GPU architectures {', '.join(built.archs)}, {name} has {', '.join(archs)}"
+    tools = [f"{tool} {version}" for tool, version in facts.tools if tool in {"gcc", "g++"}]
+    for what, wanted, found in (
+        ("built with CUDA", built.cuda, [toolkit.version for toolkit in facts.toolkits]),
+        ("compiled by", built.compilers, tools),
+        ("made with", built.pythons, [python.path for python in (*facts.pythons, facts.external_python) if python]),
+    ):
+        if missing := sorted(set(wanted) - set(found)):
+            yield f"{what} {', '.join(missing)}, {name} has {', '.join(sorted(set(found))) or 'none'}"
 
 
-def show(screen: Screen, reached: Reached, index: Index, more: tuple[Signer | None, Room, Sequence[str]]) -> None:
+def other_recipes(built: Built, recipes: Mapping[str, str]) -> Iterator[str]:
+    """Yield which recipes have another text here than those the entries were built by."""
+    theirs = dict(line.rpartition(" ")[::2] for line in built.recipes)
+    if changed := sorted(name for name, digest in theirs.items() if digest != text_digest(recipes.get(name, ""))):
+        yield f"built by other recipes than those here: {', '.join(changed)}"
+
+
+def unmet(flags: Flags, survey: Survey, index: Index, held: Collection[str]) -> Iterator[str]:
+    """Yield for each stack of the archive what a bootstrap with today's lock would build all the same, because neither the archive nor the
+    store (whose entries are `held`) has it; and why that cannot be told, where the hosts are not ready for a bootstrap."""
+    lock, stack = read_lock(flags)
+    recipes, templates = read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
+    there = {*held, *(tree.name for tree in index.trees)}
+    for each in [lock.stacks[name] for name in index.stacks if name in lock.stacks] or [stack]:
+        wish = Request(lock, each, survey.inventory, survey.prefix, recipes, templates, external_python=flags.python, on_busy_host="use")
+        try:
+            missing = [f"{entry.kind} {entry.version}" for entry in choose(wish, survey.facts).entries if entry.name not in there]
+        except Trouble as trouble:
+            yield f"what a bootstrap of stack {each.name} would build cannot be told yet: {trouble.problems[0]}"
+        else:
+            if missing:
+                own = ", ".join(missing)
+                yield f"stack {each.name} of {lock.path} is not what was built for these hosts: a bootstrap builds its own {own}"
+
+
+def held_in(survey: Survey) -> frozenset[str]:
+    """Return the entries that the prefix has already, as its hosts see them."""
+    return frozenset(name for facts in survey.facts.values() for name in facts.prefix.entries)
+
+
+def show(screen: Screen, index: Index, more: tuple[Signer | None, Room, Sequence[str]]) -> None:
     """Say whose archive it is, what is in it and what of that is here already."""
     signer, room, notes = more
     screen.say(f"signed by {signer}" if signer else "not signed, or its signature not looked at", style="bold" if signer else "yellow")
@@ -132,7 +159,7 @@ def show(screen: Screen, reached: Reached, index: Index, more: tuple[Signer | No
         there = ", already in the store" if tree.name in room.present else ""
         screen.say(f"  {shortened(tree.name)}  {len(tree.files)} files, {size(tree.size)}{there}")
     for note in notes:
-        screen.say(f"  note: {reached.place.host.name}: {note}; a bootstrap there builds its own", style="yellow")
+        screen.say(f"  note: {note}", style="yellow")
 
 
 def need_room(reached: Reached, room: Room, trees: Sequence[Tree]) -> None:
@@ -157,13 +184,13 @@ def receive(screen: Screen, reached: Reached, source: tuple[BinaryIO, Index, str
         return transfer.push(reached.door, reached.place, trees, members())
 
 
-def finish(screen: Screen, flags: Flags, reached: Reached, arrived: Arrived) -> None:
-    """Say what is new in the store, and what offers it."""
+def finish(screen: Screen, flags: Flags, reached: Reached, result: tuple[Arrived, bool]) -> None:
+    """Say what is new in the store, and what offers it; `result` also tells whether a bootstrap then has nothing to build."""
     prefix = reached.place.prefix
+    arrived, whole = result
     if flags.dry_run:
         return
     screen.say(f"{prefix}: {len(arrived.imported)} entries imported" if arrived.imported else f"{prefix}: nothing to import")
     hosts = f"--hosts={flags.hosts or 'hosts/….txt'} --prefix={prefix}"
-    screen.next_commands(
-        [f"invoke bootstrap {hosts}    # with the same lock: builds nothing, offers them; until then `invoke gc` removes them"]
-    )
+    does = "builds nothing, offers them" if whole else "builds what differs (see the notes), offers that and what fits"
+    screen.next_commands([f"invoke bootstrap {hosts}    # {does}; until then `invoke gc` removes them"])
