@@ -37,7 +37,9 @@ def is_in_service(seen: Seen) -> Iterator[Fault]:
     state, reason, name = seen.facts.slurm.state, seen.facts.prepared.slurm_reason, seen.facts.slurm.node
     if seen.facts.slurm.works and not name:
         yield Fault(WARNING, "Slurm knows no node of this name", "a node", "slurm.conf, or role=login in the hosts file")
-    elif state and not slurm.is_usable(state):
+    elif state and slurm.is_usable(state, "any") and not slurm.is_usable(state, seen.case.reservation):
+        yield Fault(WARNING, state, "a node for everybody", "sbatch_args=--reservation=NAME in the hosts file, where it is yours")
+    elif state and not slurm.is_usable(state, seen.case.reservation):
         told = f"{state}: {reason}" if reason else state
         by_hand = f"scontrol show node {name}; scontrol update nodename={name} state=resume"
         fix = seen.case.bootstrap if slurm_nodes.is_ours(reason) else by_hand

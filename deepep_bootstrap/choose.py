@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from deepep_bootstrap import elastic, partial, rules, service, slurm, store, topology
 from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.external import check_external
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.kinds import COPIED
@@ -144,14 +145,18 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
     """Return the host to build on: the one the hosts file names, else the first free GPU host."""
     if name := named_host(request, "build_host", gpu_hosts):
         return name
-    free = [name for name, facts in gpu_hosts.items() if not busy_with(facts)]
-    busy = {name: busy_with(facts) for name, facts in gpu_hosts.items() if name not in free}
+    reservation = slurm.reservation_of(request.inventory.settings.sbatch_args)
+    free = [name for name, facts in gpu_hosts.items() if not busy_with(facts, reservation)]
+    busy = {name: busy_with(facts, reservation) for name, facts in gpu_hosts.items() if name not in free}
     if busy and request.on_busy_host == "leave":
         notes.extend(f"{name} is busy ({why}) and is left alone" for name, why in busy.items())
     if free:
         return free[0]
+    able = [name for name, facts in gpu_hosts.items() if not service.out_of_service(facts, reservation)]
+    if not able:
+        raise Trouble(service.no_job_starts(gpu_hosts, reservation, "nothing can be built"))
     if request.on_busy_host == "use":
-        return next(iter(gpu_hosts))
+        return able[0]
     raise Trouble(
         Problem(
             fold(busy), "every GPU host is busy", next(iter(busy.values())), "one free host to build on", "later, or --on-busy-host=use"
@@ -159,12 +164,12 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
     )
 
 
-def busy_with(facts: Facts) -> str:
+def busy_with(facts: Facts, reservation: str = "") -> str:
     """Return what keeps a host from being used now, or "" for a free host. Under Slurm the allocation decides: jobs make it wait, on a
-    drained node it would wait for ever."""
+    drained node it would wait for ever, on a reserved one unless jobs name its `reservation`."""
+    if waits := service.out_of_service(facts, reservation):
+        return waits
     if facts.slurm.works and facts.slurm.node:
-        if not slurm.is_usable(facts.slurm.state):
-            return f"{facts.slurm.state.lower()} in Slurm"
         return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
     if facts.slurm.slurmd or (facts.prepared.slurmd_memlock and facts.slurm.version and not facts.slurm.works):
         answer = "Slurm does not answer" if facts.slurm.version else "Slurm's clients are not found"
@@ -189,7 +194,7 @@ def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts,
     """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or the one that `known`
     hosts, which cannot be asked now, are known to have."""
     if request.external_python:
-        return "", check_external(request, gpu_hosts, here)
+        return "", check_external(request.external_python, request.stack, gpu_hosts, here)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(Problem(fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"))
@@ -218,27 +223,6 @@ def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts,
 def minor_of(target: str) -> int:
     """Return 12 for the target `cp312-x86_64`."""
     return int(target.split("-")[0].removeprefix("cp3"))
-
-
-def check_external(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts) -> Python:
-    """Return the external interpreter as the build host sees it; Trouble where a host lacks it or its torch does not fit."""
-    problems = []
-    for name, seen in gpu_hosts.items():
-        python = seen.external_python
-        if python is None or python.problem:
-            found = python.problem if python else "not asked for"
-            problems.append(Problem(name, f"--python={request.external_python} cannot be used", found, "an interpreter with torch"))
-        elif python.torch_cuda.split(".")[0] != request.stack.cuda:
-            found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"
-            remedy = f'--stack with cuda = "{python.torch_cuda.split(".")[0]}"'
-            problems.append(Problem(name, "torch's CUDA major does not fit the stack", found, f"CUDA {request.stack.cuda}", remedy))
-        elif here.external_python and (python.torch, python.version) != (here.external_python.torch, here.external_python.version):
-            found = f"Python {python.version}, torch {python.torch}"
-            wanted = f"Python {here.external_python.version}, torch {here.external_python.torch} as on the build host"
-            problems.append(Problem(name, "the external Python differs between hosts", found, wanted))
-    if problems or here.external_python is None:
-        raise Trouble(*problems)
-    return here.external_python
 
 
 def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:

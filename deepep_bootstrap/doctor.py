@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, store, topology
+from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, slurm, store, topology
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.disagree import compare
 from deepep_bootstrap.errors import OK, VERDICT, Trouble
@@ -61,6 +61,7 @@ def case_of(request: Request, facts: Mapping[str, Facts], bootstrap: str) -> Cas
         offered=any(request.stack.name in offer.stacks for offer in offers),
         alone=len(gpu_hosts) < 2,
         gres=request.inventory.settings.gres,
+        reservation=slurm.reservation_of(request.inventory.settings.sbatch_args),
         need_mib=0 if request.external_python else int(sum(wheel.size for wheel in target) * UNPACKED) // MIB,
         other_stacks={name: stack.cuda for name, stack in request.lock.stacks.items() if name != request.stack.name},
     )

@@ -43,7 +43,7 @@ class Fault:
 class Case:
     """What the hosts are looked at for. `link` is the link layer of the profile ("" for a single node), `handler` who rings the NICs'
     doorbells, `offered` whether the prefix offers the stack already, `bootstrap` the command that prepares these hosts, `need_mib` what
-    the stack still needs on the prefix, `alone` whether it is about one GPU host only."""
+    the stack still needs on the prefix, `alone` whether it is about one GPU host only, `reservation` that of Slurm which jobs name."""
 
     stack: Stack
     prefix: str
@@ -56,6 +56,7 @@ class Case:
     offered: bool = False
     alone: bool = False
     gres: str = "auto"
+    reservation: str = ""
     need_mib: int = 0
     other_stacks: Mapping[str, str] = field(default_factory=dict)
 

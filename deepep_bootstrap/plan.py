@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepep_bootstrap import choose, losses, prepare, store
+from deepep_bootstrap import choose, losses, prepare, service, slurm, store
 from deepep_bootstrap.choose import Choice, Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
@@ -115,11 +115,12 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     notes = (*told(preparation), *prepare.from_mirrors(request, facts, preparation))
     try:
         choice = choose.choose(request, facts)
+        missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
+        check_service(request, choice, facts, missing)
     except Trouble as trouble:
         if not hosts_first and not anyhow:
             raise Trouble(*trouble.problems, *obstacles(preparation), code=trouble.code) from None
         return Plan(hosts_first, None, notes, preparation=preparation, undecided=trouble.problems)
-    missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
     check_space(request, choice, facts, missing)
     steps = [
         *hosts_first,
@@ -267,6 +268,14 @@ def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) ->
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
     reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
     return Step("verify", "verify", "verify", hosts, reason)
+
+
+def check_service(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
+    """Raise Trouble when something is to be built where Slurm would never begin: on a host that the hosts file names for it."""
+    reservation = slurm.reservation_of(request.inventory.settings.sbatch_args)
+    if missing and service.out_of_service(facts[choice.build_host], reservation):
+        here = {choice.build_host: facts[choice.build_host]}
+        raise Trouble(service.no_job_starts(here, reservation, "nothing can be built on this build_host"))
 
 
 def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:

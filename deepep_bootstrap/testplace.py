@@ -47,8 +47,9 @@ def find_spot(survey: Survey, kind: Kind, nodes: int, *, via: str = "", limited:
         raise Trouble(Problem(survey.inventory.path, "no Slurm client on any host", wanted="sbatch", try_="--via=ssh"))
     gpu = {host.name: survey.facts[host.name] for host in survey.reached if host.role == "gpu"}
     if client is None:
-        return _without_slurm(survey, kind, nodes, gpu if use_busy else _free(gpu))
-    known = [seen.slurm.node for seen in gpu.values() if seen.slurm.node and slurm.is_usable(seen.slurm.state)]
+        usable = {name: seen for name, seen in gpu.items() if use_busy or not _busy(survey, seen)}
+        return _without_slurm(survey, kind, nodes, usable)
+    known = [seen.slurm.node for seen in gpu.values() if seen.slurm.node and slurm.is_usable(seen.slurm.state, _reservation(survey))]
     count = nodes or (max(len(known), kind.fewest) if kind.name in EVERY else kind.nodes)
     kind.check_nodes(count)
     if limited and len(known) < count:
@@ -71,13 +72,17 @@ def slurm_client(survey: Survey) -> Host | None:
     return next((host for host in clients if host.role == "login"), clients[0] if clients else None)
 
 
-def _free(gpu: Mapping[str, Facts]) -> dict[str, Facts]:
-    return {name: seen for name, seen in gpu.items() if not choose.busy_with(seen)}
+def _reservation(survey: Survey) -> str:
+    return slurm.reservation_of(survey.inventory.settings.sbatch_args)
+
+
+def _busy(survey: Survey, seen: Facts) -> str:
+    return choose.busy_with(seen, _reservation(survey))
 
 
 def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, Facts]) -> Spot:
     hosts = tuple(host for host in survey.reached if host.name in usable)
-    busy = {host.name: choose.busy_with(survey.facts[host.name]) for host in survey.reached if host.role == "gpu"}
+    busy = {host.name: _busy(survey, survey.facts[host.name]) for host in survey.reached if host.role == "gpu"}
     left = {name: why for name, why in busy.items() if name not in usable}
     notes = tuple(f"{name} is busy ({why}) and is left alone" for name, why in left.items())
     if not busy:

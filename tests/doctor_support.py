@@ -185,6 +185,7 @@ def examined(data: Mapping[str, Any]) -> tuple[Request, Case, list[Seen], dict[s
     facts, views, checks = cluster(data)
     roles = {name: "login" if kind == "login" else "gpu" for name, kind in data["hosts"].items()}
     lines = [f"defaults prefix={data.get('prefix', PREFIX)} profile={data.get('profile', 'auto')}"]
+    lines += [f"defaults sbatch_args='{data['sbatch_args']}'"] if "sbatch_args" in data else []
     text = "\n".join([*lines, *(f"{name} role={role}" for name, role in roles.items())])
     wanted = wish(text, data.get("stack", ""), data.get("external_python", ""))
     case = case_of(wanted, facts, "invoke bootstrap")

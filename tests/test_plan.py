@@ -153,6 +153,33 @@ def test_what_is_not_there_and_not_needed_is_said_once(changes: dict[str, Any], 
     assert list(absences("/p/current/env-v1.sh", "n001", inventory, {"n001": changed(READY, changes)})) == said
 
 
+RESERVED = f"defaults prefix={PREFIX} sbatch_args='--requeue --reservation=acceptance'\nn[001-002]\nlogin1 role=login\n"
+DRAINED = {"slurm.state": "IDLE+DRAIN", "prepared": Machine(slurm_reason="fans [root@2026-11-20T10:00:00]")}
+
+
+def test_nodes_in_the_reservation_that_jobs_name_are_built_on() -> None:
+    facts = cluster(n001={"slurm.state": "IDLE+DRAIN+RESERVED"}, n002={"slurm.state": "IDLE+MAINTENANCE+RESERVED"})
+    assert choose.choose(request(RESERVED), facts).build_host == "n002"
+    with pytest.raises(Trouble) as caught:
+        choose.choose(request(), cluster(n001={"slurm.state": "IDLE+RESERVED"}, n002={"slurm.state": "IDLE+RESERVED"}))
+    assert "Try: sbatch_args=--reservation=NAME on a defaults line" in str(caught.value)
+
+
+def test_a_node_that_slurm_starts_nothing_on_is_not_waited_for() -> None:
+    for flag in ("leave", "use"):
+        with pytest.raises(Trouble) as caught:
+            choose.choose(request(on_busy_host=flag), cluster(n001=DRAINED, n002=DRAINED))
+        found = "n[001-002] (2): Slurm starts no jobs there, so nothing can be built — found idle+drain in Slurm: fans"
+        assert str(caught.value).startswith(found)
+        assert "Try: scontrol update nodename=n[001-002] state=resume" in str(caught.value)
+        assert "--on-busy-host" not in str(caught.value)
+    assert choose.choose(request(on_busy_host="use"), cluster(n001=DRAINED, n002={"slurm.jobs": ("7",)})).build_host == "n002"
+    named = request(f"defaults prefix={PREFIX} build_host=n001\nn[001-002]\nlogin1 role=login\n")
+    with pytest.raises(Trouble, match="nothing can be built on this build_host"):
+        plan.make(named, cluster(n001=DRAINED))
+    assert plan.make(named, built(cluster(n001=DRAINED))).steps == (), "where nothing is to be built, its state is nothing to us"
+
+
 def test_another_stack_is_added_beside_the_first() -> None:
     facts = built(cluster(n001={"external_python": external()}, n002={"external_python": external()}))
     toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
