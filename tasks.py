@@ -6,7 +6,7 @@ Every verb but `lab`, `results` and `diagnose` takes the common flags: the field
 from __future__ import annotations
 
 from deepep_bootstrap import reboots as _reboots
-from deepep_bootstrap.front import verb
+from deepep_bootstrap.front import refuse_bad_words, verb
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs import bootstrap as _bootstrap
 from deepep_bootstrap.verbs import diagnose as _diagnose
@@ -169,3 +169,6 @@ def diagnose(logs: str, log: list[str] | None = None, causes: str = "", json: bo
 def lab(action: str, layer: str = "lmod", dir: str = "", json: bool = False) -> int:
     """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in namespaces."""
     return _lab.lab(action, layer=layer, dir=dir, json=json)
+
+
+refuse_bad_words(globals())

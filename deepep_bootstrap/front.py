@@ -8,9 +8,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from inspect import Parameter
 from itertools import takewhile
 from pathlib import Path
@@ -18,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 from invoke.exceptions import Exit
-from invoke.tasks import task
+from invoke.tasks import Task, task
 
+from deepep_bootstrap.commandline import ASKS_FOR_HELP, Verb, check
 from deepep_bootstrap.errors import OK, Problem, Trouble, guarded
 from deepep_bootstrap.survey import Flags
 
@@ -50,7 +50,7 @@ HELP = {
     "sudo_password_prompt": "ask once for the password of sudo",
     "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
     "forks": "how many hosts to talk to at the same time (default 64)",
-    "skip": "host recipes to leave alone: all, or names such as limits,driver-options; smoke: no test at the end",
+    "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at the end",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
     "as_": "look as this user of the hosts (default: the connection's own)",
     "strict": "exit 4 also when there are warnings",
@@ -91,15 +91,10 @@ HELP = {
 }
 """One help text a flag: a flag means the same in every verb."""
 
-# Invoke's own flags are also accepted behind a task's name, where `--dry` would look like --dry-run and bootstrap all the same.
-CORE_FLAGS = frozenset(
-    (
-        *("--command-timeout", "--complete", "--config", "--debug", "--dry", "--echo", "--hide", "--list", "--list-depth", "--list-format"),
-        *("--pty", "--print-completion-script", "--prompt-for-sudo-password", "--write-pyc", "--warn-only", "--collection", "--no-dedupe"),
-        *("--search-root", "-T", "-f", "-d", "-R", "-e", "-l", "-D", "-F", "-p", "-w", "-c", "-r"),
-    )
-)
-ASKS_FOR_HELP = frozenset(("--help", "-h"))
+OURS = frozenset(("invoke", "inv"))
+"""Names of the program that reads a command line for us; a test runner that imports tasks.py has words of its own."""
+
+OPTIONAL, ITERABLE = frozenset(("bundle", "packages")), frozenset(("mirror", "log"))
 MAY_BE_BARE = frozenset(("run",))
 """Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command line decides."""
 
@@ -130,7 +125,6 @@ def verb(function: Callable[..., int]) -> Any:
             # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
             print(usage(name, function.__doc__ or "", parameters))
             return OK
-        refuse_core_flags(name, names, sys.argv[1:])
         if not has_common:
             return function(**gathered(given))
         mine = {parameter.name: given[parameter.name] for parameter in own[1:]}
@@ -150,8 +144,8 @@ def verb(function: Callable[..., int]) -> Any:
         task_body,
         name=name,
         auto_shortflags=False,
-        iterable=[key for key in names if key in {"mirror", "log"}],
-        optional=[key for key in names if key in {"bundle", "packages"}],
+        iterable=[key for key in names if key in ITERABLE],
+        optional=[key for key in names if key in OPTIONAL],
         help={key: HELP[key] for key in names} | {each.name: HELP["log"] for each in parameters if each.name not in names},
     )
 
@@ -229,21 +223,35 @@ def as_flag(parameter: str) -> str:
     return f"--{parameter.strip('_').replace('_', '-')}"
 
 
-def refuse_core_flags(name: str, parameters: Sequence[str], argv: Sequence[str]) -> None:
-    """Raise Trouble when one of Invoke's own flags stands behind the verb in `argv`."""
-    behind = argv[argv.index(name) + 1 :] if name in argv else []
-    ours = [as_flag(parameter) for parameter in parameters]
-    problems = []
-    for word in behind:
-        flag = word.split("=", 1)[0]
-        if any("\ud800" <= letter <= "\udfff" for letter in word):
-            problems.append(Problem(f"invoke {name}", "an argument that is not UTF-8", ascii(word)[:80]))
-        if flag in CORE_FLAGS and flag not in ours:
-            guess = get_close_matches(flag, ours, n=1, cutoff=0.5)
-            remedy = f"did you mean {guess[0]}?" if guess else f"invoke {name} --help"
-            problems.append(Problem(f"invoke {name}", f"{flag} is a flag of Invoke itself, not of this verb", try_=remedy))
-    if problems:
-        raise Trouble(*problems)
+def refuse_bad_words(module: Mapping[str, Any]) -> None:
+    """End the run with our own message, or document, where the words of the command line do not fit the verbs of `module`, the names of
+    tasks.py: Invoke would say it in words of its own, and only on stderr. To be called while Invoke loads that file."""
+    words = sys.argv[1:]
+    if OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
+        return
+    verbs = {each.name: verb_of(each) for each in module.values() if isinstance(each, Task)}
+    if problems := check(words, verbs):
+        end_cleanly_on_signals()
+        name = next((word for word in words if not word.startswith("-")), "invoke")
+        raise Exit(code=guarded(ascii(name)[1:-1], lambda: refuse(problems), as_json=any(word.partition("=")[0] == "--json" for word in words)))
+
+
+def refuse(problems: Sequence[Problem]) -> int:
+    """Raise Trouble with `problems`."""
+    raise Trouble(*problems)
+
+
+def verb_of(made: Any) -> Verb:
+    """Return what may stand behind a verb, from the task that was made of it."""
+    parameters = list(inspect.signature(made.body).parameters.values())[1:]
+    switches = {each.name for each in parameters if isinstance(each.default, bool)}
+    names = {each.name for each in parameters}
+
+    def flags(wanted: Iterable[str]) -> frozenset[str]:
+        return frozenset(as_flag(name) for name in wanted)
+
+    arguments = tuple(as_flag(each.name) for each in parameters if each.default is Parameter.empty)
+    return Verb(made.name, arguments, flags(names - switches), flags(names & ITERABLE), flags(names & OPTIONAL), flags(switches))
 
 
 def end_cleanly_on_signals() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from deepep_bootstrap.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, guarded, worst
-from deepep_bootstrap.front import refuse_core_flags
 
 
 def test_a_problem_is_one_sentence_with_its_parts() -> None:
@@ -72,9 +71,3 @@ def test_a_bug_leaves_a_log_and_no_traceback(capsys: pytest.CaptureFixture[str],
     (log,) = (tmp_path / "deepep-bootstrap" / "bugs").iterdir()
     assert str(log) in err
     assert "ZeroDivisionError: boom" in log.read_text()
-
-
-def test_flags_of_invoke_behind_a_verb_are_refused() -> None:
-    with pytest.raises(Trouble, match=r"--dry is a flag of Invoke itself.*did you mean --dry-run\?"):
-        refuse_core_flags("bootstrap", ["hosts", "dry_run"], ["bootstrap", "--hosts=x", "--dry"])
-    refuse_core_flags("bootstrap", ["hosts", "dry_run"], ["--echo", "bootstrap", "--dry-run"])

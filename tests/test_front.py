@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from deepep_bootstrap import front
+from deepep_bootstrap.commandline import Verb, check
 from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble, guarded
 from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.runs import Run
@@ -101,6 +102,9 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
         (["test", "--kind=outernode"], f"--kind: no such test — found outernode, wanted {', '.join(KINDS)}"),
         (["lab", "sideways"], "lab: no such action — found sideways, wanted up, down or status"),
         (["bootstrap", "--dry"], "invoke bootstrap: --dry is a flag of Invoke itself, not of this verb. Try: did you mean --dry-run?"),
+        (["plan", "--hots=x"], "invoke plan: no such flag — found --hots. Try: did you mean --hosts?"),
+        (["results"], "invoke results: an argument is missing — wanted LOGS. Try: invoke results --help"),
+        (["remove", "--limit=", "--yes"], "--limit: is empty — wanted a node set"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -110,6 +114,52 @@ def test_bad_flags_are_one_line_or_one_document(argv: list[str], message: str) -
     documented = invoke(*argv, "--json")
     document = json.loads(documented.stdout)
     assert (documented.stderr, document["verb"], document["exit"], len(document["errors"])) == ("", argv[0], 1, 1)
+
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "plan",
+            valued=frozenset(("--hosts", "--mirror", "--args")),
+            many=frozenset(("--mirror",)),
+            switches=frozenset(("--json", "--yes")),
+        ),
+        Verb("diff", ("--old", "--new"), frozenset(("--old", "--new", "--bundle")), bare=frozenset(("--bundle",))),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan --hosts=a --mirror=b --mirror c=d --json", ""),
+        ("plan --hosts a diff 1 plan", ""),
+        ("diff 1 --new=2 plan", ""),
+        ("diff --bundle --old=1 2", ""),
+        ("diff - 2 --bundle", ""),
+        ("plan --args --unknown", ""),
+        ("plan --args=", ""),
+        ("plan -- --hots", ""),
+        ("plan --hots --help", ""),
+        ("--list --hots", ""),
+        ("--echo plan", ""),
+        ("--echo plan --dry", "invoke plan: --dry is a flag of Invoke itself, not of this verb. Try: invoke plan --help"),
+        ("plann", "invoke: no such verb — found plann. Try: invoke plan"),
+        ("plan -e", "invoke plan: -e is a flag of Invoke itself, not of this verb. Try: invoke plan --help"),
+        ("plan --ye", "invoke plan: no such flag — found --ye. Try: invoke plan --help"),
+        ("plan --ho", "invoke plan: no such flag — found --ho. Try: did you mean --hosts?"),
+        ("plan --json --hosts", "--hosts: has no value behind it — wanted a hosts file or a node set"),
+        ("plan --hosts --json", "--hosts: has no value behind it — wanted a hosts file or a node set"),
+        ("plan --hosts=a --hosts b", "--hosts: is given twice — wanted one value"),
+        ("plan --json=yes", "--json: takes no value — found yes, wanted --json"),
+        ("plan extra", "invoke plan: a word that is no flag, no argument and no verb — found extra. Try: invoke plan --help"),
+        ("diff 1", "invoke diff: an argument is missing — found 1, wanted OLD NEW. Try: invoke diff --help"),
+        ("plan diff --old=1", "invoke diff: an argument is missing — wanted NEW. Try: invoke diff --help"),
+    ],
+)
+def test_words_that_fit_no_verb_are_said_in_our_form(words: str, said: str) -> None:
+    assert "\n".join(map(str, check(words.split(), VERBS))) == said
 
 
 @pytest.mark.parametrize("mirror", ["nonsense", "=", "https://example.invalid/=/not/there", "index:pypi=/not/there"])

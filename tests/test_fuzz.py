@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from deepep_bootstrap import (
     archive,
     closure,
+    commandline,
     facts,
-    front,
     holdings,
     hosts,
     launch,
@@ -43,6 +43,7 @@ from deepep_bootstrap import (
     store,
     system,
 )
+from deepep_bootstrap.commandline import Verb
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.survey import Survey, read_tree
@@ -66,6 +67,7 @@ def small_lock() -> dict[str, Any]:
 
 LOCK = small_lock()
 LOCK_PLACES = list(places(LOCK))
+PLAN = {"plan": Verb("plan", valued=frozenset(("--prefix",)))}
 WISH = plan_support.request("defaults prefix=/shared/deepep\nn001\n")
 MIRROR = {
     "format": 1,
@@ -140,7 +142,7 @@ def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: 
         lambda text: holdings.parse(text, "h"),
         store.read_offer,
         lambda text: ssh_config(text, tmp_path / "ssh"),
-        lambda text: front.refuse_core_flags("plan", ["prefix"], ["plan", text]),
+        lambda text: commandline.check(["plan", text], PLAN),
     ]
     for read in readers:
         for text in RAW:
@@ -435,8 +437,8 @@ def test_any_field_of_what_a_host_answers(data: st.DataObject) -> None:
 def test_no_zero_byte_and_no_half_character_is_sent() -> None:
     with pytest.raises(ValueError, match="zero byte"):
         launch.compose("true", ("a\0b",), {})
-    with pytest.raises(Trouble, match="not UTF-8"):
-        front.refuse_core_flags("plan", ["prefix"], ["plan", "--python=/x\udc80"])
+    (problem,) = commandline.check(["plan", "--prefix=/x\udc80"], PLAN)
+    assert problem.what == "an argument that is not UTF-8"
     with pytest.raises(Trouble, match="a zero byte"):
         facts.parse("facts=1\nos_name=a\0b\nend=1\n", "h")
 
