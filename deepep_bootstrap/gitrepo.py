@@ -1,6 +1,7 @@
 """A scratch git repository with one remote: what the remote has, one commit of it, its tree with every filter off, its submodules.
 
-A helper of fetch.py and refs.py, the doors to git servers. No setting of the user, the machine or the repository has a say.
+A helper of fetch.py and refs.py, the doors to git servers. Of the settings of the user and the machine those for proxies and certificates
+have a say, of a repository none.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from deepep_bootstrap import command
+from deepep_bootstrap import command, gitsettings
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.gitsettings import Setting
 from deepep_bootstrap.mirrors import Mirrors, is_address, remedy, shown
 from deepep_bootstrap.sources import URL
 
@@ -70,12 +72,14 @@ class Pin:
 
 @dataclass(frozen=True)
 class Repository:
-    """A bare repository at `path` whose remote is `place`, an address or a directory; `where` names the pin in messages."""
+    """A bare repository at `path` whose remote is `place`, an address or a directory; `where` names the pin in messages, `settings` are
+    those of this machine for the network."""
 
     path: Path
     place: str
     where: str
     environment: Mapping[str, str]
+    settings: tuple[Setting, ...]
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,15 @@ def create(pin: Pin, mirrors: Mirrors, scratch: Path) -> Repository:
     """Return an empty repository below `scratch` whose remote is that of `pin`, or what the mirrors put in its place."""
     path, config = scratch / "repository", scratch / "gitconfig"
     place = mirrors.source(pin.url)
+    gitsettings.check_version()
+    settings = gitsettings.network_settings(scratch)
     # The address may hold a password: it goes into a file of ours, never onto a command line; git hands addresses to its helpers.
     address, secret = _without_password(place)
     known = scratch / "credentials"
-    for file, text in ((config, _config(address, known)), (known, secret)):
+    for file, text in ((config, _config(address, known) + gitsettings.text_of(settings)), (known, secret)):
         file.touch(mode=0o600)
         file.write_text(text, encoding="utf-8")
-    repository = Repository(path, place, pin.where, _environment(config))
+    repository = Repository(path, place, pin.where, _environment(config), settings)
     _run(repository, "init", "--quiet", "--bare", "--template=", path)
     path.joinpath("info").mkdir(exist_ok=True)
     path.joinpath("info", "attributes").write_text(ATTRIBUTES, encoding="utf-8")
@@ -109,14 +115,15 @@ def listing(repository: Repository, *patterns: str) -> str:
     Raises Trouble when the remote cannot be reached or does not answer in a minute.
     """
     where, place = repository.where, repository.place
+    through = gitsettings.on_the_way(repository.settings, place)
     try:
         reached = command.run(
             ("git", "-C", repository.path, "ls-remote", REMOTE, *patterns), env=repository.environment, timeout=PROBE_SECONDS
         )
     except Trouble:
-        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: no answer in {PROBE_SECONDS:g} s", try_=REMEDY)) from None
+        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: no answer in {PROBE_SECONDS:g} s", through, try_=REMEDY)) from None
     if reached.code != 0:
-        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: {_reason(reached, place)}", try_=REMEDY))
+        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: {_reason(reached, place)}", through, try_=REMEDY))
     return reached.out
 
 
@@ -281,7 +288,7 @@ def _reason(done: command.Completed, place: str) -> str:
 
 
 def _environment(config: Path) -> dict[str, str]:
-    """Return the caller's environment with its proxies and certificates, but without any other setting of git's."""
+    """Return the caller's environment with its proxies and certificates, but without any other of git's own variables."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key.startswith(KEPT)}
     if "GIT_SSH" not in kept:
         kept.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")

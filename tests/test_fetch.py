@@ -225,6 +225,35 @@ def test_a_missing_repository(upstream: Upstream, plain_server: str, tmp_path: P
     assert f"{plain_server}owner/gone cannot be reached: " in refused(gone, over_http, tmp_path / "cache")
 
 
+def test_gits_own_proxy_is_used_and_named_where_it_does_not_help(
+    upstream: Upstream, plain_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is its own proxy here: it gets whole addresses then, and finds them as paths."""
+    through = f'[http]\n\tproxy = {plain_server}\n\tsslCAInfo = ~/"site ca.pem"\n'
+    (tmp_path / "config").write_text(f'[url "/nowhere/"]\n\tinsteadOf = http://host.invalid/\n{through}')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    (upstream.folder / "http:").mkdir()
+    (upstream.folder / "http:/host.invalid").symlink_to(upstream.folder)
+    source = replace(upstream.source, url="http://host.invalid/owner/engine.git")
+    assert fetch.fetch_source(source, Mirrors(), tmp_path / "cache").is_dir()
+    closed = '[http "http://host.invalid"]\n\tproxy = "http://user:se;cret@127.0.0.1:9"\n[http "http://other.invalid"]\n\tsslCert = x\n'
+    with (tmp_path / "config").open("a") as file:
+        file.write(closed)
+    message = refused(source, Mirrors(), tmp_path / "cache2")
+    settings = f"http.proxy {plain_server}, http.sslcainfo ~/site ca.pem, http.http://host.invalid.proxy http://127.0.0.1:9"
+    assert f" — found git's settings {settings}. Try: --mirror" in message
+    assert "cannot be reached: unable to access 'http://host.invalid/owner/engine.git/': Failed to connect to 127.0.0.1 port 9" in message
+
+
+def test_a_git_that_is_too_old(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\necho git version 2.30.2\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    message = refused(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert message == "git: is too old to fetch sources with — found 2.30.2, wanted 2.32 or newer. Try: a newer one first in PATH"
+
+
 def test_a_password_in_an_address_stays_hidden(
     upstream: Upstream, plain_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
