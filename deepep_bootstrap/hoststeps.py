@@ -10,7 +10,7 @@ from deepep_bootstrap import apply, supply, tarstream
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.fetch import fetch_source
 from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.plan import HOOK, Outcome, Step
 from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Job
@@ -30,6 +30,11 @@ def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
 def finish_hosts(work: Work) -> tuple[Outcome, ...]:
     """Run those host recipes that could not be planned before the hosts' own preparation was done."""
     return run_recipes(work, [step for step in work.plan.of_kind("host") if step.name not in TITLES])
+
+
+def place_hooks(work: Work) -> tuple[Outcome, ...]:
+    """Let the login shells of all hosts find the modulefiles that the prefix offers by now."""
+    return run_recipes(work, work.plan.of_kind(HOOK))
 
 
 def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:

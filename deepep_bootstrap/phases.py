@@ -13,7 +13,7 @@ from deepep_bootstrap import build, choose, generations, modules, provenance, sl
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.generations import Content
 from deepep_bootstrap.hosts import Settings, fold
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.plan import HOOK, Outcome
 from deepep_bootstrap.store import Offer
 from deepep_bootstrap.survey import Survey, gather
 from deepep_bootstrap.work import Work, tell
@@ -191,7 +191,8 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     hosts = work.survey.reached
     work.screen.started("verify", [host.name for host in hosts])
     record = work.plan.choice.record
-    load = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
+    name = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
+    load = verify.Load(name, without_hook=HOOK in work.request.skip)
 
     generation = generations.current(work.door, work.place)
 

@@ -5,7 +5,7 @@ A step is in the plan because something wanted was not found; the reason says bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,9 @@ became 4.89 GB with their byte code."""
 MIB = 1024**2
 
 RESUME = "resume"
+HOOK = "module-hook"
+"""Kind and name of the step that lets login shells find our modulefiles."""
+
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
-    notes = (*told(preparation), *prepare.from_mirrors(request, facts, preparation))
+    notes = (*told(preparation), *prepare.from_mirrors(request, facts, preparation), *without_hook(request))
     try:
         choice = choose.choose(request, facts)
         missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
@@ -124,9 +127,10 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
     check_space(request, choice, facts, missing)
     steps = [
         *hosts_first,
-        *host_steps(request, choice, facts, missing),
+        *build_deps_steps(request, choice, facts, missing),
         *build_steps(choice, missing),
         *offer_steps(choice, facts),
+        *hook_steps(request, facts),
     ]
     if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
         steps.insert(0, prefix_step(request, choice, facts))
@@ -207,29 +211,23 @@ def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) ->
     return Step("prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts"))
 
 
-def host_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
-    """Yield the host recipes that have something to do; a new one is a row of this table."""
-    table: tuple[tuple[str, str, Callable[[Host], Reason | None], Mapping[str, str]], ...] = (
-        (
-            "build-deps",
-            "install build dependencies",
-            lambda host: lacking_build_deps(choice, facts[host.name]) if missing and host.name == choice.build_host else None,
-            prepare.build_deps_env(request, facts[choice.build_host], choice.python),
-        ),
-        (
-            "module-hook",
-            "MODULEPATH hook",
-            lambda host: lacking_hook(request, facts[host.name]),
-            {"MODULEFILES": f"{request.prefix}/modulefiles"},
-        ),
-    )
-    for name, title, reason_for, env in table:
-        groups: dict[Reason, list[str]] = {}
-        for host in request.inventory.hosts:
-            if host.name in facts and (reason := reason_for(host)):
-                groups.setdefault(reason, []).append(host.name)
-        for reason, hosts in groups.items():
-            yield Step("host", name, title, tuple(hosts), reason, env)
+def build_deps_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield the step that installs what a build needs, on the build host alone."""
+    here = facts[choice.build_host]
+    if missing and (reason := lacking_build_deps(choice, here)):
+        env = prepare.build_deps_env(request, here, choice.python)
+        yield Step("host", "build-deps", "install build dependencies", (choice.build_host,), reason, env)
+
+
+def hook_steps(request: Request, facts: Mapping[str, Facts]) -> Iterator[Step]:
+    """Yield the steps through which login shells find our modulefiles. They come after the offer: a hook that leads nowhere yet, or away
+    from another prefix, takes `module load deepep` from everybody."""
+    groups: dict[Reason, list[str]] = {}
+    for host in request.inventory.hosts:
+        if host.name in facts and HOOK not in request.skip and (reason := lacking_hook(request, facts[host.name])):
+            groups.setdefault(reason, []).append(host.name)
+    for reason, hosts in groups.items():
+        yield Step(HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": f"{request.prefix}/modulefiles"})
 
 
 def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
@@ -238,12 +236,18 @@ def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
     return Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers") if lacking else None
 
 
+def without_hook(request: Request) -> Iterator[str]:
+    """Yield what users have to type where the hook is left out."""
+    if HOOK in request.skip:
+        yield f"no MODULEPATH hook: `module use {request.prefix}/modulefiles` before `module load`"
+
+
 def lacking_hook(request: Request, facts: Facts) -> Reason | None:
     """Return why a host needs the MODULEPATH hook, or None (also where no module system would read it)."""
     wanted = f"{request.prefix}/modulefiles"
     if facts.modules.kind == "none" or facts.modules.hook == wanted:
         return None
-    return Reason(facts.modules.hook or "no hook", wanted)
+    return Reason(f"{facts.modules.hook}, which it takes the place of" if facts.modules.hook else "no hook", wanted)
 
 
 def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:

@@ -33,6 +33,14 @@ LOOK_FORM = Form(
 
 
 @dataclass(frozen=True)
+class Load:
+    """How a user loads the module: by which name ("" for its full one), and whether without our hook, by `module use` first."""
+
+    name: str = ""
+    without_hook: bool = False
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
     `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
@@ -55,11 +63,12 @@ class Verdict:
     stale: tuple[str, ...] = ()
 
 
-def look(record: StackRecord, recipes: Mapping[str, str], *, load: str = "", imports: bool = True, generation: int = 0) -> Job:
-    """Return the job that looks at one host; its output is for `parse`. `load` is what to say to `module load` (default: the
-    module's full name), `imports` whether DeepEP is imported too, `generation` the one to wait for (0: none)."""
+def look(record: StackRecord, recipes: Mapping[str, str], *, load: Load = Load(), imports: bool = True, generation: int = 0) -> Job:
+    """Return the job that looks at one host; its output is for `parse`. `load` is how the module is loaded, `imports` whether DeepEP is
+    imported too, `generation` the one to wait for (0: none)."""
     env = {
-        "LOAD": load or record.module,
+        "LOAD": load.name or record.module,
+        "USE": f"{record.prefix}/modulefiles" if load.without_hook else "",
         "ENV_FILE": f"{record.prefix}/current/env-{record.stack}.sh",
         "DEEPEP": f"{record.prefix}/store/{record.deepep}",
         "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
@@ -130,7 +139,7 @@ def verify_all(
     record: StackRecord,
     recipes: Mapping[str, str],
     *,
-    load: str = "",
+    load: Load = Load(),
     generation: int = 0,
     keep: Keep = lambda *_: "",
 ) -> tuple[Outcome, ...]:

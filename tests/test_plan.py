@@ -56,6 +56,12 @@ def test_steps(case: dict[str, Any]) -> None:
     assert case.get("note", "") in "\n".join(made.notes)
 
 
+def test_without_the_hook_users_are_told_what_to_type() -> None:
+    made = plan.make(request(skip=("module-hook",)), cluster(n001={"modules.hook": ""}))
+    assert plan.HOOK not in [step.kind for step in made.steps]
+    assert f"no MODULEPATH hook: `module use {PREFIX}/modulefiles` before `module load`" in made.notes
+
+
 def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() -> None:
     newer = tuple(replace(gpu, capability="10.0") for gpu in READY.gpus)
     older = (Python("/usr/bin/python3.10", "3.10.12", header=True),)

@@ -22,8 +22,8 @@ ENTRY = "rphb44wma7mcibyvgqxx9pzhc9wy5g4z-nvshmem-3.4.5"
 HOSTS = tuple(f"b200-{number:03}" for number in range(1, 65))
 STEPS = (
     Step("prefix", "prefix", "prefix", HOSTS, Reason("nothing there", "/shared/deepep writable and one directory for all hosts")),
-    Step("host", "module-hook", "MODULEPATH hook", HOSTS[:62], Reason("no hook", "/shared/deepep/modulefiles")),
-    Step("host", "module-hook", "MODULEPATH hook", HOSTS[62:], Reason("/opt/[old]/modulefiles", "/shared/deepep/modulefiles")),
+    Step("module-hook", "module-hook", "MODULEPATH hook", HOSTS[:62], Reason("no hook", "/shared/deepep/modulefiles")),
+    Step("module-hook", "module-hook", "MODULEPATH hook", HOSTS[62:], Reason("/opt/[old]/modulefiles", "/shared/deepep/modulefiles")),
     Step("build", ENTRY, "build nvshmem 3.4.5", HOSTS[:1], Reason("not in the store", ENTRY)),
 )
 FAILED = "[3/9] Compiling\nerror: no room for [this]\nninja: build stopped"

@@ -80,7 +80,7 @@ class Machine:
         session_folder = self.path / "session"
         session_folder.mkdir(exist_ok=True)
         (session_folder / ".bash_profile").write_text(NOISE)
-        job = verify.look(self.record, RECIPES, load=load, imports=imports)
+        job = verify.look(self.record, RECIPES, load=verify.Load(load, without_hook=more.get("MODULEPATH") == ""), imports=imports)
         env = {"MODULEPATH": f"{self.path}/modulefiles", **job.env, **more}
         session = module_systems.run(job.script, session_folder, system=system, login=False, driver=driver, env=env)
         return verify.parse(Reply("host", session.code, session.out, session.err, 0.5))
@@ -139,6 +139,11 @@ def test_login_hosts_load_only(system: str, machine: Machine) -> None:
     verdict = machine.look(system, imports=False)
     assert verdict.imported is None
     assert verify.problems("host", verdict, machine.record) == ()
+
+
+@pytest.mark.parametrize("system", ["lmod", "environment-modules"])
+def test_without_the_hook_the_modulefiles_are_named(system: str, machine: Machine) -> None:
+    assert machine.look(system, imports=False, MODULEPATH="").loaded == machine.record.module
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -13,7 +13,7 @@ from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.explain import explained
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.plan import RESUME, Outcome, Plan
+from deepep_bootstrap.plan import HOOK, RESUME, Outcome, Plan
 from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
@@ -152,11 +152,11 @@ def offer(ended: Ended) -> None:
     if work.offers_news and not noted:
         phases.note_proof(work, proved=False)
         noted = True
-    if do(ended, phases.publish_offer) and do(ended, phases.prove) and do(ended, try_out):
-        if noted:
-            phases.note_proof(work, proved=True)
-    elif not noted:
-        phases.note_proof(work, proved=False)
+    good = do(ended, phases.publish_offer)
+    if good:
+        good = all([do(ended, hoststeps.place_hooks), do(ended, phases.prove)]) and do(ended, try_out)
+    if noted or not good:
+        phases.note_proof(work, proved=good)
 
 
 def share(ended: Ended) -> None:
@@ -213,6 +213,8 @@ def next_commands(request: Request, made: Plan) -> list[str]:
         load = f". {prefix}/current/env-{stack}.sh"
     tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
     if not choice.slurm_host:
+    elif HOOK in request.skip:
+        load = f"module use {prefix}/modulefiles; {load}"
         return [load, f"bash {tests}/intranode-test.sbatch"]
     login = [] if choice.slurm_host == choose.CONTROL else [f"ssh {choice.slurm_host}"]
     return [*login, load, f"sbatch {tests}/internode-test.sbatch"]

@@ -32,7 +32,7 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         record = offered_stack(survey, flags.stack)
-        load = "deepep" if current_offer(survey).default_stack == record.stack else record.module
+        load = proof.Load("deepep" if current_offer(survey).default_stack == record.stack else record.module)
         generation = next((survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts), 0)
         recipes = read_tree(flags.root / "recipes")
         outcomes = proof.verify_all(door, survey.reached, record, recipes, load=load, generation=generation)

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Looks at what a user gets on this host: loads the module in a login shell, imports DeepEP, and asks which NVSHMEM it would call.
 #
-# Reads: LOAD (what to say to `module load`), ENV_FILE (the same for hosts without a module system), DEEPEP and NVSHMEM (the entries
-# it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py),
+# Reads: LOAD (what to say to `module load`), USE (modulefiles that no hook leads to, "" where one does), ENV_FILE (the same for hosts
+# without a module system), DEEPEP and NVSHMEM (the entries it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py),
 # GENERATION (the current one, where that was just published; 0 for whatever is seen here), SECONDS_TO_SEE (default 60).
 # Changes nothing.
 # Data lines: stale; module, loaded, said; import, error, deep_ep, torch, nvshmem, nccl, nccl_version; deepep_entry, nvshmem_entry; driver; end.
@@ -14,6 +14,7 @@ report() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr -s '\n\t' '  ' | cut -
 messages=$(mktemp)
 if type module >/dev/null 2>&1; then
     report module yes
+    [ -z "$USE" ] || module use "$USE" >/dev/null 2>&1
     module load "$LOAD" >"$messages" 2>&1
     for loaded in $(printf '%s' "${LOADEDMODULES-}" | tr ':' ' '); do
         case $loaded in deepep/*) report loaded "$loaded" ;; esac
@@ -66,7 +67,7 @@ main() {
     wait_for_generation
     program="$(print_login_script)"
     # Entries are read-only for everybody; root could write Python's caches into them all the same.
-    export LOAD ENV_FILE IMPORT PYTHON PROBE PYTHONDONTWRITEBYTECODE=1
+    export LOAD USE ENV_FILE IMPORT PYTHON PROBE PYTHONDONTWRITEBYTECODE=1
     bash -l -c "${program}" 3>&1 >&2 </dev/null
     data deepep_entry "$(realpath -m -- "${DEEPEP}")"
     data nvshmem_entry "$(realpath -m -- "${NVSHMEM}")"
