@@ -14,8 +14,8 @@ from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.kinds import COPIED
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.profiles import read_profile
 from deepep_bootstrap.partial import Earlier
+from deepep_bootstrap.profiles import read_profile
 from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
 
 
@@ -54,8 +54,8 @@ class Choice:
     record: StackRecord
     offer: Offer
     notes: tuple[str, ...] = ()
-
     absent: tuple[str, ...] = ()
+
     def entry(self, kind: str) -> Entry | None:
         """Return the entry of one kind, or None."""
         return next((entry for entry in self.entries if entry.kind == kind), None)
@@ -74,8 +74,8 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     build_host = choose_build_host(request, gpu_hosts, notes)
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
-    derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     known = partial.earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
+    derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
     if store.deepep_recipe(source) == "deepep-v2":
         derived = elastic.adapt(derived)
@@ -102,8 +102,8 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
         record=record,
         offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
         notes=tuple(notes),
-    )
         absent=known.absent,
+    )
 
 
 def fit_together(request: Request, derived: topology.Derived, target: str, found: tuple[Python, Toolkit]) -> tuple[str, ...]:
