@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from deepep_bootstrap.findings import BLOCKING, NOTE, WARNING, Fault, Row, Seen, few
+from deepep_bootstrap.machine import FABRIC_WELL
 
 GPUS_PER_NODE = 8
 """NUM_MAX_NVL_PEERS of DeepEP V1 (csrc/kernels/configs.cuh)."""
@@ -19,8 +20,6 @@ Driver Versions". A program of a CUDA major runs on any driver that brings this 
 
 OPTIONS = {"EnableStreamMemOPs": "1"}
 PEER_MAPPING = "PeerMappingOverride=1"
-WELL = frozenset(("", "completed", "completed/success", "not supported"))
-"""States of the NVSwitch fabric that keep nobody from using the GPUs (`nvidia-smi -q`: Fabric, State and Status)."""
 
 
 def has_driver(seen: Seen) -> Iterator[Fault]:
@@ -103,11 +102,13 @@ def has_nvlink(seen: Seen) -> Iterator[Fault]:
 def has_fabric(seen: Seen) -> Iterator[Fault]:
     """On NVSwitch machines the fabric is configured; until then CUDA refuses to start (error 802)."""
     prepared = seen.facts.prepared
-    if prepared.fabric_state.lower() not in WELL:
+    if prepared.fabric_state.lower() not in FABRIC_WELL:
         found = f"fabric {prepared.fabric_state}, fabric manager {prepared.fabric_manager or 'not there'}"
-        yield Fault(
-            BLOCKING, found, "fabric state Completed", "systemctl restart nvidia-fabricmanager  # it must have the driver's own version"
-        )
+        version = prepared.nvidia_version or "the driver's version"
+        start = f"systemctl restart nvidia-fabricmanager  # it must be {version} like the driver"
+        install = f"installing nvidia-fabricmanager {version}, then systemctl enable --now nvidia-fabricmanager"
+        absent = prepared.fabric_manager in {"", "absent"}
+        yield Fault(BLOCKING, found, "fabric state Completed", install if absent else start)
 
 
 def has_options(seen: Seen) -> Iterator[Fault]:
@@ -156,7 +157,7 @@ ROWS = (
     Row("gpu-capability", "DeepEP V1 with NVSHMEM is written for Hopper and later.", has_hopper),
     Row("driver-cuda", "A driver runs programs of its own CUDA major and older ones only.", runs_cuda),
     Row("nvlink", "DeepEP writes into every other GPU of the node directly; one pair without NVLink stops it.", has_nvlink),
-    Row("nvlink-fabric", "Until the NVSwitch fabric is configured CUDA does not start (error 802).", has_fabric),
+    Row("nvlink-fabric", "Until the NVSwitch fabric is configured CUDA does not start (error 802).", has_fabric, "fabric-manager", always=True),
     Row(
         "driver-options", "With them the GPU may ring a NIC's doorbell itself; without, NVSHMEM falls back to a slower way or fails "
         "with error 800.", has_options, recipe="driver-options",

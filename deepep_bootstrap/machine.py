@@ -64,7 +64,7 @@ class Machine:
 
     - `nvidia_flavor` of the loaded driver is "open", "proprietary" or "" (not loaded), `nvidia_version` e.g. "580.159.04".
     - `gpu_devices`, `mellanox_devices` count PCI functions, bound to a driver or not: NVIDIA's of class 0300 or 0302, Mellanox's of class
-      0200 or 0207. Virtual functions (they have a `physfn`) do not count where their physical one is seen too.
+      0200 or 0207; `nvswitches` NVIDIA's of class 0680. Virtual functions (they have a `physfn`) do not count where their physical one is seen too.
     - `ofed` is the version of a loaded mlx5_core that did not come with the kernel, "" for the kernel's own or none.
     - `headers`: those of the running kernel are there. `secure_boot`: unsigned modules will not load.
     - `iommu` says how the kernel translates what those devices read and write: "" not at all, "identity" (passed through), "DMA" or
@@ -85,6 +85,7 @@ class Machine:
     nvidia_version: str = ""
     gpu_devices: int = 0
     mellanox_devices: int = 0
+    nvswitches: int = 0
     ofed: str = ""
     headers: bool = False
     secure_boot: bool = False
@@ -125,6 +126,9 @@ DMABUF_KERNEL = (5, 12)
 """First kernel whose RDMA stack registers dma-bufs (ib_umem_dmabuf_get, merged in February 2021); NVIDIA's GPU Operator states the same
 minimum for GPUDirect RDMA, together with the open kernel modules."""
 
+FABRIC_WELL = frozenset(("", "completed", "completed/success", "not supported"))
+"""States of the NVSwitch fabric, in small letters, that keep nobody from using the GPUs (`nvidia-smi -q`: Fabric, State and Status)."""
+
 UNREACHABLE = {"unreachable", "blackhole", "prohibit", "throw", "broadcast", "multicast", "anycast", "local"}
 """First words of lines of `ip route` that lead to no other host."""
 
@@ -141,10 +145,11 @@ def parse(records: Records) -> Machine:
         nvidia_version=version[1] if version else "",
         gpu_devices=kinds.count("gpu"),
         mellanox_devices=kinds.count("mellanox"),
+        nvswitches=kinds.count("nvswitch"),
         ofed=_ofed(records.text("ofed")),
         headers=records.truth("kernel_headers"),
         secure_boot=records.truth("secure_boot"),
-        iommu=",".join(sorted({domain for _, _, domain in records.rows("device") if domain})),
+        iommu=",".join(sorted({domain for kind, _, domain in records.rows("device") if domain and kind != "nvswitch"})),
         dmabuf=flavor == "open" and _kernel(records.text("kernel")) >= DMABUF_KERNEL,
         packages=tuple(sorted((name, installed) for name, installed in records.rows("package"))),
         verbs=_verbs(records),

@@ -33,8 +33,9 @@ class Order:
 class Policy:
     """How waves roll. `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in drain reasons.
 
-    `boot_timeout` is for a host to be back, `settle` for its drivers and services to be as wanted after that; `pause` lies between two
-    looks. `reservation` names the one of Slurm whose nodes are ours. Without `reboot` hosts are changed and reloaded only.
+    `boot_timeout` is for a host to be back, and then once more for what it had before to be there again, as an NVSwitch fabric that trains
+    for minutes; `settle` for what recipes wrote to show after that, and for a host that does not answer to do so again. `pause` lies
+    between two looks. `reservation` names the one of Slurm whose nodes are ours. Without `reboot` hosts are changed and reloaded only.
     """
 
     at_once: int = 1
@@ -50,11 +51,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Seen:
-    """A look at a host: its boot id, what is still not as wanted (a reason each), and who uses its GPUs ("" for nobody)."""
+    """A look at a host: its boot id, what is still not as wanted (a reason each), who uses its GPUs ("" for nobody), and which of
+    `unmet` it had before and has `lost`."""
 
     boot_id: str
     unmet: tuple[str, ...] = ()
     busy: str = ""
+    lost: tuple[str, ...] = ()
 
 
 class Hands(Protocol):

@@ -162,8 +162,8 @@ def resume_steps(request: Request, facts: Mapping[str, Facts], preparation: Prep
         left = reason.ours and is_drained(seen.slurm.state)
         if left and host not in waiting and not unasked(request.skip, reason.text) and not losses.still(reason.text, seen):
             groups.setdefault(reason.text, []).append(host)
-    for reason, hosts in groups.items():
-        yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {reason}", "in use, as nothing is left to do"))
+    for text, hosts in groups.items():
+        yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {text}", "in use, as nothing is left to do"))
 
 
 def unasked(skip: Sequence[str], reason: str) -> bool:

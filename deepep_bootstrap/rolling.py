@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap import choose, fabric, waves
+from deepep_bootstrap import choose, losses, waves
+from deepep_bootstrap.drained import left_behind
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.hoststeps import run_recipe
 from deepep_bootstrap.orders import Order, Seen
 from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
-from deepep_bootstrap.prepare import BLOCKED, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
+from deepep_bootstrap.prepare import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.reboots import NEVER, Reboots
 from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
@@ -29,7 +30,12 @@ class Crew:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self.outcomes: list[Outcome] = []
+        self._after: dict[tuple[str, str], Outcome] = {}
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How what was done on hosts after their reboot ended, the last try of each."""
+        return tuple(self._after.values())
 
     def apply(self, host: Host, step: Step) -> Outcome:
         """Run a host recipe."""
@@ -46,12 +52,17 @@ class Crew:
         if facts.boot_id != self._work.survey.facts[host.name].boot_id and preparation.at_once:
             for step in preparation_steps(preparation):
                 if step.kind == "host":
-                    self.outcomes.append(self.apply(host, step))
+                    self._after[host.name, step.name] = self.apply(host, step)
             facts, preparation = self._ask(host)
         processes = sum(gpu.processes for gpu in facts.gpus)
-        before, earlier = self._work.survey.facts[host.name], self._work.plan.preparation.checks.get(host.name, {})
-        unmet = (*lost_devices(before, facts), *lacking(earlier, preparation.checks.get(host.name, {})))
-        return Seen(facts.boot_id, unmet, f"{processes} GPU processes" if processes else "")
+        before, checks = self._work.survey.facts[host.name], self._work.plan.preparation
+        reason = read_reason(before.prepared.slurm_reason)
+        left = reason.text if reason.ours else ""
+        lost = losses.since(before, facts, left)
+        ordered = {check.recipe for name, check in checks.with_reboot if name == host.name}
+        named = {recipe for recipe, title in TITLES.items() if title in left}
+        lacks = lacking(done_at_once(checks.checks.get(host.name, {})), preparation.checks.get(host.name, {}), ordered | named)
+        return Seen(facts.boot_id, (*lost, *lacks), f"{processes} GPU processes" if processes else "", lost)
 
     def _ask(self, host: Host) -> tuple[Facts, Preparation]:
         work = self._work
@@ -59,30 +70,50 @@ class Crew:
         return facts, look(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
 
 
-def lacking(before: Mapping[str, Check], now: Mapping[str, Check]) -> Iterator[str]:
-    """Yield what the checks of a host find not as wanted, by recipe `before` the wave and `now`. What this program could do nothing
-    about before is no reason to keep a host; what it can do nothing about only since then is."""
+WORSE = {OK: 0, TO_APPLY: 1, REBOOT: 1, STUCK: 2, BLOCKED: 3}
+"""States of a check, from what is wanted to what this program can do nothing about."""
+
+
+def done_at_once(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """Return the checks of a host's plan as they are when its wave begins: what needs no reboot was done, or it is not in the wave."""
+    at_once = (name for name, check in checks.items() if check.state == TO_APPLY and not check.needs_reboot)
+    return {**checks, **{name: replace(checks[name], state=OK) for name in at_once}}
+
+
+def lacking(before: Mapping[str, Check], now: Mapping[str, Check], wanted: Collection[str]) -> Iterator[str]:
+    """Yield what the checks of a host find not as wanted `now`: of the recipes `wanted`, which the reboot was for, and of others what
+    was better `before` the wave. What was as bad before is no reason to keep a host."""
     for recipe, check in now.items():
-        known = recipe in before and before[recipe].state == BLOCKED
-        if check.state in {TO_APPLY, REBOOT, STUCK} or (check.state == BLOCKED and not known):
+        was = before[recipe].state if recipe in before else OK
+        if check.state != OK and (recipe in wanted or WORSE[check.state] > WORSE[was]):
             yield f"{TITLES[recipe]}: found {check.found}, wanted {check.wanted}"
 
 
-def lost_devices(before: Facts, now: Facts) -> Iterator[str]:
-    """Yield which kinds of devices a host has fewer of than before: a kernel that an earlier update brought may have no drivers."""
-    nics = [[device for device in facts.rdma if not fabric.is_virtual(facts, device.name)] for facts in (before, now)]
-    for what, was, found in (("GPUs", len(before.gpus), len(now.gpus)), ("RDMA devices", len(nics[0]), len(nics[1]))):
-        if found < was:
-            yield f"{what}: found {found}, wanted {was} as before"
-
-
-def reboot_hosts(work: Work) -> tuple[Outcome, ...]:
-    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained."""
-    orders = permitted(tuple(_orders(work)), work.reboots)
+def reboot_hosts(work: Work, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
+    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained. The
+    hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a reboot is of use."""
+    orders = permitted(tuple(_orders(work, unprepared)), work.reboots)
     outcomes = list(_resume(work))
     if work.reboots.mode == NEVER:
         outcomes += _write_only(work, {order.host.name for order in orders})
-    return (*outcomes, *_roll(work, orders))
+    return (*outcomes, *_roll(work, held_up(orders, _left_behind(work, orders))))
+
+
+def _left_behind(work: Work, orders: Sequence[Order]) -> Mapping[str, str]:
+    """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of the next wave."""
+    part = {order.host.name for order in orders if not order.refused}
+    back = {host for step in work.plan.of_kind(RESUME) for host in step.hosts}
+    return left_behind(work.door, work.survey, part | back) if part else {}
+
+
+def held_up(orders: Sequence[Order], left: Mapping[str, str]) -> tuple[Order, ...]:
+    """Return the orders, all refused where nodes are `left` drained by an earlier wave, with the reason of each: one failed wave after
+    the other would take a cluster out of use node by node."""
+    if not left:
+        return tuple(orders)
+    host, reason = next(iter(left.items()))
+    why = f"not started: {fold(left)} stays drained ({reason[:200]}): mend {host} first, or --limit the run to others"
+    return tuple(replace(order, refused=order.refused or why) for order in orders)
 
 
 def permitted(orders: Sequence[Order], reboots: Reboots) -> tuple[Order, ...]:
@@ -107,7 +138,7 @@ def _roll(work: Work, orders: Sequence[Order]) -> Iterator[Outcome]:
     yield from (*crew.outcomes, *outcomes)
 
 
-def _orders(work: Work) -> Iterator[Order]:
+def _orders(work: Work, unprepared: Mapping[str, str]) -> Iterator[Order]:
     steps = work.plan.of_kind("reboot")
     waiting: dict[str, list[Check]] = {}
     for host, check in work.plan.preparation.with_reboot:
@@ -119,7 +150,8 @@ def _orders(work: Work) -> Iterator[Order]:
         reload = work.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
         node = facts.slurm.node if facts.slurm.works else ""
         why = ", ".join(TITLES[check.recipe] for check in checks)
-        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload, refusal(facts))
+        refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
+        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload, refused)
 
 
 def refusal(facts: Facts) -> str:
@@ -179,5 +211,5 @@ def unfinished(work: Work) -> Iterator[Problem]:
         if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
             reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
     for reason, hosts in reasons.items():
-        remedy = "the same command again: it gives back what needs nothing any more"
+        remedy = "mend what it says, then the same command, without --skip: it gives back what needs nothing any more"
         yield Problem(fold(hosts), "stays drained", reason, "in use", remedy)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from deepep_bootstrap import power, slurm_nodes
-from deepep_bootstrap.cordon import Cordon
 from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.orders import Hands, Order, Policy, Tell
+from deepep_bootstrap.orders import Order
 from deepep_bootstrap.plan import Outcome
-from deepep_bootstrap.power import SLURM_PATIENCE, Cluster, Line
 from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import Look, read_reason
+from deepep_bootstrap.wave import TITLE, Wave
 
-TITLE = "reboot"
 OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -31,47 +26,6 @@ class LeftAloneError(Exception):
         self.state = state
 
 
-class Wave:
-    """What all turns share: the doors, and whether to go on."""
-
-    def __init__(self, door: Line, slurm_at: Sequence[Host], policy: Policy, *, hands: Hands, tell: Tell) -> None:
-        self.door, self.policy, self.hands = door, policy, hands
-        self.cluster = Cluster(door, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
-        self.stopped = ""
-        self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
-        self._cordons: dict[str, Cordon] = {}
-
-    def cordon(self, order: Order) -> Cordon | None:
-        """Return the cordon of the order's node, None where it is no node of Slurm."""
-        if not order.node:
-            return None
-        return self._cordons.setdefault(order.host.name, Cordon(self.cluster, order.node, self.policy.run))
-
-    def tell(self, host: str, line: str) -> None:
-        """Tell a line, one thread at a time; after ^C nothing that follows from it."""
-        with self._lock:
-            if not self._interrupted.is_set():
-                self._tell(host, TITLE, line)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait, but not longer than until ^C."""
-        if self._interrupted.wait(seconds):
-            raise Trouble(Problem("wave", "interrupted"))
-
-    def stop(self, why: str) -> None:
-        """Let nothing else be started; what is in flight finishes. The first reason counts."""
-        with self._lock:
-            self.stopped = self.stopped or why
-
-    def interrupt(self) -> None:
-        """Wake everybody who waits, and say what stays drained."""
-        self._interrupted.set()
-        with self._lock:
-            for host, cordon in list(self._cordons.items()):
-                if cordon.ours:
-                    self._tell(host, TITLE, f"stays drained ({cordon.ours}): the next run goes on from there")
-
-
 class Turn:
     """The turn of one host. What was done so far is in `outcomes`, also when the rest fails."""
 
@@ -79,6 +33,7 @@ class Turn:
         self.outcomes: list[Outcome] = []
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
         self._cordon = wave.cordon(order)
+        self._changed = self._rebooted = False
 
     def take(self) -> tuple[Outcome, ...]:
         """Take the turn and return its outcomes; nothing is raised that a host or Slurm can cause."""
@@ -101,12 +56,16 @@ class Turn:
             raise LeftAloneError("this program runs there: reboot it yourself, then run again")
 
     def _check_leave(self) -> None:
-        """Raise LeftAloneError when the wave was stopped or its window is over; asked as long as nothing was changed."""
+        """Raise LeftAloneError when nothing may be begun any more."""
+        if why := self._not_now():
+            raise LeftAloneError(why)
+
+    def _not_now(self) -> str:
+        """Return why nothing may be begun any more: the wave was stopped, or its window is over; "" where it may."""
         if self._wave.stopped:
-            raise LeftAloneError(f"not started: {self._wave.stopped}")
+            return f"not started: {self._wave.stopped}"
         window = self._policy.window
-        if window and not window.holds(datetime.now().astimezone().time()):
-            raise LeftAloneError(f"waits for the window {window}")
+        return f"waits for the window {window}" if window and not window.holds(datetime.now().astimezone().time()) else ""
 
     def _work(self) -> Outcome:
         """Free the host, change it, reboot it, look at it, and give it back."""
@@ -119,6 +78,8 @@ class Turn:
             return self._give_back("unchanged", "not needed: the driver was loaded anew")
         if not self._policy.reboot:
             raise LeftAloneError(f"waits for a reboot: {self._order.why}")
+        if why := self._not_now():
+            return self._leave_to_reboot(why)
         self._reboot(before)
         self._wait_until_back(before)
         self._check()
@@ -152,7 +113,18 @@ class Turn:
             self._check_reservation(self._cordon.look())
 
     def _who_is_busy(self) -> str:
-        """Return who uses the host, "" for nobody: jobs first, then processes on its GPUs."""
+        """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for a while."""
+        deadline = time.monotonic() + self._policy.settle
+        while True:
+            try:
+                return self._see_who_is_busy()
+            except Trouble:
+                if self._wave.interrupted or time.monotonic() > deadline:
+                    raise
+            self._wave.sleep(self._policy.pause)
+
+    def _see_who_is_busy(self) -> str:
+        """Return who uses the host now: jobs first, then processes on its GPUs."""
         if self._cordon:
             look = self._cordon.look()
             if jobs := look.jobs.get(self._order.node):
@@ -170,22 +142,44 @@ class Turn:
     def _change(self) -> None:
         for step in self._order.steps:
             self._say(step.title)
+            self._changed = True
             self.outcomes.append(self._wave.hands.apply(self._host, step))
             if self.outcomes[-1].state == "failed":
                 raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
 
     def _reload(self) -> bool:
-        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no failure of the run."""
+        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no failure of the run; where
+        none does, Trouble when it left the host without what it had."""
         self._say("loading the driver anew")
+        self._changed = True
         outcome = self._wave.hands.reload(self._host)
         failed = outcome.state == "failed"
         self.outcomes.append(replace(outcome, state="skipped", code=0) if failed and self._policy.reboot else outcome)
-        return not failed and not self._wave.hands.look(self._host).unmet
+        if failed and self._policy.reboot:
+            return False
+        patience = self._policy.settle if failed or self._policy.reboot else self._policy.boot_timeout
+        deadline = time.monotonic() + patience
+        while (seen := self._wave.hands.look(self._host)).lost and time.monotonic() < deadline:
+            self._wave.sleep(self._policy.pause)  # an NVSwitch fabric is trained anew
+        if seen.lost and not self._policy.reboot:
+            raise Trouble(Problem(self._host.name, "not as before its driver was reloaded", "; ".join(seen.lost), try_="a reboot"))
+        return not failed and not seen.unmet
+
+    def _leave_to_reboot(self, why: str) -> Outcome:
+        """Leave a host that was changed drained for the next run to reboot; one that was not goes back."""
+        if not self._changed:
+            raise LeftAloneError(why)
+        if self._cordon:
+            self._cordon.leave(f"changed, waits for a reboot: {self._order.why}")
+        said = f"changed, waits for a reboot: {why}"
+        self._say(said)
+        return Outcome(TITLE, self._host.name, "skipped", said, code=TROUBLE)
 
     def _reboot(self, before: str) -> None:
         """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node over."""
         if self._cordon and (lost := self._cordon.lost()):
             raise LeftAloneError(f"not rebooted: {lost}")
+        self._rebooted = True
         refused = self._cordon.reboot() if self._cordon else "no node of Slurm"
         if not refused:
             self._say("rebooting through Slurm")
@@ -213,22 +207,28 @@ class Turn:
         raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
 
     def _check(self) -> None:
-        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not within the time to settle."""
-        deadline = time.monotonic() + self._policy.settle
-        while problem := self._what_is_missing():
-            if time.monotonic() > deadline:
+        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not in time. What recipes wrote shows soon
+        after the boot or never; drivers, fabrics, mounts and services may take as long as the boot itself."""
+        begin = time.monotonic()
+        while missing := self._what_is_missing():
+            problem, patience = missing
+            if time.monotonic() > begin + patience:
                 raise Trouble(problem)
             self._wave.sleep(self._policy.pause)
 
-    def _what_is_missing(self) -> Problem | None:
+    def _what_is_missing(self) -> tuple[Problem, float] | None:
+        """Return what keeps the host from being given back, and how many seconds to wait for it; None for nothing."""
         slurmd = self._cordon.hold(self._order.why) if self._cordon else ""
         try:
-            unmet = self._wave.hands.look(self._host).unmet
+            seen = self._wave.hands.look(self._host)
         except Trouble as trouble:
-            return trouble.problems[0]
-        if unmet:
-            return Problem(self._host.name, "came back without what was wanted", "; ".join(unmet), try_="invoke doctor")
-        return Problem(self._host.name, "came back", slurmd, try_="systemctl status slurmd there") if slurmd else None
+            return trouble.problems[0], self._policy.boot_timeout
+        if seen.unmet:
+            problem = Problem(self._host.name, "came back without what was wanted", "; ".join(seen.unmet), try_="invoke doctor")
+            return problem, self._policy.boot_timeout if seen.lost else self._policy.settle
+        if slurmd:
+            return Problem(self._host.name, "came back", slurmd, try_="systemctl status slurmd there"), self._policy.boot_timeout
+        return None
 
     def _give_back(self, state: str, detail: str) -> Outcome:
         """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
@@ -249,10 +249,18 @@ class Turn:
         return replace(end, code=TROUBLE)
 
     def _fail(self, trouble: Trouble) -> Outcome:
-        """Stop the wave; the node stays drained, and its reason says what is missing."""
+        """End a turn that went wrong. As long as nothing was changed the host is left as it was; after that the node stays drained, and its
+        reason says what is missing; after a reboot the wave stops."""
         first = trouble.problems[0]
         said = f"{first.what}: {first.found}" if first.found else first.what
-        self._wave.stop(f"{self._host.name} {said}")
+        if self._wave.interrupted:
+            return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+        if not self._changed and not self._rebooted:
+            return self._give_up(LeftAloneError(said, "failed"))
+        if self._rebooted:
+            self._wave.stop(f"{self._host.name} {said}")
+        else:
+            self._wave.count_failed_change(f"{self._host.name}: {said}")
         if self._cordon:
             self._cordon.leave(said)
         self._say(str(trouble))

@@ -1,4 +1,4 @@
-"""Changes that need a reboot, rolling over hosts: K at a time, stopped by the first failure.
+"""Changes that need a reboot, rolling over hosts: K at a time, stopped by the first reboot that goes wrong.
 
 What is drained carries a reason of ours, and that is all the memory there is: after ^C, a lost network or a power cut the next run
 reads the facts, goes on with the hosts that still need something, and resumes those that do not.
@@ -15,7 +15,8 @@ from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Hands, Order, Policy, Tell
 from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.power import Cluster, Line
-from deepep_bootstrap.turn import Turn, Wave
+from deepep_bootstrap.turn import Turn
+from deepep_bootstrap.wave import Wave
 
 
 def roll(door: Line, slurm_at: Sequence[Host], orders: Sequence[Order], policy: Policy, *, hands: Hands, tell: Tell) -> tuple[Outcome, ...]:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_support import ROOT, request
 
-from deepep_bootstrap import checks_user, doctor, jobuser, launch
+from deepep_bootstrap import checks_user, doctor, drained, jobuser, launch
 from deepep_bootstrap.disagree import PROPERTIES
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
@@ -310,5 +310,5 @@ def test_status_names_what_waits_for_a_reboot() -> None:
 
 def test_status_names_nodes_that_we_drained_and_no_others() -> None:
     ours = "deepep-bootstrap: driver options [root@2026-11-21T02:11:40]"
-    assert status.drained_by_us(unfinished(prepared__slurm_reason=ours)) == {"n002": ours}
-    assert status.drained_by_us(unfinished(prepared__slurm_reason="bad disk [root@2026-11-21T02:11:40]")) == {}
+    assert drained.drained_by_us(unfinished(prepared__slurm_reason=ours)) == {"n002": ours}
+    assert drained.drained_by_us(unfinished(prepared__slurm_reason="bad disk [root@2026-11-21T02:11:40]")) == {}

@@ -25,6 +25,8 @@ CASES: dict[str, tuple[Mapping[str, Any], list[str]]] = {
     "names of the kernel's own driver": (INBOX, ["doca-ofed", *ALWAYS]),
     "NICs without RDMA devices": (NICS, ["doca-ofed", *ALWAYS]),
     "GPUs without a driver": ({"gpus": (), "prepared": Machine(gpu_devices=8)}, ["nvidia-driver"]),
+    "NVSwitches": ({"prepared": Machine(gpu_devices=8, nvswitches=4)}, ["fabric-manager"]),
+    "NVSwitches and no driver": ({"gpus": (), "prepared": Machine(gpu_devices=8, nvswitches=4)}, ["nvidia-driver"]),
     "no toolkit of the stack's CUDA": ({"toolkits": (Toolkit("/usr/local/cuda", "13.0.88", True, True),)}, ["cuda-toolkit"]),
     "no Python with wheels": ({"pythons": (Python("/usr/bin/python3.9", "3.9.18"),)}, ["python"]),
 }
@@ -35,6 +37,23 @@ def test_a_host_gets_the_recipes_that_are_meant_for_it(changes: Mapping[str, Any
     facts = {name: changed(seen, changes) for name, seen in cluster().items() if name != "login1"} | {"login1": READY}
     found = prepare.wanted(request(), facts)
     assert {host: list(by_recipe) for host, by_recipe in found.items()} == {"n001": recipes, "n002": recipes}
+
+
+@pytest.mark.parametrize(
+    ("system", "package", "driver"),
+    [
+        (("ubuntu", "24.04"), "nvidia-fabricmanager-580", "nvidia-headless-580-server-open nvidia-utils-580-server"),
+        (("debian", "12"), "nvidia-fabricmanager", "nvidia-open-580"),
+        (("rocky", "9.4"), "nvidia-fabricmanager", "@nvidia-driver:580-open nvidia-open"),
+        (("other", "1"), "", ""),
+    ],
+)
+def test_the_fabric_manager_is_told_which_driver_is_ours(system: tuple[str, str], package: str, driver: str) -> None:
+    changes = {"prepared": Machine(nvswitches=4), "os_id": system[0], "os_version": system[1]}
+    env = prepare.wanted(request(), cluster(n001=changes))["n001"]["fabric-manager"]
+    assert (env.get("PACKAGES", ""), env["DRIVER_PACKAGES"]) == (package, driver)
+    if system[0] in {"debian", "rocky"}:
+        assert env["REPOSITORIES"].startswith("cuda https://developer.download.nvidia.com/")
 
 
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
@@ -150,6 +169,26 @@ def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_pr
 def test_only_what_we_drained_and_what_needs_nothing_is_resumed(state: str, reason: str, check: str, *, resumed: bool) -> None:
     facts = cluster(n001={"slurm.state": state, "prepared.slurm_reason": reason})
     made = plan.make(request(), facts, prepared(facts, n001=Check("driver-options", check, "", "")))
+    assert [step.hosts for step in made.of_kind(plan.RESUME)] == ([("n001",)] if resumed else [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "skip", "resumed"),
+    [
+        ("came back without what was wanted: GPUs: found 7, wanted 9 as before", (), False),
+        ("came back without what was wanted: GPUs: found 7, wanted 8 as before", (), True),
+        ("came back without what was wanted: driver options: found 0, wanted 1", ("driver-options",), False),
+        ("came back without what was wanted: driver options: found 0, wanted 1", ("python", "smoke"), True),
+        ("came back without what was wanted: driver options: found 0, wanted 1", ("all",), False),
+        ("did not come back within 30 min after its reboot", ("all",), False),
+        ("did not come back within 30 min after its reboot", ("python",), False),  # it may have been for that
+        ("did not come back within 30 min after its reboot", ("smoke",), True),
+    ],
+)
+def test_a_node_is_resumed_when_what_it_was_drained_for_is_asked_and_mended(reason: str, skip: tuple[str, ...], *, resumed: bool) -> None:
+    facts = cluster(n001={"slurm.state": "IDLE+DRAIN", "prepared.slurm_reason": f"deepep-bootstrap: {reason} (run 7)"})
+    checks = [] if skip else [Check("driver-options", "ok", "", "")]
+    made = plan.make(request(skip=skip), facts, prepared(facts, **({"n001": checks[0]} if checks else {})))
     assert [step.hosts for step in made.of_kind(plan.RESUME)] == ([("n001",)] if resumed else [])
 
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from plan_support import READY, changed
+from plan_support import PREFIX, READY, changed, cluster, request
 
 from deepep_bootstrap import reboots
+from deepep_bootstrap.drained import left_behind
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Rdma
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Order
 from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.rolling import lacking, lost_devices, permitted, refusal
+from deepep_bootstrap.remote import Fleet, Options
+from deepep_bootstrap.rolling import done_at_once, held_up, lacking, permitted, refusal
+from deepep_bootstrap.survey import Survey
 
 
 @pytest.mark.parametrize(
@@ -54,34 +56,55 @@ def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kept"),
+    ("before", "now", "for_it", "kept"),
     [
-        ("reboot", "ok", False),
-        ("reboot", "reboot", True),
-        ("reboot", "stuck", True),
-        ("todo", "todo", True),
-        ("blocked", "blocked", False),  # it was so, and is no work of this wave
-        ("ok", "blocked", True),
-        ("", "blocked", True),  # a driver that the new kernel has not
+        ("reboot", "ok", True, False),
+        ("reboot", "reboot", True, True),
+        ("reboot", "stuck", True, True),
+        ("todo", "todo", True, True),
+        ("todo", "todo", False, False),  # it was so, and is no work of this wave
+        ("stuck", "stuck", False, False),
+        ("stuck", "stuck", True, True),  # what the node was drained for
+        ("blocked", "blocked", False, False),
+        ("blocked", "todo", False, False),
+        ("ok", "todo", False, True),
+        ("todo", "stuck", False, True),
+        ("ok", "blocked", False, True),
+        ("", "blocked", False, True),  # a driver that the new kernel has not
     ],
 )
-def test_what_keeps_a_host_that_came_back(before: str, now: str, *, kept: bool) -> None:
+def test_what_keeps_a_host_that_came_back(before: str, now: str, *, for_it: bool, kept: bool) -> None:
     earlier = {"nvidia-driver": Check("nvidia-driver", before, "", "")} if before else {}
-    found = list(lacking(earlier, {"nvidia-driver": Check("nvidia-driver", now, "no driver loaded", "the driver, loaded")}))
+    checks = {"nvidia-driver": Check("nvidia-driver", now, "no driver loaded", "the driver, loaded")}
+    found = list(lacking(earlier, checks, {"nvidia-driver"} if for_it else {"doca-ofed"}))
     assert found == (["NVIDIA driver: found no driver loaded, wanted the driver, loaded"] if kept else [])
 
 
-def test_a_host_that_lost_devices_is_not_as_wanted() -> None:
-    before = changed(READY, {"rdma": tuple(Rdma(f"mlx5_{number}", "mlx5_core", "", 0, "", virtual=number > 7) for number in range(9))})
-    assert list(lost_devices(before, before)) == []
-    assert list(lost_devices(before, changed(before, {"rdma": before.rdma[:8]}))) == []  # virtual ones are made by services later
-    now = changed(before, {"gpus": (), "rdma": before.rdma[:7]})
-    count = len(before.gpus)
-    assert list(lost_devices(before, now)) == [
-        f"GPUs: found 0, wanted {count} as before",
-        "RDMA devices: found 7, wanted 8 as before",
-    ]
-    assert list(lost_devices(now, before)) == []
+def test_what_was_done_before_a_wave_and_is_gone_after_it_keeps_a_host() -> None:
+    plan = {"limits": Check("limits", "todo", "", ""), "doca-ofed": Check("doca-ofed", "todo", "", "", needs_reboot=True)}
+    assert {name: check.state for name, check in done_at_once(plan).items()} == {"limits": "ok", "doca-ofed": "todo"}
+
+
+def test_no_wave_begins_while_a_node_of_another_stays_drained() -> None:
+    mine, failed = Order(Host("n002"), "n002", "x", ""), Order(Host("n003"), "n003", "x", "", refused="not rebooted: limits failed there")
+    assert held_up((mine, failed), {}) == (mine, failed)
+    held = held_up((mine, failed), {"n001": "came back without what was wanted: GPUs: found 7, wanted 8 as before (run 7)"})
+    assert held[0].refused.startswith("not started: n001 stays drained (came back without what was wanted: GPUs: found 7, wanted 8")
+    assert held[1].refused == failed.refused
+
+
+DRAINED: Mapping[str, Any] = {
+    "slurm.state": "IDLE+DRAIN",
+    "prepared.slurm_reason": "deepep-bootstrap: x (run 7) [root@2026-11-21T03:48:17]",
+}
+
+
+def test_nodes_that_are_left_drained_by_us() -> None:
+    fleet = Fleet((), Options())
+    facts = cluster(n001=DRAINED, n002={**DRAINED, "prepared.slurm_reason": "deepep-bootstrap: y", "slurm.state": "IDLE"})
+    survey = Survey(request().inventory, PREFIX, facts)
+    assert left_behind(fleet, survey, ()) == {"n001": "x (run 7)"}
+    assert left_behind(fleet, survey, {"n001"}) == {}
 
 
 def test_without_leave_to_reboot_only_reloads_are_begun() -> None:

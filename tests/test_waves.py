@@ -16,7 +16,7 @@ import pytest
 
 from deepep_bootstrap import power, slurm_nodes, waves
 from deepep_bootstrap.cordon import Cordon
-from deepep_bootstrap.errors import TROUBLE, Trouble
+from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Order, Policy, Seen
 from deepep_bootstrap.plan import Outcome, Reason, Step
@@ -333,6 +333,59 @@ def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(crew: Crew, mo
     order = crew.order(N1, node="n001", reload=True)
     outcomes = waves.roll(crew.door, (LOGIN,), (order,), QUICK, hands=crew, tell=crew.tell)
     assert [(one.step, one.state, one.code) for one in outcomes[1:]] == [("reload", "skipped", 0), ("reboot", "done", 0)]
+
+
+def test_a_reload_that_takes_the_driver_away_leaves_the_node_drained_and_the_others_go_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, look, reload = "GPUs: found 0, wanted 8 as before", crew.look, crew.reload
+    failed = Outcome("reload", "n001", "failed", "do not load again: nvidia", code=TROUBLE)
+    monkeypatch.setattr(crew, "reload", lambda host: failed if host == N1 else reload(host))
+    monkeypatch.setattr(crew, "look", lambda host: replace(look(host), unmet=(gone,), lost=(gone,)) if host == N1 else look(host))
+    orders = [crew.order(host, node=host.name, reload=True) for host in NODES]
+    outcomes = crew.roll(*orders, policy=replace(QUICK, reboot=False, settle=0))
+    assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
+    assert crew.lab.reason("n001") == f"deepep-bootstrap: not as before its driver was reloaded: {gone} (run test-7)"
+    assert "DRAIN" in crew.lab.node("n001").state
+    assert (outcomes["n002"].state, crew.lab.reason("n002")) == ("unchanged", "")
+
+
+def test_trouble_before_anything_was_changed_is_that_of_its_host_alone(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, hiccups = crew.look, iter(range(2))
+
+    def answer(host: Host) -> Seen:
+        if host == N1 or next(hiccups, None) is not None:
+            raise Trouble(Problem(host.name, "no answer"))
+        return look(host)
+
+    monkeypatch.setattr(crew, "look", answer)
+    orders = [replace(crew.order(N1, node="n009"), host=Host("n009")), *(crew.order(host, node=host.name, reload=True) for host in NODES)]
+    outcomes = crew.roll(*orders, policy=replace(QUICK, reboot=False, settle=1))
+    assert {host: (one.state, one.detail) for host, one in outcomes.items()} == {
+        "n009": ("failed", "Slurm refuses: Node n009 not found"),
+        "n001": ("failed", "no answer"),
+        "n002": ("unchanged", "not needed: the driver was loaded anew"),
+    }
+    assert [crew.lab.reason(host.name) for host in NODES] == ["", ""]
+
+
+def test_changes_that_fail_on_two_hosts_stop_the_wave_before_the_next_reboot(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, before, apply = threading.Barrier(3), crew.lab.boot_id("n001"), crew.apply
+
+    def change(host: Host, step: Step) -> Outcome:
+        begun.wait(60)
+        if host == N2:
+            return Outcome(step.title, host.name, "failed", "no repository", code=TROUBLE)
+        wait_for(lambda: sum("not rebooted" in line for _, _, line in crew.lines) == 2)
+        return apply(host, step)
+
+    monkeypatch.setattr(crew, "apply", change)
+    orders = (crew.order(N1, node="n001"), crew.order(N2), crew.order(N2))
+    outcomes = crew.roll(*orders, policy=replace(QUICK, at_once=0))
+    assert (outcomes["n001"].state, outcomes["n001"].code) == ("skipped", TROUBLE)
+    assert outcomes["n001"].detail.startswith("changed, waits for a reboot: not started: 2 hosts could not be changed, the last one n002: ")
+    assert (crew.lab.boot_id("n001"), "DRAIN" in crew.lab.node("n001").state) == (before, True)
+    assert crew.lab.reason("n001") == "deepep-bootstrap: changed, waits for a reboot: driver options (run test-7)"
 
 
 def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(crew: Crew) -> None:

@@ -129,8 +129,10 @@ def walk(ended: Ended) -> None:
     if ended.work.plan.decided:
         share(ended)
     first = ended.work.plan
+    before = len(ended.outcomes)
     do(ended, hoststeps.prepare_hosts)
-    do(ended, reboot_hosts)
+    unprepared = {outcome.host: outcome.step for outcome in ended.outcomes[before:] if outcome.state == "failed"}
+    do(ended, lambda work: reboot_hosts(work, unprepared))
     if first.preparation.changes or first.of_kind(RESUME):
         # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use again.
         ended.work = look_again(ended.work)

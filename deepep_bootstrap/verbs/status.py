@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
+from deepep_bootstrap.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.power import Cluster
-from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.slurm_nodes import is_drained, is_ours
 from deepep_bootstrap.store import read_offer
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory
 
@@ -87,24 +84,6 @@ def waiting_for_reboot(survey: Survey) -> dict[str, str]:
         if recipes or facts.prepared.reboot_required:
             found[name] = ", ".join(recipes) or "the distribution asks for it"
     return found
-
-
-def drained_by_us(survey: Survey) -> dict[str, str]:
-    """Return, by host, the reason with which this program drained its node."""
-    return {name: facts.prepared.slurm_reason for name, facts in survey.facts.items() if is_ours(facts.prepared.slurm_reason)}
-
-
-def drained_and_silent(door: Fleet, survey: Survey) -> dict[str, str]:
-    """Return, by host, the reasons of nodes that this program left drained and whose host does not answer, as after a reboot from
-    which it did not return. Slurm is asked on the hosts that do; of a node that it knows by another name it can say nothing."""
-    silent = [host.name for host in survey.inventory.hosts if host.role == "gpu" and host.name not in survey.facts]
-    clients = [host for host in survey.reached if survey.facts[host.name].slurm.works]
-    if not silent or not clients:
-        return {}
-    with suppress(Trouble):  # the hosts themselves are told as those that do not answer
-        nodes = Cluster(door, clients, patience=0).look(*silent).nodes.values()
-        return {node.name: node.reason for node in nodes if is_drained(node.state) and is_ours(node.reason)}
-    return {}
 
 
 def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
