@@ -77,12 +77,27 @@ def test_a_busy_node_is_waited_for_and_the_wait_is_said(fresh_lab: LiveLab, door
     with build.open_session(door, NODE, until_waiting, on_event) as session:
         assert session.job
     assert [event.state for event in events] == ["waiting"]
-    assert events[0].line == f"Slurm job {session.job}"
+    assert re.fullmatch(rf"Slurm job {session.job}( \(\w+\))?", events[0].line)
+
+
+def test_why_slurm_lets_a_build_wait_is_told(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
+    fresh_lab.ssh("login1", "scontrol update nodename=n001 state=drain reason=fans")
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if "(" in event.line:
+            fresh_lab.ssh("login1", "scontrol update nodename=n001 state=resume")
+
+    with build.open_session(door, NODE, request(tmp_path), on_event) as session:
+        assert session.job
+    assert "(ReqNodeNotAvail" in "".join(event.line for event in events)
 
 
 def test_slurms_refusal_is_trouble_and_leaves_nothing(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
     wrong = request(tmp_path, Settings(partition="no-such"))
-    with pytest.raises(Trouble, match=r"Slurm gives no allocation.*partition"), build.open_session(door, NODE, wrong, lambda _: None):
+    said = r"Slurm gives no allocation \(.*--partition=no-such --time=120 --exclusive\): .*partition"
+    with pytest.raises(Trouble, match=said), build.open_session(door, NODE, wrong, lambda _: None):
         pass
     assert jobs(fresh_lab) == []
     assert scratches(fresh_lab) == ""

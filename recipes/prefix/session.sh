@@ -54,22 +54,29 @@ record_job() {
     sed -n 's/.*\(Pending\|Granted\) job allocation \([0-9][0-9]*\).*/\2/p' "${said}" | head -n 1 >"${SCRATCH}/.job"
 }
 
-# allocate OPTIONS…: wait for an allocation and print its number as a result.
+# pending_reason: print why the job waits, as Slurm says it; nothing while it does not say.
+pending_reason() {
+    local -r reason="$(squeue --noheader --jobs="$(<"${SCRATCH}/.job")" --states=PENDING --format=%r 2>/dev/null)"
+    [[ -z "${reason}" || "${reason}" == None ]] || printf ' (%s)' "${reason}"
+}
+
+# allocate OPTIONS…: wait for an allocation and print its number as a result; meanwhile why it waits, each time that changes.
 allocate() {
     local -r said="${SCRATCH}/salloc"
-    local told=""
+    local told="" waits count=0
     salloc --no-shell --job-name="${JOB_NAME}" --mem=0 "$@" >"${said}" 2>&1 </dev/null {BEAT}>&- &
     SALLOC="$!"
     while kill -0 "${SALLOC}" 2>/dev/null; do
         sleep 0.2
         record_job "${said}"
-        if [[ -z "${told}" ]] && grep -q Pending "${said}"; then
-            told=yes
-            say "waiting for Slurm: $(tail -n 1 "${said}")"
-            data waiting "Slurm job $(<"${SCRATCH}/.job")"
+        # Every five seconds: slurmctld has others to answer too.
+        if grep -q Pending "${said}" && ((count++ % 25 == 0)); then
+            waits="Slurm job $(<"${SCRATCH}/.job")$(pending_reason)"
+            [[ "${waits}" == "${told}" ]] || data waiting "${waits}"
+            told="${waits}"
         fi
     done
-    wait "${SALLOC}" || die "Slurm gives no allocation: $(tail -n 1 "${said}")"
+    wait "${SALLOC}" || die "Slurm gives no allocation ($*): $(tail -n 1 "${said}")"
     SALLOC=""
     record_job "${said}"
     [[ -s "${SCRATCH}/.job" ]] || die "salloc named no job: $(tail -n 1 "${said}")"
