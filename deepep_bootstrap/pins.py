@@ -92,7 +92,8 @@ def renew_source(source: Source, wish: Wish, mirrors: Mirrors) -> Renewal:
     new = replace(source, ref=found.rev if found.kind == "commit" else asked, rev=found.rev)
     tree = measure_source(new, mirrors)
     if tree.problems:
-        remedy = f"adapting [[source.{source.name}.substitute]] to the new tree first"
+        table = f"[[source.{source.name}.substitute]]"
+        remedy = f"taking that {table} out of the lock where {asked} has such a change itself, else adapting it to the new tree"
         raise Trouble(*(replace(problem, try_=remedy) for problem in tree.problems))
     version, reason = _version(source, found, wish)
     new = replace(new, hash=tree.hash, last_modified=tree.last_modified, version=version)

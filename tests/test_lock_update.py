@@ -213,8 +213,12 @@ def test_a_substitution_that_no_longer_fits(server: Server, path: Path, run: Any
     server.point("refs/heads/main", commit(server.engine, [server.commits["three"]], {"a.txt": "other\n"}, 8))
     assert refused(run, path, update="engine", ref="main") == (
         "source engine, substitute 1 (a.txt): the text to replace is not there as often as it should — found 0, wanted 1."
-        " Try: adapting [[source.engine.substitute]] to the new tree first"
+        " Try: taking that [[source.engine.substitute]] out of the lock where main has such a change itself,"
+        " else adapting it to the new tree"
     )
+    block = path.read_text().index("[[source.engine.substitute]]"), path.read_text().index("[stack.one]")
+    path.write_text(path.read_text()[: block[0]] + path.read_text()[block[1] :])
+    assert run(update="engine", ref="main")[0] == OK, "the remedy helps"
 
 
 @pytest.mark.parametrize(
