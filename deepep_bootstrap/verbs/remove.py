@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap import datalines, generations, modules, prepare, provenance, store
+from deepep_bootstrap import datalines, generations, modules, partial, prepare, provenance, store
 from deepep_bootstrap.choose import check_shared
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
@@ -18,15 +18,15 @@ from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.prepare import BLOCKED, LIBRARIES
 from deepep_bootstrap.prepare import OK as UNDONE
 from deepep_bootstrap.reach import candidates, confirm
-from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Fleet, Job, Reply
 from deepep_bootstrap.report import Screen, outcome_json
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_lock, read_tree
+from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_lock, read_tree
 
 HOOK = "module-hook"
-WRITTEN_FORM = Form({}, {"file": 3, "held": 2})
+WRITTEN_FORM = Form({"end": 1}, {"file": 3, "held": 2}, end="end")
 TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
@@ -57,11 +57,12 @@ def remove(flags: Flags) -> int:
         kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
         if offer != kept:
             check_shared(prefix, survey.facts)
-        files = {} if flags.stack and kept.stacks else written(door, survey, recipes)
+        files, unheard = ({}, ()) if flags.stack and kept.stacks else written(door, survey, recipes)
+        survey = survey.without((), *fold_problems(unheard, inventory))
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
             confirm(flags, "remove", "Take all this away?")
-            outcomes = [*(withdraw(flags, door, survey, kept) if offer != kept else ()), *undo(door, survey, files, (lock, recipes))]
+            outcomes = [*(try_withdraw(flags, door, survey, kept) if offer != kept else ()), *undo(door, survey, files, (lock, recipes))]
             screen.say()
             screen.outcomes(outcomes)
     for problem in survey.problems:
@@ -81,7 +82,10 @@ def seat(survey: Survey) -> Host:
             return host
     settings = survey.inventory.settings
     key = "prefix_host" if settings.prefix_host else "build_host"
-    raise Trouble(Problem(f"{survey.inventory.path}: {key}", "this host did not answer", getattr(settings, key)), *survey.problems)
+    answered = ",".join(survey.facts)
+    remedy = f"--limit={answered}: takes back what was written there, and leaves the offer"
+    where, name = f"{survey.inventory.path}: {key}", getattr(settings, key)
+    raise Trouble(Problem(where, "this host did not answer", name, try_=remedy), *survey.problems)
 
 
 def offered(survey: Survey, host: Host | None) -> Offer:
@@ -101,22 +105,33 @@ def without(offer: Offer, stack: str, default: str) -> Offer:
     return Offer(first, left, offer.templates) if offer.stacks else offer
 
 
-def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> dict[str, tuple[Written, ...]]:
-    """Return what host recipes wrote on each host, as far as there is anything."""
+def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
+    """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that cannot say."""
     job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
     found: dict[str, tuple[Written, ...]] = {}
+    problems: list[Problem] = []
     for name, reply in door.run_all(survey.reached, lambda host: job).items():
-        if isinstance(reply, Trouble):
-            raise reply
-        records = datalines.read(reply.out, WRITTEN_FORM, name, "host/written.sh")
-        files = tuple(Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
-        files += tuple(Written(recipe, "", True, packages) for recipe, packages in records.rows("held"))
+        try:
+            files = _written_by(reply)
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+            continue
         if survey.facts[name].modules.hook and not any(each.recipe == HOOK for each in files):
             # Written before files were put on record.
             files += (Written(HOOK, "/etc/profile.d/zz-deepep.sh", True), Written(HOOK, "/etc/profile.d/zz-deepep.csh", True))
         if files:
             found[name] = files
-    return found
+    return found, tuple(problems)
+
+
+def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
+    if isinstance(reply, Trouble):
+        raise reply
+    if reply.code:
+        raise Trouble(Problem(reply.host, "cannot say what was written there", found=last_lines(reply.err or f"exit code {reply.code}")))
+    records = datalines.read(reply.out, WRITTEN_FORM, reply.host, "host/written.sh")
+    files = (Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
+    return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
 
 
 def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]) -> None:
@@ -134,12 +149,21 @@ def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files
         what = f"{each.path} ({each.recipe}): {how}" if each.path else f"no longer held ({each.recipe}): {each.held}"
         screen.say(f"{fold(hosts)}: {what}")
     if offer == kept and not files:
-        what = "nothing is offered, and no host has" if not offer.stacks else "none of these hosts has"
+        none = "no host that answered has" if survey.problems else "no host has"
+        what = f"nothing is offered, and {none}" if not offer.stacks else "none of these hosts has"
         screen.say(f"Nothing to do: {what} anything of ours on record.")
     elif offer == kept and offer.stacks:
         screen.say("Packages stay, and so does the offer.", style="dim")
     else:
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
+
+
+def try_withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:
+    """As `withdraw`, with a failed outcome in place of Trouble: what stands on the hosts is taken back all the same."""
+    try:
+        return withdraw(flags, door, survey, kept)
+    except Trouble as trouble:
+        return [Outcome("offer", seat(survey).name, "failed", str(trouble), code=trouble.code)]
 
 
 def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:
@@ -169,10 +193,12 @@ def rendered(flags: Flags, offer: Offer) -> list[Content]:
 
 
 def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
-    """Return the text of the smaller generation's manifest."""
+    """Return the text of the smaller generation's manifest. It is for the hosts of the one before: what is left was made for them, also
+    for those that did not answer now."""
     by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return modules.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=tuple(survey.facts))
+    before = partial.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
+    return modules.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts)
 
 
 def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], texts: tuple[Lock, Mapping[str, str]]) -> list[Outcome]:
