@@ -8,6 +8,9 @@ from typing import Any
 
 SCHEMA = 1
 KINDS = ("intranode", "internode", "low-latency", "ep")
+OURS = ("nccl", "pairs", "smoke")
+"""Programs of our own."""
+
 OPERATIONS = ("dispatch_fp8", "dispatch_bf16", "combine")
 
 
@@ -63,12 +66,17 @@ class LowLatency:
 @dataclass(frozen=True)
 class Operation:
     """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes, local traffic
-    included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank."""
+    included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank.
+
+    Of our programs: `bus_gbs` is what the links of a collective operation carry (nccl; the "bus" of nccl-tests, at the size that was
+    fastest), `gpu_gbs` what one GPU sends over all pairs of nodes while it receives as much (pairs)."""
 
     so_gbs: Spread | None = None
     su_gbs: Spread | None = None
     us: Spread | None = None
     bytes: int | None = None
+    bus_gbs: Spread | None = None
+    gpu_gbs: Spread | None = None
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,27 @@ class Limits:
     why: tuple[str, ...] = ()
 
 
+SLACK = 1.05
+"""How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt out."""
+
+ADDED_UP = 2.1
+"""The same of an all-reduce, whose bus rate is what a ring carries: a switch that adds up needs half of that."""
+
+LEAST = 0.5
+"""Share of what the line can do that plain, long messages reach on healthy hardware at least. A choice: two H200 reach 0.69 of their
+NVLinks (NCCL 2.28.9, 2026-11-21); ports below half their rate, most NICs left out, and sockets stay below half."""
+
+
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it. `of` says which line."""
+    """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it. `of` says which line;
+    more than `counted` times `slack` cannot be, less than `least` (0: nobody knows) is slow whatever is wrong."""
 
     line: float
     counted: float
     of: str
+    slack: float = SLACK
+    least: float = 0.0
 
 
 def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
@@ -45,9 +59,30 @@ def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | 
     part = figure.rpartition(".")[2]
     if not part.endswith("_gbs"):
         return None
+    if part in ("bus_gbs", "gpu_gbs"):
+        return _plain(figure, nodes, ranks, limits)
     up = part in ("nvl_gbs", "su_gbs") or (part not in ("rdma_gbs", "so_gbs") and nodes == 1)
     line, peers, of = (limits.nvlink_gbs, ranks, "NVLink") if up else (limits.nic_gbs, nodes, "the NICs")
     return Ceiling(line, line * peers / (peers - 1), of) if line and peers > 1 else None
+
+
+def _plain(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
+    """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs (pairs). An
+    all-to-all sends 1 - 1 / nodes of all bytes through the NICs and counts 1 - 1 / ranks of them; a ring's all-reduce passes through
+    all NICs of a node, and through the NVLinks of each GPU."""
+    nvlink, nic = limits.nvlink_gbs, limits.nic_gbs
+    reduces = figure.endswith("all_reduce.bus_gbs")
+    if nodes == 1:
+        most, of = nvlink, "NVLink"
+    elif figure.endswith("gpu_gbs"):
+        most, of = nic, "the NICs"
+    elif reduces:
+        rates = [rate for rate in (nic and nic * ranks, nvlink) if nic and rate]
+        most, of = min(rates, default=None), "NVLink" if rates and min(rates) == nvlink else "the NICs"
+    else:
+        world = nodes * ranks
+        most, of = nic * nodes / (nodes - 1) * (world - 1) / world if nic and world else None, "the NICs"
+    return Ceiling(most, most, of, ADDED_UP if reduces else SLACK, LEAST * most) if most else None
 
 
 def fabric_of(facts: Iterable[Facts], nodes: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.figures import KINDS, OPERATIONS
+from deepep_bootstrap.figures import KINDS, OPERATIONS, OURS
 from deepep_bootstrap.tables import NAME, SOME, Form, Table
 from deepep_bootstrap.tables import load as load_toml
 
@@ -26,18 +26,18 @@ ALIKE = 0.01
 
 PARTS = (
     *("nvl_gbs", "rdma_gbs", "us", "dispatch_combine_gbs", "dispatch_us", "combine_us", "dispatch_gbs", "combine_gbs", "so_gbs"),
-    "su_gbs",
+    *("su_gbs", "bus_gbs", "gpu_gbs"),
 )
 """Last parts of figures: what hints are about."""
 
 _BEST = rf"best\.({'|'.join(OPERATIONS)})\.(nvl_gbs|rdma_gbs|us)"
 _LOW_LATENCY = r"low_latency\.(dispatch_combine_gbs|dispatch_us|combine_us|dispatch_gbs|combine_gbs)"
-_OPERATION = r"operations\.[a-z][a-z0-9_]*\.(so_gbs|su_gbs|us)"
+_OPERATION = r"operations\.[a-z][a-z0-9_]*\.(so_gbs|su_gbs|us|bus_gbs|gpu_gbs)"
 FIGURE = Form(f"{_BEST}|{_LOW_LATENCY}|{_OPERATION}", "a figure of `invoke results`, such as best.combine.nvl_gbs, ending in _gbs or us")
 PART = Form("|".join(PARTS), " or ".join(PARTS))
 GPU = Form(r"[A-Z]+[0-9]+[A-Z]*( [A-Za-z]+)?|sm_[0-9]+", "a GPU type such as H200, or an architecture such as sm_90")
 FABRIC = Form("|".join(FABRICS), " or ".join(FABRICS))
-TEST = Form("|".join(KINDS), " or ".join(KINDS))
+TEST = Form("|".join((*KINDS, *OURS)), " or ".join((*KINDS, *OURS)))
 GENERATION = Form("v1|v2", "v1 or v2")
 ARCH = Form(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
 COUNTER = Form(r"[A-Za-z0-9_]+", "the name of a counter, such as link_downed")

@@ -12,8 +12,8 @@ from deepep_bootstrap.limits import Ceiling, Limits, ceiling
 from deepep_bootstrap.refbook import ALIKE, CONFIG, PROCESSES, TOKENS, Book, Reference, gpu_type, unit_of
 from deepep_bootstrap.verdicts import ABOVE, BELOW, FIGURE, NONE, OK, Verdict
 
-SLACK = 1.05
-"""How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt out."""
+LONG = 64 << 20
+"""Bytes of a message from which on its rate is the line's, and not that of its beginning; what our own programs send by default."""
 
 LEAST, MOST = 1e-6, 1e12
 """Of times in microseconds, and of anything: what lies outside was not measured but misread."""
@@ -37,6 +37,8 @@ NAMES: Mapping[str, str] = {
     "combine_us": "combine, time",
     "dispatch_gbs": "dispatch",
     "combine_gbs": "combine",
+    "bus_gbs": "bus",
+    "gpu_gbs": "each GPU",
 }
 
 
@@ -78,7 +80,7 @@ def figures_of(tested: Tested) -> dict[str, float]:
         found |= {f"low_latency.{part}": spread.median for part, spread in spreads.items() if spread}
         found |= {"low_latency.dispatch_us": low.dispatch_us, "low_latency.combine_us": low.combine_us}
     for name, done in tested.operations.items():
-        spreads = {part: getattr(done, part) for part in ("so_gbs", "su_gbs", "us")}
+        spreads = {part: getattr(done, part) for part in ("so_gbs", "su_gbs", "us", "bus_gbs", "gpu_gbs")}
         found |= {f"operations.{name}.{part}": spread.median for part, spread in spreads.items() if spread}
     return {figure: value for figure, value in found.items() if value is not None}
 
@@ -132,11 +134,19 @@ def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Ver
     most = ceiling(figure, nodes, here.get(PROCESSES, 0), setting.limits)
     found = replace(bare, value=value)
     if most:
-        found = replace(found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * SLACK)
+        found = replace(found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * most.slack)
     found = _compared(found, aim) if aim else replace(found, text=f"{value:.2f} {unit}, {_without(apart)}")
     about = f", {found.of_limit:.0f} % of what {most.of} can do" if most and found.of_limit is not None else ""
+    if most and not aim and value < most.least and _is_long(tested, figure):
+        found, about = replace(found, state=BELOW), f"{about}, and {100 * most.least / most.counted:.0f} % is the least on healthy hardware"
     means = (*_meanings(found, holds, nodes, setting), *_remarks(found, most))
     return replace(found, text=f"{found.title}: {found.text}{about}", means=means)
+
+
+def _is_long(tested: Tested, figure: str) -> bool:
+    """Return whether a figure of a program of ours was measured with messages long enough for the line to count, and on GPUs."""
+    operation = tested.operations.get(figure.split(".")[1])
+    return operation is not None and (operation.bytes or 0) >= LONG and tested.config.get("library") != "gloo"
 
 
 def _rank(one: Reference, tested: Tested, setting: Setting) -> tuple[bool, bool, bool, bool]:
@@ -216,5 +226,5 @@ def _remarks(found: Verdict, most: Ceiling | None) -> Iterator[str]:
         yield "faster than its reference, which is old or of another setup: keep your own (--save-as-reference)"
     if most and found.impossible:
         yield f"more than {most.of} can carry ({most.counted:.0f} {found.unit}, what stays local counted): something is measured wrong"
-    elif most and (found.value or 0.0) > most.line:
+    elif most and (found.value or 0.0) > most.line and most.counted > most.line:
         yield f"more than the line's {most.line:.0f} {found.unit}: upstream counts tokens that stay local, too"

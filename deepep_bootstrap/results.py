@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap import results_ranks
+from deepep_bootstrap import results_ours, results_ranks
 from deepep_bootstrap.figures import Best, LowLatency, Operation, Tested
 from deepep_bootstrap.results_end import Story, story
 from deepep_bootstrap.results_lines import tokens
@@ -38,7 +38,7 @@ class Source:
 
 
 def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
-    """Return the tests that logs tell of, in the order of the logs; nothing for a log without any.
+    """Return the tests that logs tell of, in the order of the logs, those of our own programs last; nothing for a log without any.
 
     `logs` are texts by name. Names that a run's folder has (`job.log`, `node-0-HOST.log`, `rank-3.log`) are sides of one test where
     their folder is the same; so are logs whose ranks complete each other.
@@ -53,7 +53,8 @@ def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
     for members in folders.values():
         nodes = max((number + 1 for side, number, _ in members if side == "node"), default=0)
         bundles += _aligned([(side, number, parts(name, tokens(logs[name]))) for side, number, name in members], nodes)
-    return tuple(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle))
+    ours = [tested for members in folders.values() for tested in results_ours.read({name: logs[name] for _, _, name in members})]
+    return (*(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle)), *ours)
 
 
 def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iterator[list[Source]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.errors import Problem
-from deepep_bootstrap.figures import Best, Operation, Rank, Spread, Tested
+from deepep_bootstrap.figures import OURS, Best, Operation, Rank, Spread, Tested
 from deepep_bootstrap.results_ranks import numbers
 
 WIDTH = 20
@@ -26,7 +26,8 @@ def lines(tested: Tested) -> Iterator[str]:
         f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "") if tested.passed or tested.failed else ""
     )
     where = f"{tested.log}:{tested.line}"
-    yield f"{tested.test} test (DeepEP {tested.generation.upper()}): {verdict}{cases and f', {cases}'}  [{where}]"
+    of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
+    yield f"{tested.test} test{of}: {verdict}{cases and f', {cases}'}  [{where}]"
     for fault in faults(tested):
         yield _row("", f"- {fault}")
     if tested.config:
@@ -52,7 +53,7 @@ def faults(tested: Tested) -> tuple[str, ...]:
     missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
     if missing:
         found.append(f"figures are missing of rank{'s' if len(missing) > 1 else ''} {numbers(missing)}")
-    if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep"}:
+    if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep", *OURS}:
         found.append("no case is in the log")
     # What Slurm says of it follows from what the test says.
     errors = sorted(tested.errors, key=lambda error: error.startswith(("srun", "slurmstepd")))
@@ -76,8 +77,11 @@ def best_line(best: Best) -> str:
 
 
 def operation_line(operation: Operation) -> str:
-    """Return one operation of V2: rates out of and inside the node, and time, each as it spreads over the ranks."""
-    parts = ((operation.so_gbs, "GB/s out"), (operation.su_gbs, "GB/s up"), (operation.us, "us"))
+    """Return one operation: rates out of and inside the node, and time, each as it spreads over the ranks; rates of our own programs."""
+    parts = (
+        *((operation.so_gbs, "GB/s out"), (operation.su_gbs, "GB/s up"), (operation.us, "us")),
+        *((operation.bus_gbs, "GB/s (bus)"), (operation.gpu_gbs, "GB/s a GPU")),
+    )
     return ", ".join(f"{spread_text(spread)} {unit}" for spread, unit in parts if spread is not None)
 
 

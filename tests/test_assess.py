@@ -11,7 +11,7 @@ from deepep_bootstrap import assess, runcompose, testruns, testsummary
 from deepep_bootstrap.assess import Books
 from deepep_bootstrap.diagnose import SURE
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Slurm
+from deepep_bootstrap.facts import Facts, Gpu, Port, Rdma, Slurm
 from deepep_bootstrap.survey import read_tree
 from deepep_bootstrap.testruns import parse_counters
 from deepep_bootstrap.verdicts import Verdict
@@ -67,6 +67,17 @@ def test_a_run_that_failed(why: str, run: testruns.TestRun, books: Books) -> Non
 @pytest.mark.parametrize("kind", ["smoke", "nccl", "pairs"])
 def test_our_own_programs_need_no_results(kind: str, books: Books) -> None:
     assert not assess.assess(made(kind, "0", node_0_a=f"[{kind}] passed\n"), {}, books).failed
+
+
+def test_a_network_that_is_slow_for_everybody_does_not_pass_without_a_word(books: Books) -> None:
+    gpus = tuple(Gpu(number, "NVIDIA H200", 143771, "9.0", "580", "", "", -1, 0) for number in range(8))
+    nics = tuple(Rdma(f"mlx5_{n}", "mlx5_core", "", -1, "", (Port(1, "ACTIVE", "InfiniBand", 400.0),)) for n in range(8))
+    seen = dict.fromkeys(("a", "b"), Facts(gpus=gpus, rdma=nics))
+    said = "[nccl] 2 nodes x 8 ranks, NCCL 2.28.9, torch 2.11.0\n[nccl] {} 1073741824 bytes: 3.00 GB/s (algorithm), {} GB/s (bus), 9.0 us\n"
+    for rate, state in (("23.10", "below"), ("71.50", "none")):
+        run = made("nccl", "0", "a,b", node_0_a=said.format("all_to_all", rate) + "[nccl] passed\n", node_1_b="[nccl] passed\n")
+        found = assess.assess(run, seen, books)
+        assert (found.failed, [verdict.state for verdict in found.verdicts if verdict.kind == "figure"]) == (False, [state])
 
 
 def test_what_our_own_programs_say(books: Books) -> None:

@@ -43,7 +43,7 @@ def run_of(given: dict[str, Any]) -> Found:
         best={name: Best(**values) for name, values in given.get("best", {}).items()},
         low_latency=LowLatency(**low) if low else None,
         operations={
-            name: Operation(**{part: Spread(**spread) for part, spread in parts.items()})
+            name: Operation(**{part: Spread(**value) if isinstance(value, dict) else value for part, value in parts.items()})
             for name, parts in given.get("operations", {}).items()
         },
         ranks=tuple(Rank(number) for number in range(given.get("ranks", 0))),
@@ -531,6 +531,15 @@ def test_what_a_person_wrote_stays_and_what_was_saved_later_counts() -> None:
     book = load(text, "references.toml", site=True)
     assert [one.value for one in book.references if one.figure == "best.combine.nvl_gbs"] == [320.2, 320.2, 320.2, 250.0]
     assert judged([RUN], references=book)[0].wanted == 250.0
+
+
+def test_a_network_below_the_least_can_be_the_sites_own() -> None:
+    run = Found("nccl", "v1", True, True, operations={"all_to_all": Operation(bus_gbs=Spread(20, 20, 20), bytes=1 << 30)})
+    setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(nic_gbs=50.0, gpus=8)}
+    assert judged([run], **setting)[0].state == "below"
+    book = load(saved("", run, **setting), "references.toml", site=True)
+    assert judged([run], **setting | {"references": joined(SHIPPED, book)})[0].state == "ok"
+    assert judged([replace(run, config={"library": "gloo"})], **setting)[0].state == "none"
 
 
 def test_only_tests_that_are_well_are_kept() -> None:

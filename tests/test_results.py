@@ -66,7 +66,7 @@ def test_logs_say_what_they_say(name: str) -> None:
                 assert seen(tested, key) == value, f"{name}: {key}"
 
 
-@pytest.mark.parametrize("name", H200)
+@pytest.mark.parametrize("name", [*H200, "nccl-h200-one-node"])
 def test_a_log_cut_at_any_byte_is_never_ok(name: str) -> None:
     ((log, text),) = LOGS[name].items()
     assert read_logs({log: text.rstrip()})[0].ok

@@ -26,7 +26,7 @@ def results(words: Sequence[str], *, json: bool = False) -> int:
     tests = read_logs(logs)
     if not tests:
         found = f"{len(logs)} log{'' if len(logs) == 1 else 's'} without a line of one"
-        wanted = "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py"
+        wanted = "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py, or of our nccl, pairs or smoke"
         raise Trouble(Problem(", ".join(words), "no test of DeepEP in it", found, wanted, SOUGHT.remedy))
     for number, tested in enumerate(tests):
         if number:
