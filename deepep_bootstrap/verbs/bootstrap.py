@@ -213,10 +213,10 @@ def next_commands(request: Request, made: Plan) -> list[str]:
     load = "module load deepep" if by_default else f"module load {choice.record.module}"
     if any("no module system" in note for note in made.notes):
         load = f". {prefix}/current/env-{stack}.sh"
-    tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
-    if not choice.slurm_host:
     elif HOOK in request.skip:
         load = f"module use {prefix}/modulefiles; {load}"
+    tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
+    if not choice.slurm_host:
         return [load, f"bash {tests}/intranode-test.sbatch"]
     login = [] if choice.slurm_host == choose.CONTROL else [f"ssh {choice.slurm_host}"]
     return [*login, load, f"sbatch {tests}/internode-test.sbatch"]
