@@ -13,7 +13,8 @@ from deepep_bootstrap import choose, losses, prepare, service, slurm, store
 from deepep_bootstrap.choose import Choice, Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.prefixcheck import check_writable
 from deepep_bootstrap.prepare import TITLES, Check, Preparation
 from deepep_bootstrap.slurm_nodes import is_drained, read_reason
 from deepep_bootstrap.store import Entry
@@ -124,7 +125,6 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
         if not hosts_first and not anyhow:
             raise Trouble(*trouble.problems, *obstacles(preparation), code=trouble.code) from None
         return Plan(hosts_first, None, notes, preparation=preparation, undecided=trouble.problems)
-    check_space(request, choice, facts, missing)
     steps = [
         *hosts_first,
         *build_deps_steps(request, choice, facts, missing),
@@ -133,7 +133,9 @@ def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation 
         *hook_steps(request, facts),
     ]
     if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
+        check_writable(request, choice, facts[choice.prefix_host])
         steps.insert(0, prefix_step(request, choice, facts))
+    check_space(request, choice, facts, missing)
     if steps or choice.record.stack in facts[choice.prefix_host].prefix.unproved:
         steps.append(verify_step(request, choice, facts))
     wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
