@@ -33,7 +33,7 @@ PASSED = {
 COLLECTIVE = re.compile(
     rf"(?:best )?(all_reduce|all_to_all) (\d{{1,15}}) bytes: {NUMBER} GB/s \(algorithm\), {NUMBER} GB/s \(bus\), {NUMBER} us"
 )
-PAIR = re.compile(rf"round \d{{1,4}}: (\S+ \S+) (?:{NUMBER} GB/s(?: \(by GPU: [^()]*\))?|no answer)")
+PAIR = re.compile(rf"round \d{{1,4}}: (\S+ \S+) (?:{NUMBER} GB/s(?: \(by GPU: ([\d., none]*)\))?|no answer)")
 MEDIAN = re.compile(rf"median {NUMBER} GB/s a GPU; a link is slow below {NUMBER} GB/s")
 RIGHT = re.compile(r"(dispatch|combine): right on rank 0")
 WRONG = re.compile(r"rank \d{1,6}: (?:(all_reduce|all_to_all) (\d{1,15}) bytes|(dispatch|combine)): .+")
@@ -54,6 +54,7 @@ class _Run:
     config: dict[str, int | float | str] = field(default_factory=dict)
     rates: dict[tuple[str, int], float] = field(default_factory=dict)
     pairs: dict[str, float | None] = field(default_factory=dict)
+    gpus: list[float] = field(default_factory=list)
     median: float | None = None
     right: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
@@ -78,7 +79,7 @@ class _Run:
             self.rates[found[1], int(found[2])] = float(found[4])
             self.right.add(f"{found[1]} {found[2]}")
         elif found := PAIR.fullmatch(text):
-            self.pairs[found[1]] = None if found[2] is None else float(found[2])
+            self._take_pair(found[1], found[2], found[3])
         elif found := MEDIAN.fullmatch(text):
             self.median = float(found[1])
         elif found := RIGHT.fullmatch(text):
@@ -87,6 +88,15 @@ class _Run:
             self.passed = True
         else:
             self._take_fault(text)
+
+    def _take_pair(self, names: str, together: str | None, by_gpu: str | None) -> None:
+        """Collect the rate of a pair, and of each GPU: they are printed one by one only where they differ much."""
+        self.pairs[names] = None if together is None else float(together)
+        gpus = self.config.get("num_processes")
+        if by_gpu is not None:
+            self.gpus += map(float, re.findall(NUMBER, by_gpu))
+        elif together is not None and isinstance(gpus, int) and gpus:
+            self.gpus.append(float(together) / gpus)
 
     def _take_fault(self, text: str) -> None:
         found = WRONG.fullmatch(text)
@@ -102,11 +112,10 @@ class _Run:
         for name in dict.fromkeys(operation for operation, _ in self.rates):
             rate, size = max((rate, size) for (operation, size), rate in self.rates.items() if operation == name)
             found[name] = Operation(bus_gbs=Spread(rate, rate, rate), bytes=size)
-        gpus = self.config.get("num_processes")
-        rates = [rate / gpus for rate in self.pairs.values() if rate is not None and isinstance(gpus, int) and gpus]
-        if rates:
+        if self.gpus:
             message = self.config.get("message_bytes")
-            spread = Spread(min(rates), median(rates) if self.median is None else self.median, max(rates))
+            middle = median(self.gpus) if self.median is None else self.median
+            spread = Spread(min(*self.gpus, middle), middle, max(*self.gpus, middle))
             found["pair"] = Operation(gpu_gbs=spread, bytes=message if isinstance(message, int) else None)
         return found
 

@@ -23,6 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from upstreams import make
 
+from deepep_bootstrap import results_ours
+from deepep_bootstrap.figures import Spread
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "env" / "programs"
 CASES = Path(__file__).parent / "cases" / "programs"
@@ -360,6 +363,21 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is not like"):
         launching.size(text)
+
+
+def test_what_programs_print_is_what_results_read(capfd: pytest.CaptureFixture[str]) -> None:
+    rates = (45.0, 44.0, 45.2, 10.0)
+    launching.say("pairs", "2 nodes x 4 GPUs, 1 round, 67108864 bytes a message")
+    pairs_run.report(0, ["a", "b"], rates, [])
+    for line in pairs_judge.describe(pairs_judge.judge({(0, 1): rates}, 2, 0.8), ["a", "b"], [1]):
+        launching.say("pairs", line)
+    launching.say("pairs", "failed")
+    launching.say("nccl", "1 node x 8 ranks, gloo, torch 2.11.0")
+    launching.say("nccl", str(nccl.Figure("all_to_all", 10**9, 0.01, 8)))
+    reduce, pair = results_ours.read({"a.out": capfd.readouterr().out})
+    assert (reduce.operations["all_to_all"].bus_gbs, reduce.ended, reduce.passed) == (Spread(87.5, 87.5, 87.5), False, 1)
+    assert (pair.operations["pair"].gpu_gbs, pair.ok) == (Spread(10.0, 44.5, 45.2), False)
+    assert [error.partition(":")[0] for error in pair.errors] == ["absent", "slow"]
 
 
 @given(st.integers(1, 1 << 30), st.integers(2, 1000))
