@@ -18,7 +18,7 @@ from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 
 INIT = ("lib.sh", "prefix/share.sh", "prefix/init.sh")
-PROBE = ("lib.sh", "prefix/probe.sh")
+PROBE = ("lib.sh", "prefix/share.sh", "prefix/probe.sh")
 CHANGING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/current.sh")
 """In front of every recipe that changes which generations there are."""
 OFFER = (*CHANGING, "prefix/offer.sh")

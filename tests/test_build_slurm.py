@@ -103,6 +103,15 @@ def test_slurms_refusal_is_trouble_and_leaves_nothing(fresh_lab: LiveLab, door: 
     assert scratches(fresh_lab) == ""
 
 
+def test_root_whom_slurm_refuses_is_told_of_build_user(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
+    fresh_lab.ssh("login1", "scontrol update partitionname=batch disablerootjobs=yes")
+    try:
+        with pytest.raises(Trouble, match=r"Invalid user id.*build_user=NAME"), build.open_session(door, NODE, request(tmp_path), print):
+            pass
+    finally:
+        fresh_lab.ssh("login1", "scontrol update partitionname=batch disablerootjobs=no")
+
+
 def test_a_killed_sessions_allocation_and_scratch_go_with_the_next_session(fresh_lab: LiveLab, door: Fleet, tmp_path: Path) -> None:
     with build.open_session(door, NODE, request(tmp_path), lambda _: None) as session:
         pid = fresh_lab.ssh("n001", f"sed -n 's/^pid=//p' {session.scratch}/.owner").stdout.strip()

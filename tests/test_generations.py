@@ -107,6 +107,16 @@ def test_init_says_who_may_not_write(tmp_path: Path) -> None:
     assert "mode 555" in done.stderr
 
 
+@pytest.mark.parametrize(("owner", "hint"), [("", True), ("builder", False)])
+def test_root_whom_a_filesystem_refuses_is_told_of_build_user(owner: str, hint: bool, tmp_path: Path) -> None:
+    # A read-only mount refuses root as an export with root_squash does.
+    mounted = ("unshare", "-rm", "bash", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"', str(tmp_path))
+    done = run_bash(INIT, {"PREFIX": f"{tmp_path}/prefix", "TOKEN": "t", "OWNER": owner}, within=mounted)
+    assert done.returncode == 1
+    assert f"root may not write in {tmp_path} (owner root, mode 1777)" in done.stderr
+    assert ("build_user=NAME in the hosts file" in done.stderr) == hint
+
+
 def test_init_as_root_gives_the_folders_to_the_builder(tmp_path: Path) -> None:
     owner = NOBODY or tmp_path.owner()
     run_bash(INIT, {"PREFIX": str(tmp_path / "prefix"), "TOKEN": "t", "OWNER": owner})

@@ -26,12 +26,16 @@ give_to_owner() {
 # explain_refusal FOLDER: print why nothing can be made in a folder.
 explain_refusal() {
     local -r folder="${1:-/}"
+    local free hint=""
     if [[ ! -d "${folder}" ]]; then
         printf '%s is not a directory\n' "${folder}"
     elif [[ ! -w "${folder}" ]]; then
-        printf '%s may not write in %s (owner %s, mode %s)\n' "$(id -un)" "${folder}" "$(stat -c '%U' -- "${folder}")" "$(stat -c '%a' -- "${folder}")"
+        printf '%s may not write in %s (owner %s, mode %s)%s\n' "$(id -un)" "${folder}" "$(stat -c '%U' -- "${folder}")" "$(stat -c '%a' -- "${folder}")" \
+            "$(suggest_user "network filesystems")"
     else
-        printf 'the filesystem of %s refuses it (%s KiB free)\n' "${folder}" "$(df -Pk -- "${folder}" | awk 'NR == 2 { print $4 }')"
+        free="$(df -Pk -- "${folder}" | awk 'NR == 2 { print $4 }')"
+        ((free == 0)) || printf -v hint '%s' "$(suggest_user "network filesystems")"
+        printf 'the filesystem of %s refuses it (%s KiB free)%s\n' "${folder}" "${free}" "${hint}"
     fi
 }
 

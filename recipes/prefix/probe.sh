@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Is PREFIX one directory on all hosts? One host writes a file with a fresh name, the others look for it.
+# Is PREFIX one directory on all hosts? One host writes a file with a fresh name, the others look for it. It needs prefix/share.sh before it.
 # Arguments: write|look|clean NAME. Input: PREFIX. Results: state=written|seen|missing|absent|cleaned, id=….
 #
 # The name must be new and looked for only after it was written: a network filesystem remembers for up to a minute that a name was
@@ -9,7 +9,7 @@ write_probe() {
     local -r path="$1"
     # Probes of runs that were killed: nobody looks for them any more.
     find "${PREFIX}" -maxdepth 1 -name '.probe-*' -mmin +60 -delete 2>/dev/null || true # another host may be quicker
-    printf 'probe\n' >"${path}" || die "$(id -un) cannot write in ${PREFIX} (owner $(stat -c %U -- "${PREFIX}"))"
+    printf 'probe\n' >"${path}" || die "$(id -un) cannot write in ${PREFIX} (owner $(stat -c %U -- "${PREFIX}"))$(suggest_user "network filesystems")"
     data state written
 }
 

@@ -76,7 +76,7 @@ allocate() {
             told="${waits}"
         fi
     done
-    wait "${SALLOC}" || die "Slurm gives no allocation ($*): $(tail -n 1 "${said}")"
+    wait "${SALLOC}" || die "Slurm gives no allocation ($*): $(tail -n 1 "${said}")$(suggest_user "sites for jobs")"
     SALLOC=""
     record_job "${said}"
     [[ -s "${SCRATCH}/.job" ]] || die "salloc named no job: $(tail -n 1 "${said}")"

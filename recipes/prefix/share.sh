@@ -14,6 +14,13 @@ follow_prefix() {
     ! is_shared || umask 002
 }
 
+# suggest_user WHO: print what may help root where WHO refuses it and nobody has named a user who works there (OWNER).
+suggest_user() {
+    local -r who="$1"
+    [[ "$(id -u)" != 0 || -n "${OWNER:-}" ]] ||
+        printf ' (root is refused by many %s: build_user=NAME in the hosts file names who works there)' "${who}"
+}
+
 # share_tree FOLDER: give a tree of ours to the group of a shared prefix. Its files stay as they are: folders decide who may remove them.
 share_tree() {
     local -r folder="$1"
