@@ -115,6 +115,11 @@ class Mirrors:
                 return f"{level.written}/{WHEELS}/{name}"
         return ""
 
+    def is_written(self, name: str) -> bool:
+        """Return whether what `invoke mirror` wrote serves the index `name`."""
+        deciding = next((level for level in self.levels if name in level.indexes or level.written), Level())
+        return name not in deciding.indexes and bool(deciding.written)
+
 
 def packages_path(url: str) -> str:
     """Return where a written mirror keeps a package repository or its key: packages/HOST/PATH. Raises Trouble for an address that leads

@@ -30,10 +30,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of looking at a pin again: faults, and what is worth knowing although the pin is as locked."""
+    """What came of looking at a pin again: faults, and what is worth knowing although the pin is as locked. `stated`: what an index says of
+    a file was compared, not the file."""
 
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
+    stated: bool = False
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _compare_offer(wheel: Wheel, index: Index, page: Mapping[str, Offered]) -> C
     size = wheel.size
     if offer.hash == wheel.hash and wheel.size:
         size = offer.size or size_of(index, offer.url)
-    return Checked(tuple(_differences(wheel, f"what {index.where} offers", offer.hash, size)), notes)
+    return Checked(tuple(_differences(wheel, f"what {index.where} offers", offer.hash, size)), notes, stated=True)
 
 
 def _differences(wheel: Wheel, what: str, found: str, size: int) -> list[Problem]:

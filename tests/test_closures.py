@@ -216,6 +216,8 @@ def test_a_directory_with_folders_serves_an_index_as_well(run: Any, path: Path, 
     assert code == TROUBLE, "there is no repository"
     assert "ok      5 wheels: as locked" in out
     assert "wheel" not in err
+    served = (f"index:inner={indexes.address}/inner", "https://host.invalid/=/")
+    assert "ok      5 wheels: as their indexes state (--download fetches and hashes them)" in run(check=True, stack="one", mirror=served)[1]
 
 
 @pytest.mark.usefixtures("small")

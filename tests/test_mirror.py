@@ -30,6 +30,7 @@ from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.lock import Lock, Wheel
 from deepep_bootstrap.mirrordir import Index
 from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.verbs import lock as lock_verb
 from deepep_bootstrap.verbs import mirror as verb
 
 pytest_plugins = ["lock_support"]
@@ -234,7 +235,9 @@ def test_everything_comes_out_of_a_folder(world: World, tmp_path: Path) -> None:
     assert snapshot(tmp_path / "copy") == before
 
 
-def test_everything_comes_from_a_plain_web_server(world: World, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_comes_from_a_plain_web_server(
+    world: World, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -253,6 +256,10 @@ def test_everything_comes_from_a_plain_web_server(world: World, served: str, tmp
     )
     subprocess.run([sys.executable, "-m", "uv", "--quiet", "--no-config", *words], check=True)
     assert (tmp_path / "site/tiny.py").is_file()
+    # A check says that the hashes it saw there are those that we wrote, which proves nothing of the files.
+    lock_verb.lock(replace(world.flags, mirror=(served,)), check=True)
+    said = capsys.readouterr().out
+    assert "ok      3 wheels: as the mirror's own pages state, which invoke mirror wrote (--download fetches and hashes them)" in said
 
 
 def pack_of(world: World) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ def look_again(work: _Work, download: bool = False) -> int:
     for problem in problems:
         work.screen.problem(problem)
     code = TROUBLE if problems else OK
-    checks = [{"name": name, "ok": not each.problems, "notes": list(each.notes)} for name, each in done.items()]
+    checks = [{"name": name, "ok": not each.problems, "hashed": not each.stated, "notes": list(each.notes)} for name, each in done.items()]
     work.screen.document(code, problems, **pins_json(work.lock, work.stacks), checks=checks, changes=[])
     return code
 
@@ -103,10 +104,16 @@ def _check_wheels(work: _Work, download: bool) -> dict[str, Checked]:
         if download or checked.problems or checked.notes:
             _tell(work.screen, f"wheel {wheel.file}", checked)
 
+    def state_of(wheel: Wheel) -> str:
+        if not found[wheel].stated:
+            return "as locked"
+        whose = "the mirror's own pages state, which invoke mirror wrote" if work.mirrors.is_written(wheel.index) else "their indexes state"
+        return f"as {whose} (--download fetches and hashes them)"
+
     found = wheelcheck.check_wheels(wheels, wheelcheck.Ways(work.mirrors, cache_dir(), download), tell)
-    good = sum(not each.problems for each in found.values())
-    if good and not download:
-        work.screen.say(f"ok      {good} wheels: as locked")
+    states = Counter(state_of(wheel) for wheel, checked in found.items() if not checked.problems and not download)
+    for state, count in states.items():
+        work.screen.say(f"ok      {count} wheels: {state}")
     return {wheel.file: checked for wheel, checked in found.items()}
 
 
