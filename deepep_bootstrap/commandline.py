@@ -64,10 +64,10 @@ def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...
 
     Nothing is said of words that ask for help, nor of Invoke's own flags before a verb."""
     rest = list(words[: words.index("--")] if "--" in words else words)
-    while rest and rest[0].startswith("-"):
-        if rest[0] in ASKS_INVOKE:
-            return ()
-        rest.pop(0)
+    if rest and rest[0].startswith("-"):
+        # Invoke's own flags, and their values, are before the first verb.
+        first = next((index for index, word in enumerate(rest) if word in verbs), len(rest))
+        rest = [] if ASKS_INVOKE.intersection(rest[:first]) else rest[first:]
     while rest:
         name = rest.pop(0)
         if name not in verbs:

@@ -232,8 +232,9 @@ def refuse_bad_words(module: Mapping[str, Any]) -> None:
     verbs = {each.name: verb_of(each) for each in module.values() if isinstance(each, Task)}
     if problems := check(words, verbs):
         end_cleanly_on_signals()
-        name = next((word for word in words if not word.startswith("-")), "invoke")
-        raise Exit(code=guarded(ascii(name)[1:-1], lambda: refuse(problems), as_json=any(word.partition("=")[0] == "--json" for word in words)))
+        name = next((word for word in words if word in verbs), words[0])
+        as_json = any(word.partition("=")[0] == "--json" for word in words)
+        raise Exit(code=guarded(ascii(name)[1:-1], lambda: refuse(problems), as_json=as_json))
 
 
 def refuse(problems: Sequence[Problem]) -> int:

@@ -100,6 +100,7 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
         (["test", "--start-timeout=soon"], "--start-timeout: not a number it can be — found soon, wanted a whole number from 1"),
         (["test", "--args='"], "--args: a quotation mark is not closed — found '"),
         (["test", "--kind=outernode"], f"--kind: no such test — found outernode, wanted {', '.join(KINDS)}"),
+        (["plan", "--lock=~no one/x"], "~no one/x: the lock cannot be read: No such file or directory. Try: --lock=FILE"),
         (["lab", "sideways"], "lab: no such action — found sideways, wanted up, down or status"),
         (["bootstrap", "--dry"], "invoke bootstrap: --dry is a flag of Invoke itself, not of this verb. Try: did you mean --dry-run?"),
         (["plan", "--hots=x"], "invoke plan: no such flag — found --hots. Try: did you mean --hosts?"),
@@ -144,6 +145,7 @@ VERBS = {
         ("plan --hots --help", ""),
         ("--list --hots", ""),
         ("--echo plan", ""),
+        ("--search-root /x plan --json", ""),
         ("--echo plan --dry", "invoke plan: --dry is a flag of Invoke itself, not of this verb. Try: invoke plan --help"),
         ("plann", "invoke: no such verb — found plann. Try: invoke plan"),
         ("plan -e", "invoke plan: -e is a flag of Invoke itself, not of this verb. Try: invoke plan --help"),
@@ -183,6 +185,7 @@ def test_a_verb_gets_its_own_flags_and_the_common_ones(monkeypatch: pytest.Monke
     assert given["forks"] == "64"
     assert Parameter.empty not in given.values()
     made.body(None, **{**given, "hosts": "n[1-2]", "mirror": ["a=b"], "deep": "yes"})
+    assert Flags.of(ROOT, {"lock": "~/x"}).lock == str(Path.home() / "x")
     assert seen == [("n[1-2]", ("a=b",), 64, Path(__file__).resolve().parent, "yes")]
 
 
