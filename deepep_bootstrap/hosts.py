@@ -74,7 +74,7 @@ def from_flag(value: str, limit: str = "") -> Inventory:
 
     `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names unknown to the file.
     """
-    if os.path.isfile(path := Path(os.path.expanduser(value))):
+    if os.path.exists(path := Path(os.path.expanduser(value))) and not os.path.isdir(path):
         inventory = parse(_read(path), value)
     elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or os.path.isdir(path):
         found = "a directory" if os.path.isdir(path) else "nothing there"
@@ -128,7 +128,7 @@ def parse(text: str, path: str) -> Inventory:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise Trouble(Problem(str(path), "not a text file", f"no UTF-8 at byte {error.start}")) from None
     except OSError as error:
@@ -155,6 +155,9 @@ def _split(text: str, path: str) -> tuple[list[tuple[str, list[str]]], list[Prob
 
 def _pairs(words: list[str], where: str, known: frozenset[str], problems: list[Problem]) -> dict[str, str]:
     """Return the good `key=value` words of one line; everything else is added to `problems`."""
+    if re.search(r"(?:^|\0)=|=\0[^\0=]+(?:\0|$)", "\0".join(words)):
+        problems.append(Problem(where, "blanks around =", " ".join(words)[:80], "key=value"))
+        return {}
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -276,7 +279,6 @@ def _arguments(value: str) -> str:
 
 
 _user = _matches(USER, "a user name")
-_name = _matches(nodeset.NAME, "a host of this file")
 CHECKS: Mapping[str, Callable[[str], str]] = {
     "user": _user,
     "port": _port,
@@ -285,9 +287,7 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "connection": _matches(re.compile("ssh|local"), "ssh or local"),
     "role": _matches(re.compile("gpu|login"), "gpu or login"),
     "prefix": _prefix,
-    "build_host": _name,
-    "prefix_host": _name,
-    "slurm_host": _name,
+    **dict.fromkeys(("build_host", "prefix_host", "slurm_host"), _matches(nodeset.NAME, "a host of this file")),
     "build_user": _user,
     "partition": _matches(WORD, "a partition of Slurm"),
     "account": _matches(WORD, "an account of Slurm"),

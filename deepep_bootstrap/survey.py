@@ -60,6 +60,7 @@ class Flags:
         """
         known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         known["mirror"] = tuple(known.get("mirror") or ())
+        known["lock"] = os.path.expanduser(known.get("lock", ""))
         known["forks"] = number("--forks", known.get("forks", 64))
         flags = cls(root=root, **known)
         if flags.on_busy_host not in {"leave", "use"}:

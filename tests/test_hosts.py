@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_a_flag_that_is_neither(value: str) -> None:
     with pytest.raises(Trouble) as caught:
         hosts.from_flag(value)
     assert all(problem.where.startswith("--hosts") for problem in caught.value.problems)
+
+
+def test_what_a_shell_hands_over_and_what_other_editors_write_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "bom.txt").write_bytes("\ufeffn1 user=root\n".encode())
+    assert [(host.name, host.user) for host in hosts.from_flag(str(tmp_path / "bom.txt")).hosts] == [("n1", "root")]
+    read, write = os.pipe()
+    os.write(write, b"n[1-2]\n")
+    os.close(write)
+    assert len(hosts.from_flag(f"/dev/fd/{read}").hosts) == 2
+    os.close(read)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
