@@ -35,8 +35,14 @@ WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
 """What writing to a pipe without a reader, or to a terminal that was closed, ends with."""
 
-MACHINE_TROUBLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EMFILE, errno.ENFILE))
-"""Errors of the operating system that say something about this machine, not about a bug: full, read-only, forbidden."""
+MACHINE_TROUBLE = frozenset(
+    (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EMFILE, errno.ENFILE),
+        *(errno.ENAMETOOLONG, errno.ELOOP),
+    )
+)
+"""Errors of the operating system that say something about this machine or what it was given, not about a bug: full, read-only,
+forbidden, a name that no file can have."""
 
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

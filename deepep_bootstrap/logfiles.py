@@ -36,12 +36,13 @@ def names(words: Sequence[str], sought: Sought) -> Iterator[tuple[str, str]]:
 
 
 def _names_of(word: str, patterns: Sequence[str]) -> Iterator[str]:
-    path = Path(word).expanduser()
+    # os.path has an answer for names that are too long and for users that are not there, where pathlib has an error.
+    path = Path(os.path.expanduser(word))
     if word == STDIN:
         yield word
-    elif path.is_dir():
+    elif os.path.isdir(path):
         yield from (str(each) for pattern in patterns for each in sorted(path.glob(pattern)) if each.is_file())
-    elif path.exists():
+    elif os.path.exists(path):
         yield str(path)
     else:
         yield from (name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -25,8 +26,8 @@ FOLDERS_TO_PREFIX = 3
 def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
     """Return the report of a run and where its folder is. `name` is that folder on this machine, or with --hosts (or --prefix) the run's
     name or folder there, "" for the newest. `texts` are the files of env/. Trouble where there is no such run, or it cannot be read."""
-    folder = Path(name).expanduser()
-    if name and (folder / runfiles.VALUES).is_file():
+    folder = Path(os.path.expanduser(name))
+    if name and os.path.isfile(folder / runfiles.VALUES):
         return _read_here(folder.resolve(), texts), str(folder.resolve())
     if not flags.hosts and not flags.prefix:
         what = "no such run on this machine" if name else "no run named"

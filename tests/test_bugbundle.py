@@ -151,11 +151,13 @@ def contents(path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A folder with logs of four runs, a secret in one of them, and a hosts file with this machine and one that never answers."""
+    """A folder with logs of four runs (and one that was stopped before it had any), a secret in one of them, and a hosts file with this
+    machine and one that never answers."""
     for number in range(4):
         folder = tmp_path / f"state/deepep-bootstrap/logs/2026010{number + 1}T000000Z-bootstrap-aaaaaa/here"
         folder.mkdir(parents=True)
         (folder / "build-x.log").write_text(f"run {number}: GET https://me:{S3}@mirror.example.com/x of here\n")
+    (tmp_path / "state/deepep-bootstrap/logs/20260105T000000Z-bootstrap-stopped/here").mkdir(parents=True)
     (tmp_path / "state/deepep-bootstrap/bugs").mkdir()
     (tmp_path / "state/deepep-bootstrap/bugs/20260101T000000Z-plan-1.log").write_text("Traceback\n")
     (tmp_path / "hosts.txt").write_text(f"defaults prefix={tmp_path}/prefix\nhere connection=local\nfar.invalid\n")
@@ -194,7 +196,7 @@ def test_a_bundle_has_what_a_helper_asks_for_and_no_secret_although_a_host_does_
 
 def test_without_any_host_or_name_and_with_host_names_taken_out(state: Path) -> None:
     (state / "hosts.txt").write_text("here.invalid\nfar.invalid\n")
-    done = invoke(state, "--hosts=hosts.txt", "--bundle", "--scrub-hosts")
+    done = invoke(state, "--hosts=~/hosts.txt", "--bundle", "--scrub-hosts", HOME=str(state))
     assert done.returncode == 0, done.stderr
     (bundle,) = state.glob("deepep-report-*Z.tar.gz")
     assert f"wrote {bundle}" in done.stdout

@@ -210,6 +210,8 @@ def test_a_run_that_is_not_there(prefix: Path) -> None:
         ("20991231-none", {"prefix": str(prefix)}, "no such run"),
         ("20991231-none", {}, "no such run on this machine"),
         ("", {}, "no run named"),
+        ("x" * 300, {}, "no such run on this machine"),
+        ("~no such user/run", {}, "no such run on this machine"),
         ("", {"prefix": f"{prefix}-none"}, "no run yet"),
     ):
         with pytest.raises(Trouble, match=words):

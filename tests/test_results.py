@@ -259,7 +259,7 @@ def test_a_run_folder_counts_each_log_once(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_trouble(tmp_path: Path) -> None:
-    for words in ([str(tmp_path / "none")], [str(tmp_path)], [""], [str(tmp_path / "*.log")]):
+    for words in ([str(tmp_path / "none")], [str(tmp_path)], [""], [str(tmp_path / "*.log")], ["x" * 300], ["~no such user/log"]):
         with pytest.raises(Trouble, match="no log there"):
             verb.files(words)
     with pytest.raises(Trouble, match="cannot be read"):

@@ -45,7 +45,7 @@ def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> i
 def read_rules(root: Path, more: str = "") -> Book:
     """Return the rules of env/causes.toml, and those of a file of the user's own."""
     book = rules.load(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
-    return rules.join(book, rules.load(text_of(Path(more).expanduser()), more, book)) if more else book
+    return rules.join(book, rules.load(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
 
 
 def text_of(path: Path) -> str:

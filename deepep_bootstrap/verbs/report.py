@@ -111,16 +111,16 @@ def collect(flags: Flags) -> tuple[dict[str, str], tuple[Problem, ...], tuple[st
     files = {"versions.json": document(versions(flags.root)), **logs()}
     problems: list[Problem] = []
     names: tuple[str, ...] = ()
-    lock = Path(flags.lock or flags.root / "deepep.lock.toml")
+    lock, file = Path(flags.lock or flags.root / "deepep.lock.toml"), os.path.expanduser(flags.hosts)
     files |= read(lock, "deepep.lock.toml", problems)
     try:
         inventory, prefix = read_inventory(flags)
     except Trouble as trouble:
         problems.extend(trouble.problems)
-        files |= read(Path(flags.hosts), "hosts.txt", problems) if flags.hosts and Path(flags.hosts).is_file() else {}
+        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {}
     else:
         names = tuple(host.name for host in inventory.hosts)
-        files |= read(Path(flags.hosts), "hosts.txt", problems) if Path(flags.hosts).is_file() else {"hosts.txt": f"{flags.hosts}\n"}
+        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {"hosts.txt": f"{flags.hosts}\n"}
         files |= ask(flags, inventory, prefix, problems)
     files["problems.json"] = document([problem.as_json() for problem in problems])
     return files, tuple(problems), names
@@ -155,11 +155,15 @@ def logs() -> dict[str, str]:
     for kind, count in (("logs", RUNS), ("bugs", BUGS)):
         folder = state_dir() / kind
         # Names begin with the time: the last ones are the newest.
-        for top in sorted(folder.iterdir())[-count:] if folder.is_dir() else ():
-            for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-                if path.is_file() and not path.is_symlink():
-                    found |= read(path, f"{kind}/{path.relative_to(folder)}", [])
+        for top in sorted(filter(files_of, folder.iterdir()))[-count:] if folder.is_dir() else ():
+            for path in files_of(top):
+                found |= read(path, f"{kind}/{path.relative_to(folder)}", [])
     return found
+
+
+def files_of(top: Path) -> list[Path]:
+    """Return the files of a run's folder, or the file itself. A run that was stopped early has none, and tells nothing."""
+    return [path for path in (sorted(top.rglob("*")) if top.is_dir() else [top]) if path.is_file() and not path.is_symlink()]
 
 
 def versions(root: Path) -> dict[str, Any]:
