@@ -257,7 +257,8 @@ def test_everything_comes_from_a_plain_web_server(
     subprocess.run([sys.executable, "-m", "uv", "--quiet", "--no-config", *words], check=True)
     assert (tmp_path / "site/tiny.py").is_file()
     # A check says that the hashes it saw there are those that we wrote, which proves nothing of the files.
-    lock_verb.lock(replace(world.flags, mirror=(served,)), check=True)
+    there = [f"{BASE}{below}={world.mirror}/{folder}/host.invalid/{below}" for folder, below in (("git", ""), ("files", "dl/"))]
+    lock_verb.lock(replace(world.flags, mirror=(*there, served)), check=True)
     said = capsys.readouterr().out
     assert "ok      3 wheels: as the mirror's own pages state, which invoke mirror wrote (--download fetches and hashes them)" in said
 
