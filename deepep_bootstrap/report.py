@@ -54,6 +54,7 @@ class Screen:
         self.live = sys.stdout.isatty() and not as_json and not self._console.is_dumb_terminal
         self._progress: _Progress | None = None
         self._lock = threading.Lock()
+        self.told: list[Outcome] = []
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print one line for a person."""
@@ -130,7 +131,9 @@ class Screen:
             self._progress.line(step, host, shortened(text))
 
     def ended(self, *outcomes: Outcome) -> None:
-        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end."""
+        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end. What was
+        told so far stays in `told`: a phase that is cut short has no other account of itself."""
+        self.told.extend(outcomes)
         for outcome in outcomes:
             if self._progress:
                 self._progress.end(outcome.step, outcome.host)

@@ -169,8 +169,14 @@ def share(ended: Ended) -> None:
 
 
 def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:
-    """Carry out one phase and keep its outcomes; False when something in it failed."""
-    outcomes = phase(ended.work)
+    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what it told is kept."""
+    told = ended.work.screen.told
+    before = len(told)
+    try:
+        outcomes = phase(ended.work)
+    except BaseException:
+        ended.outcomes.extend(told[before:])
+        raise
     ended.outcomes.extend(outcomes)
     return not any(outcome.state == "failed" for outcome in outcomes)
 

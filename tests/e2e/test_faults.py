@@ -176,6 +176,8 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
     if signum == signal.SIGINT:
         assert code == 130, out
         assert "Traceback" not in out
+        table = out[out.index("Interrupted after") - 2000 : out.index("Interrupted after")]
+        assert re.search(r"^done +build gdrcopy", table, re.MULTILINE), "what ended before ^C is in the table"
     ours = r"nvcc|cmake|ninja|deepep-scratch|salloc|publish"
     wait_until(lambda: not engine.processes(ours), "nothing of the run is left on the host")
     wait_until(
