@@ -157,7 +157,7 @@ ROWS = (
     Row("gpu-capability", "DeepEP V1 with NVSHMEM is written for Hopper and later.", has_hopper),
     Row("driver-cuda", "A driver runs programs of its own CUDA major and older ones only.", runs_cuda),
     Row("nvlink", "DeepEP writes into every other GPU of the node directly; one pair without NVLink stops it.", has_nvlink),
-    Row("nvlink-fabric", "Until the NVSwitch fabric is configured CUDA does not start (error 802).", has_fabric, "fabric-manager", always=True),
+    Row("nvlink-fabric", "CUDA does not start (error 802) before the fabric is configured.", has_fabric, "fabric-manager", always=True),
     Row(
         "driver-options", "With them the GPU may ring a NIC's doorbell itself; without, NVSHMEM falls back to a slower way or fails "
         "with error 800.", has_options, recipe="driver-options",

@@ -22,6 +22,7 @@ ROWS: tuple[Row, ...] = (*checks_gpu.ROWS, *checks_network.ROWS, *checks_host.RO
 
 TO_DO = {
     "nvidia-driver": BLOCKING,
+    "fabric-manager": BLOCKING,
     "doca-ofed": WARNING,
     "driver-options": WARNING,
     "peer-memory": BLOCKING,

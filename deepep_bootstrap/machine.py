@@ -63,8 +63,9 @@ class Machine:
     """What a host shows of its preparation. Nothing here is an error; empty and 0 mean that there is nothing of the kind.
 
     - `nvidia_flavor` of the loaded driver is "open", "proprietary" or "" (not loaded), `nvidia_version` e.g. "580.159.04".
-    - `gpu_devices`, `mellanox_devices` count PCI functions, bound to a driver or not: NVIDIA's of class 0300 or 0302, Mellanox's of class
-      0200 or 0207; `nvswitches` NVIDIA's of class 0680. Virtual functions (they have a `physfn`) do not count where their physical one is seen too.
+    - `gpu_devices`, `mellanox_devices`, `nvswitches` count PCI functions, bound to a driver or not: NVIDIA's of class 0300 or 0302,
+      Mellanox's of class 0200 or 0207, NVIDIA's of class 0680. Virtual functions (they have a `physfn`) do not count where their physical
+      one is seen too.
     - `ofed` is the version of a loaded mlx5_core that did not come with the kernel, "" for the kernel's own or none.
     - `headers`: those of the running kernel are there. `secure_boot`: unsigned modules will not load.
     - `iommu` says how the kernel translates what those devices read and write: "" not at all, "identity" (passed through), "DMA" or

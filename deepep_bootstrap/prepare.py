@@ -79,6 +79,7 @@ class Preparation:
 
 TITLES = {
     "nvidia-driver": "NVIDIA driver",
+    "fabric-manager": "NVSwitch fabric manager",
     "doca-ofed": "DOCA-OFED",
     "driver-options": "driver options",
     "peer-memory": "peer memory",
@@ -98,6 +99,7 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
     rdma = request.inventory.settings.profile != topology.SINGLE
     meant: Mapping[str, Callable[[Facts], bool]] = {
         "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
+        "fabric-manager": lambda seen: seen.prepared.nvswitches > 0 and bool(seen.gpus),
         "doca-ofed": lambda seen: rdma and has_nics(seen) and lacks_ofed(seen),
         "driver-options": lambda seen: rdma and has_nics(seen),
         "peer-memory": lambda seen: rdma and has_nics(seen) and bool(seen.gpus),
@@ -149,7 +151,10 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
         "gdrdrv": {"GDRDRV_WANTED": "yes", "GDRCOPY_VERSION": source.version if source else ""},
     }
     purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
-    return {**recipe_env(system_for(request, seen), purpose, seen.kernel), **own.get(name, {})}
+    system = system_for(request, seen)
+    if name == "fabric-manager":
+        own[name] = {"DRIVER_PACKAGES": recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")}
+    return {**recipe_env(system, purpose, seen.kernel), **own.get(name, {})}
 
 
 def system_for(request: Request, seen: Facts) -> System | None:

@@ -14,6 +14,7 @@ PURPOSES = (
     "cuda-toolkit-13",
     "doca-ofed",
     "nvidia-driver",
+    "fabric-manager",
     "python",
     "rdma-userspace",
     "kernel-headers",

@@ -19,6 +19,7 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.loglines import Log
 from deepep_bootstrap.patterns import make
 from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.tables import load as read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +70,12 @@ def told(text: str, **logs: str) -> list[str]:
 
 def test_the_rules_cover_the_known_causes() -> None:
     assert sorted(SLUGS) == sorted(KNOWN.split())
+
+
+def test_a_step_that_a_remedy_names_is_one() -> None:
+    named = set(re.findall(r"(?:\(|, )step ([a-z][a-z-]*)", RULES))
+    assert named <= {*TITLES, "build-deps", "module-hook"}
+    assert {"fabric-manager", "peer-memory", "doca-ofed", "build-deps"} <= named
 
 
 def test_there_is_a_case_for_every_cause() -> None:

@@ -1,4 +1,4 @@
-"""Host recipes for peer memory, GDRCopy's module, limits and the RDMA user space, on made-up machines."""
+"""Host recipes for peer memory, the fabric manager, GDRCopy's module, limits and the RDMA user space, on made-up machines."""
 
 from __future__ import annotations
 
@@ -407,6 +407,95 @@ def test_without_a_wish_small_shared_memory_is_only_told(limited: Host, mib: int
     after = limited.recipe("limits", "apply")
     assert ("less than half of the memory" in after.data.get("note", "")) == said
     assert limited.read("/shm-mib") == f"{mib}\n"
+
+
+# --- fabric-manager --------------------------------------------------------------------------------------------------------------------
+
+UBUNTU = {
+    "MANAGER": "apt",
+    "PACKAGES": "nvidia-fabricmanager-580",
+    "DRIVER_PACKAGES": "nvidia-headless-580-server-open",
+    "FABRIC_WAIT": "2",
+}
+OURS = {"nvidia-headless-580-server-open": "580.95.05-0ubuntu0.24.04.2"}
+
+
+def hgx(host: Host, unit: str, fabric: str, packages: dict[str, str], version: str = "580.95.05") -> None:
+    """A machine with NVSwitches: what systemd says of the fabric manager ("" without a unit), and what the GPUs say of the fabric."""
+    host.write("/run/systemd/system/.keep")
+    host.write("/sys/module/nvidia/version", f"{version}\n")
+    for name, text in (
+        ("unit", unit),
+        ("fabric", fabric),
+        ("packages", "".join(f"{name} {package}\n" for name, package in packages.items())),
+    ):
+        host.write(f"/{name}", text)
+    host.tool("nvidia-smi", f'cat "{host.root}/fabric"; cat "{host.root}/fabric"')
+    host.tool("dpkg-query", f"sed -n \"s/^$5 /installed /p\" '{host.root}/packages'")
+    host.tool(
+        "apt-get",
+        f"""for last; do :; done
+echo "${{last%%=*}} ${{last#*=}}0ubuntu1" | tr -d '*' >>'{host.root}/packages'; echo inactive >'{host.root}/unit'""",
+    )
+    host.tool("systemctl", f"""case "$*" in
+*LoadState*) if [ -s '{host.root}/unit' ]; then echo loaded; else echo not-found; fi ;;
+*ActiveState*) cat '{host.root}/unit' ;;
+restart*) echo active >'{host.root}/unit'; echo 'Completed, Success' >'{host.root}/fabric' ;;
+esac""")  # fmt: skip
+    if os.geteuid() != 0:
+        host.inside = ("unshare", "-r")
+
+
+def test_the_fabric_manager_of_the_drivers_version_is_installed_and_started(host: Host) -> None:
+    hgx(host, "", "In Progress, N/A\n", OURS)
+    check = host.recipe("fabric-manager", "check", **UBUNTU)
+    assert (check.state, check.data["found"]) == ("todo", "fabric manager absent, fabric unknown"), check
+    host.calls()
+    said = host.recipe("fabric-manager", "apply", **UBUNTU)
+    assert (said.state, said.data["found"]) == ("ok", "fabric manager active, fabric Completed/Success"), said
+    acts = [call for call in changes(host) if call.startswith(("apt-get", "systemctl"))]
+    done = [call.rpartition(" ")[2] if call.startswith("apt-get") else call for call in acts]
+    unit = "nvidia-fabricmanager.service"
+    assert done == ["nvidia-fabricmanager-580=580.95.05-*", f"systemctl enable {unit}", f"systemctl restart {unit}"]
+    assert host.recipe("fabric-manager", "apply", **UBUNTU).state == "ok"
+    assert not [call for call in changes(host) if call.startswith(("apt-get", "systemctl"))]
+    assert host.recipe("fabric-manager", "remove", **UBUNTU).state == "ok"
+
+
+UNTRAINED = "it runs, but the fabric is not completed: journalctl -u nvidia-fabricmanager, and nvidia-smi -q, say why"
+NO_ROW = "the lock has no packages for this distribution: install NVIDIA's fabric manager (nvidia-fabricmanager=580.95.05-*) by hand"
+BY_HAND = "the driver did not come from the lock's packages: install {} by hand, then systemctl enable --now nvidia-fabricmanager"
+
+
+@pytest.mark.parametrize(
+    ("unit", "fabric", "packages", "env", "state", "note"),
+    [
+        ("active\n", "Completed, Success\n", OURS, {}, "ok", None),
+        ("active\n", "[N/A], [N/A]\n", OURS, {}, "ok", None),  # a driver that does not say
+        ("", "Completed, Success\n", {}, {}, "ok", None),  # the host of a virtual machine does it
+        ("", "Completed\n", {}, {}, "ok", None),
+        ("failed\n", "In Progress\n", OURS, {}, "todo", None),
+        ("inactive\n", "Completed, Success\n", OURS, {}, "todo", None),  # not so after the next boot
+        ("active\n", "In Progress\n", OURS, {}, "blocked", UNTRAINED),
+        ("", "In Progress\n", {}, {}, "blocked", BY_HAND.format("nvidia-fabricmanager-580=580.95.05-*")),
+        (
+            "",
+            "In Progress\n",
+            {},
+            {"PACKAGES": "nvidia-fabricmanager-570"},
+            "blocked",
+            BY_HAND.format("nvidia-fabricmanager-580=580.95.05-*"),
+        ),
+        ("", "In Progress\n", {}, {"PACKAGES": ""}, "blocked", BY_HAND.format("nvidia-fabricmanager=580.95.05-*")),
+        ("", "In Progress\n", OURS, {"PACKAGES": ""}, "blocked", NO_ROW),
+    ],
+)
+def test_what_is_said_of_the_fabric(
+    host: Host, unit: str, fabric: str, packages: dict[str, str], env: dict[str, str], state: str, note: str | None
+) -> None:
+    hgx(host, unit, fabric, packages)
+    said = host.recipe("fabric-manager", "check", **{**UBUNTU, **env})
+    assert (said.state, said.data.get("note")) == (state, note), said
 
 
 # --- rdma-userspace --------------------------------------------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ def test_the_driver_is_installed_where_none_is(machine: Machine, key: Signer) ->
     machine.out(f"{SYS} add 0000:0a:00.0 0x10de 0x030200; add 0000:0b:00.0 0x10de 0x030200; add 0000:0f:00.0 0x10de 0x068000")
     check = machine.says("nvidia-driver", "check", env)
     assert (check["state"], check["needs"], check["found"]) == ("todo", "reboot", "no driver loaded for 2 GPUs")
-    assert check["note"] == "NVSwitches need nvidia-fabricmanager of the driver's version too"
+    assert check["note"] == "the fabric manager of the NVSwitches follows after the reboot"
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"
     assert machine.out("apt-mark showhold") == "nvidia-open-580\n"
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"

@@ -39,12 +39,12 @@ probe_ofed() { # a module that was not built with its kernel is marked O; withou
         *) [ -e "$module/taint" ] || put ofed "$version" ;;
     esac
 }
-probe_devices() { # PCI functions by vendor and class: 3D and VGA controllers, Ethernet and InfiniBand controllers
+probe_devices() { # PCI functions by vendor and class: 3D and VGA controllers, NVSwitches, Ethernet and InfiniBand controllers
     grep -slE '^0x(10de|15b3)' "$root"/sys/bus/pci/devices/*/vendor | while IFS= read -r file; do
         device=${file%/vendor}
         [ -e "$device/physfn" ] && continue
         first_line "$file"; vendor=$value; first_line "$device/class"
-        case $vendor.$value in 0x10de.0x030[02]*) kind=gpu ;; 0x15b3.0x020[07]*) kind=mellanox ;; *) continue ;; esac
+        case $vendor.$value in 0x10de.0x030[02]*) kind=gpu ;; 0x15b3.0x020[07]*) kind=mellanox ;; 0x10de.0x0680*) kind=nvswitch ;; *) continue ;; esac
         domain=; [ -e "$device/iommu_group" ] && first_line "$device/iommu_group/type" && domain=${value:-on}
         put device "$kind" "${device##*/}" "$domain"
     done

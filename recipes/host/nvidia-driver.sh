@@ -77,7 +77,7 @@ report_without_driver() {
     else
         data state todo
         data needs reboot
-        (($(count_functions "${BRIDGE_CLASS}") == 0)) || data note "NVSwitches need nvidia-fabricmanager of the driver's version too"
+        (($(count_functions "${BRIDGE_CLASS}") == 0)) || data note "the fabric manager of the NVSwitches follows after the reboot"
     fi
 }
 
