@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import zip_longest
 from typing import Any
 
+from deepep_bootstrap import nar
 from deepep_bootstrap.asked import OWN_INDEX, Asked, requirement_name
 from deepep_bootstrap.closures import Closure
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.pins import Renewal
 from deepep_bootstrap.report import size
-from deepep_bootstrap.sources import Archive, Source
+from deepep_bootstrap.sources import Archive, Source, Substitute
 
 DAY = 86400
 MONTH_DAYS = 30.44
@@ -30,7 +33,10 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
         lines.append("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         lines += [f"      {line}" for line in _details(source)]
     if archives:
-        lines += ["archives", *(f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}" for each in archives)]
+        lines += [
+            "archives",
+            *(f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}  {_by(users(lock, each.name))}" for each in archives),
+        ]
     lines.append("stacks")
     for name in stacks:
         lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
@@ -122,7 +128,7 @@ def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
             **{key: getattr(pin, key, "") for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
             "kind": "source" if isinstance(pin, Source) else "archive",
             "submodules": getattr(pin, "submodules", False),
-            "substitutes": [{"file": each.file, "count": each.count} for each in getattr(pin, "substitutes", ())],
+            "substitutes": [{"file": each.file, "count": each.count, "hash": _digest(each)} for each in getattr(pin, "substitutes", ())],
             "used_by": users(lock, pin.name),
         }
         for pin in everything
@@ -138,17 +144,32 @@ def change_json(renewal: Renewal) -> Mapping[str, Any]:
 
 def _source_cells(source: Source, stacks: Sequence[str], now: float) -> tuple[str, ...]:
     old = f"{date(source.last_modified)}, {age(now - source.last_modified)}"
-    by = f"for {', '.join(stacks)}" if stacks else "for no stack"
     ref = "" if source.ref == source.rev else source.ref
-    return f"{source.name} {source.version}", ref, source.rev[:REV_DIGITS], old, by
+    return f"{source.name} {source.version}", ref, source.rev[:REV_DIGITS], old, _by(stacks)
+
+
+def _by(stacks: Sequence[str]) -> str:
+    return f"for {', '.join(stacks)}" if stacks else "for no stack"
 
 
 def _details(source: Source) -> list[str]:
     lines = ["with its submodules"] if source.submodules else []
     for each in source.substitutes:
-        first = each.text.strip().splitlines()[0] if each.text.strip() else repr(each.text)
-        lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {first}")
+        change = f"{_first_difference(each)} ({_digest(each)[:20]}…)"
+        lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {change}")
     return lines
+
+
+def _first_difference(each: Substitute) -> str:
+    """Return the first line that a substitution changes, and what it becomes."""
+    pairs = zip_longest(each.text.splitlines(), each.replacement.splitlines(), fillvalue="")
+    old, new = next((pair for pair in pairs if pair[0] != pair[1]), (each.text, each.replacement))
+    return f"{old.strip() or repr(old)} → {new.strip() or repr(new)}"
+
+
+def _digest(each: Substitute) -> str:
+    """Return the SRI hash of both texts of a substitution, with a zero byte between them."""
+    return nar.sri(hashlib.sha256(f"{each.text}\0{each.replacement}".encode()).digest())
 
 
 def _stack_lines(stack: Stack, *, is_default: bool) -> list[str]:

@@ -96,7 +96,7 @@ def test_what_is_pinned(run: Any, path: Path) -> None:
     assert lockview.overview(lock, ["one"], FIRST + 800 * DAY) == [
         "sources",
         f"  engine 1.0   v1.0              {lock.sources['engine'].rev[:12]}  2023-11-14, 2 years old  for one",
-        "      substitute in a.txt, 1 time: old",
+        "      substitute in a.txt, 1 time: old → new (sha256-MbRtttcjc0GEY…)",
         f"  transport 7  refs/pull/7/head  {lock.sources['transport'].rev[:12]}  2023-11-17, 2 years old  for one",
         "stacks",
         "  one (default): deepep engine, nvshmem transport, gdrcopy transport, cuda 12",
@@ -483,6 +483,7 @@ def add_archive(path: Path, url: str, kind: str = "sha512") -> None:
 def test_archives(kind: str, server: Server, path: Path, run: Any, files: Path, file_server: str) -> None:
     add_archive(path, f"{file_server}dist/kit-1.0.tar.xz", kind)
     assert run(check=True)[0] == OK
+    assert f"  kit 1.0  {file_server}dist/kit-1.0.tar.xz  0 MiB  for no stack\n" in run()[1]
     assert "unchanged" in run(update="kit")[1]
     before = path.read_text()
     code, out, _ = run(update="kit", ref=f"{file_server}dist/kit-1.1.tar.xz")
