@@ -66,7 +66,7 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, di
     source = work.request.lock.sources[work.request.stack.gdrcopy]
     tree = fetch_source(source, work.mirrors, supply.cache_dir())
     env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
-    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=None)
+    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=apply.LIMIT)
     unsent: dict[str, str] = {}
     for host in hosts:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap import datalines, generations, modules, partial, prepare, provenance, store
+from deepep_bootstrap import apply, datalines, generations, modules, partial, prepare, provenance, store
 from deepep_bootstrap.choose import check_shared
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
@@ -213,7 +213,7 @@ def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], 
         system = lock.systems.get(prepare.system_id(survey.facts[host.name]))
         env = {"MANAGER": system.manager} if system else {}
         text = prepare.script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
-        return Job(text, user="root", watched=True, timeout=None)
+        return Job(text, user="root", watched=True, timeout=apply.SLOW_LIMIT)
 
     hosts = [host for host in survey.reached if host.name in files]
     replies = door.run_all(hosts, job)
