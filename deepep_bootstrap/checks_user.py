@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepep_bootstrap.findings import BLOCKING, EVERYWHERE, NOTE, WARNING, Fault, Row, Seen, few
+from deepep_bootstrap.prepare import SHM_MIB
 
 GIB_KIB = 1024**2
 SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is written
-SHM_MIB = 1024
-"""NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little for eight."""
 
 SETTLED = {
     "NVSHMEM_REMOTE_TRANSPORT": (("ibgda",), NOTE, "not a transport NVSHMEM knows; IBGDA is switched on by DeepEP itself"),

@@ -31,6 +31,9 @@ STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})
 CMAKE_FLOOR = (3, 19)
 """NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
 
+SHM_MIB = 1024
+"""NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little for eight."""
+
 INBOX_NAME = "rocep"
 """How the names of RoCE devices begin that the kernel's own driver made; those of DOCA-OFED are called mlx5_*."""
 
@@ -150,6 +153,8 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
         "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
         "gdrdrv": {"GDRDRV_WANTED": "yes", "GDRCOPY_VERSION": source.version if source else ""},
     }
+    if name == "limits" and 0 < seen.prepared.shm_mib < SHM_MIB:
+        own[name] = {"SHM_MIB": str(SHM_MIB)}
     purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
     system = system_for(request, seen)
     if name == "fabric-manager":

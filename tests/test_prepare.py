@@ -56,6 +56,12 @@ def test_the_fabric_manager_is_told_which_driver_is_ours(system: tuple[str, str]
         assert env["REPOSITORIES"].startswith("cuda https://developer.download.nvidia.com/")
 
 
+@pytest.mark.parametrize(("mib", "wish"), [(64, "1024"), (1024, None), (1 << 19, None), (0, None)])
+def test_small_shared_memory_is_to_grow(mib: int, wish: str | None) -> None:
+    facts = cluster(n001={**MLX5, "prepared": Machine(mellanox_devices=8, shm_mib=mib)})
+    assert prepare.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wish
+
+
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
     facts = cluster(n001=MLX5, n002=MLX5)
     text = "defaults prefix=/shared/deepep profile=single-node\nn[001-002]\n"

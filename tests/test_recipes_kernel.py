@@ -401,6 +401,11 @@ def test_shared_memory_grows_now_and_at_boot(limited: Host) -> None:
     assert set(limited.files()) == set(before)
 
 
+def test_shared_memory_of_a_container_is_not_ours(limited: Host) -> None:
+    assert limited.recipe("limits", "apply", SHM_MIB="3000").state == "ok"
+    assert limited.read("/shm-mib") == "2048\n"
+
+
 @pytest.mark.parametrize(("mib", "said"), [(2048, False), (64, True), (4000, False)])
 def test_without_a_wish_small_shared_memory_is_only_told(limited: Host, mib: int, said: bool) -> None:
     shared(limited, mib)

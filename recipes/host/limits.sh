@@ -2,8 +2,8 @@
 # shellcheck disable=SC2310 # functions that only look may fail in conditions
 # Limits: memlock unlimited for logins and for slurmd (RDMA pins memory), and a /dev/shm that is large enough.
 #
-# Arguments: check, apply or remove. Inputs: SHM_MIB, the smallest /dev/shm wanted; without it the kernel's default, half of the memory, is
-# compared and nothing is changed. files.sh and modules.sh stand before this text. Jobs of users are never disturbed: slurmd is started
+# Arguments: check, apply or remove. Inputs: SHM_MIB, the smallest /dev/shm wanted, where there is systemd (a container's is given to it from
+# outside); without it the kernel's default, half of the memory, is compared and nothing is changed. files.sh and modules.sh stand before this text. Jobs of users are never disturbed: slurmd is started
 # anew only where no job step runs.
 
 readonly LOGINS=/etc/security/limits.d/deepep.conf
@@ -85,7 +85,7 @@ shm_mib() {
 print_problems() {
     has_logins || echo "memlock of logins is limited"
     print_slurmd_problem
-    if [[ -n "${SHM_MIB:-}" ]] && (($(shm_mib) < SHM_MIB)); then echo "/dev/shm has $(shm_mib) MiB"; fi
+    if [[ -n "${SHM_MIB:-}" ]] && has_systemd && (($(shm_mib) < SHM_MIB)); then echo "/dev/shm has $(shm_mib) MiB"; fi
 }
 
 # print_notes: what is worth knowing and not ours to change.
@@ -121,7 +121,7 @@ report_state() {
 repair_limits() {
     local -r problem="$(print_slurmd_problem)"
     has_logins || install_file limits "${LOGINS}" 644 <<<"$(print_logins)"
-    if [[ -n "${SHM_MIB:-}" ]] && (($(shm_mib) < SHM_MIB)); then
+    if [[ -n "${SHM_MIB:-}" ]] && has_systemd && (($(shm_mib) < SHM_MIB)); then
         install_file limits "${SHM_UNIT}" 644 <<<"$(print_shm_unit)"
         install_file limits "${SHM_WANT}" 644 <<<"$(print_shm_want)"
         mount -o "remount,size=${SHM_MIB}m" "${HOST_ROOT:-}/dev/shm"
