@@ -26,9 +26,13 @@ def looks_as_a_user(seen: Seen) -> Iterator[Fault]:
 def locks_memory(seen: Seen) -> Iterator[Fault]:
     """The user may lock as much memory as RDMA registers."""
     view, limit = seen.view, seen.view.memlock if seen.view else seen.facts.prepared.memlock
+    if not view and seen.case.as_another:
+        # The limit of the connection's own user says nothing of the one who was asked for.
+        return
     if seen.networked and limit and limit != "unlimited" and not (view and view.ipc_lock):
-        box = bool(view and view.container)
-        fix = "--ulimit memlock=-1 --cap-add IPC_LOCK for this container" if box else f"{seen.case.bootstrap}  # then log in again"
+        fix = "a new log-in; ulimit -Hl there says what it gets" if "limits" in seen.well else f"{seen.case.bootstrap}  # then log in again"
+        if view and view.container:
+            fix = "--ulimit memlock=-1 --cap-add IPC_LOCK for this container"
         yield Fault(memlock_severity(limit), f"memlock {limit} KiB", "unlimited", fix)
 
 
@@ -36,7 +40,9 @@ def slurm_locks_memory(seen: Seen) -> Iterator[Fault]:
     """slurmd, and so every job, may lock memory."""
     limit = seen.facts.prepared.slurmd_memlock
     if seen.networked and limit and limit != "unlimited":
-        yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", seen.case.bootstrap)
+        # Its unit is right, or it has none: what runs began before that, and a bootstrap has nothing to do.
+        fix = "restarting slurmd there, when its steps have ended" if "limits" in seen.well else seen.case.bootstrap
+        yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", fix)
 
 
 def submits_unlimited(seen: Seen) -> Iterator[Fault]:

@@ -91,7 +91,8 @@ def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) 
 
 def examine_host(seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Yield what was found on one host. Where a recipe's own check was run, it says what is found and wanted."""
-    seen = replace(seen, told=frozenset(recipe for recipe, check in checks.items() if check.state == prepare.REBOOT))
+    waiting, well = (frozenset(each for each, check in checks.items() if check.state == state) for state in (prepare.REBOOT, prepare.OK))
+    seen = replace(seen, told=waiting, well=well)
     same: dict[str, list[Fault]] = {}
     for row in ROWS:
         for fault in row.look(seen) if seen.role in row.roles else ():

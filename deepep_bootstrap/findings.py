@@ -58,6 +58,8 @@ class Case:
     gres: str = "auto"
     reservation: str = ""
     need_mib: int = 0
+    as_another: bool = False
+    """Whether a view of another user than the connection's own was asked for."""
     other_stacks: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, verb: str) -> str:
@@ -67,8 +69,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look), and `told`: the host
-    recipes whose own check says already that they wait for a reboot."""
+    """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look), `told`: the host
+    recipes whose own check says already that they wait for a reboot, and `well`: those whose own check finds nothing to do."""
 
     name: str
     role: str
@@ -76,6 +78,7 @@ class Seen:
     view: View | None
     case: Case
     told: frozenset[str] = frozenset()
+    well: frozenset[str] = frozenset()
 
     @property
     def devices(self) -> tuple[Rdma, ...]:

@@ -184,7 +184,7 @@ START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
 def explain_no_start(code: int, early: str) -> tuple[str, str, str, str]:
     """Return what, found, wanted and try of a message when the script never began: `early` is what came instead, `code` the exit
     code of the shell."""
-    last = early.rpartition("\n")[2][-200:]
+    last = early.rpartition("\n")[2].removeprefix("deepep-bootstrap: ")[-200:]
     for words, what, wanted, try_ in START_FAILURES:
         if words in early:
             return what, last, wanted, try_

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from deepep_bootstrap import checks_user, doctor, drained, jobuser, launch
 from deepep_bootstrap.disagree import PROPERTIES
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.findings import SEVERITIES, Finding
+from deepep_bootstrap.findings import SEVERITIES, Finding, Seen
 from deepep_bootstrap.machine import Stamp
-from deepep_bootstrap.prepare import TITLES
+from deepep_bootstrap.prepare import TITLES, Check
 from deepep_bootstrap.remote import Reply
 from deepep_bootstrap.survey import Flags, Survey
 from deepep_bootstrap.verbs import status
@@ -272,7 +273,8 @@ def test_as_another_user(tmp_path: Path) -> None:
 def test_a_user_who_is_not_there() -> None:
     early = "deepep-bootstrap: no such user" if os.geteuid() == 0 else "sudo: unknown user no-such-user"
     what, found, wanted, try_ = launch.explain_no_start(1, early)
-    assert (what, found, wanted, try_) == ("this user is not there", early, "an account of this name", "another user, or creating this one")
+    said = early.removeprefix("deepep-bootstrap: ")
+    assert (what, found, wanted, try_) == ("this user is not there", said, "an account of this name", "another user, or creating this one")
 
 
 @pytest.mark.parametrize("name", ["a b", "$(id)", "--", "x;y"])
@@ -283,12 +285,31 @@ def test_what_is_no_user_name_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_the_advice_is_for_the_same_hosts() -> None:
-    flags = Flags(ROOT, hosts="my hosts.txt", limit="n[001-002]", stack="v1-cu13")
+    flags = Flags(ROOT, hosts="my hosts.txt", limit="n[001-002]", stack="v1-cu13", mirror=("/m", "index:x=/y"))
     command = command_for(flags)
-    assert command == "invoke bootstrap '--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13"
+    words = "'--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13 --mirror=/m --mirror=index:x=/y"
+    assert command == f"invoke bootstrap {words}"
     facts, _, _ = cluster(read(FILES["well-ethernet"]))
     case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
-    assert case.command("doctor") == "invoke doctor '--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13"
+    assert case.command("doctor") == f"invoke doctor {words}"
+
+
+def test_what_a_bootstrap_cannot_change_is_not_sent_to_it() -> None:
+    """A slurmd that began before its limits were right: the recipe has nothing to do, and says so."""
+    facts, views, _ = cluster(read(FILES["well-ethernet"]))
+    name = next(iter(facts))
+    limited = changed(facts[name], ["prepared", "slurmd_memlock"], "8192")
+    case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, "invoke bootstrap")
+    note = "slurmd gets its limit when it starts next"
+    fixes = {}
+    for state in ("ok", "todo"):
+        checks = {"limits": Check("limits", state, "as wanted", "memlock unlimited for logins and slurmd", note)}
+        found = doctor.examine_host(Seen(name, "gpu", limited, changed(views[name], ["memlock"], "64"), case), checks)
+        fixes[state] = {finding.fix for finding in found if "memlock" in finding.check or finding.check == "limits"}
+    assert fixes["ok"] == {"restarting slurmd there, when its steps have ended", "a new log-in; ulimit -Hl there says what it gets"}
+    assert all(fix.startswith("invoke bootstrap") for fix in fixes["todo"])
+    limited, asked = changed(limited, ["prepared", "memlock"], "64"), replace(case, as_another=True)
+    assert [each.check for each in doctor.examine_host(Seen(name, "gpu", limited, None, asked), {})] == ["slurmd-memlock"]
 
 
 # `invoke status` names the hosts that are not finished.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 from deepep_bootstrap import jobuser
 from deepep_bootstrap.choose import Request
@@ -30,7 +31,7 @@ def doctor(flags: Flags, *, user: str, strict: bool) -> int:
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         request = request_for(flags, survey, (lock, stack))
-        case = case_of(request, survey.facts, command_for(flags))
+        case = replace(case_of(request, survey.facts, command_for(flags)), as_another=bool(user))
         checks, unchecked = ask_recipes(door, survey, request)
         looks, unseen = ask_user(door, survey, request, user)
     seen = [Seen(host.name, host.role, survey.facts[host.name], looks.get(host.name), case) for host in survey.reached]
@@ -49,6 +50,7 @@ def doctor(flags: Flags, *, user: str, strict: bool) -> int:
 def command_for(flags: Flags) -> str:
     """Return the command that prepares the same hosts, as a person would type it."""
     given = [(name, str(getattr(flags, name))) for name in ("hosts", "limit", "lock", "stack", "prefix", "python")]
+    given += [("mirror", value) for value in flags.mirror]
     return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
 
 
