@@ -19,6 +19,11 @@ put() { # KEY FIELD…: one record; a newline inside a field becomes a space
 has() { if command -v "$1" >/dev/null; then echo 1; else echo 0; fi; }
 there() { if [ -e "$1" ]; then echo 1; else echo 0; fi; }
 limit() { limit_s=$1; shift; if command -v timeout >/dev/null; then timeout -k 1 "$limit_s" "$@"; else "$@"; fi; }
+ask_gpus() { # SECONDS ARGUMENT…: what nvidia-smi answers, then a line code=N. Where the driver hangs, not even KILL ends nvidia-smi, and it
+    # keeps its output open for ever: so it is not its end that is waited for, but that of a reader which can be ended.
+    ask_s=$1; shift
+    { limit "$ask_s" nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
+}
 first_line() { value=; [ -r "$1" ] && IFS= read -r value <"$1"; }
 version_of() { # COMMAND…: sets `version` to the first word of its first line that begins like a version number
     version=; set -f

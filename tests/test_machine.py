@@ -7,6 +7,7 @@ import dataclasses
 import ipaddress
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from facts_support import ROOT, SHELLS, Machine, recipes, run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import facts, machine
+from deepep_bootstrap import facts, machine, survey
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import parse
 
@@ -52,6 +53,36 @@ def test_constructed_machine(path: Path, shell: str, tmp_path: Path) -> None:
     got = json.loads(json.dumps(dataclasses.asdict(seen_on(tmp_path / "machine", read_tree(path), shell))))
     assert got.pop("memlock") == session_memlock(shell)
     assert got == json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_driver_that_hangs_is_asked_once_and_told(shell: str, tmp_path: Path) -> None:
+    # What waits for a hung driver outlives KILL and keeps its output open: here, a process that does so for a while.
+    stuck = 'echo "$*" >>"$CALLS"\nsetsid sh -c "sleep 6; : >$CALLS.end" &\nexec sleep 6\n'
+    hasty = 'seconds=$3; shift 3; exec /usr/bin/timeout -k 0.05 "0.$seconds" "$@"\n'
+    made = Machine(tmp_path / "machine", {"programs": {"bin/nvidia-smi": stuck, "bin/timeout": hasty}})
+    calls = tmp_path / "calls"
+    seen = parse(run_script(shell, "/nowhere/deepep", env={**made.env, "CALLS": str(calls)}), "test")
+    assert seen.gpu_problem.startswith("nvidia-smi ends with code 124")
+    assert not calls.with_suffix(".end").exists(), "the script waited for what nobody can end"
+    assert sorted(line.partition("=")[0] for line in calls.read_text().splitlines()) == [
+        "--query-compute-apps",
+        *["--query-gpu"] * 2,
+        "topo -m",
+    ]
+
+
+def test_the_limits_of_questions_in_a_row_are_less_than_the_engine_waits() -> None:
+    texts = "\n".join(text for name, text in recipes().items() if name.startswith("facts"))
+    bodies = dict(re.findall(r"^(\w+)\(\) \{(.*?)^\}", texts, re.MULTILINE | re.DOTALL))
+
+    def seconds(name: str) -> int:
+        own = [int(number) + 1 for number in re.findall(r"\blimit (\d+)", bodies[name])]
+        asked = [int(number) + 3 for number in re.findall(r"\bask_gpus (\d+)", bodies[name])]
+        return sum(own + asked)
+
+    assert (seconds("probe_nvswitch"), seconds("probe_prefix")) == (41, 12), "nothing was read, or the limits are others"
+    assert max(seconds(name) for name in bodies if "gpu" in name or "nv" in name) + seconds("probe_prefix") < survey.FACTS_TIMEOUT
 
 
 def session_memlock(shell: str) -> str:

@@ -12,8 +12,9 @@ pci_address() { # nvidia-smi writes the domain with 8 digits and capitals, sysfs
 
 probe_gpus() { # the driver may need many seconds to wake eight GPUs when no persistence daemon runs
     command -v nvidia-smi >/dev/null || return 0
-    gpus=$(limit 30 nvidia-smi --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id --format=csv,noheader,nounits)
-    code=$?; [ "$code" = 0 ] || { put gpu_problem "nvidia-smi ends with code $code: $gpus"; return 0; }
+    gpus=$(ask_gpus 30 --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id --format=csv,noheader,nounits)
+    code=${gpus##*code=}; gpus=${gpus%%"$newline"code=*}; gpus=${gpus%"$newline"}
+    [ "$code" = 0 ] || { put gpu_problem "nvidia-smi ends with code $code: $gpus"; return 0; }
     printf '%s\n' "$gpus" | while IFS=, read -r index name memory capability driver pci; do
         [ -n "$pci" ] || { put gpu_problem "$index"; continue; }
         pci_address "$pci"; locate "$root/sys/bus/pci/devices/$pci"
@@ -21,7 +22,7 @@ probe_gpus() { # the driver may need many seconds to wake eight GPUs when no per
     done
 }
 probe_gpu_processes() {
-    limit 30 nvidia-smi --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
+    ask_gpus 30 --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
         case $pci in *:*:*.*) pci_address "$pci"; put gpu_process "$pci" "${pid# }" ;; esac
     done
 }

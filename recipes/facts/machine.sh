@@ -63,7 +63,7 @@ probe_daemons() {
 }
 probe_nvlinks() {
     command -v nvidia-smi >/dev/null || return 0
-    limit 30 nvidia-smi topo -m | awk -F '\t' '
+    ask_gpus 30 topo -m | awk -F '\t' '
         { gsub("\033\\[[0-9;]*m", ""); gsub(/ /, "") }
         $1 == "" { for (i = 2; i <= NF; i++) if ($i ~ /^GPU[0-9]+$/) column[i] = substr($i, 4) }
         $1 ~ /^GPU[0-9]+$/ {
@@ -71,12 +71,13 @@ probe_nvlinks() {
             for (i in column) if (row + 0 < column[i] + 0) print "reached=" row "\t" column[i] "\t" $i
         }'
 }
-probe_nvswitch() { # have GPUs joined their NVLink fabric? On four H200 the fields took 0.06 s, `-q` 0.42 s; old drivers lack them
+probe_nvswitch() { # have GPUs joined their NVLink fabric? On four H200 the fields took 0.06 s, `-q` 0.42 s; old drivers lack them, hanging ones are asked once
     command -v nvidia-smi >/dev/null || return 0
-    known=$(limit 30 nvidia-smi --query-gpu=fabric.state,fabric.status --format=csv,noheader) || known=$(limit 30 nvidia-smi -q | awk '
+    known=$(ask_gpus 20 --query-gpu=fabric.state,fabric.status --format=csv,noheader)
+    case ${known##*code=} in 0 | 124 | 137) ;; *) known=$(ask_gpus 15 -q | awk '
         /^ *Fabric *$/ { inside = 1 }
         inside && /^ *State *:/ { state = $0; sub(/.*: */, "", state) }
-        inside && /^ *Status *:/ { sub(/.*: */, ""); print state ", " $0; inside = 0 }')
+        inside && /^ *Status *:/ { sub(/.*: */, ""); print state ", " $0; inside = 0 }') ;; esac
     printf '%s\n' "$known" | while IFS=, read -r state status; do [ -n "$status" ] && put fabric_state "$state" "${status# }"; done
 }
 
