@@ -30,7 +30,6 @@ HOOK = "module-hook"
 """Kind and name of the step that lets login shells find our modulefiles."""
 
 
-
 @dataclass(frozen=True)
 class Reason:
     """Why a step is in the plan: what was found and what is wanted."""
