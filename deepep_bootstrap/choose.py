@@ -194,7 +194,7 @@ def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts,
     """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or the one that `known`
     hosts, which cannot be asked now, are known to have."""
     if request.external_python:
-        return "", check_external(request.external_python, request.stack, gpu_hosts, here)
+        return "", check_external(request.external_python, request.stack, (gpu_hosts, here), request.templates)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(Problem(fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"))

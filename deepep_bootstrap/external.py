@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from deepep_bootstrap import rules
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python
 from deepep_bootstrap.lock import Stack
 
 
-def check_external(path: str, stack: Stack, gpu_hosts: Mapping[str, Facts], here: Facts) -> Python:
-    """Return the interpreter at `path` as the build host (`here`) sees it; Trouble where a host lacks it or it does not fit."""
+def check_external(path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]) -> Python:
+    """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit. `hosts` are the GPU
+    hosts by name and the build host, `texts` the files of env/ by relative path."""
+    gpu_hosts, here = hosts
     problems = [problem for name, seen in gpu_hosts.items() for problem in _misfits(name, path, seen, (stack, here))]
+    problems = problems or [problem for name, seen in gpu_hosts.items() for problem in _lacks(name, path, seen, texts)]
     if problems or here.external_python is None:
         raise Trouble(*problems)
     return here.external_python
@@ -31,3 +35,16 @@ def _misfits(name: str, path: str, seen: Facts, wish: tuple[Stack, Facts]) -> It
         found = f"Python {python.version}, torch {python.torch}"
         wanted = f"Python {here.external_python.version}, torch {here.external_python.torch} as on the build host"
         yield Problem(name, "the external Python differs between hosts", found, wanted)
+
+
+def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what stands beside torch in the wrong version, or not at all: setuptools by the rules of env/, numpy for upstream's tests."""
+    packages, python = dict(seen.external_packages), seen.external_python
+    there = (packages["setuptools"],) if "setuptools" in packages else ()
+    known = rules.Known({"setuptools": there, "torch": (python.torch,) if python else ()}, {}, {}, "")
+    install = f"{path} -m pip install 'setuptools<82' numpy"
+    # One is enough: the same command mends them all.
+    for problem, _ in list(rules.broken(rules.read_book(texts), known, name))[:1]:
+        yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
+    if "numpy" not in packages:
+        yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)

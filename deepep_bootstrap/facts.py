@@ -127,7 +127,8 @@ class Slurm:
 class Facts:
     """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free space are in
     MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed, gave no list. Whole numbers
-    among `nvidia_params` are decimal whatever the driver's spelling. `machine` is "x86_64"; `prepared` how far the host is prepared."""
+    among `nvidia_params` are decimal whatever the driver's spelling. `machine` is "x86_64"; `prepared` how far the host is prepared.
+    `external_packages` are name and version of setuptools and numpy beside the external Python's torch, as far as they are there."""
 
     os_id: str = ""
     os_version: str = ""
@@ -158,6 +159,7 @@ class Facts:
     memory_free_mib: int = 0
     scratch_free_mib: int = 0
     default_route: bool = False
+    external_packages: tuple[tuple[str, str], ...] = ()
     gpu_problem: str = ""
     prepared: Machine = field(default_factory=Machine)
 
@@ -178,6 +180,7 @@ FORM = Form(
     many={
         "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
         "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2,
+        "external_package": 2,
         **FORM_MANY, **PREFIX_MANY,
     },
     end="end",
@@ -218,6 +221,7 @@ def _facts(records: Records) -> Facts:
         headers=records.words("header"),
         pythons=tuple(Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))),
         external_python=next((_external(f) for f in records.rows("external_python")), None),
+        external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
         rdma=_rdma(records),
         kernel_modules=records.words("kernel_module"),
         gdrdrv=records.truth("gdrdrv"),

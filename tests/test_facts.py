@@ -54,8 +54,9 @@ def ask(machine: Machine | None = None, prefix: str = "/nowhere/deepep", python:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_recorded_answer(path: Path) -> None:
-    # Older recordings say nothing of how far the host is prepared.
-    wanted = {"prepared": plain(Facts())["prepared"]} | json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    # Older recordings say nothing of how far the host is prepared, nor of packages beside torch.
+    silent = {key: plain(Facts())[key] for key in ("prepared", "external_packages")}
+    wanted = silent | json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     assert plain(parse(path.read_text(encoding="utf-8"), path.stem)) == wanted
 
 
@@ -383,6 +384,23 @@ def test_torch_is_read_without_importing_it(environment: Path, files: dict[str, 
     assert (python.version, python.soabi) == (platform.python_version(), __import__("sysconfig").get_config_var("SOABI"))
     assert python.problem.startswith(problem)
     assert bool(python.problem) == bool(problem)
+
+
+def test_what_torch_needs_beside_it_is_told_with_its_version(environment: Path) -> None:
+    put_torch(environment, {"__init__.py": IMPORTED, "version.py": TORCH, CONFIG: "", "lib/libc10.so": b""})
+    (site,) = environment.glob("lib/python3.*/site-packages")
+    known = [path.name for path in site.glob("setuptools*")]
+    for name, version in (("numpy", "2.4.6"), ("setuptools", "81.0.0")):
+        folder = site / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    try:
+        seen = ask(python=str(environment / "bin" / "python"))
+    finally:
+        subprocess.run(["rm", "-r", *map(str, site.glob("numpy-*")), *map(str, site.glob("setuptools-81*"))], check=True)
+    assert seen.external_packages == (("numpy", "2.4.6"), ("setuptools", "81.0.0")), known
+    assert seen.external_python is not None
+    assert seen.external_python.torch == "2.11.0+cu130"
 
 
 def test_torch_without_cuda_and_no_torch_at_all(environment: Path) -> None:

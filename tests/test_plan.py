@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,31 @@ def external(**fields: str) -> Python:
     return Python("/opt/venv/bin/python", "3.12.3", "cpython-312-x86_64-linux-gnu", "2.11.0+cu130", "70d99e9", "13.0", "1", **fields)
 
 
+def with_external(setuptools: str = "81.0.0", numpy: str = "2.4.6") -> dict[str, Any]:
+    packages = (("numpy", numpy), ("setuptools", setuptools))
+    return {"external_python": external(), "external_packages": tuple(pair for pair in packages if pair[1])}
+
+
+@pytest.mark.parametrize(
+    ("packages", "said"),
+    [
+        ({"setuptools": ""}, "needs setuptools, which .* found setuptools none, wanted setuptools > 0. Try: "),
+        ({"setuptools": "82.0.1"}, "setuptools before 82 only .* found setuptools 82.0.1, torch 2.11.0.*, wanted setuptools < 82. Try: "),
+        ({"numpy": ""}, "DeepEP's tests import numpy — found no numpy, wanted numpy. Try: "),
+    ],
+)
+def test_what_an_external_python_lacks_is_named_with_the_command_that_brings_it(packages: dict[str, str], said: str) -> None:
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = cluster(n001={**with_external(**packages), "toolkits": (toolkit,)}, n002=with_external())
+    with pytest.raises(Trouble) as caught:
+        choose.choose(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts)
+    assert len(caught.value.problems) == 1
+    assert re.search(f"{said}/opt/venv/bin/python -m pip install 'setuptools<82' numpy", str(caught.value))
+
+
 def test_external_python_needs_no_wheels_and_names_misfits() -> None:
     toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
-    facts = cluster(n001={"external_python": external(), "toolkits": (toolkit,)}, n002={"external_python": external()})
+    facts = cluster(n001={**with_external(), "toolkits": (toolkit,)}, n002=with_external())
     wish = request(stack="v1-cu13", external_python="/opt/venv/bin/python")
     choice = choose.choose(wish, facts)
     assert choice.wheels == ()
@@ -187,7 +210,7 @@ def test_a_node_that_slurm_starts_nothing_on_is_not_waited_for() -> None:
 
 
 def test_another_stack_is_added_beside_the_first() -> None:
-    facts = built(cluster(n001={"external_python": external()}, n002={"external_python": external()}))
+    facts = built(cluster(n001=with_external(), n002=with_external()))
     toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
     facts = {name: changed(seen, {"toolkits": (toolkit,)}) for name, seen in facts.items()}
     offer = choose.choose(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts).offer

@@ -30,7 +30,12 @@ probe_pythons() {
 # What one --python must say, without importing torch (seconds) and without single quotes: its version module is a few assignments, its
 # C++ ABI stands in the CMake file it ships, or else in the names of the C++ library.
 torch_questions='
-import importlib.util, os, platform, re, runpy, sysconfig
+import importlib.metadata, importlib.util, os, platform, re, runpy, sysconfig
+for name in ("setuptools", "numpy"):
+    try:
+        print("%s\t%s" % (name, importlib.metadata.version(name)))
+    except importlib.metadata.PackageNotFoundError:
+        pass
 spec = importlib.util.find_spec("torch")
 home = os.path.dirname(spec.origin) if spec and spec.origin else ""
 known, abi, problem = {}, "", "" if home else "has no torch"
@@ -56,7 +61,11 @@ probe_external() {
     if [ ! -e "$python" ]; then put external_python "$python" "${blank}is not there"
     elif [ ! -x "$python" ] || [ -d "$python" ]; then put external_python "$python" "${blank}is not a program"
     else
-        answer=$(limit 20 "$python" -I -c "$torch_questions" | tail -n 1)
+        answer=$(limit 20 "$python" -I -c "$torch_questions")
+        printf '%s\n' "$answer" | grep -E "^(setuptools|numpy)$tab" | while IFS=$tab read -r name version; do
+            put external_package "$name" "$version"
+        done
+        answer=$(printf '%s\n' "$answer" | tail -n 1)
         put external_python "$python" "${answer:-${blank}does not run as a Python interpreter}"
     fi
 }
