@@ -25,9 +25,9 @@ LARGEST, TOTAL = 1 << 20, 32 << 20
 LIMIT = 300.0
 
 
-def listed(door: Door, place: Place) -> dict[str, dict[str, str]]:
-    """Return the values of every run there is, by folder, the newest first. A run whose values cannot be read has none."""
-    found = _read(door, place, ())
+def listed(door: Door, place: Place, most: int = MOST) -> dict[str, dict[str, str]]:
+    """Return the values of the `most` newest runs there are, by folder, the newest first. A run whose values cannot be read has none."""
+    found = _read(door, place, (), most)
     return {path.removesuffix(f"/{runfiles.VALUES}"): _values(text) for path, text in found.items()}
 
 
@@ -85,9 +85,9 @@ def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Pas
     return Past(PurePosixPath(folder).name, number(values.get("started", "")) or 0.0, values.get("code") != "0", keyed(read_logs(logs)))
 
 
-def _read(door: Door, place: Place, folders: Iterable[str]) -> dict[str, str]:
+def _read(door: Door, place: Place, folders: Iterable[str], most: int = MOST) -> dict[str, str]:
     came = bytearray()
-    env = {"PREFIX": place.prefix, "RUNS": "\n".join(folders), "MOST": str(MOST), "LARGEST": str(LARGEST), "TOTAL": str(TOTAL)}
+    env = {"PREFIX": place.prefix, "RUNS": "\n".join(folders), "MOST": str(most), "LARGEST": str(LARGEST), "TOTAL": str(TOTAL)}
     job = Job(compose(place.recipes, *HISTORY), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
     reply = door.run(place.host, job)
     if reply.code:

@@ -107,8 +107,10 @@ def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) 
         cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True,
     )  # fmt: skip
     printed = {"lab": json.loads(lab.stdout), "plan": engine.json("plan"), "bootstrap": engine.json("bootstrap")}
-    printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "status", "verify")}
+    printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "verify")}
     printed["test"] = engine.json("test", "--kind=intranode")
+    printed["status"] = engine.json("status")
+    assert (printed["status"]["tests"][0]["kind"], printed["status"]["tests"][0]["verdict"]) == ("intranode", "ended well")
     told = engine.json("report")
     assert (told["run"]["name"], told["state"]) == (printed["test"]["run"]["name"], "passed")
     printed["remove"] = engine.json("remove", "--yes")

@@ -13,7 +13,7 @@ from pathlib import Path
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import collecting, kinds, onhosts, runfiles, testing, testplace
+from deepep_bootstrap import collecting, kinds, lasttests, onhosts, runfiles, testing, testplace
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.facts import Facts, Gpu, Slurm
 from deepep_bootstrap.generations import Place
@@ -255,6 +255,24 @@ def test_of_a_long_log_both_ends_come_back(tmp_path: Path) -> None:
 def test_what_is_cut_off_is_no_run(data: bytes) -> None:
     with pytest.raises(Trouble, match="cut off"):
         collecting.parse(data, "here")
+
+
+# What `status` says of runs.
+
+
+def test_the_newest_runs_and_how_they_ended(tmp_path: Path) -> None:
+    ends = ("code=0\n", "code=4\n", "", "code=0\n", "code=0\n", "code=0\n")
+    for number, end in enumerate(ends):
+        folder = tmp_path / "logs" / "tests" / f"2026112{number}T021140Z-internode"
+        folder.mkdir(parents=True)
+        (folder / "run.env").write_text(f"kind=internode\nstack=v1\nnodes=n001,n002\nstarted=1795313500\n{end}")
+    host, fleet = Host("here", connection="local"), Fleet(())
+    facts = {"here": Facts(prefix=Prefix(path=str(tmp_path), exists=True))}
+    found = lasttests.newest(fleet, (host,), facts, recipes=RECIPES, user="")
+    assert [run.verdict for run in found] == ["ended well"] * 3 + ["has not ended, or was cut off", "failed, exit code 4"]
+    ended = "ended well (20261125T021140Z-internode)"
+    assert found[0].line == f"test internode of v1 on n[001-002] (2), 2026-11-22 02:11 UTC: {ended}"
+    assert lasttests.newest(fleet, (host,), {"here": Facts()}, recipes=RECIPES, user="") == ()
 
 
 # What a node counts.

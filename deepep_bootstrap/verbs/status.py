@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from deepep_bootstrap import lasttests
 from deepep_bootstrap.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.store import read_offer
-from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory
+from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
 
 
 def status(flags: Flags) -> int:
     """Print the current generation, its stacks and modules, which hosts see it and have the hook, which wait for a reboot and which
-    this program left drained."""
+    this program left drained, and how the newest tests ended."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         silent = drained_and_silent(door, survey)
+        recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
+        tests = lasttests.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest = newest_manifest(survey)
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     if manifest:
@@ -43,10 +47,13 @@ def status(flags: Flags) -> int:
         screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
     for reason, names in by_value(drained).items():
         screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
+    for test in tests:
+        screen.say(f"  {test.line}")
     for problem in survey.problems:
         screen.problem(problem)
     code = TROUBLE if survey.problems else OK
-    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks, waiting=waiting, drained=drained)
+    told = [asdict(test) for test in tests]
+    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks, waiting=waiting, drained=drained, tests=told)
     return code
 
 
