@@ -230,17 +230,23 @@ def _through(via: Session, account: Account, timeouts: Timeouts) -> paramiko.Cha
 
 
 def _explain(error: Exception, account: Account, timeouts: Timeouts, seconds: float) -> Problem:
-    """Return what an error of the socket or of paramiko means to an admin; its own words are never shown."""
-    port = f"port {account.port}" if account.address == account.name else f"{account.address} port {account.port}"
+    """Return what an error of the socket or of paramiko means to an admin; its own words are never shown. The address is in the remedy
+    alone, so that hosts with the same trouble are told as one."""
+    port = f"port {account.port}"
     login = f"ssh -v -p {account.port} {account.user}@{shlex.quote(account.address)}"
     waited = seconds >= min(timeouts.connect, timeouts.banner) - 0.5
     problem = Problem(account.name, f"the SSH handshake on {port} failed", try_=login)
     if isinstance(error, socket.gaierror):
-        return replace(problem, what=f"the name {account.address} is not known", try_="the hosts file, ~/.ssh/config or DNS")
+        named = f"the name {account.name}" if account.address == account.name else "the name that ~/.ssh/config has for it"
+        return replace(problem, what=f"{named} is not known", try_=f"getent hosts {account.address}; the hosts file, ~/.ssh/config or DNS")
     if isinstance(error, ConnectionRefusedError):
         return replace(problem, what=f"refuses connections on {port}", try_=f"whether sshd runs there; {login}")
     if isinstance(error, TimeoutError):
-        return replace(problem, what=f"no answer on {port} within {timeouts.connect} s", try_="whether it is up, and firewalls in between")
+        return replace(
+            problem,
+            what=f"no answer on {port} within {timeouts.connect} s",
+            try_=f"whether {account.address} is up, and firewalls in between",
+        )
     if isinstance(error, OSError) and error.errno in NO_ROUTE:
         return replace(problem, what=f"no route to {port}")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):

@@ -102,4 +102,6 @@ class LogIn:
         locked = f"; {', '.join(account.locked)} needs a passphrase" if account.locked else ""
         by_hand = f"ssh -p {account.port} {account.user}@{account.address}"
         try_ = f"ssh-add {account.locked[0]}" if account.locked else f"{by_hand}, or user= and identity= in the hosts file"
-        return Trouble(Problem(account.name, what, f"{tried} keys tried{locked}", "a key that the host knows", try_))
+        return Trouble(
+            Problem(account.name, what, f"{tried} key{'' if tried == 1 else 's'} tried{locked}", "a key that the host knows", try_)
+        )

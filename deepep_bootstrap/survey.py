@@ -206,19 +206,22 @@ def _facts_in(reply: Reply | Trouble) -> Facts:
 
 
 def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
-    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone."""
+    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone. Remedies
+    name a host or its address: that of the first one stands for all."""
     names = {host.name for host in inventory.hosts}
-    groups: dict[Problem, list[str]] = {}
+    groups: dict[Problem, list[Problem]] = {}
     for problem in problems:
         same = problem
         if problem.where in names:
             # A message may name its own host once more, such as `the name n003 is not known`.
-            same = replace(problem, where="", what=re.sub(rf"(?<!\S){re.escape(problem.where)}(?!\S)", OWN_NAME, problem.what))
-        groups.setdefault(same, []).append(problem.where)
+            what = re.sub(rf"(?<!\S){re.escape(problem.where)}(?!\S)", OWN_NAME, problem.what)
+            same = replace(problem, where="", what=what, try_="")
+        groups.setdefault(same, []).append(problem)
     return tuple(
-        replace(same, where=hosts.fold(where), what=same.what.replace(OWN_NAME, where[0] if len(where) == 1 else "of the host"))
-        for same, where in groups.items()
-    )
+        told[0] if len(told) == 1 else
+        replace(told[0], where=hosts.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host"))
+        for same, told in groups.items()
+    )  # fmt: skip
 
 
 def decide(door: Fleet, survey: Survey, request: Request, *, anyhow: bool = False) -> Plan:

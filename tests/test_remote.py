@@ -19,10 +19,11 @@ import pytest
 from sshd_support import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
 
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.hosts import Host, from_flag
 from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.remote import Fleet, Job, Options, Reply
 from deepep_bootstrap.sshlink import Timeouts
+from deepep_bootstrap.survey import fold_problems
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -410,6 +411,16 @@ def test_a_refused_port(lab: Lab) -> None:
     assert f"refuses connections on port {port}" in trouble_of(Fleet([], lab.options()), Host("127.0.0.9", port=port))
 
 
+def test_hosts_that_refuse_are_one_line_whatever_their_addresses(lab: Lab, tmp_path: Path) -> None:
+    config, port = tmp_path / "config", free_port("127.0.0.9")
+    config.write_text("".join(f"Host n{number}\n  HostName 127.0.0.{number}\n  Port {port}\n" for number in (9, 10, 11)))
+    inventory = from_flag("n[9-11]")
+    replies = Fleet(inventory.hosts, lab.options(ssh_config=str(config))).run_all(inventory.hosts, lambda host: Job("true"))
+    (problem,) = fold_problems([problem for reply in replies.values() for problem in reply.problems], inventory)
+    assert (problem.where, problem.what) == ("n[9-11] (3)", f"refuses connections on port {port}")
+    assert problem.try_ == f"whether sshd runs there; ssh -v -p {port} {getpass.getuser()}@127.0.0.9"
+
+
 def test_a_name_that_does_not_exist(lab: Lab) -> None:
     assert "the name no-such-host.invalid is not known" in trouble_of(Fleet([], lab.options()), Host("no-such-host.invalid"))
 
@@ -457,7 +468,7 @@ def test_a_key_the_host_does_not_know(lab: Lab, server: Sshd, tmp_path: Path) ->
     host = lab.host(server, identity=str(tmp_path / "stranger"))
     message = trouble_of(Fleet([host], lab.options()), host)
     assert f"does not let {getpass.getuser()} in" in message
-    assert "1 keys tried" in message
+    assert "1 key tried" in message
 
 
 def test_no_key_at_all(lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ def generations(flags: Flags) -> int:
     with reach(flags) as reached:
         holdings, prefix = reached.holdings, reached.place.prefix
     rows = [row_of(holdings, generation, prefix) for generation in reversed(holdings.generations)]
-    screen.say(f"prefix {prefix}: {len(rows)} generations, {len(holdings.entries)} store entries", style="bold")
+    screen.say(
+        f"prefix {prefix}: {len(rows)} generation{'' if len(rows) == 1 else 's'}, {len(holdings.entries)} store entries", style="bold"
+    )
     if not rows:
         screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
     for row in rows:
