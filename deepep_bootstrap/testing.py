@@ -27,7 +27,10 @@ LATER = 2
 SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
 SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
-ENDED, REFUSED, LATE, LOST, HUNG = "ended", "refused", "late", "lost", "hung"
+ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
+
+NO_OUTPUT = 128 + 53
+"""The exit code of a job whose node could not open the file of its output: Slurm tells that by signal 53, which nothing else sends."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ class Said:
 
 @dataclass(frozen=True)
 class Went:
-    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over) or lost; `outcome` says it for
-    people; `host` sees the run's folder at `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the
-    folder by itself; `said` what its logs held when the time was over."""
+    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over), unwritten (its node does not
+    see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at `place` ("" where nothing was begun); `log` is
+    what the job printed, where that is not in the folder by itself; `said` what its logs held when the time was over."""
 
     outcome: Outcome
     state: str
@@ -126,7 +129,7 @@ def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
         return Went(outcome, state, host, place, said=words)
 
     if refused := said.text("refused"):
-        return end(REFUSED, f"sbatch: {refused}")
+        return end(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
     job = slurm.parse_job(said.text("record"))
     name = f"job {said.text('job')}"
     if job is None:
@@ -136,6 +139,8 @@ def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
     where = f"{name} on {slurm.fold(job.nodes) or 'no node'}"
     if said.text("hung") or job.state == "TIMEOUT":
         return end(HUNG, f"{where}: no end after {wish.time_limit} s", VERDICT)
+    if job.state == "FAILED" and job.code == NO_OUTPUT:
+        return end(UNWRITTEN, Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see").said)
     if job.state == "COMPLETED" and job.code == 0:
         return end(ENDED, f"{where} passed", OK)
     return end(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)

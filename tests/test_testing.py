@@ -119,7 +119,14 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "state", "code", "detail"),
     [
-        ("refused=sbatch: error: no", testing.REFUSED, TROUBLE, "sbatch: sbatch: error: no"),
+        ("refused=sbatch: error: no", testing.REFUSED, TROUBLE, "sbatch: error: no"),
+        ("refused=no such file", testing.REFUSED, TROUBLE, "sbatch: no such file"),
+        (
+            "job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "0:53"),
+            testing.UNWRITTEN,
+            TROUBLE,
+            "job 7 on n[001-002]: the node cannot write /p — wanted a folder that all nodes see",
+        ),
         ("job=7\nrecord=", testing.LOST, TROUBLE, "job 7: Slurm has lost sight of it"),
         (
             "job=7\nlate=yes\nrecord=" + RECORD.format("PENDING", "Resources", "0:0"),
@@ -137,6 +144,8 @@ def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path
     went = testing.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
     assert (went.state, went.outcome.code) == (state, code)
     assert detail in went.outcome.detail
+    assert "sbatch: sbatch: " not in went.outcome.detail
+    assert bool(went.outcome.log) == (state in {testing.ENDED, testing.HUNG})
     assert went.began == (state in {testing.ENDED, testing.HUNG, testing.LOST})
 
 
