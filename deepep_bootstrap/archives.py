@@ -1,4 +1,4 @@
-"""Single files from an address, verified by hash and size before anything reads them. With fetch.py and wheels.py a door to the network."""
+"""Single files from an address, verified by hash and size before anything reads them: a door to the network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Expected trouble, exit codes, and the one guard at the front door.
 
 Expected trouble is a value with four parts (where, what, found / wanted, try); anything else that escapes a verb is a bug.
-Exit codes and their order of severity are those of docs/architecture.md.
+Exit codes and their order of severity are those of the README.
 """
 
 from __future__ import annotations

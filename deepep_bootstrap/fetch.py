@@ -1,7 +1,6 @@
 """Git sources by exact commit, with every filter off, verified by content before anything reads them.
 
-With archives.py, wheels.py and refs.py, which asks git servers what they have, this is the only door to the network. Trees are kept
-in a cache and hashed again each time they are used.
+One of the doors to the network (docs/architecture.md has all). Trees are kept in a cache and hashed again each time they are used.
 """
 
 from __future__ import annotations

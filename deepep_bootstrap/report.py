@@ -1,4 +1,4 @@
-"""What a person sees: plans, progress, outcomes, next commands. The only module that knows rich."""
+"""What a person sees: plans, progress, outcomes, next commands. With runscreen.py the only module that knows rich."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wheel files by exact name and hash: from a directory, else through pip with the caller's own index, proxy and certificates.
 
-With fetch.py this is the only door to the network.
+One of the doors to the network (docs/architecture.md has all).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "deepep_bootstrap"
 
-# Level of each module; a module imports only from lower levels (docs/architecture.md has the same table with the reasons).
+# Level of each module; a module imports only from lower levels (docs/architecture.md says what each is for).
 LEVELS: dict[str, int] = {
     "errors": 0, "transcript": 0, "command": 1, "tables": 8, "comments": 8, "recipes": 8, "datalines": 8, "nodeset": 8, "charts": 8,
     "machine": 9, "prefixfacts": 9, "figures": 9, "testruns": 9, "system": 9, "sources": 9, "asked": 9, "windows": 9, "shapes": 9,
@@ -35,8 +35,21 @@ LEVELS: dict[str, int] = {
     "transfer": 52, "runscreen": 52, "pastruns": 52, "wave": 52, "closures": 52, "packageindex": 52, "turn": 53, "packagefill": 53,
     "mirrorpeek": 53, "waves": 54, "reboots": 54, "lockview": 55, "explain": 55, "mirrorchoice": 56, "survey": 60, "drained": 61,
     "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64, "phases": 65, "rolling": 66,
-    "smoke": 66, "lasttests": 53, "verbs": 70, "commandline": 79, "front": 80,
+    "smoke": 66, "lasttests": 53, "driverversion": 40, "verbs": 70, "commandline": 79, "front": 80,
 }  # fmt: skip
+# Who reaches other machines or starts programs, and with what; nobody else imports any of these (docs/architecture.md, two doors).
+DOORS: dict[str, set[str]] = {
+    "command": {"subprocess"},
+    "wire": {"subprocess", "paramiko"},
+    "sshlink": {"subprocess", "socket", "paramiko", "fabric"},
+    "sshlogin": {"socket", "paramiko"},
+    "sshconf": {"paramiko"},
+    "sessions": {"paramiko", "fabric"},
+    "remote": {"paramiko"},
+    "archives": {"urllib.request", "http"},
+    "wheelindex": {"urllib.request", "http", "ssl"},
+}
+OUTWARD = {"subprocess", "socket", "urllib.request", "http", "ssl", "ftplib", "asyncio", "paramiko", "fabric", "requests"}
 TEST_EQUIPMENT = re.compile(r"lab(_\w+)?$")
 
 MODULE_LINES = 300
@@ -95,6 +108,28 @@ def test_imports_point_downward(path: Path) -> None:
             assert name == "verbs.lab", f"{name} imports {imported}: only the lab's verb may"
             continue
         assert level_of(imported) < level_of(name), f"{name} (level {level_of(name)}) imports {imported} (level {level_of(imported)})"
+
+
+def outward(path: Path) -> set[str]:
+    """Return what of OUTWARD a module imports, whether as `import a.b`, `from a import b` or `from a.b import c`."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {door for door in OUTWARD for name in names if f"{name}.".startswith(f"{door}.")}
+
+
+def test_the_doors_alone_reach_out() -> None:
+    found = {module_name(path): outward(path) for path in package_modules() if not TEST_EQUIPMENT.match(module_name(path))}
+    assert {name: doors for name, doors in found.items() if doors} == DOORS
+
+
+def test_the_architecture_names_every_module_at_its_level() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## Levels\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+)(?:–(\d+))? \| (.*?) \|", text, re.MULTILINE)
+    named = {name: (int(low), int(high or low)) for low, high, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {name for name, level in LEVELS.items() if name not in named or not named[name][0] <= level <= named[name][1]} == set()
+    assert (set(named) - set(LEVELS), len(named)) == (set(), sum(len(re.findall(r"`\w+`", names)) for _, _, names in rows))
+    assert [int(low) for low, _, _ in rows] == sorted(int(low) for low, _, _ in rows), "the rows are in the order of their levels"
 
 
 def test_package_inits_are_empty() -> None:
