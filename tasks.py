@@ -78,7 +78,7 @@ def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", 
 
 @verb
 def status(flags: Flags) -> int:
-    """Say what is installed, which hosts have the MODULEPATH hook, which wait for a reboot or are drained by us, and how the last tests ended."""
+    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the last tests ended."""
     return _status.status(flags)
 
 

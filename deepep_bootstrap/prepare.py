@@ -26,7 +26,7 @@ STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
 """Texts in front of every host recipe, in this order."""
 
-STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1})
+STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})
 
 CMAKE_FLOOR = (3, 19)
 """NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
@@ -42,7 +42,8 @@ INBOX_NAME = "rocep"
 class Check:
     """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written, works after a
     reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this program can do; `note` says what
-    to do by hand). With `needs_reboot`, applying it ends in a reboot."""
+    to do by hand). With `needs_reboot`, applying it ends in a reboot. `candidate`: its packages in the versions that
+    the host would get now."""
 
     recipe: str
     state: str
@@ -50,6 +51,7 @@ class Check:
     wanted: str
     note: str = ""
     needs_reboot: bool = False
+    candidate: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -256,4 +258,4 @@ def _check(name: str, text: str, talk: str, host: str) -> Check:
     state, needs = records.text("state"), records.text("needs") == "reboot"
     if state not in STATES:
         return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
-    return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs)
+    return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs, records.text("candidate"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock, mirrorpeek, mirrors, plan, prepare, rules, store
+from deepep_bootstrap import driverversion, hosts, lock, mirrorpeek, mirrors, plan, prepare, rules, store
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
@@ -246,7 +246,7 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
             if isinstance(reply, Trouble)
             else prepare.parse(reply.out, reply.err, list(inputs[name]), name)
         )
-    return Preparation(inputs, checks)
+    return driverversion.settle(Preparation(inputs, checks), facts)
 
 
 def current_offer(survey: Survey) -> Offer:

@@ -358,6 +358,11 @@ def test_the_driver_is_installed_where_none_is(machine: Machine, key: Signer) ->
     check = machine.says("nvidia-driver", "check", env)
     assert (check["state"], check["needs"], check["found"]) == ("todo", "reboot", "no driver loaded for 2 GPUs")
     assert check["note"] == "the fabric manager of the NVSwitches follows after the reboot"
+    assert check["candidate"].strip() == "nvidia-open-580"  # the lists of a repository that is not added yet are not there
+    machine.out(f"echo 'deb [trusted=yes] file://{machine.shared}/driver ./' >/etc/apt/sources.list.d/site.list; apt-get -qq update")
+    assert machine.says("nvidia-driver", "check", env)["candidate"].strip() == "nvidia-open-580=580.95.05-1"
+    machine.out("rm /etc/apt/sources.list.d/site.list")
+    env["PACKAGES"] = "nvidia-open-580=580.95.05-*"
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"
     assert machine.out("apt-mark showhold") == "nvidia-open-580\n"
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"

@@ -44,6 +44,20 @@ list_lacking_packages() {
     list_lacking "${packages[@]}"
 }
 
+# print_candidates: PACKAGES, each with the version that would be installed now, as far as the package lists at hand know it.
+print_candidates() {
+    local package version
+    local -a packages
+    read -r -a packages <<<"${PACKAGES:-}"
+    for package in "${packages[@]}"; do
+        version=""
+        if [[ "${MANAGER:-}" == apt && "${package}" != *=* ]]; then
+            version="$(apt-cache policy "${package}" 2>/dev/null | sed -n 's/^  Candidate: \([0-9].*\)/\1/p')"
+        fi
+        printf '%s ' "${package}${version:+=${version}}"
+    done
+}
+
 report_state() {
     local -r gpus="$(count_functions "${GPU_CLASSES}")" loaded="$(print_loaded)"
     data wanted "the NVIDIA driver, loaded"
@@ -77,6 +91,7 @@ report_without_driver() {
     else
         data state todo
         data needs reboot
+        data candidate "$(print_candidates)"
         (($(count_functions "${BRIDGE_CLASS}") == 0)) || data note "the fabric manager of the NVSwitches follows after the reboot"
     fi
 }
