@@ -30,11 +30,17 @@ class Signer:
         return f"{self.name} ({self.key})"
 
 
+def need_key(key: str) -> Path:
+    """Return the path of a key's file; Trouble where it cannot be read."""
+    path = Path(os.path.expanduser(key))
+    _need_file(path, "--sign", "the file of a private key, or of a public key that ssh-agent knows")
+    return path
+
+
 def sign(key: str, data: bytes) -> bytes:
     """Return the signature of `data` by `key`: the file of a private key without a passphrase, or of a public key whose private one an
     ssh-agent or a hardware token has. Nobody is asked for anything."""
-    path = Path(os.path.expanduser(key))
-    _need_file(path, "--sign", "the file of a private key, or of a public key that ssh-agent knows")
+    path = need_key(key)
     done = command.run(["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", path], data=data)
     if done.code or not done.out.startswith("-----BEGIN SSH SIGNATURE-----"):
         remedy = f"ssh-add {path}, then --sign {path}.pub, where it has a passphrase"

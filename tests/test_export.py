@@ -242,10 +242,10 @@ def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, Index], offered: Pr
         export_verb.need_room(tmp_path / "a", 1 << 60)
 
 
-def test_export_refuses(offered: Prefix, tmp_path: Path, trust: tuple[str, str]) -> None:
-    def said(**more: str) -> str:
+def test_export_refuses(offered: Prefix, tmp_path: Path, trust: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    def said(dry_run: bool = False, **more: str) -> str:
         with pytest.raises(Trouble) as caught:
-            export(flags(offered.path), **{"out": str(tmp_path / "a.tar"), **more})
+            export(flags(offered.path, dry_run=dry_run), **{"out": str(tmp_path / "a.tar"), **more})
         assert not list(tmp_path.glob("*a.tar"))
         return str(caught.value)
 
@@ -253,7 +253,10 @@ def test_export_refuses(offered: Prefix, tmp_path: Path, trust: tuple[str, str])
     assert "its folder is not there" in said(out=str(tmp_path / "none/a.tar"))
     assert "there is no such generation" in said(generation="7")
     assert "not a number" in said(generation="x")
-    assert "this key cannot sign" in said(sign=trust[1])
+    for dry_run in (False, True):
+        assert "this key cannot sign" in said(dry_run, sign=trust[1])
+        assert "--sign /no/key: cannot be read" in said(dry_run, sign="/no/key")
+    assert capsys.readouterr().out == "", "nothing is announced before the key is known to do"
     (tmp_path / "a.tar.sig").touch()
     assert "is there already" in said()
     (tmp_path / "a.tar.sig").unlink()

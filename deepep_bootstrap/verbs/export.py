@@ -24,6 +24,8 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
     """Write the closure of `generation` ("" for the current one) to the file `out`, and with `sign` (a key) a signature beside it."""
     screen = Screen("export", as_json=flags.json)
     path = new_file(out)
+    if sign:
+        signing.need_key(sign)
     wanted = number("--generation", generation) if generation else 0
     with reach(flags) as reached:
         holdings, place = reached.holdings, reached.place
@@ -37,10 +39,11 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
             raise Trouble(replace(problem, try_="invoke verify --store"))
         text = closure.write(index)
         total = archive.total(index, text)
+        # Also where nothing is written: whether the key can sign is a part of what would be done.
+        signature = signing.sign(sign, text) if sign else b""
         show(screen, chosen, index, f"{'would write' if flags.dry_run else 'writing'} {path}, {total} bytes ({size(total)})")
         if not flags.dry_run:
             need_room(path, total)
-            signature = signing.sign(sign, text) if sign else b""
             write(screen, reached, path, (index, text, signature))
     finish(screen, path, signed=bool(sign), dry_run=flags.dry_run)
     for problem in reached.problems:
