@@ -12,8 +12,6 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from deepep_bootstrap import nodeset
 from deepep_bootstrap.errors import Problem, Trouble
 
-SBATCH = "sbatch"
-SALLOC = "salloc"
 SRUN = "srun"
 SQUEUE = "squeue"
 SCONTROL = "scontrol"
@@ -54,8 +52,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as `scontrol show job` or squeue shows it. `code` is its exit code, 128 + the number when a signal ended it; `output` the
-    file of its standard output ("" where squeue was asked)."""
+    """A job as `scontrol show job` shows it. `code` is its exit code, 128 + the number when a signal ended it; `output` the file of its
+    standard output."""
 
     id: str
     state: str
@@ -105,41 +103,10 @@ def request_options(request: Request) -> tuple[str, ...]:
     return (*options, *(("--exclusive",) if request.exclusive else ()), *request.extra)
 
 
-def salloc(request: Request, command: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the command that waits for an allocation and runs `command` in it."""
-    return (SALLOC, *request_options(request), *command)
-
-
-def sbatch(request: Request, file: str, arguments: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the command that submits `file`, handing `arguments` on to it; it prints what `parse_submitted` reads."""
-    return (SBATCH, "--parsable", *request_options(request), file, *arguments)
-
-
 def srun(job: str, command: Sequence[str], *, node: str = "", tasks: int = 1) -> tuple[str, ...]:
     """Return the command that runs a step beside other steps in allocation `job`, each task with its own copy of the inputs."""
     placed = (f"--nodelist={node}",) if node else ()
     return (SRUN, f"--jobid={job}", "--overlap", f"--ntasks={tasks}", f"--nodes={tasks}", *placed, *command)
-
-
-def show_job(job: str) -> tuple[str, ...]:
-    """Return the command whose output `parse_job` reads."""
-    return (SCONTROL, "show", "job", "-o", job)
-
-
-def show_nodes(nodes: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the command whose output `parse_nodes` reads; all nodes when none is named."""
-    folded = fold(nodes)
-    return (SCONTROL, "show", "node", "-o", *((folded,) if folded else ()))
-
-
-def queue(job: str) -> tuple[str, ...]:
-    """Return the command whose output `parse_queue` reads."""
-    return (SQUEUE, "--noheader", f"--jobs={job}", "--states=all", "--format=%A|%T|%N|%r")
-
-
-def cancel(job: str) -> tuple[str, ...]:
-    """Return the command that ends a job."""
-    return ("scancel", job)
 
 
 def fold(nodes: Iterable[str]) -> str:
@@ -188,16 +155,8 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield next(chain(long, short), ""), tuple(words[begin:end])
 
 
-def parse_submitted(text: str) -> str:
-    """Return the job id in what sbatch printed: `12`, `12;cluster` (--parsable) or `Submitted batch job 12`; Trouble without one."""
-    for line in reversed(text.splitlines()):
-        if match := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?", line.strip()):
-            return match.group(1)
-    raise Trouble(Problem(SBATCH, "no job id in its answer", text.strip()[-200:] or "nothing", "Submitted batch job NUMBER"))
-
-
 def parse_job(text: str) -> Job | None:
-    """Return the job in the output of `show_job`; None when Slurm no longer knows it."""
+    """Return the job in the output of `scontrol show job -o`; None when Slurm no longer knows it."""
     line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
     # A job's name is free text and stands before everything that counts.
     pairs = _pairs(re.sub(r" JobName=.*? (?=UserId=\S+\([0-9]+\) GroupId=)", " ", line))
@@ -213,17 +172,6 @@ def parse_job(text: str) -> Job | None:
     )
 
 
-def parse_queue(text: str) -> tuple[Job, ...]:
-    """Return the jobs in the output of `queue`, without exit codes; lines of another form are Trouble."""
-    jobs = []
-    for line in text.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) != 4:
-            raise Trouble(Problem(SQUEUE, "a line that cannot be read", line[:80], "four fields"))
-        jobs.append(Job(fields[0], fields[1], _said(fields[3]), nodes=unfold(fields[2])))
-    return tuple(jobs)
-
-
 def parse_exit(text: str) -> int:
     """Return the exit code in Slurm's `code:signal`: the code, or 128 + the signal's number as shells say it."""
     match = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,3})", text)
@@ -234,7 +182,7 @@ def parse_exit(text: str) -> int:
 
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
-    """Return the nodes in the output of `show_nodes`; what is no node's line is passed over."""
+    """Return the nodes in the output of `scontrol show node -o`; what is no node's line is passed over."""
     nodes = []
     for line in text.splitlines():
         # An administrator's reason is free text and stands last.

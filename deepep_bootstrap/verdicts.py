@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from deepep_bootstrap import errors
-
 OK, BELOW, ABOVE, NONE, NOTE = "ok", "below", "above", "none", "note"
 STATES = (BELOW, ABOVE, NOTE, NONE, OK)
 """In the order in which they deserve a look. Only `below` says no; `none`: there was nothing to compare with, or it could not be read."""
@@ -55,11 +53,6 @@ class Verdict:
         """Return the verdict for people: one line, and one more for each thing it usually means."""
         where = f"{self.host}: " if self.host else f"{self.test} " if self.test else ""
         return f"{self.state:<5}  {where}{self.text}", *(f"       {meaning}" for meaning in self.means)
-
-
-def overall(verdicts: Iterable[Verdict]) -> int:
-    """Return the exit code: 4 if anything is below what it should be, else 0. Nothing to compare with is no fault."""
-    return errors.VERDICT if any(verdict.state == BELOW for verdict in verdicts) else errors.OK
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:

@@ -243,7 +243,7 @@ def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_pa
         chosen = found.settings
         wish = slurm.Request("x", (), 1, chosen.partition, chosen.account, chosen.qos, chosen.gres, extra=chosen.sbatch_args)
         assert all(word.startswith("-") for word in slurm.request_options(wish) if word not in chosen.sbatch_args)
-        rows.append((slurm.salloc(wish), {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user}))
+        rows.append((("salloc", *slurm.request_options(wish)), {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user}))
         for host in found.hosts:
             assert not any(text.startswith("-") for text in (host.name, host.user, host.jump))
             assert all(text.isprintable() for text in (host.name, host.user, host.jump, host.identity))

@@ -71,7 +71,6 @@ def test_case(path: Path) -> None:
     for figure, texts in case.get("unsaid", {}).items():
         for text in texts:
             assert text not in "\n".join(found[figure].lines())
-    assert verdicts.overall(found.values()) == (4 if "below" in case["states"].values() else 0)
 
 
 def test_a_verdict_says_all_of_it_as_json() -> None:
@@ -161,7 +160,6 @@ def test_the_runs_on_h200_are_as_expected() -> None:
     found = judged(runs, gpu="NVIDIA H200", limits=Limits(nvlink_gbs=478.116, gpus=8))
     assert len(found) == 6 + 3 * 3 + 5 + 2
     assert {one.state for one in found} == {"ok"}
-    assert verdicts.overall(found) == 0
 
 
 def test_the_logs_of_h200_are_as_expected() -> None:

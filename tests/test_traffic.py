@@ -49,7 +49,6 @@ def test_case(path: Path) -> None:
         assert one.get("means", "") in "\n".join(seen.means)
         assert seen.lines()[0] == f"{seen.state:<5}  {seen.host}: {seen.text}"
         json.dumps(seen.as_json())
-    assert verdicts.overall(found) == (4 if any(one["state"] == "below" for one in wanted) else 0)
 
 
 def nics(values: Sequence[int], **changes: Any) -> Counters:
