@@ -81,6 +81,19 @@ class Cordon:
         with suppress(Trouble):  # it has begun, or nobody had asked it
             self._cluster.tell(slurm_nodes.cancel_reboot(self.node))
 
+    def keep_out(self, why: str) -> None:
+        """Drain a node again that lost its drain while it boots: where that takes longer than ResumeTimeout, Slurm makes it DOWN and
+        nothing else (seen with 22.05), and would take it back into use when its slurmd registers, before anybody looked at it."""
+        cluster = self._cluster.impatient
+        with suppress(Trouble):  # Slurm is asked again, and after the boot in any case
+            now = cluster.look(self.node).nodes.get(self.node)
+            if now and self.kept and slurm_nodes.is_drained(self.kept.state) and not slurm_nodes.is_drained(now.state):
+                cluster.tell(slurm_nodes.drain(self.node, read_reason(self.kept.reason).text))
+            taken = now and slurm_nodes.is_down(now.state) and slurm_nodes.not_ours_any_more(now, self.ours)
+            if now and not self.kept and not taken and not slurm_nodes.is_drained(now.state):
+                self.ours = slurm_nodes.our_reason(why, self._run)
+                cluster.tell(slurm_nodes.drain(self.node, self.ours))
+
     def hold(self, why: str) -> str:
         """Look at a node that returned and return what is wrong, "" for nothing. One that Slurm has taken back into use is drained
         again at once."""

@@ -52,6 +52,11 @@ class Cluster:
     ) -> None:
         self._door, self._hosts, self._sleep, self._patience = door, tuple(hosts), sleep, patience
 
+    @property
+    def impatient(self) -> Cluster:
+        """The same Slurm, asked once: for whoever has something else to wait for."""
+        return Cluster(self._door, self._hosts, sleep=self._sleep, patience=0)
+
     def look(self, *nodes: str) -> Look:
         """Return what Slurm says of `nodes` now. Raises Trouble."""
         return slurm_nodes.parse_look(self._run(slurm_nodes.LOOK, slurm.fold(nodes)).out)

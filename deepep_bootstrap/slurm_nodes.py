@@ -3,7 +3,8 @@
 What a real slurmctld does (22.05, seen on the embedded cluster): `scontrol reboot ASAP` drains, and takes the drain back when the node
 returns, whoever had drained it. `scontrol reboot` without ASAP, on a node that is drained and idle, reboots it at once and leaves the
 drain alone. So a node is drained first, and rebooted without ASAP. Slurm writes ` : reboot issued` behind the reason, and
-` : reboot timed out` where the node takes longer than ResumeTimeout, which is 60 s unless the site says otherwise; then it is DOWN, too.
+` : reboot timed out` where the node takes longer than ResumeTimeout, which is 60 s unless the site says otherwise: it is DOWN then, and
+no longer drained.
 """
 
 from __future__ import annotations

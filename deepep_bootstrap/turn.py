@@ -15,6 +15,9 @@ from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import Look, read_reason
 from deepep_bootstrap.wave import TITLE, Wave
 
+ASKED_EVERY = 3
+"""Tries to reach a host that boots for each look at its node in Slurm, whose periodic check for timeouts comes every 30 s."""
+
 OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -189,7 +192,7 @@ class Turn:
 
     def _wait_until_back(self, before: str) -> None:
         """Return when the host answers with another boot id."""
-        deadline, last = time.monotonic() + self._policy.boot_timeout, ""
+        deadline, last, tries = time.monotonic() + self._policy.boot_timeout, "", 0
         while time.monotonic() < deadline:
             self._wave.sleep(self._policy.pause)
             # A session from before the reboot may look alive for long.
@@ -201,6 +204,9 @@ class Turn:
                 last = "still the boot id from before"
             except Trouble as trouble:
                 last = trouble.problems[0].what
+            tries += 1
+            if self._cordon and tries % ASKED_EVERY == 0:
+                self._cordon.keep_out(self._order.why)
         if self._cordon:
             self._cordon.forget_reboot()
         what = f"did not come back within {span(self._policy.boot_timeout)} after its reboot"

@@ -350,6 +350,26 @@ def test_a_reload_that_takes_the_driver_away_leaves_the_node_drained_and_the_oth
     assert (outcomes["n002"].state, crew.lab.reason("n002")) == ("unchanged", "")
 
 
+def test_a_node_that_loses_its_drain_while_it_boots_is_drained_again(crew: Crew) -> None:
+    """As Slurm does when ResumeTimeout is over: DOWN, the reason kept with its own words behind it, and in use when slurmd registers."""
+    mine = Cordon(Cluster(crew.door, (LOGIN,)), "n001", "test-7")
+    mine.take_out("x", mine.look())
+    for state in ("resume", "down reason='deepep-bootstrap: x (run test-7) : reboot issued : reboot timed out'"):
+        crew.lab.on_login(f"scontrol update nodename=n001 state={state}")
+    assert "DRAIN" not in crew.lab.node("n001").state
+    mine.keep_out("x")
+    assert ("DRAIN" in crew.lab.node("n001").state, crew.lab.reason("n001")) == (True, "deepep-bootstrap: x (run test-7)")
+    assert (mine.bring_back(), crew.lab.reason("n001")) == ("", "")
+
+    crew.lab.on_login("scontrol update nodename=n002 state=drain reason='disk swap'")
+    theirs = Cordon(Cluster(crew.door, (LOGIN,)), "n002", "test-7")
+    theirs.take_out("x", theirs.look())
+    for state in ("resume", "down reason='disk swap : reboot timed out'"):
+        crew.lab.on_login(f"scontrol update nodename=n002 state={state}")
+    theirs.keep_out("x")
+    assert ("DRAIN" in crew.lab.node("n002").state, crew.lab.reason("n002")) == (True, "disk swap")
+
+
 def test_trouble_before_anything_was_changed_is_that_of_its_host_alone(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     look, hiccups = crew.look, iter(range(2))
 
