@@ -24,6 +24,12 @@ START_LIMIT = 600
 LATER = 2
 """Minutes that Slurm's own limit of a job is behind ours, which knows what to say of the logs."""
 
+ASK_LIMIT = 60.0
+"""Seconds for a question to Slurm; a controller that does not answer keeps sbatch for longer."""
+
+MAY_PASS = ("node configuration is not available", "Required node not available")
+"""What Slurm says of nodes that are drained or down, beside what it says of a request that no node can ever meet."""
+
 SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
 SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
@@ -115,6 +121,14 @@ def submit(door: Door, host: Host, wish: Wish, recipes: Mapping[str, str], *, on
     if reply.code:
         raise Trouble(Problem(host.name, f"the {wish.kind.name} test could not be followed", reply.err.strip()[-400:]))
     return submitted(reply, wish, host)
+
+
+def never_runs(door: Door, host: Host, wish: Wish) -> str:
+    """Return why Slurm would refuse a test, in its own words, "" where it takes it: sbatch asks and submits nothing. Nodes that are drained
+    or down keep it waiting, which is no refusal."""
+    reply = door.run(host, Job('sbatch --test-only "$@" 2>&1', (*wish.options, wish.file, *wish.args), user=wish.user, timeout=ASK_LIMIT))
+    said = reply.out.strip().rpartition("\n")[2]
+    return said[-200:] if reply.code and not any(words in said for words in MAY_PASS) else ""
 
 
 def submitted(reply: Reply, wish: Wish, host: Host) -> Went:

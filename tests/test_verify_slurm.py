@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,6 +159,15 @@ def test_a_job_that_never_starts(cluster: Cluster) -> None:
     assert "did not start in 2 s" in outcome.detail
     assert "Resources" in outcome.detail or "Priority" in outcome.detail
     assert "deepep-internode" not in cluster.queue()
+
+
+def test_what_slurm_would_refuse_is_known_without_a_job(cluster: Cluster) -> None:
+    wish = cluster.wish("internode")
+    assert testing.never_runs(cluster.fleet, cluster.host, wish) == ""
+    assert "Node count" in testing.never_runs(cluster.fleet, cluster.host, replace(wish, nodes=5))
+    cluster.lab.ssh("login1", "scontrol update nodename=n002 state=drain reason=test")
+    assert testing.never_runs(cluster.fleet, cluster.host, wish) == "", "it would wait"
+    assert cluster.queue() == ""
 
 
 def test_a_job_slurm_refuses(cluster: Cluster) -> None:

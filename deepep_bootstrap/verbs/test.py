@@ -161,7 +161,9 @@ def test(flags: Flags, asked: Asked) -> int:
             screen.say(f"note: {note}", style="dim")
         screen.say(f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}")
         told = Told(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
-        if not flags.dry_run:
+        if flags.dry_run and spot.client and (refused := testing.never_runs(door, spot.client, wish)):
+            told = replace(told, problems=(Problem(spot.where, "Slurm would refuse this test", refused, try_="sinfo there, and --nodes"),))
+        elif not flags.dry_run:
             scene = Scene(flags, screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env"))
             went = follow(scene, wish)
             try:
