@@ -173,7 +173,10 @@ def test_probe_goes_on_without_hosts_that_cannot_be_asked(tmp_path: Path) -> Non
     prefix = make_prefix(tmp_path)
     door = HalfThere(hosts, {host.name: prefix for host in hosts})
     unasked = generations.probe_shared(door, replace(place(prefix), host=hosts[0]), hosts)
-    assert unasked == {"n1": "did not answer for 60 s. Try: its console", "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied"}
+    assert unasked == {
+        "n1": "did not answer for 60 s. Try: its console",
+        "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied",
+    }
 
 
 def test_probe_removes_old_probes_of_killed_runs(tmp_path: Path) -> None:
