@@ -34,6 +34,7 @@ NEEDS = [
     "ClusterShell",
     "jinja2",
 ]  # without cyclonedx-python-lib, which only one file needs
+BUNDLED = "/opt/own/lib/python3.*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3"
 SLURM = "sinfo squeue scontrol sbatch srun salloc scancel"
 
 
@@ -51,17 +52,23 @@ def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLa
     (shared / "wheels").mkdir()
     demo = lock.read(LOCK).stacks["v1-cu13"].wheels[f"cp3{sys.version_info.minor}-x86_64"]
     found = mirrors.read([f"index:standin={standin_sources}/wheels"], {}, {})
-    # torch as a distribution builds it: without a wheel of NVSHMEM beside it.
-    wanted = [wheel for wheel in demo if wheel.name in {"torch", "numpy", "setuptools"}]
+    # With the NVSHMEM that torch's wheel brings: without LD_PRELOAD of ours, DeepEP gets that one.
+    wanted = [wheel for wheel in demo if wheel.name in {"torch", "numpy", "setuptools", "nvidia-nvshmem-cu13"}]
     for path in wheels.fetch_wheels(wanted, found, tmp_path / "cache", print).values():
         shutil.copy(path, shared / "wheels")
     run(
         fresh_lab,
+        'pid=$(cat /run/slurmd.pid); kill "$pid"; while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; '
         "rm -rf /usr/sbin/sshd /usr/share/lmod /etc/profile.d/*lmod* /etc/profile.d/*modules*"
         f' && for name in {SLURM}; do rm -f "/usr/bin/$name"; done'
         " && bash /usr/local/cuda/install /tmp/cuda-13 13.0.88 && rm -r /usr/local/cuda && mv /tmp/cuda-13 /usr/local/cuda"
         " && python3 -m venv /opt/own"
-        " && /opt/own/bin/python -m pip install -q --no-index --no-deps --find-links /shared/wheels torch numpy setuptools",
+        " && /opt/own/bin/python -m pip install -q --no-index --no-deps --find-links /shared/wheels torch numpy setuptools"
+        " nvidia-nvshmem-cu13"
+        # The stand-in's wheel has text where the real one has a library, which torch opens.
+        f" && echo 'int of_the_wheel;' | gcc -shared -Wl,-soname,libnvshmem_host.so.3 -x c - -o $(echo {BUNDLED})"
+        # A node with a driver, or nothing is preloaded.
+        " && echo 'int of_the_driver;' | gcc -shared -Wl,-soname,libcuda.so.1 -x c - -o /usr/lib/x86_64-linux-gnu/libcuda.so.1 && ldconfig",
     )
     return fresh_lab
 
@@ -98,3 +105,9 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
     assert "Nothing to do" in invoke(machine, f"bootstrap {flags}")
     assert "passed" in invoke(machine, f"test --hosts=hosts/local.txt --prefix={PREFIX} --kind=low-latency")
     assert "NVSHMEM store/" in invoke(machine, f"verify --hosts=hosts/local.txt --prefix={PREFIX}")
+    run(
+        machine,
+        f"cp {PREFIX}/store/*-nvshmem-*/lib/libnvshmem_host.so.3 {BUNDLED}; echo 'unset LD_PRELOAD' | tee -a {PREFIX}/current/env*.sh",
+    )
+    without = invoke(machine, f"verify --hosts=hosts/local.txt --prefix={PREFIX}", code=4)
+    assert "DeepEP would call another NVSHMEM — found /opt/own/lib" in without, "nothing but LD_PRELOAD puts ours first"
