@@ -66,9 +66,10 @@ ask_slurm() {
         case $key in PropagateResourceLimits*) put slurm_limits "$key" "$value" ;; esac
     done
     host=${SLURMD_NODENAME:-$(uname -n)}; host=${host%%.*}
-    record=$(limit 10 scontrol show node -o "$host" | grep -m 1 '^NodeName=')
-    # A site may give nodes other names than hosts; on a login host neither question finds anything.
-    [ -n "$record" ] || record=$(limit 10 scontrol show node -o | grep -m 1 " NodeHostName=$host ") || return 0
+    # A site may give nodes other names than hosts. The configuration knows this host's, without a question to the controller, which would
+    # have to tell each of n hosts of n nodes. Nodes that came while Slurm runs are not in it; a login host is none.
+    node=$(limit 5 scontrol show aliases "$host"); node=${node%% *}
+    record=$(limit 10 scontrol show node -o "${node:-$host}" | grep -m 1 '^NodeName=') || return 0
     node=; state=; gres=; partitions=; set -f
     for word in ${record%%" Reason="*}; do # a reason is free text and may look like any of these
         case $word in NodeName=*) node=${word#*=} ;; State=*) state=${word#*=} ;; Gres=*) gres=${word#*=} ;; Partitions=*) partitions=${word#*=} ;; esac
