@@ -81,6 +81,14 @@ def test_the_store_holds_the_entries_and_nothing_else(built: Built) -> None:
     assert store_names(prefix) == set(names.values())
 
 
+def test_what_is_tried_before_its_time_leaves_no_traceback(built: Built) -> None:
+    """torch comes with an NVSHMEM that these wheels only pretend to have: DeepEP's build asks it once and waits for ours."""
+    prefix, _ = built
+    logs = "".join(path.read_text() for path in (prefix.parent / "first-logs").rglob("*") if path.is_file())
+    assert "torch serves for building once its NVSHMEM is ours; by now: OSError: " in logs
+    assert "Traceback" not in logs
+
+
 def test_a_second_run_changes_nothing(built: Built, prepared: Prepared) -> None:
     prefix, _ = built
     # The session's description comes and goes in the store.

@@ -32,12 +32,14 @@ build_entry() {
 # choose_python_and_nvshmem: what this run is building is used from scratch as soon as it serves for compiling.
 choose_python_and_nvshmem() {
     local -r early="${SCRATCH}/early"
+    local said=""
     BUILD_PYTHON="${PYTHON}"
     if [[ -n "${PYTHON_ENTRY:-}" ]]; then
         wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
         BUILD_PYTHON="${early}/${PYTHON_ENTRY}/bin/python"
         # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
-        if is_published "${PYTHON_ENTRY}" || ! "${BUILD_PYTHON}" -c 'import torch'; then
+        if is_published "${PYTHON_ENTRY}" || ! said="$("${BUILD_PYTHON}" -c 'import torch' 2>&1)"; then
+            [[ -z "${said}" ]] || say "torch serves for building once its NVSHMEM is ours; by now: ${said##*$'\n'}"
             wait_for_entry "${PYTHON_ENTRY}"
             BUILD_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python"
         fi
