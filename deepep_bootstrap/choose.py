@@ -100,7 +100,7 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
         wheels=wheels,
         entries=entries,
         record=record,
-        offer=merge_offer(request, store.read_offer(facts[prefix_host].prefix.manifest), record),
+        offer=merge_offer(request, known.offer, record),
         notes=tuple(notes),
         absent=known.absent,
     )

@@ -14,15 +14,16 @@ from deepep_bootstrap import store
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Inventory, fold
 from deepep_bootstrap.profiles import AUTO
-from deepep_bootstrap.store import StackRecord
-from deepep_bootstrap.topology import Derived, short_name
+from deepep_bootstrap.store import Offer, StackRecord
+from deepep_bootstrap.topology import Derived, ascending, short_name
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A stack as the prefix offers it now: its record (None where it is not offered yet), the hosts that the offer was made for, and
-    those of them that this run does not see."""
+    """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the offer was made for,
+    and those of them that this run does not see."""
 
+    offer: Offer | None = None
     record: StackRecord | None = None
     hosts: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: 
     roles = {host.name: host.role for host in (*inventory.hosts, *inventory.left_out)}
     others = "gpu" if inventory.path == "--hosts" else ""
     absent = tuple(name for name in made_for if name not in facts and roles.get(name, others) == "gpu")
-    return Earlier(offer.stacks.get(stack), made_for, absent)
+    return Earlier(offer, offer.stacks.get(stack), made_for, absent)
 
 
 def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: str) -> Derived:
@@ -63,7 +64,6 @@ def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: 
         node: {name: value for name, value in values.items() if value and record.environment.get(name) != value}
         for node, values in own.items()
     }
-    archs = {*record.archs, *derived.archs}
     return replace(
         derived,
         profile=record.profile,
@@ -72,6 +72,6 @@ def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: 
         by_host={**record.by_host, **{node: values for node, values in particular.items() if values}},
         by_kind=record.by_kind,
         gib=record.gib,
-        archs=tuple(sorted(archs, key=lambda capability: [int(part) for part in capability.split(".")])),
+        archs=ascending({*record.archs, *derived.archs}),
         notes=(*derived.notes, f"{fold(known.absent)}: not seen by this run, so the settings of all hosts stay as they are offered now"),
     )

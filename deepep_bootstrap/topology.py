@@ -265,7 +265,12 @@ def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[st
         told = next(iter(without.values()), "no compute capability from nvidia-smi")
         raise Trouble(Problem(_fold(facts), "there is no GPU to build for", told, "one GPU at least", "role=login for hosts without GPUs"))
     notes = tuple(f"{host}: no GPU ({why})" for host, why in without.items())
-    return tuple(sorted(found, key=lambda capability: [int(part) for part in capability.split(".")])), notes
+    return ascending(found), notes
+
+
+def ascending(capabilities: Iterable[str]) -> tuple[str, ...]:
+    """Return compute capabilities in ascending order, "9.0" before "10.0"."""
+    return tuple(sorted(capabilities, key=lambda capability: [int(part) for part in capability.split(".")]))
 
 
 def _fold(hosts: Iterable[str]) -> str:

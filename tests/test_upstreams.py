@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from build_support import until
 from upstreams import make
 from upstreams_support import (
     FAKE_CUDA,
@@ -343,10 +344,7 @@ def test_a_stopped_launcher_leaves_no_rank_behind(standard: Built) -> None:
     node.communicate()
     assert node.returncode == 143
     # The kernel ends the ranks when their launcher has gone, a moment later; by themselves they would hang for ten minutes.
-    deadline = time.monotonic() + 60
-    while (left := [pid for pid in children if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert left == []
+    until(lambda: not any(map(is_running, children)), "the end of every rank")
 
 
 def is_running(pid: int) -> bool:
