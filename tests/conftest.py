@@ -11,6 +11,9 @@ import pytest
 
 REAL_HOME = Path.home()
 
+# Before anything imports them: what they assert is then told with its values, as in tests.
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("*_support.py")))
+
 
 @pytest.fixture(autouse=True, scope="session")
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -12,10 +12,10 @@ as_root() {
 }
 
 install_packages() {
-    # <program or file>=<package>… : install the packages whose program is missing
+    # <program or file pattern>=<package>… : install the packages whose program is missing
     local pair missing=()
     for pair in "$@"; do
-        command -v "${pair%%=*}" >/dev/null || [ -e "${pair%%=*}" ] || missing+=("${pair#*=}")
+        command -v "${pair%%=*}" >/dev/null || compgen -G "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     echo "setup: installing ${missing[*]}" >&2
