@@ -380,6 +380,15 @@ def test_what_programs_print_is_what_results_read(capfd: pytest.CaptureFixture[s
     assert [error.partition(":")[0] for error in pair.errors] == ["absent", "slow"]
 
 
+@pytest.mark.parametrize("when", ["starting", "waiting"])
+def test_a_stopped_launcher_takes_its_ranks_along(environment: dict[str, str], when: str) -> None:
+    done = run([sys.executable, str(CASES / "stopped_demo.py"), when], environment)
+    assert done.returncode == 128 + signal.SIGTERM, done.stdout
+    word, *pids = done.stdout.split()
+    assert (word, len(pids)) == ("ranks", 2)
+    assert not any(Path("/proc", pid).exists() for pid in pids), "collected before the launcher ended"
+
+
 @given(st.integers(1, 1 << 30), st.integers(2, 1000))
 def test_sizes_give_every_rank_the_same_count(size: int, ranks: int) -> None:
     whole = nccl.whole(size, ranks)

@@ -333,12 +333,14 @@ def test_experts_must_be_shared_equally(standard: Built) -> None:
     assert node.returncode == 1
 
 
-def test_a_stopped_launcher_leaves_no_rank_behind(standard: Built) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stopped_launcher_leaves_no_rank_behind(standard: Built, ranks: int) -> None:
+    """Stopped as soon as so many of its two ranks are there, which is while it starts them."""
     node = start(standard, "test_intranode", MASTER_PORT=free_port(), STANDIN_HANG="0", STANDIN_TIMEOUT="600")
     assert node.stdout is not None
     node.stdout.readline()
     children: list[int] = []
-    while len(children) < 2:
+    while len(children) < ranks:
         children = [int(pid) for pid in Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()]
     node.send_signal(signal.SIGTERM)
     node.communicate()

@@ -88,11 +88,23 @@ def end_by_signal() -> None:
 
 
 def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> Any:
-    """Start `function(local_rank, *arguments)` in one process per rank; return torch's ProcessContext."""
+    """Start `function(local_rank, *arguments)` in one process per rank; return torch's ProcessContext. A SIGTERM ends them and then this
+    process, also one that comes while they are being started."""
     import torch
 
-    end_by_signal()
-    return torch.multiprocessing.spawn(function, args=arguments, nprocs=ranks, join=False)
+    early: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
+    context = torch.multiprocessing.spawn(function, args=arguments, nprocs=ranks, join=False)
+
+    def end(number: int, _: object) -> None:
+        # Not left to who holds the context: nobody may hold it yet, and Python would wait at its end for ranks that wait for others.
+        stop(context)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    if early:
+        end(early[0], None)
+    return context
 
 
 def wait_for(context: Any, seconds: float | None = None) -> str:

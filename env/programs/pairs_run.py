@@ -164,6 +164,9 @@ def keep(local_rank: int, place: launching.Place, chosen: argparse.Namespace) ->
 def work(local_rank: int, place: launching.Place, chosen: argparse.Namespace, number: Any) -> None:
     """Be the worker: take part in every round from `number` on."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a worker stuck in the driver listens to nothing else
+    keeper = multiprocessing.parent_process()
+    if keeper is not None and not keeper.is_alive():
+        os._exit(AGAIN)  # it went before the kernel was told
     store = connect(place, chosen)
     store.set(f"host/{place.node}", os.uname().nodename.split(".")[0])
     plan = rounds(place.nodes)

@@ -105,12 +105,17 @@ def launch(args: argparse.Namespace, body) -> int:
     if switch("STANDIN_FAIL_NODE") == str(node):
         print(switch("STANDIN_FAIL_SAYS", f"error: node {node} fails because STANDIN_FAIL_NODE says so"), file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A SIGTERM while ranks are being started waits until all are known: one that is being forked would not hear of it.
+    early = []
+    signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
     # As upstream, through torch; forked, since a test of the tests should not wait for many fresh interpreters.
     start = torch.multiprocessing.start_processes
     context = start(_be_rank, (node, nodes, args, body), nprocs=args.num_processes, join=False, daemon=True, start_method="fork")
     first = node * args.num_processes
     try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        if early:
+            sys.exit(143)
         return _wait_for({process.sentinel: (rank, process) for rank, process in enumerate(context.processes, first)})
     finally:
         for process in context.processes:
