@@ -29,6 +29,8 @@ from deepep_bootstrap.verbs.gc import gc
 pytest_plugins = ["store_support"]
 
 GC = script(*generations.GC)
+UNHURRIED = "3"
+"""Seconds of a heartbeat that no load of this machine makes look dead (nine of silence would)."""
 OLD, NEW, BASE, LOOSE = entry_name("deepep", "1"), entry_name("deepep", "2"), entry_name("nvshmem", "1"), entry_name("gdrcopy", "0")
 
 
@@ -210,13 +212,13 @@ def test_offers_and_gc_at_the_same_time_never_offer_what_is_gone(prefix: Prefix)
     for number, name in enumerate(names):
         text = json.dumps({"generation": 0, "offer": {"stacks": {"v1": {"deepep": name}}}}, indent=2).encode()
         data = b"".join(generations.tar_files([Content("manifest.json", text)]))
-        env = {"PREFIX": str(prefix.path), "TOKEN": f"o{number}", "BASE": "1", "ENTRIES": name, "HEARTBEAT": FAST}
+        env = {"PREFIX": str(prefix.path), "TOKEN": f"o{number}", "BASE": "1", "ENTRIES": name, "HEARTBEAT": UNHURRIED}
         process = start_bash(script(*generations.OFFER), env, stdin=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.buffer.write(data)
         process.stdin.buffer.flush()
         offers.append(process)
-    gc = start_bash(GC, environment(prefix, entries="\n".join(names[1:]), seen="1: 1"))
+    gc = start_bash(GC, environment(prefix, entries="\n".join(names[1:]), seen="1: 1") | {"HEARTBEAT": UNHURRIED})
     for process in [*offers, gc]:
         _, err = process.communicate()
         assert process.returncode == 0, err

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -261,12 +260,10 @@ def test_an_installation_that_was_cut_off_is_finished_first(machine: Machine, ke
 
 def test_a_busy_package_database_is_waited_for_with_a_limit(machine: Machine, cuda: dict[str, str]) -> None:
     machine.out(f"python3 -c {shlex.quote(HOLD)} 600 >/dev/null 2>&1 & echo $! >/holder; while [ ! -e /held ]; do sleep 0.05; done")
-    start = time.monotonic()
     said = machine.refuses("cuda-toolkit", {**cuda, "PACKAGE_LOCK_WAIT": "1"})
     assert "another program is installing packages: waiting up to 1 s" in said
     assert "error: the package database is still held by another program after 1 s: " in said
-    assert time.monotonic() - start < 60
-    machine.out("kill $(cat /holder)")
+    machine.out("kill $(cat /holder)")  # still there: it was not waited for
     assert machine.says("cuda-toolkit", "apply", cuda)["state"] == "ok"
 
 

