@@ -39,7 +39,7 @@ probe_system() {
     (ID=; VERSION_ID=; PRETTY_NAME=; [ -r "$root/etc/os-release" ] && . "$root/etc/os-release"
      put os_id "$ID"; put os_version "$VERSION_ID"; put os_name "$PRETTY_NAME")
     put kernel "$kernel"; put machine "$machine"; put hostname "$(uname -n)"
-    put user "$(id -un)"; put uid "$(id -u)"; put cpus "$(nproc || getconf _NPROCESSORS_ONLN)"
+    put user "$(id -un)"; put uid "$(id -u)"; put cpus "$(unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc || getconf _NPROCESSORS_ONLN)"
     first_line "$root/proc/sys/kernel/random/boot_id"; put boot_id "$value"
     value=$(grep -m 1 '^model name' "$root/proc/cpuinfo"); put cpu_model "${value#*: }"
     value=$(getconf GNU_LIBC_VERSION); put glibc "${value#* }"

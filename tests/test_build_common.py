@@ -93,6 +93,8 @@ def test_what_would_change_the_result_is_forgotten(tmp_path: Path) -> None:
         "DISABLE_SM90_FEATURES",
         "NVSHMEM_PREFIX",
         "LDSHARED",
+        "OMP_NUM_THREADS",
+        "OMP_THREAD_LIMIT",
         "UV_INDEX_URL",
         "PIP_INDEX_URL",
     )

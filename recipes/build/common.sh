@@ -16,6 +16,7 @@ clear_environment() {
     unset CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_PRELOAD MAKEFLAGS DESTDIR \
         CUDACXX CUDAHOSTCXX CUDAFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS TORCH_CUDA_ARCH_LIST PYTHONPATH PYTHONHOME VIRTUAL_ENV \
         PYTHONDONTWRITEBYTECODE GIT_DIR LDSHARED LDCXXSHARED TOPK_IDX_BITS
+    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc obeys them: with 1, common on shared machines, one compiler would run at a time
     for name in "${!NVSHMEM_@}" "${!DEEPEP_@}" "${!DISABLE_@}" "${!CMAKE_@}" "${!UV_@}" "${!PIP_@}"; do
         case "${name}" in
         NVSHMEM_DISABLE_NVLS) ;; # protects a machine shared with others, and builds nothing

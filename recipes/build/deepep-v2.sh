@@ -24,10 +24,12 @@ build_entry() {
 # choose_python: what this run is building is used from scratch as soon as it serves for compiling.
 choose_python() {
     local -r early="${SCRATCH}/early"
+    local said=""
     wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
     ENVIRONMENT="${early}/${PYTHON_ENTRY}"
     # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
-    if is_published "${PYTHON_ENTRY}" || ! "${ENVIRONMENT}/bin/python" -c 'import torch'; then
+    if is_published "${PYTHON_ENTRY}" || ! said="$("${ENVIRONMENT}/bin/python" -c 'import torch' 2>&1)"; then
+        [[ -z "${said}" ]] || say "torch serves for building once its NVSHMEM is ours; by now: ${said##*$'\n'}"
         wait_for_entry "${PYTHON_ENTRY}"
         ENVIRONMENT="${PREFIX}/store/${PYTHON_ENTRY}"
     fi
@@ -49,7 +51,7 @@ export_settings() {
     # Where the libraries are, seen from where the extension will lie.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../../'"${PYTHON_ENTRY}${nccl#"${ENVIRONMENT}"}/lib"' -Wl,-rpath,$ORIGIN/../../../../'"${NVSHMEM}/lib"
-    offer_driver
+    offer_libraries "${nccl}"
     ((${CUDA_VERSION%%.*} < 13)) || export CPLUS_INCLUDE_PATH="${CUDA_HOME}/include/cccl"
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
     while IFS= read -r option; do
@@ -57,15 +59,17 @@ export_settings() {
     done <<<"${OPTIONS:-}"
 }
 
-# offer_driver: DeepEP links libcuda.so, which is in none of the linker's own folders: it is the toolkit's stub, or else the driver.
-offer_driver() {
-    local -r folder="${WORK}/driver"
+# offer_libraries NCCL: where the linker finds what setup.py names without a folder: NCCL's library, ahead of one that the system may have,
+# and libcuda.so, which is the toolkit's stub, or else the driver.
+offer_libraries() {
+    local -r nccl="$1" folder="${WORK}/driver"
     local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
     [[ -e "${library}" ]] || library="$(find_driver)"
+    export LIBRARY_PATH="${nccl}/lib"
     [[ -n "${library}" ]] || return 0
     mkdir -p -- "${folder}"
     ln -sfn -- "${library}" "${folder}/libcuda.so"
-    export LIBRARY_PATH="${folder}"
+    LIBRARY_PATH+=":${folder}"
 }
 
 # check_version: the tree must be of the version that the lock promises; setup.py may add a local part.

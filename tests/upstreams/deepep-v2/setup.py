@@ -86,7 +86,7 @@ def runtime() -> list:
 
 
 LINK_FLAGS = ["-lcuda", f"-L{NVSHMEM}/lib", f"-l:{library(NVSHMEM, 'libnvshmem_host.so*')}", "-l:libnvshmem_device.a"]
-LINK_FLAGS += [f"-Wl,-rpath,{NVSHMEM}/lib", f"-L{NCCL}/lib", f"-l:{library(NCCL, 'libnccl.so*')}", f"-Wl,-rpath,{NCCL}/lib", *runtime()]
+LINK_FLAGS += [f"-Wl,-rpath,{NVSHMEM}/lib", f"-l:{library(NCCL, 'libnccl.so*')}", f"-Wl,-rpath,{NCCL}/lib", *runtime()]
 
 print("Build summary (CPU stand-in of DeepEP V2, no GPU needed):")
 print(f" > NVSHMEM path: {NVSHMEM}")
