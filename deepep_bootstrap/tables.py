@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import bisect
 import difflib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import tomlkit
-from tomlkit.exceptions import ParseError, TOMLKitError
-
 from deepep_bootstrap.errors import Problem, Trouble
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # the same under its name of before
 
 LONGEST = 80
 KINDS: Mapping[type, str] = {
@@ -49,33 +51,37 @@ NAME = Form(r"[a-z0-9][a-z0-9._-]*", "a name of small letters, digits, dots and 
 def load(text: str, path: str) -> dict[str, object]:
     """Return TOML `text` as plain values. Raises Trouble naming `path` and the line where it is not TOML."""
     try:
-        data: dict[str, object] = tomlkit.parse(text).unwrap()
+        data: dict[str, object] = tomllib.loads(text)
         if not _is_small(data):
             raise Trouble(Problem(path, "is not TOML: a number of more than 64 bits"))
-    except ParseError as error:
-        raise Trouble(Problem(f"{path}:{error.line}", f"is not TOML: {error}")) from None
-    except TOMLKitError as error:
-        raise Trouble(Problem(f"{path}:{_line_of(text, error)}", f"is not TOML: {error}")) from None
+    except (ValueError, RecursionError) as error:  # ValueError: TOML's own error, or a number that is too long even for Python
+        raise Trouble(_explain(str(error), text, path)) from None
     return data
+
+
+def _explain(said: str, text: str, path: str) -> Problem:
+    """Return the problem for what the parser said, with the line that it means."""
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", said)
+    lines = text.split("\n")
+    number = int(place[1]) if place else len(lines)  # "(at end of document)"
+    reason = said[: place.start()] if place else said
+    if reason == "Cannot overwrite a value":
+        reason = "this key is there twice"
+    found = lines[number - 1]
+    if place and len(found) > LONGEST:
+        found = f"...{found[max(0, int(place[2]) - LONGEST // 2) :]}"
+    return Problem(f"{path}:{number}", f"is not TOML: {reason}", _shorten(found.strip()))
+
+
+def _shorten(text: str) -> str:
+    """Return `text` as a message may show it: without what would steer a terminal, and not too long."""
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 
 def _is_small(value: object) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return all(map(_is_small, inner)) and not (isinstance(value, int) and not -LARGEST <= value < LARGEST)
-
-
-def _line_of(text: str, error: TOMLKitError) -> int:
-    """Return the line of an error that does not know it (a key given twice): the first with which the text before it fails so."""
-
-    def fails(count: int) -> bool:
-        try:
-            tomlkit.parse("\n".join(lines[:count]) + "\n")
-        except TOMLKitError as other:
-            return type(other) is type(error)
-        return False
-
-    lines = text.splitlines()
-    return bisect.bisect_left(range(len(lines)), True, key=lambda index: fails(index + 1)) + 1
 
 
 class Table:
@@ -97,8 +103,8 @@ class Table:
 
     def complain(self, key: str, what: str, found: object = None, wanted: str = "") -> None:
         """Note a problem with `key`; a long or unprintable `found` is shortened or escaped."""
-        text = "" if found is None else found if isinstance(found, str) and found.isprintable() else repr(found)
-        self.problems.append(Problem(self.at(key), what, text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...", wanted))
+        text = "" if found is None else _shorten(found if isinstance(found, str) else repr(found))
+        self.problems.append(Problem(self.at(key), what, text, wanted))
 
     def take(self, key: str, kind: type[T], default: T | None = None, wanted: str = "") -> T:
         """Return the value of `key`, which must be exactly of type `kind`; without a default it must be there. `wanted`: in words."""
