@@ -16,6 +16,9 @@ ETHERNET_MTU = 4192
 NVSHMEM_CPU = "cpu"
 ETHERNET = "Ethernet"
 
+WHY_USER_SPACE = "A provider of another libibverbs is not loaded: no NIC is seen. Without ibstat, DeepEP V2 ends between nodes."
+"""What the row of libibverbs is for, and of the programs that belong to it."""
+
 
 def has_rdma(seen: Seen) -> Iterator[Fault]:
     """A host for runs over several nodes has RDMA devices that IBGDA can drive."""
@@ -173,7 +176,7 @@ ROWS = (
     Row("gid", "RoCE packets between nodes need a routable RoCE v2 address on every NIC.", has_addresses),
     Row("nic-count", "GPUs share the NICs evenly, and their bandwidth.", has_nics_for_gpus),
     Row("nic-bond", "NVSHMEM sends from one source port, so one link of a bond carries all and the other stays idle.", has_single_links),
-    Row("rdma-userspace", "A provider of another libibverbs is not loaded: no NIC is seen.", has_one_user_space, recipe="rdma-userspace"),
+    Row("rdma-userspace", WHY_USER_SPACE, has_one_user_space, recipe="rdma-userspace"),
     Row("nic-handler", "With the CPU handler DeepEP V1 hangs (pull request 677 upstream).", has_gpu_handler),
     Row("gdrdrv", "The CPU handler writes doorbells through GDRCopy's kernel module.", has_gdrdrv, recipe="gdrdrv"),
     Row("host-address", "The first node of a job tells the others its address; with a wrong one they wait in vain.", has_an_address),

@@ -19,6 +19,9 @@ from deepep_bootstrap.store import Offer, StackRecord, offer_digest, offer_docum
 PROGRAM = "deepep-bootstrap"
 SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"
 
+SYSTEM_TOOLS = "/usr/sbin"
+"""Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of ordinary users."""
+
 JIT_FOLDER = "/tmp/deepep-jit-"  # noqa: S108 - a job makes it for its user alone and looks whose it is
 """Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on the node itself,
 since many processes at once write there and a network filesystem is slow at that, and never shared by two builds, since V2's own
@@ -35,11 +38,13 @@ class File:
 
 @dataclass(frozen=True)
 class Lead:
-    """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone."""
+    """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone. `last`: one that is put behind all
+    others where the list does not have it yet."""
 
     name: str
     entries: tuple[str, ...]
     driver_only: bool = False
+    last: str = ""
 
 
 def render(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
@@ -94,7 +99,7 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
     libraries = (*nccl, nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
     return (
-        Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else ()),
+        Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else (), last=SYSTEM_TOOLS if record.nccl else ""),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python", tuned_folder(record))),
         Lead("LD_LIBRARY_PATH", libraries),
         Lead("LD_PRELOAD", () if record.python else (f"{nvshmem}/libnvshmem_host.so.3",), driver_only=not record.python),

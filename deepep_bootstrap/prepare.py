@@ -34,6 +34,9 @@ CMAKE_FLOOR = (3, 19)
 SHM_MIB = 1024
 """NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little for eight."""
 
+TOOLS_OF_V2 = "ibstat"
+"""What DeepEP V2 runs to ask how fast a NIC is. It divides by the answer, and 0 is what it takes for no answer."""
+
 INBOX_NAME = "rocep"
 """How the names of RoCE devices begin that the kernel's own driver made; those of DOCA-OFED are called mlx5_*."""
 
@@ -157,6 +160,8 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
     }
     if name == "limits" and 0 < seen.prepared.shm_mib < SHM_MIB:
         own[name] = {"SHM_MIB": str(SHM_MIB)}
+    if name == "rdma-userspace" and request.stack.nccl_wheel:
+        own[name] = {"TOOLS": TOOLS_OF_V2}
     purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
     system = system_for(request, seen)
     if name == "fabric-manager":

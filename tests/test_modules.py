@@ -220,6 +220,16 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize(("before", "after"), [("/usr/bin:/bin", ":/usr/sbin"), ("/usr/sbin:/usr/bin:/bin", "")])
+def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str, tmp_path: Path) -> None:
+    record = support.v2_record(str(tmp_path))
+    support.write(tmp_path, modules.render(support.offer(str(tmp_path), record), support.templates()))
+    for times in (1, 2):
+        found = source([tmp_path / "env.sh"] * times, shell=tuple(shell), PATH=before)
+        assert found["PATH"] == f"{entry_of(record, record.python, 'bin')}:{before}{after}"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_env_read_twice_is_env_read_once(shell: list[str], generation: Path) -> None:
     once = source([generation / "env.sh"], shell=tuple(shell), LD_LIBRARY_PATH="/a::/a:", PYTHONPATH="")
     twice = source([generation / "env.sh"] * 2, shell=tuple(shell), LD_LIBRARY_PATH="/a::/a:", PYTHONPATH="")

@@ -19,9 +19,11 @@ from deepep_bootstrap.store import StackRecord
 SYSTEMS = ("lmod", "environment-modules")
 # Environment Modules before 5.1 has no pushenv: the same files, told that there is none.
 VARIANTS = (*SYSTEMS, "environment-modules without pushenv")
-RECORDS = {"store": support.record, "external": support.external_record}
+RECORDS = {"store": support.record, "external": support.external_record, "v2": support.v2_record}
 
-ELEMENTS = st.sampled_from(["", "", "/a", "/a", "/b", "/b/", "//c", "/d e", "/it's", '/"q"', "$x", "/ü", ".", "OURS", "OURS"])
+ELEMENTS = st.sampled_from(
+    ["", "", "/a", "/a", "/b", "/b/", "//c", "/d e", "/it's", '/"q"', "$x", "/ü", ".", "OURS", "OURS", "/usr/sbin", "/usr/sbin/"]
+)
 # Environment Modules leaves a tilde unquoted in what the shell evaluates, so no modulefile can keep one to the letter there.
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=382, exclude_categories=("C",), exclude_characters="~"), max_size=12)
 
@@ -104,7 +106,7 @@ def test_unload_restores_everything(name: str, kind: str, tmp_path_factory: pyte
     record = RECORDS[kind](str(prefix))
     generation = Generation(prefix, record, pushenv=not name.endswith("without pushenv"))
 
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(former(record), st.booleans())
     def restores(values: dict[str, str], driver: bool) -> None:
         script = exports(values) + "snapshot before\nmodule load deepep\nsnapshot loaded\nmodule unload deepep\nsnapshot after\n"
@@ -118,6 +120,9 @@ def test_unload_restores_everything(name: str, kind: str, tmp_path_factory: pyte
             if lead.entries and (driver or not lead.driver_only):
                 first = states["loaded"][lead.name].split(":")[: len(lead.entries)]
                 assert tuple(first) == lead.entries
+            held = [item.rstrip("/") for item in states["before"].get(lead.name, "").split(":")]
+            if lead.last and lead.last not in held:
+                assert states["loaded"][lead.name].split(":")[-1] == lead.last
 
     restores()
 
@@ -145,6 +150,17 @@ def test_entries_added_while_loaded_stay(variant: str, before: str | None, tmp_p
     session = generation.run(variant, f"{exports(prior)}module load deepep\n{change}\nmodule unload deepep\nsnapshot after\n")
     expected = f"/front:/front:{before}:/back" if before else "/front:/front:/back"
     assert session.environments["after"][LIST] == expected
+
+
+@pytest.mark.parametrize("before", ["/usr/bin:/bin", "/usr/sbin:/usr/bin:/bin", "/usr/bin:/usr/sbin/:/bin"])
+def test_system_tools_of_the_users_own_stay(variant: str, before: str, tmp_path: Path) -> None:
+    # Without what this file had made of PATH, entries are taken out one by one: /usr/sbin only where it came with the module.
+    record = support.v2_record(str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    change = 'export PATH="${PATH%%:*}:/new:${PATH#*:}"'
+    session = generation.run(variant, f"export PATH={before}\nmodule load deepep\n{change}\nmodule unload deepep\nsnapshot after\n")
+    found = [item.rstrip("/") for item in session.environments["after"]["PATH"].split(":")]
+    assert found == ["/new", *(item.rstrip("/") for item in before.split(":"))]
 
 
 def test_ours_removed_by_hand_meanwhile(variant: str, tmp_path: Path) -> None:
@@ -253,4 +269,5 @@ def test_preload_leaves_with_the_driver(variant: str, tmp_path: Path) -> None:
 def test_no_directory_of_a_system_library(generation: Generation) -> None:
     # libibverbs of a vendor directory and the system's providers do not fit: only directories of the store may come in front.
     added: Iterator[str] = (item for record in RECORDS.values() for lead in modules.lists(record("/p")) for item in lead.entries)
+    assert all(lead.last in {"", "/usr/sbin"} for record in RECORDS.values() for lead in modules.lists(record("/p")))
     assert all(entry.startswith("/p/store/") or entry == "/p/tuning/python" for entry in added)

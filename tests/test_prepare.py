@@ -56,6 +56,13 @@ def test_the_fabric_manager_is_told_which_driver_is_ours(system: tuple[str, str]
         assert env["REPOSITORIES"].startswith("cuda https://developer.download.nvidia.com/")
 
 
+def test_what_deepep_v2_asks_for_the_speed_of_a_nic_is_installed_for_it() -> None:
+    v1, v2 = (prepare.wanted(request(stack=name), cluster(n001=MLX5))["n001"]["rdma-userspace"] for name in ("v1", "v2"))
+    assert ("TOOLS" in v1, v2["TOOLS"]) == (False, "ibstat")
+    for name, system in request().lock.systems.items():
+        assert "infiniband-diags" in system.packages["rdma-userspace"], name
+
+
 @pytest.mark.parametrize(("mib", "wish"), [(64, "1024"), (1024, None), (1 << 19, None), (0, None)])
 def test_small_shared_memory_is_to_grow(mib: int, wish: str | None) -> None:
     facts = cluster(n001={**MLX5, "prepared": Machine(mellanox_devices=8, shm_mib=mib)})

@@ -557,6 +557,19 @@ def test_what_lacks_is_named_and_what_cannot_be_installed_said(host: Host) -> No
     assert (said.state, "by hand" in said.data["note"]) == ("blocked", True)
 
 
+def test_programs_that_the_stack_runs_belong_to_it(rdma: Host) -> None:
+    env = {"MANAGER": "apt", "PACKAGES": "rdma-core infiniband-diags"}
+    assert rdma.recipe("rdma-userspace", "check", **env).state == "ok", "no other stack asks for it"
+    rdma.write("/usr/sbin/ibstat", "#!/bin/sh\n")
+    said = rdma.recipe("rdma-userspace", "check", TOOLS="ibstat", **env)
+    assert (said.state, said.data["found"]) == ("todo", "no ibstat"), "a file that cannot be run"
+    assert said.data["wanted"].endswith("of one origin; ibstat")
+    for folder in ("/usr/sbin", "/usr/bin"):
+        file = rdma.write(f"{folder}/ibstat", "#!/bin/sh\n", 0o755)
+        assert rdma.recipe("rdma-userspace", "check", TOOLS="ibstat", **env).state == "ok"
+        file.unlink()
+
+
 @pytest.mark.parametrize("recipe", ["peer-memory", "gdrdrv", "limits", "rdma-userspace"])
 def test_an_unknown_argument_is_refused(host: Host, recipe: str) -> None:
     said = host.recipe(recipe, "destroy")

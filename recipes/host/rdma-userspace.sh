@@ -3,10 +3,12 @@
 # RDMA user space: rdma-core, libibverbs and the provider of mlx5, all of one origin. A second libibverbs of another private ABI, such as
 # clouds put into /usr/local/nvidia/lib64, is named and left alone: it belongs to somebody.
 #
-# Arguments: check, apply or remove. Inputs: those of packages.sh and repositories.sh. files.sh, packages.sh, modules.sh stand before this.
+# Arguments: check, apply or remove. Inputs: those of packages.sh and repositories.sh; TOOLS, programs of these packages that the stack
+# runs, in folders where the stack's environment lets every user find them. files.sh, packages.sh, modules.sh stand before this.
 
 readonly SYSTEM_FOLDERS=(/usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib64)
 readonly OTHER_FOLDERS=(/usr/local/lib /usr/local/lib64 /usr/local/nvidia/lib64 /usr/local/gib/lib64)
+readonly TOOL_FOLDERS=(/usr/local/bin /usr/bin /usr/sbin)
 PATH="${PATH}:/usr/sbin:/sbin"
 
 # print_library FOLDER: `ABI FILE` of the libibverbs in a folder; its file's name ends in its version, its text names its private ABI.
@@ -41,12 +43,26 @@ print_strangers() {
     done < <(for what in library providers; do print_all "print_${what}" "${SYSTEM_FOLDERS[@]}" "${OTHER_FOLDERS[@]}"; done)
 }
 
-# print_missing LIBRARY ABI: what is not there, in words.
+# print_missing_tools: those of TOOLS that no user can run.
+print_missing_tools() {
+    local -a tools
+    local tool folder
+    read -r -a tools <<<"${TOOLS:-}"
+    for tool in "${tools[@]}"; do
+        for folder in "${TOOL_FOLDERS[@]}"; do
+            [[ ! -x "${HOST_ROOT:-}${folder}/${tool}" ]] || continue 2
+        done
+        printf '%s\n' "${tool}"
+    done
+}
+
+# print_missing LIBRARY: what is not there, in words.
 print_missing() {
     [[ -n "$1" ]] || echo "libibverbs"
     [[ -n "$(print_all print_providers "${SYSTEM_FOLDERS[@]}")" ]] || echo "the mlx5 provider"
     compgen -G "${HOST_ROOT:-}/usr/lib/udev/rules.d/*rdma*.rules" >/dev/null ||
         compgen -G "${HOST_ROOT:-}/lib/udev/rules.d/*rdma*.rules" >/dev/null || echo "rdma-core"
+    print_missing_tools
 }
 
 report_state() {
@@ -54,7 +70,7 @@ report_state() {
     read -r abi library < <(print_all print_library "${SYSTEM_FOLDERS[@]}") || : # none
     missing="$(print_missing "${library}" | paste -s -d , | sed 's/,/, /g')"
     strangers="$(print_strangers "${abi}" | paste -s -d , | sed 's/,/, /g')"
-    data wanted "rdma-core, libibverbs and its mlx5 provider of one origin"
+    data wanted "rdma-core, libibverbs and its mlx5 provider of one origin${TOOLS:+; ${TOOLS// /, }}"
     if [[ -n "${missing}" ]]; then
         obstacle="$(find_obstacle "${missing}")"
         data state "$([[ -z "${obstacle}" ]] && echo todo || echo blocked)"

@@ -51,15 +51,27 @@ local function exchange(now, set, was)
   return (rest ~= "" or was) and rest or nil
 end
 
--- Put `added` (one or more elements) first in a list. At unload Lmod takes them out again, wherever they are by then; where the list
--- still has what this file made of it, perhaps with more before and behind, the former text comes back to the letter.
-local function lead(name, added)
+-- Is `folder` in a list? Slashes at the end make no other folder of it.
+local function holds(list, folder)
+  for element in (list or ""):gmatch("[^:]+") do
+    if element:gsub("(.)/+$", "%1") == folder then return true end
+  end
+  return false
+end
+
+-- Put `added` (one or more elements) first in a list, and `last` (or nothing) behind all others unless it is there. At unload Lmod takes
+-- them out again, wherever they are by then; where the list still has what this file made of it, perhaps with more before and behind,
+-- the former text comes back to the letter.
+local function lead(name, added, last)
   local now, was, set = os.getenv(name), recall("__DEEPEP_WAS_", name), recall("__DEEPEP_SET_", name)
   remember("__DEEPEP_WAS_", name, unloading and was or not unloading and now)
   prepend_path(name, added)
+  local former = now
+  if unloading then former = was end
+  if last and not holds(former, last) then append_path(name, last) end
   remember("__DEEPEP_SET_", name, unloading and set or not unloading and os.getenv(name))
-  local former = unloading and now and set and exchange(now, set, was)
-  if former then give_back(name, former) end
+  local restored = unloading and now and set and exchange(now, set, was)
+  if restored then give_back(name, restored) end
 end
 
 help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models\n\nDeepEP 1.2.1-8a07e7e-v1 for GPU architectures 9.0, 10.0, with nvshmem-3.4.5, in its own Python 3.12.3.\nTests: sbatch /opt/deepep/sbatch/v1/internode-test.sbatch\n")

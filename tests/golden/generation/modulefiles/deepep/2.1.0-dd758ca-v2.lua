@@ -51,15 +51,27 @@ local function exchange(now, set, was)
   return (rest ~= "" or was) and rest or nil
 end
 
--- Put `added` (one or more elements) first in a list. At unload Lmod takes them out again, wherever they are by then; where the list
--- still has what this file made of it, perhaps with more before and behind, the former text comes back to the letter.
-local function lead(name, added)
+-- Is `folder` in a list? Slashes at the end make no other folder of it.
+local function holds(list, folder)
+  for element in (list or ""):gmatch("[^:]+") do
+    if element:gsub("(.)/+$", "%1") == folder then return true end
+  end
+  return false
+end
+
+-- Put `added` (one or more elements) first in a list, and `last` (or nothing) behind all others unless it is there. At unload Lmod takes
+-- them out again, wherever they are by then; where the list still has what this file made of it, perhaps with more before and behind,
+-- the former text comes back to the letter.
+local function lead(name, added, last)
   local now, was, set = os.getenv(name), recall("__DEEPEP_WAS_", name), recall("__DEEPEP_SET_", name)
   remember("__DEEPEP_WAS_", name, unloading and was or not unloading and now)
   prepend_path(name, added)
+  local former = now
+  if unloading then former = was end
+  if last and not holds(former, last) then append_path(name, last) end
   remember("__DEEPEP_SET_", name, unloading and set or not unloading and os.getenv(name))
-  local former = unloading and now and set and exchange(now, set, was)
-  if former then give_back(name, former) end
+  local restored = unloading and now and set and exchange(now, set, was)
+  if restored then give_back(name, restored) end
 end
 
 help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models\n\nDeepEP 2.1.0-dd758ca-v2 for GPU architectures 9.0, 10.0, with NCCL 2.30.4 and nvshmem-3.4.5, in its own Python 3.12.3.\nTests: sbatch /opt/deepep/sbatch/v2/internode-test.sbatch\n")
@@ -68,7 +80,8 @@ whatis("Version: 2.1.0-dd758ca-v2")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
 conflict("deepep")
 
-lead("PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin")
+-- DeepEP runs programs that not every user has on PATH.
+lead("PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin", "/usr/sbin")
 lead("PYTHONPATH", "/opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/lib/python3.12/site-packages/nvidia/nccl/lib:/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5/lib")
 put("DEEPEP_PREFIX", "/opt/deepep")
