@@ -349,6 +349,7 @@ def test_a_repository_to_be_set_up_by_hand(machine: Machine, key: Signer) -> Non
 
 def test_the_driver_is_installed_where_none_is(machine: Machine, key: Signer) -> None:
     packages = [Package("nvidia-open-580", "580.95.05-1", {"/opt/driver": "x"}), Package("nvidia-settings", "1", {"/opt/settings": "x"})]
+    packages.append(Package(f"linux-headers-{KERNEL}", "1"))
     repository = make_apt_repository(machine.shared / "driver", packages, key)
     env = {"MANAGER": "apt", "PACKAGES": "nvidia-open-580", "HOLD": "nvidia-open-*", "REPOSITORIES": repository.line("driver")}
     machine.out(f"{SYS} add 0000:0a:00.0 0x10de 0x030200; add 0000:0b:00.0 0x10de 0x030200; add 0000:0f:00.0 0x10de 0x068000")
@@ -363,6 +364,13 @@ def test_the_driver_is_installed_where_none_is(machine: Machine, key: Signer) ->
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"
     assert machine.out("apt-mark showhold") == "nvidia-open-580\n"
     assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"
+    # A kernel later, without headers for it: they are added, and the driver stays as it is.
+    machine.out("mkdir -p /usr/src/nvidia-580.95.05; touch /usr/src/nvidia-580.95.05/dkms.conf")
+    env |= {"HEADERS": f"linux-headers-{KERNEL}", "PACKAGES": "nvidia-open-580=580.99-*"}
+    assert machine.says("nvidia-driver", "check", env)["state"] == "todo"
+    assert machine.says("nvidia-driver", "apply", env)["state"] == "reboot"
+    installed = machine.out(f"dpkg-query -W -f '${{Version}} ' linux-headers-{KERNEL} nvidia-open-580; ls /var/lib/deepep-bootstrap/begun")
+    assert installed.split() == ["1", "580.95.05-1"]
 
 
 # --- what is seen, in a tree -----------------------------------------------------------------------------------------------------------
@@ -408,6 +416,10 @@ def test_secure_boot_and_missing_headers_are_told_before_ofed_is_installed(tmp_p
 
 
 LOADED = "NVRM version: NVIDIA UNIX {}x86_64 Kernel Module  {}  Release Build\nGCC version: 13\n"
+NO_MODULE = (
+    f"a driver is installed (/{{}}) but has no module for kernel {KERNEL}: install that kernel's headers, then `dkms autoinstall`; "
+    "or a package of that driver with modules for this kernel"
+)
 
 
 @pytest.mark.parametrize(
@@ -433,6 +445,28 @@ LOADED = "NVRM version: NVIDIA UNIX {}x86_64 Kernel Module  {}  Release Build\nG
             f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko.zst is there but not loaded: modprobe nvidia, or dmesg, says why",
         ),
         (GPU, "todo", "no driver loaded for 1 GPUs", None),
+        # Drivers of the site whose modules were made for another kernel: as packages, by dkms, by a .run file.
+        *(
+            ({**GPU, place: ""}, "blocked", "no driver loaded for 1 GPUs", NO_MODULE.format(place))
+            for place in (
+                "lib/modules/5.14.0-1.el9.x86_64/extra/nvidia.ko.xz",
+                "lib/modules/5.4.0-1/kernel/drivers/video/nvidia.ko",
+                "var/lib/dkms/nvidia/570.133.20/source",
+                "usr/src/nvidia-open-575.57.08/dkms.conf",
+            )
+        ),
+        (
+            {
+                **GPU,
+                "var/lib/dkms/nvidia-fs/2.25.7/source": "",
+                "usr/src/nvidia-peermem-1.3/dkms.conf": "",
+                "usr/src/nvidia-1/.keep": "",
+                "lib/modules/5.4.0-1/kernel/drivers/video/fbdev/nvidia/nvidiafb.ko": "",
+            },
+            "todo",
+            "no driver loaded for 1 GPUs",
+            None,
+        ),
         (function("0a:00", "0x10de", "0x030000"), "todo", "no driver loaded for 1 GPUs", None),
         (function("0a:00", "0x10de", "0x040300"), "ok", "no NVIDIA GPU", None),
         (function("0a:00", "0x1a03", "0x030000"), "ok", "no NVIDIA GPU", None),
@@ -441,6 +475,25 @@ LOADED = "NVRM version: NVIDIA UNIX {}x86_64 Kernel Module  {}  Release Build\nG
 def test_which_driver_is_there(tmp_path: Path, files: dict[str, str | bytes], state: str, found: str, note: str | None) -> None:
     said = check_tree(tmp_path, "nvidia-driver", files, **MISSING)
     assert (said["state"], said["found"], said.get("note")) == (state, found, note)
+
+
+def test_of_the_locks_own_driver_only_the_headers_of_a_new_kernel_are_installed(tmp_path: Path) -> None:
+    """Its module for the kernel before is there; dkms could not make the new one. Whatever the version, the packages stay."""
+    files: dict[str, str | bytes] = {**GPU, "lib/modules/5.4.0-1/updates/dkms/nvidia.ko": "", "usr/src/nvidia-580.95.05/dkms.conf": ""}
+    env = {"MANAGER": "apt", "PACKAGES": "bash=580.1-*", "HEADERS": "no-such-headers"}
+    said = check_tree(tmp_path, "nvidia-driver", files, **env)
+    assert (said["state"], said["needs"]) == ("todo", "reboot")
+    assert said["note"] == f"the driver is installed but has no module for kernel {KERNEL}: this installs the headers that are missing"
+
+
+def test_an_installation_of_the_driver_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        **GPU, "usr/src/nvidia-580.95.05/dkms.conf": "", "proc/sys/kernel/random/boot_id": "one\n",
+        "var/lib/deepep-bootstrap/begun/nvidia-driver": "one\n",
+    }  # fmt: skip
+    assert check_tree(tmp_path, "nvidia-driver", files, **MISSING)["state"] == "todo"
+    files["var/lib/deepep-bootstrap/begun/nvidia-driver"] = "an earlier one, and what is there now may be another driver\n"
+    assert check_tree(tmp_path, "nvidia-driver", files, **MISSING)["state"] == "blocked"
 
 
 def test_gpus_of_virtual_machines_are_left_alone(tmp_path: Path) -> None:

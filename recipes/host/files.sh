@@ -5,7 +5,7 @@
 #   originals/PATH    what stood at PATH before this program first wrote it       absent/PATH    a mark that nothing stood there
 #   files/RECIPE      a line for each text written: SHA256 PATH; and for each directory made: dir PATH
 #   replaced/PATH     what somebody else had made of our text, when it was written over
-#   changed/RECIPE    the boot during which RECIPE changed something that works after a reboot only
+#   changed/RECIPE    the boot during which RECIPE changed something that works after a reboot only; begun/RECIPE: one it began to install in
 # The record is written before the file: whenever this is interrupted, either nothing happened or the record knows about it.
 
 kept_path() {
@@ -132,19 +132,19 @@ remove_files() {
     if [[ -z "${left}" ]]; then rm -f -- "${list}"; else data note "changed by somebody else since, left alone: ${left}"; fi
 }
 
-# stamp_change RECIPE: something was changed that works only after a reboot.
+# stamp_change RECIPE [begun]: something was changed that works only after a reboot.
 stamp_change() {
-    local -r stamp="$(kept_path changed "$1")"
+    local -r stamp="$(kept_path "${2:-changed}" "$1")"
     mkdir -p -- "${stamp%/*}"
     write_file "${stamp}" 644 <"${HOST_ROOT:-}/proc/sys/kernel/random/boot_id"
 }
 
 clear_stamp() {
-    rm -f -- "$(kept_path changed "$1")"
+    rm -f -- "$(kept_path "${2:-changed}" "$1")"
 }
 
-# state_after_change RECIPE: `reboot` while the boot of the change lasts, `stuck` in a later one, `todo` where there was no change.
+# state_after_change RECIPE [begun]: `reboot` while the boot of the change lasts, `stuck` in a later one, `todo` where there was no change.
 state_after_change() {
-    local -r stamp="$(kept_path changed "$1")" boot="${HOST_ROOT:-}/proc/sys/kernel/random/boot_id"
+    local -r stamp="$(kept_path "${2:-changed}" "$1")" boot="${HOST_ROOT:-}/proc/sys/kernel/random/boot_id"
     if [[ ! -r "${stamp}" ]]; then echo todo; elif [[ "$(<"${stamp}")" == "$(<"${boot}")" ]]; then echo reboot; else echo stuck; fi
 }

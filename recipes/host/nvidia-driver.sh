@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # NVIDIA's driver with open kernel modules: only on a host with NVIDIA GPUs and no driver. One that is loaded or installed, of whatever
-# version and kind, is left alone. The modules are there after a reboot.
+# version and kind, is left alone; where it is the lock's, headers are added that its modules lack. They are there after a reboot.
 #
 # Arguments: check, apply or remove. Inputs: those of packages.sh and repositories.sh; HEADERS, the headers of the running kernel.
 
@@ -33,15 +33,26 @@ print_loaded() {
     }' "${file}"
 }
 
-# Prints where a driver for the running kernel lies that is not loaded.
+# find_module KERNEL: where the driver's module for a kernel lies; for any kernel without an argument.
 find_module() {
-    find "${HOST_ROOT:-}/lib/modules/$(uname -r)" -name 'nvidia.ko*' -print -quit 2>/dev/null || true # no modules folder, no module
+    find "${HOST_ROOT:-}/lib/modules/${1:-}" -name 'nvidia.ko*' -print -quit 2>/dev/null || true # no modules folder, no module
 }
 
-list_lacking_packages() {
+# Prints where a driver lies that is installed, for whatever kernel: modules, or sources of dkms (those of others of NVIDIA's left out).
+find_driver() {
+    local -r root="${HOST_ROOT:-}"
+    local place
+    for place in "$(find_module)" "${root}"/var/lib/dkms/nvidia*/[0-9]*/source "${root}"/usr/src/nvidia*/dkms.conf; do
+        case "${place#"${root}"}" in */nvidia-fs* | */nvidia-peer* | "") continue ;; esac
+        if exists "${place}"; then printf '%s\n' "${place#"${root}"}" && return; fi
+    done
+}
+
+# is_there PACKAGES: are these packages there, in whatever version?
+is_there() {
     local -a packages
-    read -r -a packages <<<"${PACKAGES:-}"
-    list_lacking "${packages[@]}"
+    read -r -a packages <<<"$1"
+    [[ -n "$1" && -z "$(list_lacking "${packages[@]%%=*}")" ]]
 }
 
 # print_candidates: PACKAGES, each with the version that would be installed now, as far as the package lists at hand know it.
@@ -75,16 +86,23 @@ report_state() {
 }
 
 report_without_driver() {
-    local -r obstacle="$(find_obstacle "NVIDIA's driver with open kernel modules")" module="$(find_module)"
-    local state=todo
-    if [[ -n "${PACKAGES:-}" && -z "$(list_lacking_packages)" ]]; then
-        state="$(state_after_change nvidia-driver)"
-        data state "${state}"
-        if [[ "${state}" == todo ]]; then data needs reboot; fi
-        if [[ "${state}" == stuck ]]; then data note "dkms status, modprobe nvidia and dmesg say why"; fi
+    local -r obstacle="$(find_obstacle "NVIDIA's driver with open kernel modules")" changed="$(state_after_change nvidia-driver)"
+    local -r kernel="$(uname -r)" module="$(find_module "$(uname -r)")" driver="$(find_driver)"
+    if is_there "${PACKAGES:-}" && [[ -z "${module}" && -n "${HEADERS:-}" ]] && ! is_there "${HEADERS}"; then
+        data state todo
+        data needs reboot
+        data note "the driver is installed but has no module for kernel ${kernel}: this installs the headers that are missing"
+    elif is_there "${PACKAGES:-}"; then
+        data state "${changed}"
+        if [[ "${changed}" == todo ]]; then data needs reboot; fi
+        if [[ "${changed}" == stuck ]]; then data note "dkms status, modprobe nvidia and dmesg say why"; fi
     elif [[ -n "${module}" ]]; then
         data state blocked
         data note "${module#"${HOST_ROOT:-}"} is there but not loaded: modprobe nvidia, or dmesg, says why"
+    elif [[ -n "${driver}" && "$(state_after_change nvidia-driver begun)" != reboot ]]; then
+        data state blocked
+        data note "a driver is installed (${driver}) but has no module for kernel ${kernel}: install that kernel's headers, then\
+ \`dkms autoinstall\`; or a package of that driver with modules for this kernel"
     elif [[ -n "${obstacle}" ]]; then
         data state blocked
         data note "${obstacle}"
@@ -96,12 +114,15 @@ report_without_driver() {
     fi
 }
 
+# The first stamp tells what an installation that is cut off leaves from a driver of the site, as long as the boot lasts.
 apply_driver() {
     local -a packages
-    read -r -a packages <<<"${HEADERS:-} ${PACKAGES:-}"
-    add_repositories nvidia-driver
+    read -r -a packages <<<"${HEADERS:-} $(is_there "${PACKAGES:-}" || printf '%s\n' "${PACKAGES:-}")"
+    is_there "${PACKAGES:-}" || add_repositories nvidia-driver
+    stamp_change nvidia-driver begun
     run_step "installing ${packages[*]}" install_and_hold nvidia-driver "${packages[@]}"
     stamp_change nvidia-driver
+    clear_stamp nvidia-driver begun
 }
 
 main() {
