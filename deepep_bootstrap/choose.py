@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap import elastic, partial, rules, service, slurm, store, topology
+from deepep_bootstrap import elastic, partial, rules, service, slurm, store, toolkits, topology
 from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.external import check_external
@@ -77,14 +77,16 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     known = partial.earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
     derived = topology.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
-    if store.deepep_recipe(source) == "deepep-v2":
-        derived = elastic.adapt(derived)
+    second = store.deepep_recipe(source) == "deepep-v2"
+    derived = elastic.adapt(derived) if second else derived
     derived = partial.keep(derived, known, gpu_hosts, request.inventory.settings.profile)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
     notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
     target, python = choose_python(request, gpu_hosts, here, known)
-    toolkit = choose_toolkit(request.stack, build_host, here)
-    notes.extend(fit_together(request, derived, target, (python, toolkit)))
+    judge = judge_by(request, derived, target, python)
+    theirs = known.record.cuda_home if known.record and known.decides else ""
+    toolkit, told = toolkits.choose(toolkits.Wish(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs))
+    notes.extend(told)
     wheels = () if request.external_python else request.stack.wheels[target]
     entries = store.entries(store.Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target))
     gres = slurm.resolve_gres(request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
@@ -106,14 +108,15 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     )
 
 
-def fit_together(request: Request, derived: topology.Derived, target: str, found: tuple[Python, Toolkit]) -> tuple[str, ...]:
-    """Return remarks about the stack on these hosts; Trouble where a rule says that it cannot work there."""
+def judge_by(request: Request, derived: topology.Derived, target: str, python: Python) -> Callable[[Toolkit], rules.Judgement]:
+    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
     link = read_profile(derived.profile, request.templates).link
-    site = rules.Site(found[1].version, derived.archs, link, "" if target else found[0].torch)
-    problems, remarks = rules.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
-    if problems:
-        raise Trouble(*problems)
-    return remarks
+
+    def judge(toolkit: Toolkit) -> rules.Judgement:
+        site = rules.Site(toolkit.version, derived.archs, link, "" if target else python.torch)
+        return rules.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
+
+    return judge
 
 
 def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
@@ -223,17 +226,6 @@ def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts,
 def minor_of(target: str) -> int:
     """Return 12 for the target `cp312-x86_64`."""
     return int(target.split("-")[0].removeprefix("cp3"))
-
-
-def choose_toolkit(stack: Stack, name: str, here: Facts) -> Toolkit:
-    """Return the CUDA toolkit of the stack's major on the build host: /usr/local/cuda where that fits, else the newest."""
-    fitting = [toolkit for toolkit in here.toolkits if toolkit.version.split(".")[0] == stack.cuda]
-    if not fitting:
-        found = ", ".join(f"{toolkit.version} in {toolkit.path}" for toolkit in here.toolkits) or "none"
-        remedy = f"installing cuda-toolkit {stack.cuda}, or a stack of another CUDA major"
-        raise Trouble(Problem(name, "no CUDA toolkit fits the stack", found, f"CUDA {stack.cuda} with nvcc", remedy))
-    default = [toolkit for toolkit in fitting if toolkit.path == "/usr/local/cuda"]
-    return default[0] if default else max(fitting, key=lambda toolkit: [int(part) for part in toolkit.version.split(".") if part.isdigit()])
 
 
 def minor_version(python: Python) -> str:

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Lock, Stack, Wheel
@@ -27,6 +28,9 @@ OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python")
 SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
 REV = Form(r"[0-9a-f]{40}", "a full commit id")
 OWN, EXTERNAL = "own", "external"
+NEWER = "a newer CUDA toolkit on the build host, which may stand beside the old one, or another --stack"
+Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
+"""Why a stack cannot work on some hosts, and remarks."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,7 @@ def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> t
     return tuple(dict.fromkeys(found))
 
 
-def check_site(
-    lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapping[str, str]
-) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+def check_site(lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapping[str, str]) -> Judgement:
     """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose wheels nobody knows."""
     book = read_book(texts)
     known = know(book, lock, stack, target)
@@ -170,7 +172,8 @@ def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool
             things = dict.fromkeys(sentence.thing for sentence in (*wrong, *rule.when))
             found = ", ".join(_said(thing, known) for thing in things)
             wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
-            yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, "invoke lock, or another --stack"), rule.refuse
+            remedy = NEWER if all(one.thing == "toolkit" for one in wrong) else "invoke lock, or another --stack"
+            yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy), rule.refuse
         elif open_ := [one for one in rule.needs if one.operator == "has" and one.thing not in known.features]:
             asked = " and ".join(dict.fromkeys(one.value for one in open_))
             needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when))

@@ -24,7 +24,7 @@ LEVELS: dict[str, int] = {
     "gitsettings": 27, "gitrepo": 28, "mirrorgit": 29, "refs": 30, "archives": 30, "holdings": 30, "remote": 30, "fetch": 30,
     "wheels": 30, "store": 30, "pgp": 30, "wheelindex": 31, "results_lines": 34, "results_ours": 34, "results_ranks": 34,
     "results_parts": 35, "rules": 36, "elastic": 36, "absences": 36, "external": 37, "service": 36, "kinds": 36, "rendering": 36,
-    "causes": 36, "loglines": 36, "logfiles": 36, "results_end": 36, "partial": 37, "choose": 38, "offercheck": 38,
+    "causes": 36, "loglines": 36, "logfiles": 36, "results_end": 36, "partial": 37, "toolkits": 37, "choose": 38, "offercheck": 38,
     "prefixcheck": 39, "prepare": 39, "jobuser": 39, "tuningdoc": 39, "plan": 40, "findings": 40, "closure": 40, "pins": 40,
     "results": 40, "tuning": 40, "diagnose": 40, "sbom": 40, "bugbundle": 40, "verdicts": 40, "refbook": 40, "results_text": 41,
     "checks_gpu": 41, "checks_network": 41, "checks_host": 41, "checks_user": 41, "disagree": 41, "compare": 41, "wheelcheck": 41,

@@ -26,7 +26,7 @@ CASES = Path(__file__).parent / "cases" / "plan"
 def load(name: str) -> list[dict[str, Any]]:
     cases = json.loads((CASES / f"{name}.json").read_text())
     for case in cases:
-        for changes in case["changes"].values():
+        for changes in case.get("changes", {}).values():
             for key, value in changes.items():
                 if isinstance(value, list):
                     changes[key] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
@@ -216,6 +216,39 @@ def test_another_stack_is_added_beside_the_first() -> None:
     offer = choose.choose(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts).offer
     assert set(offer.stacks) == {"v1", "v1-cu13"}
     assert offer.default_stack == "v1"
+
+
+def with_toolkits(kits: dict[str, str]) -> dict[str, Any]:
+    return {"toolkits": tuple(changed(READY.toolkits[0], {"path": f"/usr/local/{name}", "version": kits[name]}) for name in kits)}
+
+
+@pytest.mark.parametrize("case", load("toolkits"), ids=lambda case: case["name"])
+def test_toolkits(case: dict[str, Any]) -> None:
+    facts = cluster() | {"n003": changed(READY, {"slurm.node": "n003"})}
+    kits = {"n003": case["kits"].get("n001", {"cuda": "12.9.86"})} | case["kits"]
+    facts = {name: changed(seen, with_toolkits(kits[name]) if name in kits else {}) for name, seen in facts.items()}
+    wish = request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n", stack=case["stack"])
+    if "message" in case:
+        with pytest.raises(Trouble) as caught:
+            choose.choose(wish, facts)
+        assert case["message"] in str(caught.value)
+        assert len(caught.value.problems) == 1
+        return
+    choice = choose.choose(wish, facts)
+    assert (choice.toolkit.path, choice.record.cuda_home) == (case["chosen"], case["chosen"])
+    assert case.get("note", "") in "\n".join(choice.notes)
+
+
+def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_with() -> None:
+    both, other = with_toolkits({"cuda": "13.0.88", "cuda-13.0": "13.0.88"}), with_toolkits({"cuda": "12.9.86", "cuda-13.0": "13.0.88"})
+    facts, wish = cluster(n001=both, n002=other), request(stack="v2")
+    offer = choose.choose(wish, facts).offer
+    manifest = modules.manifest(offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts))
+    part = {name: changed(facts[name], {"prefix.manifest": manifest}) for name in ("n001", "login1")}
+    assert choose.choose(wish, part).toolkit.path == "/usr/local/cuda-13.0"
+    part["n001"] = changed(part["n001"], with_toolkits({"cuda": "13.0.88"}))
+    with pytest.raises(Trouble, match=r"wanted CUDA 13 in /usr/local/cuda-13\.0, as the hosts have it that this run does not see"):
+        choose.choose(wish, part)
 
 
 def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
