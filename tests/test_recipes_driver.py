@@ -196,6 +196,30 @@ def test_a_gpu_in_use_is_not_touched(host: Host) -> None:
     assert host.calls() == []
 
 
+def test_gpudirect_storage_goes_and_comes_with_the_driver(host: Host) -> None:
+    ready_to_reload(host)
+    host.load("nvidia_fs")
+    for holder in ("nvidia_uvm", "nvidia_modeset", "nvidia_fs"):
+        (host.root / "sys/module/nvidia/holders").mkdir(exist_ok=True)
+        (host.root / "sys/module/nvidia/holders" / holder).symlink_to(f"../../{holder}")
+    assert options(host, "reload").state == "ok"
+    calls = host.calls()
+    assert (calls[0], calls[-1]) == ("rmmod nvidia_fs", "modprobe nvidia_fs")
+
+
+def test_a_module_of_others_that_holds_the_driver_is_named_before_anything_stops(host: Host) -> None:
+    ready_to_reload(host)
+    host.write("/run/systemd/system/.keep")
+    host.tool("systemctl")
+    host.load("nvidia_vgpu_vfio")
+    (host.root / "sys/module/nvidia/holders").mkdir()
+    (host.root / "sys/module/nvidia/holders/nvidia_vgpu_vfio").symlink_to("../../nvidia_vgpu_vfio")
+    said = options(host, "reload")
+    assert (said.code, said.data) == (1, {})
+    assert "error: nvidia_vgpu_vfio holds the driver's modules and would stay: the driver stays as it is\n" in said.talk
+    assert [call for call in host.calls() if "is-active" not in call] == []
+
+
 def test_a_daemon_that_systemd_does_not_run_counts_as_a_user(host: Host) -> None:
     ready_to_reload(host)
     open_file(host, 70, "nvidia-persiste", "/dev/nvidia0")

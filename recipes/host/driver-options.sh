@@ -7,7 +7,7 @@
 
 readonly OURS=/etc/modprobe.d/zz-deepep.conf
 readonly PARAMS="${HOST_ROOT:-}/proc/driver/nvidia/params"
-readonly MODULES=(nvidia_uvm nvidia_drm nvidia_modeset nvidia_peermem gdrdrv nvidia) # in the order in which they can be unloaded
+readonly MODULES=(nvidia_fs nvidia_uvm nvidia_drm nvidia_modeset nvidia_peermem gdrdrv nvidia) # in the order in which they can be unloaded
 PATH="${PATH}:/usr/sbin:/sbin"
 
 # read_config: sets module (nvidia, or what an install line loads in its place, as Debian does), before and after: its options around ours.

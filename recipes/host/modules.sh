@@ -107,11 +107,21 @@ load_modules() {
     done
 }
 
+# list_holders MODULE…: the loaded modules that use one of these and are not among them.
+list_holders() {
+    local module holder
+    for module in "$@"; do
+        for holder in "${HOST_ROOT:-}/sys/module/${module}/holders"/*; do
+            [[ ! -L "${holder}" || " $* " == *" ${holder##*/} "* ]] || printf '%s\n' "${holder##*/}"
+        done
+    done | sort -u
+}
+
 # reload_modules MODULE…: unload and load the modules of the GPU driver, given in the order in which they can be unloaded, where no
 # process uses a GPU. The driver's daemons stop meanwhile. Whatever happens, what was unloaded is loaded again as far as it can be.
 reload_modules() {
     local -rA names=([nvidia-persistenced]=nvidia-persiste [nvidia-fabricmanager]=nv-fabricmanage) # of their processes: 15 characters
-    local users daemon stayed=""
+    local users holders daemon stayed=""
     local -a gone=() failed=() daemons=() ours=()
     need_root "reload the driver"
     for daemon in "${!names[@]}"; do
@@ -119,6 +129,9 @@ reload_modules() {
     done
     users="$(list_gpu_users "${ours[@]}" | paste -s -d ,)"
     [[ -z "${users}" ]] || die "the GPUs are in use by ${users}: the driver stays as it is"
+    # The fabric manager is not to be stopped in vain: it starts anew well only below a driver that was loaded anew.
+    holders="$(list_holders "$@" | paste -s -d ,)"
+    [[ -z "${holders}" ]] || die "${holders} holds the driver's modules and would stay: the driver stays as it is"
     for daemon in "${daemons[@]}"; do systemctl stop "${daemon}" >&2 || warn "${daemon} does not stop"; done
     mapfile -t gone < <(unload_modules "$@")
     if is_loaded "${!#}"; then stayed=yes; fi
