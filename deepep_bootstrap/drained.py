@@ -18,14 +18,17 @@ def drained_by_us(survey: Survey) -> dict[str, str]:
 
 def drained_and_silent(door: Line, survey: Survey) -> dict[str, str]:
     """Return, by host, the reasons of nodes that this program left drained and whose host does not answer, as after a reboot from
-    which it did not return. Slurm is asked on the hosts that do; of a node that it knows by another name it can say nothing."""
-    silent = [host.name for host in survey.inventory.hosts if host.role == "gpu" and host.name not in survey.facts]
+    which it did not return. Slurm is asked on the hosts that do; it knows a host by its name or the part before the first dot, and can
+    say nothing of one that it knows otherwise, or not at all."""
+    names = [host.name for host in survey.inventory.hosts if host.role == "gpu" and host.name not in survey.facts]
+    silent = {name.partition(".")[0]: name for name in names} | {name: name for name in names}
     clients = [host for host in survey.reached if survey.facts[host.name].slurm.works]
     if not silent or not clients:
         return {}
     with suppress(Trouble):  # the hosts themselves are told as those that do not answer
-        nodes = Cluster(door, clients, patience=0).look(*silent).nodes.values()
-        return {node.name: node.reason for node in nodes if is_drained(node.state) and is_ours(node.reason)}
+        nodes = Cluster(door, clients, patience=0).known(*silent)
+        ours = [node for node in nodes if is_drained(node.state) and is_ours(node.reason)]
+        return {silent.get(node.name) or silent.get(node.host, node.name): node.reason for node in ours}
     return {}
 
 

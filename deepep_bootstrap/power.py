@@ -61,6 +61,10 @@ class Cluster:
         """Return what Slurm says of `nodes` now. Raises Trouble."""
         return slurm_nodes.parse_look(self._run(slurm_nodes.LOOK, slurm.fold(nodes)).out)
 
+    def known(self, *names: str) -> tuple[slurm.Node, ...]:
+        """Return what Slurm says now of those of `names` that are nodes of it. Raises Trouble."""
+        return slurm.parse_nodes(self._run(slurm_nodes.KNOWN, slurm.fold(names)).out)
+
     def tell(self, command: Sequence[str]) -> None:
         """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is refused."""
         self._run(f"timeout 30 {shlex.join(command)}")

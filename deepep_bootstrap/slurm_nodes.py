@@ -47,6 +47,18 @@ echo @now; date +%Y-%m-%dT%H:%M:%S
 """A script for the Slurm host; its argument is a folded list of nodes, its output is for `parse_look`. Times are that host's."""
 
 
+KNOWN = """
+set -u
+said=$(timeout 20 scontrol show node -o "$1")
+code=$?
+case $code:$said in 1:*'Node '*' not found'*) code=0 ;; esac
+printf '%s\\n' "$said"
+exit $code
+"""
+"""A script for the Slurm host; its argument is a folded list of nodes, of which it prints those that Slurm knows. scontrol goes on behind
+one that it does not know, says so on standard output, and ends with 1."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a node is drained or down: the text, and the user who set it (Slurm itself does so as its own user, mostly slurm)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from plan_support import PREFIX, READY, changed, cluster, request
 
 from deepep_bootstrap import reboots
-from deepep_bootstrap.drained import left_behind
+from deepep_bootstrap.drained import drained_and_silent, left_behind
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.orders import Order
@@ -17,6 +18,7 @@ from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.remote import Fleet, Options
 from deepep_bootstrap.rolling import done_at_once, held_up, lacking, permitted, refusal
+from deepep_bootstrap.slurm_nodes import read_reason
 from deepep_bootstrap.survey import Survey
 
 
@@ -105,6 +107,32 @@ def test_nodes_that_are_left_drained_by_us() -> None:
     survey = Survey(request().inventory, PREFIX, facts)
     assert left_behind(fleet, survey, ()) == {"n001": "x (run 7)"}
     assert left_behind(fleet, survey, {"n001"}) == {}
+
+
+SCONTROL = """#!/bin/sh
+code=0
+for name in $(echo "$4" | tr , ' '); do case $name in
+    n002) echo "NodeName=n002 NodeHostName=n002 State=DOWN*+DRAIN Reason=deepep-bootstrap: x (run 7) : reboot issued [slurm@2026]" ;;
+    site4) echo "NodeName=site4 NodeHostName=site4 State=IDLE+DRAIN Reason=bad fan [joe@2026]" ;;
+    *) echo "Node $name not found"; code=1 ;;
+esac; done
+exit $code
+"""
+
+
+def test_a_silent_host_that_slurm_does_not_know_hides_no_node_that_never_returned(tmp_path: Path) -> None:
+    """Slurm's own words and exit code for several nodes of which it knows some."""
+    (tmp_path / "scontrol").write_text(SCONTROL, encoding="ascii")
+    (tmp_path / "scontrol").chmod(0o755)
+    asked = request("defaults prefix=/p\nn001 connection=local\nn002.a.example\noutside\nsite4\n10.0.0.7\n")
+    fleet = Fleet((), Options())
+    fleet.equip("n001", str(tmp_path), {})
+    survey = Survey(asked.inventory, PREFIX, {"n001": cluster()["n001"]})
+    found = drained_and_silent(fleet, survey)
+    assert {host: read_reason(reason).text for host, reason in found.items()} == {"n002.a.example": "deepep-bootstrap: x (run 7)"}
+    assert left_behind(fleet, survey, ()) == {"n002.a.example": "x (run 7)"}
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1\n")
+    assert drained_and_silent(fleet, survey) == {}
 
 
 def test_without_leave_to_reboot_only_reloads_are_begun() -> None:
