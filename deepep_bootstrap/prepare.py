@@ -16,6 +16,7 @@ from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python
 from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.machine import FABRIC_WELL
 from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.system import System, recipe_env
@@ -107,7 +108,7 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
     rdma = request.inventory.settings.profile != topology.SINGLE
     meant: Mapping[str, Callable[[Facts], bool]] = {
         "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
-        "fabric-manager": lambda seen: seen.prepared.nvswitches > 0 and bool(seen.gpus),
+        "fabric-manager": lambda seen: bool(seen.gpus) and wants_fabric(seen),
         "doca-ofed": lambda seen: rdma and has_nics(seen) and lacks_ofed(seen),
         "driver-options": lambda seen: rdma and has_nics(seen),
         "peer-memory": lambda seen: rdma and has_nics(seen) and bool(seen.gpus),
@@ -149,6 +150,12 @@ def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
         return False
     paths = [f"/usr/bin/python3.{choose.minor_of(target)}" for target in request.stack.wheels]
     return not any(all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths)
+def wants_fabric(seen: Facts) -> bool:
+    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of its PCI devices
+    (HGX B200 and B300), GPUs that wait for it."""
+    return seen.prepared.nvswitches > 0 or seen.prepared.fabric_state.lower() not in FABRIC_WELL
+
+
 
 
 def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
@@ -165,7 +172,8 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
     purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
     system = system_for(request, seen)
     if name == "fabric-manager":
-        own[name] = {"DRIVER_PACKAGES": recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")}
+        driver = recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")
+        own[name] = {"DRIVER_PACKAGES": driver, "NVSWITCHES": str(seen.prepared.nvswitches)}
     return {**recipe_env(system, purpose, seen.kernel), **own.get(name, {})}
 
 

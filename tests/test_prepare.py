@@ -26,6 +26,11 @@ CASES: dict[str, tuple[Mapping[str, Any], list[str]]] = {
     "NICs without RDMA devices": (NICS, ["doca-ofed", *ALWAYS]),
     "GPUs without a driver": ({"gpus": (), "prepared": Machine(gpu_devices=8)}, ["nvidia-driver"]),
     "NVSwitches": ({"prepared": Machine(gpu_devices=8, nvswitches=4)}, ["fabric-manager"]),
+    "NVSwitches elsewhere, and GPUs that wait for them": (
+        {"prepared": Machine(gpu_devices=8, fabric_state="In Progress")},
+        ["fabric-manager"],
+    ),
+    "NVSwitches elsewhere, joined": ({"prepared": Machine(gpu_devices=8, fabric_state="Completed/Success")}, []),
     "NVSwitches and no driver": ({"gpus": (), "prepared": Machine(gpu_devices=8, nvswitches=4)}, ["nvidia-driver"]),
     "no toolkit of the stack's CUDA": ({"toolkits": (Toolkit("/usr/local/cuda", "13.0.88", True, True),)}, ["cuda-toolkit"]),
     "no Python with wheels": ({"pythons": (Python("/usr/bin/python3.9", "3.9.18"),)}, ["python"]),
@@ -51,7 +56,7 @@ def test_a_host_gets_the_recipes_that_are_meant_for_it(changes: Mapping[str, Any
 def test_the_fabric_manager_is_told_which_driver_is_ours(system: tuple[str, str], package: str, driver: str) -> None:
     changes = {"prepared": Machine(nvswitches=4), "os_id": system[0], "os_version": system[1]}
     env = prepare.wanted(request(), cluster(n001=changes))["n001"]["fabric-manager"]
-    assert (env.get("PACKAGES", ""), env["DRIVER_PACKAGES"]) == (package, driver)
+    assert (env.get("PACKAGES", ""), env["DRIVER_PACKAGES"], env["NVSWITCHES"]) == (package, driver, "4")
     if system[0] in {"debian", "rocky"}:
         assert env["REPOSITORIES"].startswith("cuda https://developer.download.nvidia.com/")
 
@@ -67,6 +72,22 @@ def test_what_deepep_v2_asks_for_the_speed_of_a_nic_is_installed_for_it() -> Non
 def test_small_shared_memory_is_to_grow(mib: int, wish: str | None) -> None:
     facts = cluster(n001={**MLX5, "prepared": Machine(mellanox_devices=8, shm_mib=mib)})
     assert prepare.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wish
+
+
+def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
+    gpus = tuple(changed(gpu, {"capability": "10.0"}) for gpu in READY.gpus)
+    old = changed(READY.toolkits[0], {"version": "12.6.85"})
+    newer = changed(old, {"path": "/usr/local/cuda-12.8", "version": "12.8.93"})
+    facts = cluster(n001={"gpus": gpus, "toolkits": (old,)}, n002={"gpus": gpus, "toolkits": (old,)})
+    found = prepare.wanted(request(), facts)
+    assert list(found["n001"]) == ["cuda-toolkit"]
+    assert found["n001"]["cuda-toolkit"]["CUDA_FLOOR"] == "12.8"
+    assert found["n002"] == {}, "V1 compiles nothing where it is not built"
+    elsewhere = request("defaults prefix=/shared/deepep build_host=n002\nn[001-002]\n")
+    assert {host: list(recipes) for host, recipes in prepare.wanted(elsewhere, facts).items()} == {"n001": [], "n002": ["cuda-toolkit"]}
+    facts["n001"] = changed(facts["n001"], {"toolkits": (old, newer)})
+    assert prepare.wanted(request(), facts) == {"n001": {}, "n002": {}}
+    assert "CUDA_FLOOR" not in prepare.wanted(request(stack="v2"), facts)["n001"]["cuda-toolkit"], "CUDA 13 is newer than any rule asks"
 
 
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:

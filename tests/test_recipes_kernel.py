@@ -421,6 +421,7 @@ UBUNTU = {
     "PACKAGES": "nvidia-fabricmanager-580",
     "DRIVER_PACKAGES": "nvidia-headless-580-server-open",
     "FABRIC_WAIT": "2",
+    "NVSWITCHES": "4",
 }
 OURS = {"nvidia-headless-580-server-open": "580.95.05-0ubuntu0.24.04.2"}
 
@@ -435,7 +436,7 @@ def hgx(host: Host, unit: str, fabric: str, packages: dict[str, str], version: s
         ("packages", "".join(f"{name} {package}\n" for name, package in packages.items())),
     ):
         host.write(f"/{name}", text)
-    host.tool("nvidia-smi", f'cat "{host.root}/fabric"; cat "{host.root}/fabric"')
+    host.tool("nvidia-smi", f'cat "{host.root}/fabric"; cat "{host.root}/fabric"; ! grep -q Field "{host.root}/fabric"')
     host.tool("dpkg-query", f"sed -n \"s/^$5 /installed /p\" '{host.root}/packages'")
     host.tool(
         "apt-get",
@@ -454,7 +455,7 @@ esac""")  # fmt: skip
 def test_the_fabric_manager_of_the_drivers_version_is_installed_and_started(host: Host) -> None:
     hgx(host, "", "In Progress, N/A\n", OURS)
     check = host.recipe("fabric-manager", "check", **UBUNTU)
-    assert (check.state, check.data["found"]) == ("todo", "fabric manager absent, fabric unknown"), check
+    assert (check.state, check.data["found"], "needs" in check.data) == ("todo", "fabric manager absent, fabric In Progress", False), check
     host.calls()
     said = host.recipe("fabric-manager", "apply", **UBUNTU)
     assert (said.state, said.data["found"]) == ("ok", "fabric manager active, fabric Completed/Success"), said
@@ -467,9 +468,36 @@ def test_the_fabric_manager_of_the_drivers_version_is_installed_and_started(host
     assert host.recipe("fabric-manager", "remove", **UBUNTU).state == "ok"
 
 
+def test_a_manager_that_is_down_while_programs_use_its_fabric_starts_with_the_next_boot(host: Host) -> None:
+    hgx(host, "failed\n", "Completed, Success\n", OURS)
+    said = host.recipe("fabric-manager", "check", **UBUNTU)
+    assert (said.state, said.data["needs"], "multicast" in said.data["note"]) == ("todo", "reboot", True), said
+    host.calls()
+    assert host.recipe("fabric-manager", "apply", **UBUNTU).state == "reboot"
+    acts = [call for call in changes(host) if call.startswith(("apt-get", "systemctl"))]
+    assert acts == ["systemctl enable nvidia-fabricmanager.service"]  # no start, no other version
+    assert host.recipe("fabric-manager", "check", **UBUNTU).state == "reboot"
+    host.boot("second-boot")
+    host.write("/unit", "active\n")
+    assert host.recipe("fabric-manager", "check", **UBUNTU).state == "ok"
+    host.write("/unit", "failed\n")  # months later
+    assert host.recipe("fabric-manager", "check", **UBUNTU).state == "todo"
+
+
 UNTRAINED = "it runs, but the fabric is not completed: journalctl -u nvidia-fabricmanager, and nvidia-smi -q, say why"
 NO_ROW = "the lock has no packages for this distribution: install NVIDIA's fabric manager (nvidia-fabricmanager=580.95.05-*) by hand"
-BY_HAND = "the driver did not come from the lock's packages: install {} by hand, then systemctl enable --now nvidia-fabricmanager"
+START, DRAIN = "systemctl enable --now nvidia-fabricmanager", "systemctl enable nvidia-fabricmanager, a drain and a reboot"
+BY_HAND = "the driver did not come from the lock's packages: install {} by hand, then {}"
+NEWER, OLDER = "nvidia-fabricmanager=580.95.05-*", "nvidia-fabricmanager-580=580.95.05-*"
+SERVER = {"libnvidia-compute-580-server": "580.95.05-0ubuntu0.24.04.2"}
+NVLSM = (
+    "no NVSwitch is on the PCI bus. On HGX and DGX B200 and B300 the fabric manager needs NVLSM: install nvlink5-580 (both), libibumad3 "
+    "(Red Hat: libibumad) and infiniband-diags, and load ib_umad at every boot, by hand, then {}. In a virtual machine or a GB200 rack, "
+    "whoever runs the switches starts it"
+)
+PROGRESS, BOTH = "In Progress, N/A\n", "Completed, Success\nIn Progress, [N/A]\n"
+OLD = 'Field "fabric.state" is not a valid field to query.\n'
+NO_SWITCHES = {"NVSWITCHES": "0"}
 
 
 @pytest.mark.parametrize(
@@ -477,22 +505,26 @@ BY_HAND = "the driver did not come from the lock's packages: install {} by hand,
     [
         ("active\n", "Completed, Success\n", OURS, {}, "ok", None),
         ("active\n", "[N/A], [N/A]\n", OURS, {}, "ok", None),  # a driver that does not say
+        ("active\n", OLD, OURS, {}, "ok", None),
+        ("activating\n", "Completed, Success\n", OURS, {}, "ok", None),
         ("", "Completed, Success\n", {}, {}, "ok", None),  # the host of a virtual machine does it
         ("", "Completed\n", {}, {}, "ok", None),
-        ("failed\n", "In Progress\n", OURS, {}, "todo", None),
-        ("inactive\n", "Completed, Success\n", OURS, {}, "todo", None),  # not so after the next boot
-        ("active\n", "In Progress\n", OURS, {}, "blocked", UNTRAINED),
-        ("", "In Progress\n", {}, {}, "blocked", BY_HAND.format("nvidia-fabricmanager-580=580.95.05-*")),
-        (
-            "",
-            "In Progress\n",
-            {},
-            {"PACKAGES": "nvidia-fabricmanager-570"},
-            "blocked",
-            BY_HAND.format("nvidia-fabricmanager-580=580.95.05-*"),
-        ),
-        ("", "In Progress\n", {}, {"PACKAGES": ""}, "blocked", BY_HAND.format("nvidia-fabricmanager=580.95.05-*")),
-        ("", "In Progress\n", OURS, {"PACKAGES": ""}, "blocked", NO_ROW),
+        ("failed\n", PROGRESS, OURS, {}, "todo", None),
+        ("", OLD, OURS, {}, "todo", None),
+        ("failed\n", "Completed, Success\n", OURS, {}, "needs", "multicast"),
+        ("inactive\n", OLD, OURS, {}, "needs", "multicast"),  # nobody knows whether programs use it
+        ("failed\n", BOTH, OURS, {}, "needs", "multicast"),
+        ("active\n", PROGRESS, OURS, {}, "blocked", UNTRAINED),
+        ("", PROGRESS, {}, {}, "blocked", BY_HAND.format(NEWER, START)),
+        ("failed\n", "Completed, Success\n", {}, {}, "blocked", BY_HAND.format(NEWER, DRAIN)),
+        ("", PROGRESS, SERVER, {}, "blocked", BY_HAND.format(OLDER, START)),
+        ("", PROGRESS, SERVER, {"PACKAGES": "nvidia-fabricmanager"}, "blocked", BY_HAND.format(OLDER, START)),
+        ("", PROGRESS, {}, {"PACKAGES": "nvidia-fabricmanager-570"}, "blocked", BY_HAND.format(NEWER, START)),
+        ("", PROGRESS, {}, {"PACKAGES": "", "MANAGER": ""}, "blocked", BY_HAND.format(NEWER, START)),
+        ("", PROGRESS, OURS, {"PACKAGES": ""}, "blocked", NO_ROW),
+        ("", PROGRESS, OURS, NO_SWITCHES, "blocked", NVLSM.format(START)),
+        ("failed\n", BOTH, {}, NO_SWITCHES, "blocked", NVLSM.format(DRAIN)),
+        ("active\n", PROGRESS, {}, NO_SWITCHES, "blocked", UNTRAINED),
     ],
 )
 def test_what_is_said_of_the_fabric(
@@ -500,7 +532,17 @@ def test_what_is_said_of_the_fabric(
 ) -> None:
     hgx(host, unit, fabric, packages)
     said = host.recipe("fabric-manager", "check", **{**UBUNTU, **env})
-    assert (said.state, said.data.get("note")) == (state, note), said
+    found = said.data.get("note")
+    if state == "needs":
+        assert (said.state, said.data.get("needs"), str(note) in str(found)) == ("todo", "reboot", True), said
+    else:
+        assert (said.state, found, "needs" in said.data) == (state, note, False), said
+
+
+def test_before_branch_580_nvidias_own_package_has_the_branch_in_its_name(host: Host) -> None:
+    hgx(host, "", PROGRESS, {"nvidia-open-570": "570.148.08-1"}, "570.148.08")
+    said = host.recipe("fabric-manager", "check", **UBUNTU)
+    assert said.data["note"] == BY_HAND.format("nvidia-fabricmanager-570=570.148.08-*", START)
 
 
 # --- rdma-userspace --------------------------------------------------------------------------------------------------------------------
