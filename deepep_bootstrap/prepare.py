@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap import choose, fabric, profiles, topology
+from deepep_bootstrap import choose, fabric, profiles, toolkits, topology
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Trouble
@@ -19,6 +19,7 @@ from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.machine import FABRIC_WELL
 from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.recipes import compose
+from deepep_bootstrap.rules import numbers
 from deepep_bootstrap.system import System, recipe_env
 
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
@@ -105,6 +106,9 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
     """Return the inputs of every recipe that is meant for a host, by host and recipe."""
     gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
     python = needs_python(request, gpu_hosts)
+    builder = building(request, gpu_hosts)
+    archs = tuple(dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus))
+    floor = toolkits.floor(request.lock, request.stack, archs, request.templates)
     rdma = request.inventory.settings.profile != topology.SINGLE
     meant: Mapping[str, Callable[[Facts], bool]] = {
         "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
@@ -115,20 +119,41 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
         "gdrdrv": lambda seen: rdma and has_nics(seen) and wants_gdrdrv(request),
         "rdma-userspace": lambda seen: rdma and has_nics(seen),
         "limits": lambda seen: rdma and has_nics(seen),
-        "cuda-toolkit": lambda seen: not any(toolkit.version.split(".")[0] == request.stack.cuda for toolkit in seen.toolkits),
+        "cuda-toolkit": lambda seen: lacks_toolkit(request, seen, floor if seen is builder else ""),
         "python": lambda seen: python,
     }
     chosen = [name for name in TITLES if name not in request.skip]
+    extra = {"cuda-toolkit": {"CUDA_FLOOR": floor}} if floor else {}
     return {
-        host: {name: inputs(request, name, seen) for name in chosen if meant[name](seen)}
+        host: {name: {**inputs(request, name, seen), **extra.get(name, {})} for name in chosen if meant[name](seen)}
         for host, seen in gpu_hosts.items()
         if "all" not in request.skip
     }
 
 
+def building(request: Request, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
+    """Return the host that builds; None where the plan will say why none can."""
+    try:
+        return gpu_hosts[choose.choose_build_host(request, gpu_hosts, [])] if gpu_hosts else None
+    except Trouble:
+        return None
+
+
+def lacks_toolkit(request: Request, seen: Facts, floor: str) -> bool:
+    """Return whether a host has no toolkit of the stack's major, or none as new as `floor` ("" for any)."""
+    fitting = [toolkit for toolkit in seen.toolkits if toolkits.major(toolkit) == request.stack.cuda]
+    return not any(numbers(toolkit.version) >= numbers(floor) for toolkit in fitting)
+
+
 def has_nics(seen: Facts) -> bool:
     """Return whether a host has a NIC that NVSHMEM's IBGDA can drive, with a driver or still without."""
     return seen.prepared.mellanox_devices > 0 or any(device.driver == fabric.DRIVER for device in seen.rdma)
+
+
+def wants_fabric(seen: Facts) -> bool:
+    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of its PCI devices
+    (HGX B200 and B300), GPUs that wait for it."""
+    return seen.prepared.nvswitches > 0 or seen.prepared.fabric_state.lower() not in FABRIC_WELL
 
 
 def lacks_ofed(seen: Facts) -> bool:
@@ -150,12 +175,6 @@ def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
         return False
     paths = [f"/usr/bin/python3.{choose.minor_of(target)}" for target in request.stack.wheels]
     return not any(all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths)
-def wants_fabric(seen: Facts) -> bool:
-    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of its PCI devices
-    (HGX B200 and B300), GPUs that wait for it."""
-    return seen.prepared.nvswitches > 0 or seen.prepared.fabric_state.lower() not in FABRIC_WELL
-
-
 
 
 def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from deepep_bootstrap import rules
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Toolkit
 from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.rules import Judgement, numbers
 
 DEFAULT = "/usr/local/cuda"
@@ -42,6 +44,17 @@ def choose(wish: Wish) -> tuple[Toolkit, tuple[str, ...]]:
     if problems := elsewhere[chosen.path][0]:
         raise Trouble(*problems)
     return chosen, (*_passed_over(fitting[0], chosen, judged[fitting[0].path][0]), *elsewhere[chosen.path][1], *judged[chosen.path][1])
+
+
+def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
+    """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major is new enough."""
+    book = rules.read_book(texts)
+    known = rules.know(book, lock, stack, next(iter(stack.wheels), ""))
+    known = replace(known, values={**known.values, "archs": archs})
+    meant = [rule for rule in book.rules if rule.refuse and all(rules.holds(sentence, known, any) for sentence in rule.when)]
+    needs = [need.value for rule in meant for need in rule.needs if (need.thing, need.operator) == ("toolkit", ">=")]
+    oldest = max(needs, key=numbers, default="")
+    return oldest if numbers(oldest) > numbers(stack.cuda) else ""
 
 
 def major(toolkit: Toolkit) -> str:

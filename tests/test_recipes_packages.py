@@ -165,6 +165,9 @@ def test_the_toolkit_that_people_use_stays_the_default(machine: Machine, cuda: d
     assert machine.says("cuda-toolkit", "check", cuda)["found"] == "11.8.89"
     after = machine.says("cuda-toolkit", "apply", cuda)
     assert (after["state"], after["found"]) == ("ok", "12.9.1 in /usr/local/cuda-12.9")
+    assert machine.says("cuda-toolkit", "check", {**cuda, "CUDA_FLOOR": "12.9"})["wanted"] == "CUDA 12 with nvcc, 12.9 or newer"
+    newer = machine.says("cuda-toolkit", "check", {**cuda, "CUDA_FLOOR": "12.10"})
+    assert (newer["state"], newer["found"]) == ("todo", "11.8.89 12.9.1")
     assert after["note"] == "/usr/local/cuda stays CUDA 11.8.89; only our builds use CUDA 12"
     assert machine.out("readlink -f /usr/local/cuda") == "/usr/local/cuda-11.8\n"
     # And where the packages themselves look after the link.

@@ -2,9 +2,11 @@
 # The CUDA toolkit of one major: nvcc in any /usr/local/cuda*, whoever installed it. It stands beside the toolkits that are there, and
 # /usr/local/cuda keeps pointing at what it pointed at.
 #
-# Arguments: check, apply or remove. Inputs: CUDA_MAJOR, "12"; those of packages.sh and repositories.sh.
+# Arguments: check, apply or remove. Inputs: CUDA_MAJOR, "12"; CUDA_FLOOR, "12.8", the oldest
+# that does ("" for any of the major); those of packages.sh and repositories.sh.
 
 readonly TOOLKITS="${HOST_ROOT:-}/usr/local"
+readonly FLOOR="${CUDA_FLOOR:-}"
 
 # Prints `version folder` of every toolkit, those reached through a link once.
 list_toolkits() {
@@ -16,22 +18,25 @@ list_toolkits() {
     done
 }
 
-# Prints `version in folder` of the first toolkit of the wanted major.
+# Prints `version in folder` of the first toolkit of the wanted major that is new enough.
 find_toolkit() {
-    list_toolkits | awk -v major="${CUDA_MAJOR}" '{ split($1, part, ".") } part[1] == major { print $1 " in " $2; exit }'
+    list_toolkits | awk -v major="${CUDA_MAJOR}" -v floor="${FLOOR}" '
+        BEGIN { split(floor, least, ".") }
+        { split($1, part, ".") }
+        part[1] == major && part[1] * 1000 + part[2] >= least[1] * 1000 + least[2] { print $1 " in " $2; exit }'
 }
 
 report_state() {
     local -r found="$(find_toolkit)"
     local obstacle
-    data wanted "CUDA ${CUDA_MAJOR} with nvcc"
+    data wanted "CUDA ${CUDA_MAJOR} with nvcc${FLOOR:+, ${FLOOR} or newer}"
     if [[ -n "${found}" ]]; then
         data state ok
         data found "${found}"
         note_default
         return 0
     fi
-    obstacle="$(find_obstacle "the CUDA toolkit ${CUDA_MAJOR} (nvcc in /usr/local/cuda-${CUDA_MAJOR}.x)")"
+    obstacle="$(find_obstacle "the CUDA toolkit ${CUDA_MAJOR} (nvcc in /usr/local/cuda-${CUDA_MAJOR}.x${FLOOR:+, ${FLOOR} or newer})")"
     data state "$([[ -z "${obstacle}" ]] && echo todo || echo blocked)"
     data found "$(list_toolkits | awk '{ print $1 }' | paste -s -d ' ' | sed 's/^$/no toolkit/')"
     [[ -z "${obstacle}" ]] || data note "${obstacle}"
@@ -69,7 +74,7 @@ apply_toolkit() {
     read -r -a packages <<<"${PACKAGES:-}"
     add_repositories cuda-toolkit
     run_step "installing ${PACKAGES}" install_packages "${packages[@]}"
-    [[ -n "$(find_toolkit)" ]] || die "${PACKAGES}: installed, but there is no nvcc of CUDA ${CUDA_MAJOR} in /usr/local/cuda*"
+    [[ -n "$(find_toolkit)" ]] || die "${PACKAGES}: installed, but there is no nvcc of CUDA ${CUDA_MAJOR}${FLOOR:+, ${FLOOR} or newer,} in /usr/local/cuda*"
     keep_default "${before}"
 }
 
