@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from deepep_bootstrap.findings import BLOCKING, NOTE, WARNING, Fault, Row, Seen, few
-from deepep_bootstrap.machine import FABRIC_WELL
+from deepep_bootstrap.machine import FABRIC_WELL, Machine
 
 GPUS_PER_NODE = 8
 """NUM_MAX_NVL_PEERS of DeepEP V1 (csrc/kernels/configs.cuh)."""
@@ -17,6 +17,14 @@ CAPABILITY_FLOOR = (9, 0)
 DRIVER_CUDA = ((580, 13, 0), (575, 12, 9), (570, 12, 8), (565, 12, 7), (560, 12, 6), (555, 12, 5), (550, 12, 4), (535, 12, 2), (525, 12, 0))
 """Driver branch and the CUDA it brings, newest first: NVIDIA's CUDA Toolkit Release Notes, table "CUDA Toolkit and Corresponding
 Driver Versions". A program of a CUDA major runs on any driver that brings this major."""
+
+NVLSM = (
+    "no NVSwitch is on the PCI bus. On HGX and DGX B200 and B300 the fabric manager needs NVLSM: install nvlink5-{branch} (both), "
+    "libibumad3 (Red Hat: libibumad) and infiniband-diags, and load ib_umad at every boot, by hand, then {start}. "
+    "In a virtual machine or a GB200 rack, whoever runs the switches starts it"
+)
+"""What recipes/host/fabric-manager.sh says too. NVIDIA's Fabric Manager User Guide: from NVLink 5 on, NVSwitches are managed through
+InfiniBand devices by the NVLink subnet manager (NVLSM)."""
 
 OPTIONS = {"EnableStreamMemOPs": "1"}
 PEER_MAPPING = "PeerMappingOverride=1"
@@ -96,7 +104,7 @@ def has_nvlink(seen: Seen) -> Iterator[Fault]:
     without = {pair: by for pair, by in sorted(pairs.items()) if not by.startswith("NV")}
     if without:
         found = few(f"GPU {one} and {other} over {by}" for (one, other), by in without.items())
-        yield Fault(BLOCKING, found, "NVLink between every two GPUs", "nvidia-smi nvlink --status; systemctl restart nvidia-fabricmanager")
+        yield Fault(BLOCKING, found, "NVLink between every two GPUs", "nvidia-smi nvlink --status  # then drain and reboot this host")
 
 
 def has_fabric(seen: Seen) -> Iterator[Fault]:
@@ -104,11 +112,22 @@ def has_fabric(seen: Seen) -> Iterator[Fault]:
     prepared = seen.facts.prepared
     if prepared.fabric_state.lower() not in FABRIC_WELL:
         found = f"fabric {prepared.fabric_state}, fabric manager {prepared.fabric_manager or 'not there'}"
-        version = prepared.nvidia_version or "the driver's version"
-        start = f"systemctl restart nvidia-fabricmanager  # it must be {version} like the driver"
-        install = f"installing nvidia-fabricmanager {version}, then systemctl enable --now nvidia-fabricmanager"
-        absent = prepared.fabric_manager in {"", "absent"}
-        yield Fault(BLOCKING, found, "fabric state Completed", install if absent else start)
+        yield Fault(BLOCKING, found, "fabric state Completed", fabric_fix(prepared))
+
+
+def fabric_fix(prepared: Machine) -> str:
+    """Return what to do about a fabric that is not well. Programs run on the GPUs that have joined it, and a fabric manager that starts
+    below them breaks their NVLink multicast."""
+    version = prepared.nvidia_version or "the driver's version"
+    joined = FABRIC_WELL.intersection(prepared.fabric_state.lower().split(", "))
+    start = "systemctl enable nvidia-fabricmanager, a drain and a reboot" if joined else "systemctl enable --now nvidia-fabricmanager"
+    if prepared.fabric_manager == "active":
+        return "journalctl -u nvidia-fabricmanager; nvidia-smi -q"
+    if not prepared.nvswitches:
+        return NVLSM.format(branch=version.split(".")[0] if prepared.nvidia_version else "BRANCH", start=start)
+    if prepared.fabric_manager in {"", "absent"}:
+        return f"installing nvidia-fabricmanager {version}, then {start}"
+    return f"{start if joined else 'systemctl restart nvidia-fabricmanager'}  # it must be {version} like the driver"
 
 
 def has_options(seen: Seen) -> Iterator[Fault]:

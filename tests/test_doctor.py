@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_support import ROOT, request
 
-from deepep_bootstrap import checks_user, doctor, drained, jobuser, launch
+from deepep_bootstrap import checks_gpu, checks_user, doctor, drained, jobuser, launch
 from deepep_bootstrap.disagree import PROPERTIES
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
@@ -61,6 +61,31 @@ def test_every_finding_says_why_in_a_sentence_and_what_to_do() -> None:
             assert finding.fix or finding.check in {
                 *("rdma", "link-layers", "nic-count", "differing-nic-map", "differing-toolkits"),
             }, finding
+
+
+NVLSM = checks_gpu.NVLSM.format
+START, DRAIN = "systemctl enable --now nvidia-fabricmanager", "systemctl enable nvidia-fabricmanager, a drain and a reboot"
+
+
+@pytest.mark.parametrize(
+    ("switches", "state", "manager", "fix"),
+    [
+        (4, "In Progress", "failed", "systemctl restart nvidia-fabricmanager  # it must be 580.95.05 like the driver"),
+        (4, "In Progress", "absent", f"installing nvidia-fabricmanager 580.95.05, then {START}"),
+        (4, "Completed/Success, In Progress", "absent", f"installing nvidia-fabricmanager 580.95.05, then {DRAIN}"),
+        (4, "Completed/Success, In Progress", "failed", f"{DRAIN}  # it must be 580.95.05 like the driver"),
+        (0, "In Progress", "absent", NVLSM(branch="580", start=START)),
+        (0, "Completed/Success, In Progress", "failed", NVLSM(branch="580", start=DRAIN)),
+        (0, "In Progress", "active", "journalctl -u nvidia-fabricmanager; nvidia-smi -q"),
+    ],
+)
+def test_what_is_advised_for_a_fabric_disturbs_nobody_and_names_what_the_machine_takes(
+    switches: int, state: str, manager: str, fix: str
+) -> None:
+    said = {"nvswitches": switches, "fabric_state": state, "fabric_manager": manager, "nvidia_version": "580.95.05"}
+    change = {"hosts": ["n001"], "facts": {f"prepared.{name}": value for name, value in said.items()}}
+    case = {"hosts": {"n001": "h200"}, "profile": "single-node", "change": [change]}
+    assert [found.fix for found in findings(case) if found.check == "nvlink-fabric"] == [fix]
 
 
 def test_findings_are_ordered_by_severity_then_by_hosts() -> None:

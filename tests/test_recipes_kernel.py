@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from host_support import Host
 
+from deepep_bootstrap import checks_gpu
+
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"
 DRIVER = "/proc/driver/nvidia/version"
@@ -490,11 +492,7 @@ START, DRAIN = "systemctl enable --now nvidia-fabricmanager", "systemctl enable 
 BY_HAND = "the driver did not come from the lock's packages: install {} by hand, then {}"
 NEWER, OLDER = "nvidia-fabricmanager=580.95.05-*", "nvidia-fabricmanager-580=580.95.05-*"
 SERVER = {"libnvidia-compute-580-server": "580.95.05-0ubuntu0.24.04.2"}
-NVLSM = (
-    "no NVSwitch is on the PCI bus. On HGX and DGX B200 and B300 the fabric manager needs NVLSM: install nvlink5-580 (both), libibumad3 "
-    "(Red Hat: libibumad) and infiniband-diags, and load ib_umad at every boot, by hand, then {}. In a virtual machine or a GB200 rack, "
-    "whoever runs the switches starts it"
-)
+NVLSM = checks_gpu.NVLSM.format  # the doctor says the same
 PROGRESS, BOTH = "In Progress, N/A\n", "Completed, Success\nIn Progress, [N/A]\n"
 OLD = 'Field "fabric.state" is not a valid field to query.\n'
 NO_SWITCHES = {"NVSWITCHES": "0"}
@@ -522,8 +520,8 @@ NO_SWITCHES = {"NVSWITCHES": "0"}
         ("", PROGRESS, {}, {"PACKAGES": "nvidia-fabricmanager-570"}, "blocked", BY_HAND.format(NEWER, START)),
         ("", PROGRESS, {}, {"PACKAGES": "", "MANAGER": ""}, "blocked", BY_HAND.format(NEWER, START)),
         ("", PROGRESS, OURS, {"PACKAGES": ""}, "blocked", NO_ROW),
-        ("", PROGRESS, OURS, NO_SWITCHES, "blocked", NVLSM.format(START)),
-        ("failed\n", BOTH, {}, NO_SWITCHES, "blocked", NVLSM.format(DRAIN)),
+        ("", PROGRESS, OURS, NO_SWITCHES, "blocked", NVLSM(branch="580", start=START)),
+        ("failed\n", BOTH, {}, NO_SWITCHES, "blocked", NVLSM(branch="580", start=DRAIN)),
         ("active\n", PROGRESS, {}, NO_SWITCHES, "blocked", UNTRAINED),
     ],
 )
