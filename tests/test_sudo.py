@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from plan_support import ROOT
 from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.hosts import Inventory, Settings
 from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.remote import Fleet, Job
+from deepep_bootstrap.survey import Flags, gather
 
 PASSWORD = "correct horse 'battery' \\ $staple"
 # Numbers of this process alone, so that what another one leaves for a moment is not taken for ours.
 USERS = {name: 100_000 + 3 * os.getpid() + place for place, name in enumerate(("asks", "free", "barred"))}
 SUDOERS = """\
 Defaults use_pty, timestamp_timeout=0, lecture=always
-Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+Defaults secure_path="/sbin:/bin:/usr/sbin:/usr/bin"
 root ALL=(ALL:ALL) ALL
 asks ALL=(ALL:ALL) ALL
 free ALL=(ALL:ALL) NOPASSWD: ALL
@@ -153,6 +156,21 @@ def test_what_sudo_refuses(lab: Lab, server: Sshd, door: Callable[..., Fleet], u
         assert "horse" not in str(caught.value)
         assert "wrong" not in str(caught.value)
     assert not leftovers()
+
+
+def test_slurms_clients_on_the_accounts_own_path_are_found_through_sudo_too(lab: Lab, door: Callable[..., Fleet]) -> None:
+    """As in /usr/local/bin, which sshd's PATH has and the secure_path of RHEL's sudo has not; SLURM_CONF stays behind as well."""
+    clients = lab.folder / "clients"
+    clients.mkdir()
+    (clients / "sinfo").write_text("#!/bin/sh\necho slurm 24.05.3\n", encoding="ascii")
+    (clients / "sinfo").chmod(0o755)
+    lines = f"SetEnv PATH={clients}:/usr/bin:/bin SLURM_CONF=/shared/slurm.conf"
+    host = lab.host(lab.start("127.0.3.3", prefix=in_namespace(lab.folder), lines=lines), user="free")
+    fleet = door()
+    seen = gather(Flags(ROOT), fleet, Inventory("hosts.txt", (host,), Settings()), "/none").facts[host.name].slurm
+    assert (seen.works, seen.path, seen.conf) == (True, str(clients), "/shared/slurm.conf")
+    for user in ("root", "asks", ""):
+        assert fleet.run(host, Job("command -v sinfo; echo $SLURM_CONF", user=user)).out == f"{clients}/sinfo\n/shared/slurm.conf\n"
 
 
 def test_no_sudo_at_all(lab: Lab, door: Callable[..., Fleet]) -> None:

@@ -30,11 +30,11 @@ ANSWER
     done
     wait
 }
-# Sites put Slurm's clients into places that sshd's PATH lacks: beside the slurmd that runs, or where a login shell finds them. Then
+# Sites put Slurm's clients into places that sshd's PATH lacks, or sudo's: beside the slurmd that runs, or where a login shell finds them.
 # `slurm_path` says where, and every later script gets it. Of root's process a plain user sees only how it was called, not its link.
 find_slurm() { # fails where sinfo is neither on PATH nor beside slurmd
     process=$(find_slurmd); [ -z "$process" ] || put slurmd 1
-    command -v sinfo >/dev/null && return 0
+    program=$(command -v sinfo) && { use_slurm "${program%/*}" "${SLURM_CONF:-}"; return 0; }
     [ -n "$process" ] || return 1
     program=$(readlink "$process/exe") || program=$(tr '\0' '\n' <"$process/cmdline" | head -n 1)
     use_slurm "$root${program%/*}" '' || use_slurm "$root${program%/*/*}/bin" ''
