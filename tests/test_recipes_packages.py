@@ -343,7 +343,7 @@ def test_a_repository_to_be_set_up_by_hand(machine: Machine, key: Signer) -> Non
     machine.out(f"{SYS} add 0000:0c:00.0 0x15b3 0x020000")
     check = machine.says("doca-ofed", "check", env)
     assert check["state"] == "blocked"
-    assert check["note"] == "set up by hand the repository of DOCA; then the next run installs doca-ofed=3.2.1*"
+    assert check["note"] == "set up by hand the repository of DOCA, then `apt-get update`; the next run installs doca-ofed=3.2.1*"
     assert f"error: {check['note']}\n" in machine.refuses("doca-ofed", env)
     machine.out(f"echo 'deb [trusted=yes] file://{machine.shared}/doca ./' >/etc/apt/sources.list.d/site.list; apt-get -qq update")
     assert machine.says("doca-ofed", "check", env)["state"] == "todo"
@@ -603,6 +603,31 @@ def test_dnf_installs_the_pinned_version_once_and_locks_it(machine: Machine, key
     assert machine.out("rpm -q doca-ofed") == "doca-ofed-3.3.0-1.noarch\n"
     assert machine.says("doca-ofed", "remove", env)["state"] == "ok"
     assert "doca-ofed" not in machine.out("cat /etc/dnf/plugins/versionlock.list; find /etc -name '*deepep*'")
+
+
+def test_dnf_lists_that_cannot_be_read_are_not_taken_for_a_repository_that_is_missing(machine: Machine, key: Signer) -> None:
+    """A list that was never fetched, or cleaned away, or of a repository with repo_gpgcheck, which a plain user cannot check."""
+    env = dnf_ofed(machine, key, REPOSITORIES="", BY_HAND="the repository of DOCA")
+    make_dnf_repository(machine.shared / "other", [Package("other", "1-1", {"/opt/other": "x"})], key)
+    machine.out(f"{SYS} add 0000:0c:00.0 0x15b3 0x020000; mkdir -p /etc/yum.repos.d")
+    machine.out("sed -i 's/^skip_if_unavailable=.*/skip_if_unavailable=False/' /etc/dnf/dnf.conf")  # as RHEL and Rocky have it
+
+    def site(name: str) -> str:
+        text = f"[{name}]\nname={name}\nbaseurl=file://{machine.shared}/{name}\ngpgcheck=0\n"
+        return f"printf %s {shlex.quote(text)} >/etc/yum.repos.d/{name}.repo"
+
+    machine.out(f"{site('other')}; dnf -q makecache")
+    check = machine.says("doca-ofed", "check", env)
+    note = "set up by hand the repository of DOCA, then `dnf makecache`; the next run installs doca-ofed=3.2.1*"
+    assert (check["state"], check.get("note")) == ("blocked", note)
+    machine.out("dnf -q clean all")
+    assert machine.says("doca-ofed", "check", env)["state"] == "todo"
+    assert "install by hand: doca-ofed=3.2.1* (from the repository of DOCA)\n" in machine.refuses("doca-ofed", env)
+    machine.out(site("doca"))
+    plain = 'setpriv --reuid=65534 --regid=65534 --clear-groups bash "$1" check'
+    for user in ('bash "$1" check', plain):
+        assert "state=todo\n" in machine.sh(user, str(machine.shared / "doca-ofed"), env=env).stdout
+    assert machine.says("doca-ofed", "apply", env)["state"] == "reboot"
 
 
 def test_dnf_refuses_wrong_keys_and_tampered_packages(machine: Machine, key: Signer) -> None:

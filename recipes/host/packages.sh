@@ -1,6 +1,5 @@
 # shellcheck shell=bash
 # Installing packages, for the host recipes that do. Before them stand lib.sh, host/files.sh, this, host/repositories.sh and host/keys.sh.
-#
 # Inputs, from the lock's row for the distribution: MANAGER, apt or dnf (empty: no row); PACKAGES and HEADERS, NAME or NAME=VERSION,
 # where VERSION may be a glob; HOLD, globs of what would break the node if its version drifted; BY_HAND, what an administrator sets up
 # first where the lock has no repository; PACKAGE_LOCK_WAIT, seconds to wait for a busy package manager.
@@ -8,22 +7,23 @@
 # find_obstacle WHAT: print why this program cannot install WHAT here and what to do instead; nothing when it can.
 find_obstacle() {
     local -r what="$1"
+    local -rA renewals=([apt]="apt-get update" [dnf]="dnf makecache")
     if [[ -z "${MANAGER:-}" || -z "${PACKAGES:-}" ]]; then
         printf 'the lock has no packages for this distribution: install %s by hand\n' "${what}"
     elif [[ -n "${BY_HAND:-}" ]] && ! is_obtainable; then
-        printf 'set up by hand %s; then the next run installs %s\n' "${BY_HAND}" "${PACKAGES}"
+        printf "set up by hand %s, then \`%s\`; the next run installs %s\n" "${BY_HAND}" "${renewals["${MANAGER}"]}" "${PACKAGES}"
     else
         find_unseen
     fi
 }
 
-# Do the repositories that this host has hold PACKAGES? Looks at lists that are here, never at the network; dnf shows them to root only.
+# Do this host's repositories hold PACKAGES, by the lists at hand? Yes where dnf cannot read one (not fetched, or root's): root finds out.
 is_obtainable() {
     local -a packages
     read -r -a packages <<<"${PACKAGES}"
     case "${MANAGER}" in
         apt) apt-get -s -qq install "${packages[@]}" ;;
-        dnf) [[ -n "$(dnf -C -q repoquery "${packages[@]/=/-}")" ]] ;;
+        dnf) [[ -n "$(dnf -C -q repoquery "${packages[@]/=/-}" || echo unknown)" ]] ;;
     esac >/dev/null 2>&1
 }
 
@@ -55,7 +55,7 @@ print_installed() {
 
 # install_packages PACKAGE…: install what lacks of them. Nothing is removed or downgraded, no question asked, no configuration lost.
 install_packages() {
-    local -r by_hand="install by hand: $*"
+    local -r by_hand="install by hand: $*${BY_HAND:+ (from ${BY_HAND})}"
     local -a lacking
     ((EUID == 0)) || die "packages can only be installed by root. As root, ${by_hand}"
     case "${MANAGER:-}" in
