@@ -22,6 +22,8 @@ from deepep_bootstrap.sshlink import Timeouts
 from deepep_bootstrap.wire import ChannelWire, LocalWire, Wire
 
 LOCAL = "local"
+THIS_MACHINE = Host("this machine", connection=LOCAL)
+"""The control machine, where it is no host of the run."""
 CLEAN_UP = 30.0
 """Seconds a held script has to end after its stdin was closed; its watcher needs five."""
 

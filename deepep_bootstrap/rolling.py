@@ -15,7 +15,7 @@ from deepep_bootstrap.orders import Order, Seen
 from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
 from deepep_bootstrap.prepare import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.reboots import NEVER, Reboots
-from deepep_bootstrap.remote import LOCAL
+from deepep_bootstrap.remote import THIS_MACHINE
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
 from deepep_bootstrap.survey import gather_one, look
 from deepep_bootstrap.work import Work
@@ -189,7 +189,7 @@ def _resume(work: Work) -> tuple[Outcome, ...]:
 def slurm_hosts(work: Work) -> tuple[Host, ...]:
     """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
     first = choose.choose_slurm_host(work.request, work.survey.facts)
-    own: Sequence[Host] = (Host("this machine", connection=LOCAL),) if first == choose.CONTROL else ()
+    own = (THIS_MACHINE,) if first == choose.CONTROL else ()
     clients = [host for host in work.survey.reached if work.survey.facts[host.name].slurm.works]
     return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 

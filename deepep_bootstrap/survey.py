@@ -22,7 +22,7 @@ from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.plan import Plan
 from deepep_bootstrap.prepare import Preparation
-from deepep_bootstrap.remote import Door, Fleet, Job, Options, Reply
+from deepep_bootstrap.remote import THIS_MACHINE, Door, Fleet, Job, Options, Reply
 from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
@@ -170,7 +170,7 @@ def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
 
 def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
     """Ask every host for its facts at the same time; trouble when none of them answers. From then on every script finds Slurm's clients
-    where the account's own PATH lacks them."""
+    where the account's PATH, or that of sudo, lacks them."""
     job = _fact_job(flags, prefix)
     replies = door.run_all(inventory.hosts, lambda host: job)
     facts: dict[str, Facts] = {}
@@ -180,9 +180,11 @@ def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Surv
             facts[name] = _facts_in(reply)
         except Trouble as trouble:
             problems.extend(trouble.problems)
-    for name, seen in facts.items():
-        if seen.slurm.path:
-            door.equip(name, seen.slurm.path, {"SLURM_CONF": seen.slurm.conf} if seen.slurm.conf else {})
+    places = {name: (seen.slurm.path, seen.slurm.conf) for name, seen in facts.items()}
+    places[THIS_MACHINE.name] = (os.path.dirname(shutil.which("sinfo") or ""), os.environ.get("SLURM_CONF", ""))
+    for name, (folder, conf) in places.items():
+        if folder:
+            door.equip(name, folder, {"SLURM_CONF": conf} if conf else {})
     if not facts:
         raise Trouble(*fold_problems(problems, inventory))
     return Survey(inventory, prefix, facts, fold_problems(problems, inventory))

@@ -10,14 +10,13 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.hosts import Host, fold
 from deepep_bootstrap.kinds import Kind
+from deepep_bootstrap.remote import THIS_MACHINE
 from deepep_bootstrap.survey import Survey, control_has_slurm
 
 SLURM, SSH = "slurm", "ssh"
 VIAS = (SLURM, SSH)
 EVERY = frozenset(("pairs",))
 """Kinds that take every node there is unless told how many."""
-
-CONTROL = Host("this machine", connection="local")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def slurm_client(survey: Survey) -> Host | None:
         return survey.host(wanted)
     markers = {seen.prefix.id for seen in survey.facts.values()}
     if control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""):
-        return CONTROL
+        return THIS_MACHINE
     clients = [host for host in survey.reached if survey.facts[host.name].slurm.works and survey.facts[host.name].slurm.sbatch]
     return next((host for host in clients if host.role == "login"), clients[0] if clients else None)
 

@@ -15,9 +15,9 @@ from plan_support import ROOT
 from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Inventory, Settings
+from deepep_bootstrap.hosts import Host, Inventory, Settings
 from deepep_bootstrap.launch import Secret
-from deepep_bootstrap.remote import Fleet, Job
+from deepep_bootstrap.remote import THIS_MACHINE, Fleet, Job
 from deepep_bootstrap.survey import Flags, gather
 
 PASSWORD = "correct horse 'battery' \\ $staple"
@@ -171,6 +171,20 @@ def test_slurms_clients_on_the_accounts_own_path_are_found_through_sudo_too(lab:
     assert (seen.works, seen.path, seen.conf) == (True, str(clients), "/shared/slurm.conf")
     for user in ("root", "asks", ""):
         assert fleet.run(host, Job("command -v sinfo; echo $SLURM_CONF", user=user)).out == f"{clients}/sinfo\n/shared/slurm.conf\n"
+
+
+def test_slurms_clients_of_this_machine_are_found_through_sudo_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho slurm 24.05.3\n", encoding="ascii")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", "/shared/slurm.conf")
+    fleet, host = Fleet([]), Host("n001", connection="local")
+    gather(Flags(ROOT), fleet, Inventory("hosts.txt", (host,), Settings()), "/none")
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.delenv(name)  # as sudo's env_reset does
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    reply = fleet.run(THIS_MACHINE, Job("command -v sinfo; echo $SLURM_CONF"))
+    assert reply.out == f"{tmp_path}/sinfo\n/shared/slurm.conf\n"
 
 
 def test_no_sudo_at_all(lab: Lab, door: Callable[..., Fleet]) -> None:
