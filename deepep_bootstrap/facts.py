@@ -107,7 +107,8 @@ class Slurm:
     """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no compute node),
     `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there,
     `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the clients, which the PATH of root or of another
-    user may lack, and SLURM_CONF where it is set; `brings_memlock`: a job gets the memlock of the shell that submitted it. `slurmd`: the host itself runs one."""
+    user may lack, and SLURM_CONF where it is set; `brings_memlock`: a job gets the memlock of the shell that submitted it. `slurmd`: the
+    host itself runs one."""
 
     works: bool = False
     version: str = ""

@@ -440,6 +440,8 @@ def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew
     assert not begin.is_set()
     look = cluster.look("n001", "n002")
     assert (sorted(look.nodes), look.reboot_program) == (["n001", "n002"], "/usr/sbin/lab-reboot")
+    assert [node.name for node in cluster.known("elsewhere", "n001", "n002", "n002.a.example")] == ["n001", "n002"]
+    assert cluster.known("elsewhere") == ()
     assert abs(look.now.astimezone() - datetime.now().astimezone()) < timedelta(minutes=1)
     fleet.close()
 
