@@ -39,6 +39,13 @@ echo end
 """
 
 
+@pytest.fixture(scope="module")
+def lab(lab: LiveLab) -> LiveLab:
+    """The run's lab as it is at first: files that came before this one left their own accounts and files in it."""
+    lab.reset()
+    return lab
+
+
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
