@@ -42,12 +42,14 @@ class Ended:
 
 @dataclass
 class Engine:
-    """The command line, pointed at one lab. `mirror` is a mirror's directory in place of the stand-in's repositories and wheels,
-    `inside` a command prefix, for example into another network; without `smoke` a bootstrap runs no test of its own."""
+    """The command line, pointed at one lab. `built` is where this run of the tests keeps the store entries of its first bootstrap,
+    `mirror` a mirror's directory in place of the stand-in's repositories and wheels, `inside` a command prefix, for example into another
+    network; without `smoke` a bootstrap runs no test of its own."""
 
     lab: LiveLab
     sources: Path
     lock: Path = LOCK
+    built: Path | None = None
     hosts: Path | None = None
     prefix: str = PREFIX
     wheels_from_folder: bool = True
@@ -84,6 +86,8 @@ class Engine:
             check=False,
         )
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        if verb == "bootstrap" and done.returncode == 0:
+            self._keep_built()
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def json(self, verb: str, *more: str) -> dict[str, Any]:
@@ -98,6 +102,22 @@ class Engine:
             self.argv(verb, *more), cwd=ROOT, env=self.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
+
+    def use_built(self) -> None:
+        """Put the entries that an earlier test built into the prefix, for a test of something else; where none did, this one builds."""
+        if self.built and self.built.is_dir():
+            shutil.copytree(self.built, self.on_disk / "store", symlinks=True)
+
+    def _keep_built(self) -> None:
+        if self.built is None or self.built.exists() or self.lock != LOCK:
+            return
+        aside = self.built.with_name(f"{self.built.name}-{os.getpid()}")
+        for entry in (self.on_disk / "store").glob("[!.]*"):
+            shutil.copytree(entry, aside / entry.name, symlinks=True)
+        try:
+            aside.rename(self.built)
+        except OSError:  # another worker was first
+            shutil.rmtree(aside)
 
     def store(self) -> list[str]:
         """Names in the store, whatever they are."""
@@ -154,17 +174,24 @@ def standin_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sources(tmp_path_factory.mktemp("standin"))
 
 
+@pytest.fixture(scope="session")
+def built_entries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first bootstrap of the run leaves its store entries: one place for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-entries"
+
+
 @pytest.fixture
-def engine(fresh_lab: LiveLab, standin_sources: Path) -> Engine:
+def engine(fresh_lab: LiveLab, standin_sources: Path, built_entries: Path) -> Engine:
     """The program and a lab on which nothing was done yet."""
-    return Engine(fresh_lab, standin_sources)
+    return Engine(fresh_lab, standin_sources, built=built_entries)
 
 
 @pytest.fixture
-def private_engine(fresh_lab: LiveLab, tmp_path: Path, standin_sources: Path) -> Engine:
+def private_engine(fresh_lab: LiveLab, tmp_path: Path, standin_sources: Path, built_entries: Path) -> Engine:
     """Like `engine`, with sources and lock of its own that the test may change, and no cache of downloads."""
     sources = tmp_path / "standin"
     shutil.copytree(standin_sources, sources)
     lock = tmp_path / "demo.lock.toml"
     shutil.copy(LOCK, lock)
-    return Engine(fresh_lab, sources, lock, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    return Engine(fresh_lab, sources, lock, built_entries, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})

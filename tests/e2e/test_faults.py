@@ -283,6 +283,7 @@ def test_json_is_one_document_also_on_failure(engine: Engine) -> None:
     document = engine.json("plan", "--stack=v9")
     assert document["schema"] == 1
     assert document["errors"][0]["where"] == "--stack"
+    engine.use_built()
     done = engine.json("bootstrap")
     assert done["exit"] == 0
     assert {outcome["state"] for outcome in done["outcomes"]} == {"done"}

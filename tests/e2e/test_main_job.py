@@ -20,10 +20,10 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def ready(lab: LiveLab, standin_sources: Path) -> Engine:
+def ready(lab: LiveLab, standin_sources: Path, built_entries: Path) -> Engine:
     """One bootstrap for the tests of what it leaves; the last of them moves the prefix."""
     lab.reset()
-    engine = Engine(lab, standin_sources)
+    engine = Engine(lab, standin_sources, built=built_entries)
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
     return engine
@@ -116,9 +116,10 @@ def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
     assert after == before
 
 
-def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path) -> None:
-    engine = Engine(modules_lab, standin_sources)
+def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path, built_entries: Path) -> None:
+    engine = Engine(modules_lab, standin_sources, built=built_entries)
     shutil.rmtree(engine.on_disk, ignore_errors=True)
+    engine.use_built()
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
     tested = engine.run("test", "--kind=internode")

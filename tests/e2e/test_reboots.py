@@ -47,6 +47,7 @@ def bare_engine(private_engine: Engine) -> Iterator[Engine]:
     for host in ("n001", "n002"):
         lab.fake(host, "rdma_inbox", "1")
     lab.bare("n001", "n002")
+    private_engine.use_built()
     yield private_engine
     lab.on_login("scontrol update nodename=n[001-002] state=resume || true")  # refused for nodes that are in use
     for host in ("n001", "n002"):

@@ -102,6 +102,7 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
 
 
 def test_a_host_that_dies_while_somebody_reads_the_plan_costs_only_itself(engine: Engine) -> None:
+    engine.use_built()
     terminal = Terminal(engine, "bootstrap", columns=180)
     terminal.expect(r"Go on\? \[Y/n\] ")
     engine.lab.power_cut("n002")
