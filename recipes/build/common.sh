@@ -80,6 +80,27 @@ find_driver() {
     { ldconfig -p 2>/dev/null || true; } | awk '$1 == "libcuda.so.1" { print $NF; exit }' # no ldconfig: no driver to be found
 }
 
+# offer_driver FOLDER: DeepEP links libcuda.so, which is in none of the linker's own folders: it is the toolkit's stub, or else the driver. A
+# link to it in FOLDER comes last in LIBRARY_PATH.
+offer_driver() {
+    local -r folder="$1"
+    local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
+    [[ -e "${library}" ]] || library="$(find_driver)"
+    [[ -n "${library}" ]] || return 0
+    mkdir -p -- "${folder}"
+    ln -sfn -- "${library}" "${folder}/libcuda.so"
+    export LIBRARY_PATH="${LIBRARY_PATH:+${LIBRARY_PATH}:}${folder}"
+}
+
+# can_import_torch PYTHON: whether an environment that is still in scratch serves for building. Its torch has its own NVSHMEM yet; where it
+# cannot be imported with that one, the finished entry is needed.
+can_import_torch() {
+    local said
+    said="$("$1" -c 'import torch' 2>&1)" && return 0
+    say "torch serves for building once its NVSHMEM is ours; by now: ${said##*$'\n'}"
+    return 1
+}
+
 # with_driver_stub COMMAND…: run a program that links the driver's library; where no driver is, with the toolkit's stub in its place.
 with_driver_stub() {
     local -r stub="${CUDA_HOME}/lib64/stubs/libcuda.so" folder="${SCRATCH}/stub"

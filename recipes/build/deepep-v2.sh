@@ -24,12 +24,9 @@ build_entry() {
 # choose_python: what this run is building is used from scratch as soon as it serves for compiling.
 choose_python() {
     local -r early="${SCRATCH}/early"
-    local said=""
     wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
     ENVIRONMENT="${early}/${PYTHON_ENTRY}"
-    # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
-    if is_published "${PYTHON_ENTRY}" || ! said="$("${ENVIRONMENT}/bin/python" -c 'import torch' 2>&1)"; then
-        [[ -z "${said}" ]] || say "torch serves for building once its NVSHMEM is ours; by now: ${said##*$'\n'}"
+    if is_published "${PYTHON_ENTRY}" || ! can_import_torch "${ENVIRONMENT}/bin/python"; then
         wait_for_entry "${PYTHON_ENTRY}"
         ENVIRONMENT="${PREFIX}/store/${PYTHON_ENTRY}"
     fi
@@ -51,25 +48,14 @@ export_settings() {
     # Where the libraries are, seen from where the extension will lie.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../../'"${PYTHON_ENTRY}${nccl#"${ENVIRONMENT}"}/lib"' -Wl,-rpath,$ORIGIN/../../../../'"${NVSHMEM}/lib"
-    offer_libraries "${nccl}"
+    # setup.py names NCCL's library without a folder: ours comes ahead of one that the system may have.
+    export LIBRARY_PATH="${nccl}/lib"
+    offer_driver "${WORK}/driver"
     ((${CUDA_VERSION%%.*} < 13)) || export CPLUS_INCLUDE_PATH="${CUDA_HOME}/include/cccl"
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
     while IFS= read -r option; do
         [[ "${option}" != *=* ]] || export "${option?}"
     done <<<"${OPTIONS:-}"
-}
-
-# offer_libraries NCCL: where the linker finds what setup.py names without a folder: NCCL's library, ahead of one that the system may have,
-# and libcuda.so, which is the toolkit's stub, or else the driver.
-offer_libraries() {
-    local -r nccl="$1" folder="${WORK}/driver"
-    local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
-    [[ -e "${library}" ]] || library="$(find_driver)"
-    export LIBRARY_PATH="${nccl}/lib"
-    [[ -n "${library}" ]] || return 0
-    mkdir -p -- "${folder}"
-    ln -sfn -- "${library}" "${folder}/libcuda.so"
-    LIBRARY_PATH+=":${folder}"
 }
 
 # check_version: the tree must be of the version that the lock promises; setup.py may add a local part.

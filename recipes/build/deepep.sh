@@ -32,14 +32,11 @@ build_entry() {
 # choose_python_and_nvshmem: what this run is building is used from scratch as soon as it serves for compiling.
 choose_python_and_nvshmem() {
     local -r early="${SCRATCH}/early"
-    local said=""
     BUILD_PYTHON="${PYTHON}"
     if [[ -n "${PYTHON_ENTRY:-}" ]]; then
         wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
         BUILD_PYTHON="${early}/${PYTHON_ENTRY}/bin/python"
-        # In scratch, torch still has its own NVSHMEM. Where it cannot be imported with that one, the finished entry is needed.
-        if is_published "${PYTHON_ENTRY}" || ! said="$("${BUILD_PYTHON}" -c 'import torch' 2>&1)"; then
-            [[ -z "${said}" ]] || say "torch serves for building once its NVSHMEM is ours; by now: ${said##*$'\n'}"
+        if is_published "${PYTHON_ENTRY}" || ! can_import_torch "${BUILD_PYTHON}"; then
             wait_for_entry "${PYTHON_ENTRY}"
             BUILD_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python"
         fi
@@ -59,23 +56,12 @@ export_settings() {
     # Where NVSHMEM is, seen from where the extension will lie.
     # shellcheck disable=SC2016 # $ORIGIN is for the loader
     export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../'"${NVSHMEM}/lib"
-    offer_driver
+    offer_driver "${WORK}/driver"
     ((${CUDA_VERSION%%.*} < 13)) || export CPLUS_INCLUDE_PATH="${CUDA_HOME}/include/cccl"
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
     while IFS= read -r option; do
         [[ "${option}" != *=* ]] || export "${option?}"
     done <<<"${OPTIONS:-}"
-}
-
-# offer_driver: DeepEP links libcuda.so, which is in none of the linker's own folders: it is the toolkit's stub, or else the driver.
-offer_driver() {
-    local -r folder="${WORK}/driver"
-    local library="${CUDA_HOME}/lib64/stubs/libcuda.so"
-    [[ -e "${library}" ]] || library="$(find_driver)"
-    [[ -n "${library}" ]] || return 0
-    mkdir -p -- "${folder}"
-    ln -sfn -- "${library}" "${folder}/libcuda.so"
-    export LIBRARY_PATH="${folder}"
 }
 
 # check_version: the tree must be of the version that the lock promises; setup.py may add a local part.
