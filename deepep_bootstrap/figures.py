@@ -90,9 +90,22 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One pass of a test that runs with several numbers of tokens: its number, tokens of each rank, how many runs it has and how many
+    of those ended well, and the combine calls of these whose result the test compared, over all ranks."""
+
+    number: int
+    tokens: int
+    runs: int
+    passed_runs: int
+    checked_calls: int
+
+
+@dataclass(frozen=True)
 class Tested:
     """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was found and `line`
-    the number of its first line there. `ok` only if it ended, no case failed and no rank is missing."""
+    the number of its first line there. `ok` only if it ended, no case failed and no rank is missing. `turn` is the pass that it is,
+    None for a test without passes."""
 
     test: str
     generation: str
@@ -109,6 +122,17 @@ class Tested:
     errors: Sequence[str] = ()
     log: str = ""
     line: int = 1
+    turn: Pass | None = None
+
+    @property
+    def is_later_pass(self) -> bool:
+        """Return whether it is a pass after the first: its figures are shown, and compared with nothing."""
+        return self.turn is not None and self.turn.number > 1
+
+    @property
+    def title(self) -> str:
+        """Return what people call it: the test, of a later pass with its number of tokens."""
+        return f"{self.test}, {self.turn.tokens} tokens" if self.turn and self.is_later_pass else self.test
 
 
 def as_json(tested: Tested) -> dict[str, Any]:
@@ -128,6 +152,7 @@ def as_json(tested: Tested) -> dict[str, Any]:
         "errors": list(tested.errors),
         "log": tested.log,
         "line": tested.line,
+        "pass": None if tested.turn is None else asdict(tested.turn),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from deepep_bootstrap import charts, diagnose
+from deepep_bootstrap import charts, diagnose, results_text
 from deepep_bootstrap.charts import Dot
 from deepep_bootstrap.figures import Tested
 from deepep_bootstrap.runreport import HEADLINES, Report, Series
@@ -56,6 +56,7 @@ def render(report: Report, texts: Mapping[str, str], made: float) -> str:
     environment.globals |= {
         "bar": bar, "nic_bar": nic_bar, "strip": strip, "trend": trend, "icon": charts.icon, "step": step, "share_step": share_step,
         "config": config, "has_slow": has_slow, "has_box": has_box, "advice": diagnose.advice,
+        "checked": results_text.checked,
     }  # fmt: skip
     style = texts[STYLE]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

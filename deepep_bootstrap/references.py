@@ -122,9 +122,11 @@ def title(figure: str) -> str:
 
 def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Verdict:
     unit, larger = unit_of(figure)
-    bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.test, log=tested.log, unit=unit)
+    bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.title, log=tested.log, unit=unit)
     if not (0 if larger else LEAST) <= value <= MOST:
         return replace(bare, text=f"{bare.title}: {value:g} {unit} is nothing that can be measured")
+    if tested.is_later_pass:
+        return replace(bare, value=value, text=f"{bare.title}: {value:.2f} {unit}; only figures of the first pass are compared")
     nodes = nodes_of(tested, setting.nodes)
     here = settings_of(tested, nodes, setting.book, setting.limits)
     same = [one for one in setting.book.references if (one.test, one.figure) == (tested.test, figure)]

@@ -56,14 +56,14 @@ def saved(
 def recorded(
     tests: Sequence[Tested], run: str, date: str, *, gpu: str, fabric: str, nodes: int, book: Book, limits: Limits | None = None
 ) -> tuple[Reference, ...]:
-    """Return references out of the figures of those tests that are ok, for the name of the run and its day (2026-11-20). The others
-    are those of references.judge: tests judged by them later have the same settings. None for a GPU or a fabric without a name that
-    `refbook` reads: one such line would make the whole file unreadable."""
+    """Return references out of the figures of those tests that are ok, of several passes the first, for the name of the run and its
+    day (2026-11-20). The others are those of references.judge: tests judged by them later have the same settings. None for a
+    GPU or a fabric without a name that `refbook` reads: one such line would make the whole file unreadable."""
     found: dict[tuple[Key, str], Reference] = {}
     for tested in tests:
         used = nodes_of(tested, nodes)
         here = "nvlink" if used == 1 else fabric
-        if not (tested.ok and GPU.fits(gpu_type(gpu) or gpu) and FABRIC.fits(here)):
+        if tested.is_later_pass or not (tested.ok and GPU.fits(gpu_type(gpu) or gpu) and FABRIC.fits(here)):
             continue
         settings = settings_of(tested, nodes, book, limits or Limits())
         config = {name: (int(settings[name]),) for name in CONFIG if name in settings and settings[name] >= 0}

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap import results_ours, results_ranks
-from deepep_bootstrap.figures import Best, LowLatency, Operation, Tested
+from deepep_bootstrap.figures import Best, LowLatency, Operation, Pass, Tested
 from deepep_bootstrap.results_end import Story, story
 from deepep_bootstrap.results_lines import tokens
 from deepep_bootstrap.results_parts import Part, parts
+from deepep_bootstrap.results_passes import Turn, together
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
 """Files of a run's folder (see testruns)."""
@@ -59,18 +60,39 @@ def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
 
 def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iterator[list[Source]]:
     """Yield the first tests of all sides, the second ones, and so on."""
+    bundle: list[Source] = []
     for index in range(max((len(own) for _, _, own in members), default=0)):
         bundle = [Source(side, number, own[index]) for side, number, own in members if index < len(own)]
+        bundle += _without_pass(bundle, members, index)
         jobs = [source.part for source in bundle if source.side == "job"]
         if not jobs and any(side == "job" for side, _, _ in members):
             # The job's own log is there and does not even have its first line.
             jobs = [Part("job.log", 1)]
             bundle.append(Source("job", 0, jobs[0]))
         for part in jobs:
-            part.headers = max(part.headers, 1)
+            part.headers = max(part.headers, 0 if part.goes_on else 1)
         for source in bundle:
             source.part.nodes = max(source.part.nodes, nodes)
         yield bundle
+    yield from _unbegun(bundle)
+
+
+def _without_pass(bundle: Sequence[Source], members: Sequence[tuple[str, int, list[Part]]], index: int) -> list[Source]:
+    """Return an empty part for every log, but for those of ranks, that says nothing of the pass that others tell of: it was cut off."""
+    turn = next((source.part.turn for source in bundle if source.part.turn), None)
+    if turn is None:
+        return []
+    cut = [(side, number) for side, number, own in members if side != "rank" and len(own) <= index]
+    return [Source(*each, Part(bundle[0].part.log, 1, "low-latency", turn=Turn(turn.number, turn.of))) for each in cut]
+
+
+def _unbegun(bundle: Sequence[Source]) -> Iterator[list[Source]]:
+    """Yield the pass that should have followed the last one of the logs, and did not begin: nothing where that one failed."""
+    turn = together(source.part.turn for source in bundle)
+    if turn is None or turn.is_last or any((*turn.ended.values(), *(code for source in bundle for code in source.part.codes))):
+        return
+    part = Part(bundle[0].part.log, bundle[0].part.line, "low-latency", turn=Turn(turn.number + 1, turn.of))
+    yield [Source(bundle[0].side, bundle[0].number, part)]
 
 
 def _completed(bundles: list[list[Source]]) -> list[list[Source]]:
@@ -82,11 +104,17 @@ def _completed(bundles: list[list[Source]]) -> list[list[Source]]:
             continue
         for other in left:
             theirs = {rank for source in other for rank in source.part.figures}
-            if other is not bundle and 0 in theirs and not theirs & ranks and _kind(other) == _kind(bundle):
+            if other is not bundle and 0 in theirs and not theirs & ranks and _same(other, bundle):
                 other += [replace(source, side="node", number=len(other)) for source in bundle]
                 left = [each for each in left if each is not bundle]
                 break
     return left
+
+
+def _same(one: Sequence[Source], other: Sequence[Source]) -> bool:
+    """Return whether two bundles can be one test, and one pass of it."""
+    passes = [turn and turn.number for turn in (together(source.part.turn for source in bundle) for bundle in (one, other))]
+    return _kind(one) == _kind(other) and passes[0] == passes[1]
 
 
 def _is_test(part: Part) -> bool:
@@ -123,7 +151,12 @@ def _tested(bundle: Sequence[Source]) -> Tested:
         errors=errors[:ERRORS_MAX],
         log=told_first.log,
         line=told_first.line,
+        turn=_pass(told.turn),
     )
+
+
+def _pass(turn: Turn | None) -> Pass | None:
+    return None if turn is None else Pass(turn.number, turn.tokens, turn.runs, turn.passed, turn.passed * turn.calls)
 
 
 def _generation(told: Story) -> str:

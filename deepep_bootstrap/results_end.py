@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap.figures import OPERATIONS
-from deepep_bootstrap.results_parts import LOW, Part, Voice
+from deepep_bootstrap.results_parts import LOW, Part
+from deepep_bootstrap.results_passes import Turn, together
+from deepep_bootstrap.results_voices import Voice
 
 Side = tuple[str, int, Part]
 """Where a part comes from (job, node, rank, or log: a file of its own), the number of that node or rank, and the part."""
@@ -35,7 +37,8 @@ LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each 
 class Story:
     """One test, all sides together. `code` is the worst exit code, None where nobody said one; `main` is what the first node printed,
     `first_ranks` what each node's first rank did where nodes can be told apart; `alike` says for each of V2's cases whether it sends
-    the same kind of data as the first; `lacking` are ranks that are not whole, and why."""
+    the same kind of data as the first; `lacking` are ranks that are not whole, and why; `turn` is
+    the pass that it is, of a test that has passes."""
 
     kind: str
     parts: tuple[Part, ...]
@@ -49,19 +52,21 @@ class Story:
     passed: int
     failed: int
     ended: bool
+    turn: Turn | None = None
 
 
 def story(kind: str, sides: Sequence[Side]) -> Story:
     """Return what the sides of one test of a kind say together."""
     parts = tuple(part for _, _, part in sides)
-    codes = [code for part in parts for code in part.codes]
+    turn = together(part.turn for part in parts)
+    codes = [code for part in parts for code in part.codes] + list(turn.ended.values() if turn else ())
     code = max(codes, default=None)
     voices = _voices(sides)
     figures = _figures(parts)
     place = _Place.of(kind, parts, figures)
     cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
-    lacking = _lacking(kind, figures, place, cases) | _silent_nodes(kind, voices, place)
-    whole = not lacking and _is_whole(kind, voices, figures, place)
+    lacking = _lacking(kind, figures, place, max(cases, _due(turn))) | _silent_nodes(kind, voices, place)
+    whole = not lacking and _is_whole(kind, voices, figures, place) and (turn is None or _is_turn_whole(sides, place.nodes))
     unsaid = any(len(part.codes) < part.headers for part in parts)
     ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
     failing = code != 0 and (code is not None or any(part.errors for part in parts))
@@ -81,7 +86,20 @@ def story(kind: str, sides: Sequence[Side]) -> Story:
         passed=passed + (cases if ended and not failing else max(cases - 1, 0)),
         failed=(opened - least) + (1 if cases else 0) if failing else 0,
         ended=ended,
+        turn=turn,
     )
+
+
+def _due(turn: Turn | None) -> int:
+    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that ended well."""
+    return 0 if turn is None else turn.passed if any(turn.ended.values()) else turn.runs
+
+
+def _is_turn_whole(sides: Sequence[Side], nodes: int) -> bool:
+    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all nodes. A rank's file
+    says only that they began."""
+    told = [(side, part.turn) for side, _, part in sides if side != "rank"]
+    return bool(told) and all(turn is not None and turn.is_over(1 if side == "node" else nodes) for side, turn in told)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ These are collectors, the only values of this room that change; `results` makes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deepep_bootstrap.figures import Best, Point
 from deepep_bootstrap.results_lines import Token
+from deepep_bootstrap.results_passes import Turn
+from deepep_bootstrap.results_voices import Voice
 
 SCRIPTS = {
     "test_intranode.py": "intranode",
@@ -41,85 +43,13 @@ FOREIGN = {
 }
 """What a test of one kind never prints. Low latency lines may end a test between nodes that tries both."""
 
-Key = tuple[int, float, float]
-
-
-@dataclass
-class Sweep:
-    """The settings that a test tried, in blocks: one for each operation, since a test tries them in rising order.
-
-    Where nodes print into one log without labels each setting comes `copies` times; the first counts.
-    """
-
-    copies: int = 1
-    blocks: list[dict[Key, list[Point]]] = field(default_factory=list)
-    operations: list[str] = field(default_factory=list)
-    filling: bool = False
-
-    def add(self, point: Point) -> None:
-        """Put a point into the block that is being filled, or into a new one where its setting says that one began."""
-        key = (point.sms, _chunk(point.nvl_chunk), _chunk(point.rdma_chunk))
-        last = self.blocks[-1] if self.blocks else {}
-        seen = len(last.get(key, ()))
-        if not self.filling and 0 < seen < self.copies:
-            return  # another node's last point, behind the first node's best
-        if not self.filling or seen >= self.copies or (not seen and key < max(last)):
-            self.blocks.append({})
-            self.filling = True
-        self.blocks[-1].setdefault(key, []).append(point)
-
-    def found_best(self, operation: str) -> None:
-        """Say that the oldest block without an operation was this one's; a second node's word changes nothing."""
-        if operation not in self.operations and len(self.operations) < len(self.blocks):
-            self.operations.append(operation)
-            self.filling = False
-
-    def points(self) -> Iterator[Point]:
-        """Yield every setting once, with its operation where a best line said it."""
-        for index, block in enumerate(self.blocks):
-            operation = self.operations[index] if index < len(self.operations) else ""
-            for one, *_ in block.values():
-                yield Point(operation, one.sms, one.nvl_chunk, one.rdma_chunk, one.nvl_gbs, one.rdma_gbs, one.us, one.default)
-
-
-def _chunk(chunk: int | None) -> float:
-    return float("inf") if chunk is None else chunk
-
-
-@dataclass
-class Voice:
-    """What one node printed, or all nodes together where nothing tells them apart (`copies`: how many those are)."""
-
-    configs: int = 0
-    opened: int = 0
-    passed: int = 0
-    ep_cases: list[str] = field(default_factory=list)
-    blanks: int = 0
-    best: dict[str, list[Best]] = field(default_factory=dict)
-    sweep: Sweep = field(default_factory=Sweep)
-
-    @property
-    def copies(self) -> int:
-        """How many nodes speak: each prints its configuration before it tries anything."""
-        return self.sweep.copies
-
-    def add_config(self, *, late: bool = False) -> None:
-        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an end says it again."""
-        self.configs += 1
-        if late or not self.busy:
-            self.sweep.copies = self.configs
-
-    @property
-    def busy(self) -> bool:
-        """Return whether the test is under way: something was tried."""
-        return bool(self.opened or self.ep_cases or self.best or self.sweep.blocks)
-
 
 @dataclass
 class Part:
     """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them; `world` is what the
     ranks themselves say, `nodes` what the job says; `headers` counts the
-    nodes on which a file of ours began it: each of them says an exit code in the end."""
+    nodes on which a file of ours began it: each of them says an exit code in the end. `turn` is its pass, of a test that
+    has passes; it `goes_on` where its log has the next one, behind which the job's last word stands then."""
 
     log: str
     line: int
@@ -139,6 +69,8 @@ class Part:
     seeds: int = 0
     endless: bool = False
     content: bool = False
+    turn: Turn | None = None
+    goes_on: bool = False
     errors: list[tuple[str, int | None]] = field(default_factory=list)
 
     @property
@@ -167,6 +99,8 @@ class Part:
             return False
         if self.is_closed:
             return True
+        if self.turn and not (self.turn.is_last and self.turn.is_over(max(self.nodes, 1))):
+            return False
         if self._awaits_node and kind in {"config", "seed"}:
             return False
         if kind == "config":
@@ -195,9 +129,7 @@ class Part:
         elif kind in {"header", "job", "exit"}:
             self._take_word_of_job(kind, words)
         elif kind == "allocating":
-            self.kind = self.kind or "low-latency"
-            self.allocations += 1
-            self.config["buffer_mb"] = float(words[0] or 0)
+            self._take_buffer(float(words[0] or 0))
         elif kind in {"seed", "hash"}:
             self._take_round(kind, words)
         else:
@@ -245,6 +177,27 @@ class Part:
         else:
             self.codes.append(int(words[1] or 0))
 
+    def _take_buffer(self, size: float) -> None:
+        """Collect that a node has its buffer; those of later runs of a pass, and of a node that is ahead, come behind figures."""
+        self.kind = self.kind or "low-latency"
+        if self.turn is None or not self.busy:
+            self.allocations += 1
+            self.config["buffer_mb"] = size
+
+    def take_pass(self, token: Token) -> None:
+        """Collect what a line of its pass says."""
+        self.turn = self.turn or Turn.before(token.words)
+        self.turn.take(token.words)
+        self.kind, self.content = self.kind or "low-latency", True
+        if self.turn.tokens:
+            self.config["num_tokens"] = self.turn.tokens
+
+    def next_pass(self, line: int) -> Part:
+        """Return the part of the pass after this one: of the same test, whose last word is left to it."""
+        found = Part(self.log, line, self.kind, self.header, self.module, self.script, self.args, self.headers, nodes=self.nodes)
+        self.headers, self.goes_on = 0, True
+        return found
+
     def _take_round(self, kind: str, words: tuple[str | None, ...]) -> None:
         if kind == "hash" or words != (" ", "0"):
             self.endless = True
@@ -288,9 +241,16 @@ class Part:
 
 
 def parts(log: str, found: Iterable[Token]) -> list[Part]:
-    """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to the next one."""
+    """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to the next one. Each
+    pass of a test is a part of its own."""
     done = [Part(log, 1)]
     for token in found:
+        if token.kind == "pass":
+            _of_pass(done, token).take_pass(token)
+            continue
+        if token.kind in LOW and (behind := _behind(done, token)):
+            behind.take(token)
+            continue
         if done[-1].is_over(token):
             done.append(Part(log, token.line))
             if token.kind == "config" and done[-2].kind == "low-latency" and done[-2].seeds:
@@ -298,3 +258,31 @@ def parts(log: str, found: Iterable[Token]) -> list[Part]:
                 done[-1].seeds, done[-2].seeds, done[-1].kind = done[-2].seeds, 0, "internode"
         done[-1].take(token)
     return [part for part in done if part.kind or part.errors or part.codes]
+
+
+def _of_pass(done: list[Part], token: Token) -> Part:
+    """Return the part that a line of a pass belongs to: nodes may be some lines apart. It is made where it is new."""
+    number = Turn.before(token.words).number
+    last = done[-1]
+    if last.turn is None:
+        if last.busy or last.is_closed:
+            done.append(Part(last.log, token.line))
+        done[-1].line = token.line
+        return done[-1]
+    for part in reversed(done):
+        if part.turn is None or part.turn.number > last.turn.number:
+            break
+        if part.turn.number == number and not part.is_closed and not part.turn.has_begun(token.words):
+            return part
+    begins = number <= last.turn.number or last.is_closed
+    done.append(Part(last.log, token.line) if begins else last.next_pass(token.line))
+    return done[-1]
+
+
+def _behind(done: list[Part], token: Token) -> Part | None:
+    """Return the pass before the last one where a figure is still of that one: of a rank that has not printed it there. Each rank
+    prints each figure once in every run, and another node's first line of the next pass may stand before it."""
+    if len(done) < 2 or not (done[-1].turn and done[-2].turn) or done[-2].turn.number + 1 != done[-1].turn.number:
+        return None
+    own = done[-2].figures.get(int(token.words[0] or 0), {})
+    return done[-2] if len(own.get(LOW[token.kind][0], ())) < done[-2].turn.runs else None

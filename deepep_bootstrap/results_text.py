@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.errors import Problem
-from deepep_bootstrap.figures import OURS, Best, Operation, Rank, Spread, Tested
+from deepep_bootstrap.figures import OURS, Best, Operation, Pass, Rank, Spread, Tested
 from deepep_bootstrap.results_ranks import numbers
 
 WIDTH = 20
@@ -18,6 +19,9 @@ NAMED_MAX = 6
 ERRORS_TOLD = 3
 """Errors that are told beside the verdict; the document has more."""
 
+COMPARISON = re.compile(r"AssertionError: Error: diff=")
+"""What upstream's low-latency test says where what came back is not what it should be."""
+
 
 def lines(tested: Tested) -> Iterator[str]:
     """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
@@ -27,7 +31,8 @@ def lines(tested: Tested) -> Iterator[str]:
     )
     where = f"{tested.log}:{tested.line}"
     of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
-    yield f"{tested.test} test{of}: {verdict}{cases and f', {cases}'}  [{where}]"
+    at = f", {tested.turn.tokens} tokens" if tested.turn else ""
+    yield f"{tested.test} test{of}{at}: {verdict}{cases and f', {cases}'}  [{where}]"
     for fault in faults(tested):
         yield _row("", f"- {fault}")
     if tested.config:
@@ -35,6 +40,8 @@ def lines(tested: Tested) -> Iterator[str]:
             "settings",
             ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in tested.config.items()),
         )
+    if tested.turn:
+        yield _row("checked", checked(tested.turn))
     for name, best in tested.best.items():
         yield _row(name, best_line(best))
     for name, operation in tested.operations.items():
@@ -47,7 +54,7 @@ def faults(tested: Tested) -> tuple[str, ...]:
     """Return why a test is not ok, one sentence each; nothing for one that is."""
     if tested.ok:
         return ()
-    found = [] if tested.ended else ["its end is not in the log"]
+    found = [*filter(None, (wrong(tested),)), *([] if tested.ended else ["its end is not in the log"])]
     if tested.failed:
         found.append("a case failed" if tested.failed == 1 else f"{tested.failed} cases failed")
     missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
@@ -58,6 +65,22 @@ def faults(tested: Tested) -> tuple[str, ...]:
     # What Slurm says of it follows from what the test says.
     errors = sorted(tested.errors, key=lambda error: error.startswith(("srun", "slurmstepd")))
     return (*found, *(f"it says: {error}" for error in errors[:ERRORS_TOLD]))
+
+
+def wrong(tested: Tested) -> str:
+    """Return that a test computed wrong numbers, and where, in one sentence; "" where its own comparison did not say so."""
+    said = next((error for error in tested.errors if COMPARISON.search(error)), "")
+    if not said:
+        return ""
+    turn = tested.turn
+    where = f" at {turn.tokens} tokens a rank, in run {turn.passed_runs + 1} of {turn.runs}" if turn else ""
+    return f"wrong results{where}: the test ran, and its own comparison of the tokens that came back failed ({said})"
+
+
+def checked(turn: Pass) -> str:
+    """Return how many combine calls of a pass were compared."""
+    runs = f"{turn.runs} run{'s' * (turn.runs != 1)}"
+    return f"{turn.checked_calls} combine calls at {turn.tokens} tokens, in {turn.passed_runs} of {runs}"
 
 
 def problem(tested: Tested) -> Problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from deepep_bootstrap import results_text
 from deepep_bootstrap.assess import Assessment, telling_logs
 from deepep_bootstrap.bugbundle import scrub
 from deepep_bootstrap.diagnose import SURE, Diagnosis, Evidence
@@ -108,7 +109,11 @@ def failure(run: TestRun, found: Assessment) -> str:
     """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that tells of a failure."""
     if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
         return found.diagnosis.findings[0].title
-    said = [*found.own_words, *(error for tested in found.tests for error in tested.errors)]
+    said = [
+        *found.own_words,
+        *filter(None, map(results_text.wrong, found.tests)),
+        *(error for tested in found.tests for error in tested.errors),
+    ]
     if shown := found.diagnosis.failure:
         said.append(f"{shown.log}, line {shown.line}: {shown.text}")
     return said[0] if said else f"exit code {run.code}" if run.code else "a test did not reach its end"
@@ -144,6 +149,8 @@ def praise(found: Assessment) -> str:
     """Return what is good about a run that passed."""
     passed = sum(tested.passed for tested in found.tests)
     said = [f"{passed} cases passed"] if passed else []
+    later = [tested.turn for tested in found.tests if tested.turn and tested.is_later_pass]
+    said += [f"{checked.checked_calls} combine calls checked at {checked.tokens} tokens" for checked in later]
     compared = [verdict for verdict in found.verdicts if verdict.kind == FIGURE and verdict.wanted is not None]
     if compared:
         above = sum(verdict.state == ABOVE for verdict in compared)
@@ -167,10 +174,11 @@ def carried(found: Assessment) -> Iterator[str]:
 
 
 def keyed(tests: Iterable[Tested]) -> dict[str, float]:
-    """Return the figures of tests by test and path ("internode best.combine.rdma_gbs"); of two tests of one kind the first counts."""
+    """Return the figures of tests by test and path ("internode best.combine.rdma_gbs"); of two tests of one kind the
+    first counts, and so does the first of several passes."""
     found: dict[str, float] = {}
     for tested in tests:
-        for path, value in figures_of(tested).items():
+        for path, value in () if tested.is_later_pass else figures_of(tested).items():
             found.setdefault(f"{tested.test} {path}", value)
     return found
 

@@ -96,7 +96,7 @@ class Report:
     @property
     def by_test(self) -> tuple[tuple[Tested, tuple[Verdict, ...]], ...]:
         """Return the tests with the verdicts on their figures."""
-        kinds = [(tested, (tested.test, tested.log)) for tested in self.tests]
+        kinds = [(tested, (tested.title, tested.log)) for tested in self.tests]
         return tuple((tested, tuple(each for each in self.figures if (each.test, each.log) == key)) for tested, key in kinds)
 
     @property
@@ -111,7 +111,7 @@ class Report:
         for tested in self.tests:
             for rank in tested.ranks:
                 if rank.state != "ok":
-                    groups.setdefault((rank.state, rank.why or "its log says more", tested.test), []).append(rank.rank)
+                    groups.setdefault((rank.state, rank.why or "its log says more", tested.title), []).append(rank.rank)
         return tuple(
             (state, f"rank{'s' * (len(ranks) > 1)} {numbers(ranks)} of {test}: {why}") for (state, why, test), ranks in groups.items()
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from deepep_bootstrap import charts, diagnose, html
+from deepep_bootstrap import charts, diagnose, html, results_text
 from deepep_bootstrap.charts import Scale
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runreport import FAILED, HEADLINES, OPEN, PASSED, SLOW, Report
@@ -108,7 +108,8 @@ def table(*columns: str) -> Table:
 def _figures(screen: Screen, report: Report, glyphs: Glyphs) -> None:
     for tested, verdicts in report.by_test:
         cases = f", {tested.passed} of {tested.passed + tested.failed} cases passed" if tested.passed or tested.failed else ""
-        _head(screen, f"Figures of {tested.test} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}")
+        cases += f", {results_text.checked(tested.turn)}" if tested.turn else ""
+        _head(screen, f"Figures of {tested.title} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}")
         if not verdicts:
             continue
         rows = table("  figure", DRAWING, ">measured", ">reference", ">of the limit", "verdict")

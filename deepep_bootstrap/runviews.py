@@ -162,7 +162,7 @@ def _spreads(tested: Tested) -> Iterator[Spread]:
         own = [(rank, rank.figures[name]) for rank in tested.ranks if name in rank.figures]
         values = tuple(RankValue(rank.rank, value, "slow" if rank.state == "slow" else "ok") for rank, value in own)
         if len(values) > 1:
-            yield Spread(tested.test, rank_title(name), unit_of(name)[0], values)
+            yield Spread(tested.title, rank_title(name), unit_of(name)[0], values)
 
 
 PARTS = {"fp8": "FP8", "bf16": "BF16", "nvl": "NVLink", "rdma": "RDMA", "gbs": "", "us": "time", "send": "send", "recv": "receive",

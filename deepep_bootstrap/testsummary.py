@@ -25,7 +25,8 @@ def lines(assessment: Assessment) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(verdict.lines()):
             plain = line.replace(f"{verdict.host}: ", f"{where}: ", 1) if verdict.host and number == 0 else line
             yield plain, STYLES.get(verdict.state, "") if number == 0 else ""
-    bare = sum(verdict.kind == FIGURE and verdict.state == NONE for verdict in assessment.verdicts)
+    later = {tested.title for tested in assessment.tests if tested.is_later_pass}
+    bare = sum(verdict.kind == FIGURE and verdict.state == NONE and verdict.test not in later for verdict in assessment.verdicts)
     if bare:
         yield f"none   {bare} figures have no reference for this GPU, network and these settings (--save-as-reference keeps them)", "dim"
     for number, line in enumerate(diagnose.brief(assessment.diagnosis)):

@@ -23,6 +23,7 @@ LEVELS: dict[str, int] = {
     "mirrordir": 22, "sshconf": 22, "script": 22, "sshlogin": 23, "packageparts": 23, "sshlink": 24, "sessions": 26,
     "gitsettings": 27, "gitrepo": 28, "mirrorgit": 29, "refs": 30, "archives": 30, "holdings": 30, "remote": 30, "fetch": 30,
     "wheels": 30, "store": 30, "pgp": 30, "wheelindex": 31, "results_lines": 34, "results_ours": 34, "results_ranks": 34,
+    "results_passes": 34, "results_voices": 34, "passes": 37,
     "results_parts": 35, "rules": 36, "elastic": 36, "absences": 36, "external": 37, "service": 36, "kinds": 36, "rendering": 36,
     "causes": 36, "loglines": 36, "logfiles": 36, "results_end": 36, "partial": 37, "toolkits": 37, "choose": 38, "offercheck": 38,
     "prefixcheck": 39, "prepare": 39, "jobuser": 39, "tuningdoc": 39, "plan": 40, "findings": 40, "closure": 40, "pins": 40,

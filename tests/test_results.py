@@ -74,6 +74,47 @@ def test_a_log_cut_at_any_byte_is_never_ok(name: str) -> None:
         assert not any(tested.ok for tested in read_logs({log: text[:end]})), text[end - 200 : end]
 
 
+def places_to_cut(text: str) -> list[int]:
+    """Return the ends of all lines, and places within those of our own."""
+    found, at = [0], 0
+    for line in text.splitlines(keepends=True):
+        step = 7 if line.startswith("deepep: ") else len(line)
+        found += [*range(at + step, at + len(line), step), at + len(line) - 1, at + len(line)]
+        at += len(line)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("name", ["low-latency-two-passes", "low-latency-two-nodes-two-passes"])
+def test_a_run_that_lacks_a_part_of_a_pass_is_never_ok(name: str) -> None:
+    """Also where the first pass is whole, or one run of the second one."""
+    assert document(read_logs(LOGS[name]))["ok"]
+    for log in (log for log in LOGS[name] if not log.startswith("rank-")):
+        text = LOGS[name][log].rstrip()
+        for end in places_to_cut(text)[:-1]:
+            found = read_logs({**LOGS[name], log: text[:end]})
+            assert not document(found)["ok"], text[:end][-300:]
+            assert all(tested.ok == (tested.turn is not None and tested.turn.number == 1) for tested in found if tested.ok)
+
+
+def test_figures_of_two_passes_do_not_mix_where_one_node_is_behind() -> None:
+    name = "low-latency-two-nodes-two-passes"
+    alone = read_logs({"job.log": LOGS[name]["job.log"]})
+    whole = read_logs(LOGS[name])
+    assert [tested.low_latency for tested in alone] == [tested.low_latency for tested in whole]
+    for tested in (*alone, *whole):
+        assert tested.turn
+        assert all(rank.figures["dispatch_us"] < 45 for rank in tested.ranks) == (tested.turn.tokens == 128)
+
+
+def test_people_read_at_which_tokens_results_were_wrong() -> None:
+    first, second = read_logs(LOGS["low-latency-second-pass-wrong"])
+    assert (first.ok, results_text.wrong(first)) == (True, "")
+    lines = list(results_text.lines(second))
+    assert lines[0].startswith("low-latency test (DeepEP V1), 256 tokens: NOT OK")
+    assert "wrong results at 256 tokens a rank, in run 2 of 4: the test ran, and its own comparison" in lines[1]
+    assert any("128 combine calls at 256 tokens, in 1 of 4 runs" in line for line in lines)
+
+
 WHOLE = [
     name
     for name in NAMES
@@ -266,9 +307,12 @@ def test_what_cannot_be_read_is_trouble(tmp_path: Path) -> None:
         logfiles.read(str(tmp_path), "")
 
 
+NAMES_OF_ALL_KEYS = ("ep-16-missing-ranks", "two-tests", "internode-merged", "low-latency-two-passes")
+
+
 def test_the_document_has_the_keys_that_its_description_has() -> None:
     frame = {"schema": 1, "verb": "results", "exit": 0, "errors": []}
-    printed = [{**frame, **verb.document(read_logs(LOGS[name]))} for name in ("ep-16-missing-ranks", "two-tests", "internode-merged")]
+    printed = [{**frame, **verb.document(read_logs(LOGS[name]))} for name in NAMES_OF_ALL_KEYS]
     free = FREE_KEYS["results"]
     assert {key for found in printed for key in keys(found, free)} == set(keys(EXAMPLES["results"], free))
     assert all(set(found) == set(EXAMPLES["results"]) for found in printed)
