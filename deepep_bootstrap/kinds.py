@@ -15,6 +15,10 @@ PATIENCE_V2 = ("--num-gpu-timeout-secs", "300", "--num-cpu-timeout-secs", "300")
 """How long V2's waits may take in the test of all its modes: its default of 100 s ends a run in which one node still compiles its
 kernels (each mode has its own) while the others wait for it."""
 
+LOW_LATENCY_MINUTES = 45
+"""Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it has nine on the eight
+GPUs of a node (env/passes.toml), and 59 on one GPU alone."""
+
 COPIED = ("programs/", "examples/")
 """Folders of env/ that go into a generation as they are: our own programs, and examples for users."""
 
@@ -88,6 +92,7 @@ KINDS: dict[str, Kind] = {
             "DeepEP's low-latency test, one node by default (more: sbatch -N 2).",
             Run("test_low_latency.py"),
             Run("legacy/test_low_latency.py"),
+            minutes=LOW_LATENCY_MINUTES,
         ),
         Kind(
             "pressure",

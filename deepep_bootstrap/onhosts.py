@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import re
 import secrets
 import threading
 import time
@@ -32,6 +33,12 @@ class _Node:
 
     code: int | None = None
     trouble: Trouble | None = None
+
+
+def capability(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
+    """Return the largest compute capability of the hosts' GPUs, by which all nodes of a test go; "" where nobody said one."""
+    known = [gpu.capability for host in hosts for gpu in facts[host.name].gpus if re.fullmatch(r"\d+\.\d+", gpu.capability)]
+    return max(known, key=lambda each: tuple(map(int, each.split("."))), default="")
 
 
 def meeting_address(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:

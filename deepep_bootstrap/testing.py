@@ -43,7 +43,8 @@ NO_OUTPUT = 128 + 53
 class Wish:
     """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any will do. `name` is
     the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run, `user` who runs it ("" for the
-    connection's own user): whoever may write in the prefix, as root may not on many a network filesystem."""
+    connection's own user): whoever may write in the prefix, as root may not on many a network filesystem. `capability`: the largest
+    compute capability of the hosts it runs on, where they are known; the file asks the GPUs else."""
 
     kind: Kind
     record: StackRecord
@@ -54,6 +55,7 @@ class Wish:
     named: tuple[str, ...] = ()
     start_limit: int = START_LIMIT
     user: str = ""
+    capability: str = ""
 
     @property
     def file(self) -> str:
@@ -64,6 +66,8 @@ class Wish:
     def env(self) -> dict[str, str]:
         """Return what every way of running it has to know: the file, the prefix, the run, and when a test without an end is to end."""
         env = {"FILE": self.file, "PREFIX": self.record.prefix, "RUN": self.name}
+        if self.capability:
+            env["DEEPEP_TEST_CAPABILITY"] = self.capability
         if self.kind.endless:
             env["DEEPEP_TEST_SECONDS"] = str(max(self.time_limit - END_MARGIN, self.time_limit // 2, 1))
         return env

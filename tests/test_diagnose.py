@@ -37,7 +37,7 @@ torch-cuda-mismatch pip-build-isolation externally-managed-python rendezvous-por
 nccl-gin-unavailable nic-mapping-single-nic mpi-not-found gdrcopy-header-missing mlx5-header-missing cuda-compiler-not-found
 build-permission gib-shim-mismatch host-oom-kill
 driver-library-mismatch driver-too-old gpu-hardware-fault gpu-not-there node-failed deepep-not-on-path stale-file-handle
-ptxas-operand-size ibstat-missing
+ptxas-operand-size ibstat-missing ll-combine-row-corrupted
 """
 COMPANIONS = {"nic-not-mlx5-2.log": {"ibgda-driver-config"}, "ibgda-driver-config-5.log": {"nic-not-mlx5"}}
 """What else may be told of a case, as less likely: the same line is known from another cause."""

@@ -155,6 +155,7 @@ def test(flags: Flags, asked: Asked) -> int:
         wish = Wish(
             kind, record, testing.run_name(kind.name), spot.count, asked.time_limit or kind.minutes * 60,
             args=asked.args, named=spot.named, start_limit=asked.start_limit, user=inventory.settings.build_user,
+            capability=onhosts.capability(spot.hosts, survey.facts),
         )  # fmt: skip
         command = shlex.join(["sbatch", *wish.options, wish.file, *wish.args] if spot.client else ["bash", wish.file, *wish.args])
         for note in spot.notes:
@@ -253,12 +254,14 @@ def judged(went: Went, found: Assessment, silent: tuple[str, ...]) -> Outcome:
     """Return the outcome of a run with what its files say: upstream's exit code alone proves nothing."""
     outcome = went.outcome
     if outcome.code != OK:
-        return replace(outcome, detail="; ".join([outcome.detail, *found.own_words, *silent]))
+        wrong = filter(None, map(results_text.wrong, found.tests))
+        return replace(outcome, detail="; ".join([outcome.detail, *wrong, *found.own_words, *silent]))
     if found.failed:
         faults = [fault for tested in found.tests for fault in results_text.faults(tested)] or ["its output says nothing of a test"]
         return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail} as its exit code says, but {'; '.join(faults)}")
     slow = [f"rank {rank.rank} is slow" for tested in found.tests for rank in tested.ranks if rank.state != "ok"]
-    outcome = replace(outcome, detail="; ".join([outcome.detail, *slow[:3]]))
+    checked = [f"checked {results_text.checked(tested.turn)}" for tested in found.tests if tested.turn and tested.is_later_pass]
+    outcome = replace(outcome, detail="; ".join([outcome.detail, *checked, *slow[:3]]))
     if low := [verdict for verdict in found.verdicts if verdict.state == BELOW]:
         named = "; ".join(dict.fromkeys(f"{verdict.host} {verdict.text}".strip() for verdict in low[:3]))
         more = f", and {len(low) - 3} more" if len(low) > 3 else ""

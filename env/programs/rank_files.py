@@ -26,13 +26,15 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid (socket(7), SO_PEERCRED)
 
 
 class LogFile:
-    """A rank's file, opened for adding: a script may start its ranks more than once."""
+    """A rank's file, opened for adding: a script may start its ranks more than once. DEEPEP_TEST_HEADING is a line to begin with."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.descriptor: int | None = None
         with self.telling():
             self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if heading := os.environ.get("DEEPEP_TEST_HEADING"):
+            self.write(f"{heading}\n".encode())
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:

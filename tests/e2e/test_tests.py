@@ -27,10 +27,24 @@ def ready(lab, standin_sources: Path) -> Engine:  # type: ignore[no-untyped-def]
     """One cluster for all tests here: they change what its fakes say, and put it back."""
     lab.reset()
     engine = Engine(lab, standin_sources, smoke=True)
+    lab.fake("n002", "capability", "10.0")  # a build for two sorts of GPUs; the tests say which sort the nodes have
     ended = engine.run("bootstrap")
+    lab.fake("n002", "capability", None)
     assert ended.code == OK, ended.text
     assert "done smoke test on login1" in ended.out
     return engine
+
+
+@contextmanager
+def capability(engine: Engine, value: str, *hosts: str) -> Iterator[None]:
+    """Let the GPUs of nodes be of another compute capability."""
+    for host in hosts:
+        engine.lab.fake(host, "capability", value)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            engine.lab.fake(host, "capability", None)
 
 
 @contextmanager
@@ -164,6 +178,64 @@ def test_a_test_without_an_end_passes_when_it_is_stopped(ready: Engine) -> None:
     document = ready.json("test", "--kind=pressure", "--time-limit=3s", SMALL)
     assert outcome(document)[:2] == ("done", OK), document
     assert document["tests"][0]["ok"]
+
+
+FOUR = "--args=--num-processes 4 --num-experts 8"
+
+
+@pytest.mark.parametrize("via", ["slurm", "ssh"])
+def test_a_wrong_row_on_blackwell_is_seen(via: str, ready: Engine, tmp_path: Path) -> None:
+    """One row in one combine call of 66, from 200 tokens on: nothing but the test's own comparison tells."""
+    with capability(ready, "10.0", *NODES), fault(ready, WRONG_ROW="700"):
+        document = ready.json("test", "--kind=low-latency", f"--via={via}", FOUR)
+    assert (document["exit"], outcome(document)[:2]) == (VERDICT, ("failed", VERDICT))
+    assert "wrong results at 256 tokens a rank, in run " in outcome(document)[2]
+    first, second = document["tests"]
+    assert (first["ok"], first["pass"]["tokens"], second["ok"], second["pass"]["tokens"]) == (True, 128, False, 256)
+    assert second["pass"]["passed_runs"] < second["pass"]["runs"] == 15
+    assert [finding["cause"] for finding in document["findings"]] == ["ll-combine-row-corrupted"]
+    assert "issues 700" in document["findings"][0]["source"]
+    assert document["kept"] == {"tuned": [], "references": 0}
+    told = ready.json("report", document["run"]["name"])
+    assert (told["state"], told["results"]["tests"]) == ("failed", document["tests"])
+
+
+def test_on_blackwell_so_many_calls_are_checked(ready: Engine, tmp_path: Path) -> None:
+    with capability(ready, "10.0", "n002"):  # one node of two: all go by it
+        document = ready.json("test", "--kind=low-latency", "--nodes=2", FOUR, "--save-as-reference")
+    assert outcome(document)[:2] == ("done", OK), document["outcome"]
+    assert "checked 512 combine calls at 256 tokens, in 8 of 8 runs" in outcome(document)[2]
+    assert [tested["pass"] for tested in document["tests"]] == [
+        {"number": 1, "tokens": 128, "runs": 1, "passed_runs": 1, "checked_calls": 64},
+        {"number": 2, "tokens": 256, "runs": 8, "passed_runs": 8, "checked_calls": 512},
+    ]
+    assert all(len(tested["ranks"]) == 8 and tested["low_latency"]["combine_us"] for tested in document["tests"])
+    assert {each["test"] for each in document["verdicts"] if each["kind"] == "figure"} == {
+        "low-latency",
+        "low-latency, 256 tokens",
+    }
+    assert document["kept"]["references"] == 5, "those of 128 tokens"
+    told = ready.json("report", document["run"]["name"], f"--html={tmp_path}/report.html")
+    assert "512 combine calls checked at 256 tokens" in told["why"]
+    assert "512 combine calls at 256 tokens, in 8 of 8 runs" in (tmp_path / "report.html").read_text()
+
+
+def test_on_hopper_it_runs_once(ready: Engine) -> None:
+    with fault(ready, WRONG_ROW="700"):
+        document = ready.json("test", "--kind=low-latency", FOUR)
+    assert outcome(document)[:2] == ("done", OK), document["outcome"]
+    assert [tested["pass"]["tokens"] for tested in document["tests"]] == [128]
+
+
+def test_a_user_on_blackwell_by_sbatch(ready: Engine) -> None:
+    file = "/shared/deepep/sbatch/low-latency-test.sbatch --num-processes 4 --num-experts 8"
+    with capability(ready, "10.0", *NODES):
+        done = ready.lab.ssh("login1", f"cd /shared && bash -lc 'STANDIN_WRONG_ROW=700 sbatch --parsable --wait --output=x.out {file}'")
+        asked = ready.lab.ssh("login1", f"cd /shared && bash -lc 'sbatch --wait --output=y.out {file} --num-tokens 600'")
+    assert done.returncode == 1, "wrong results"
+    assert "deepep: pass 2 of 2 on node 0: 256 tokens, run 1 of 15, 32 combine calls to check" in (ready.lab.shared / "x.out").read_text()
+    said = (ready.lab.shared / "y.out").read_text()
+    assert (asked.returncode, "tokens 600 -> 64" in said, "deepep: pass" in said) == (0, True, False), said
 
 
 def test_submitted_by_hand(ready: Engine) -> None:

@@ -150,7 +150,8 @@ def _run_rank(place: Place, args: argparse.Namespace, body) -> int:
         move_counters(place)
         buffer.close()
     except (AssertionError, RuntimeError) as error:
-        print(f"\n[rank {place.rank}] FAILED (CPU stand-in): {error}", file=sys.stderr, flush=True)
+        kind = "AssertionError: " if isinstance(error, AssertionError) else ""
+        print(f"\n[rank {place.rank}] FAILED (CPU stand-in): {kind}{error}", file=sys.stderr, flush=True)
         code = 1
     return code
 
