@@ -80,7 +80,7 @@ def source_facts(name: str, source: Source) -> dict[Place, str]:
     """Return what a lock says of one source, its options and substitutions by themselves."""
     found = pin_facts(name, source) | {("source", name, "checks"): " ".join(source.checks)}
     found |= option_facts(name, source.options)
-    return found | substitution_facts(name, (vars(each) for each in source.substitutes))
+    return found | substitution_facts(name, (each.effect for each in source.substitutes))
 
 
 def pin_facts(name: str, source: Source) -> dict[Place, str]:

@@ -104,7 +104,7 @@ def _publish(tree: Path, target: Path, wanted: str) -> None:
 def _substituted(source: Source, plain: Path) -> Path:
     """Return the copy of `plain` with the substitutions of `source`; it is made again where its content is not what it must be."""
     overlay = _overlay(source, plain)
-    facts = [[each.file, each.text, each.replacement, each.count] for each in source.substitutes]
+    facts = [list(each.effect.values()) for each in source.substitutes]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     target = plain.with_name(f"{plain.name}-{digest}")
     wanted = nar.hash_path(plain, overlay)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import zip_longest
+from textwrap import shorten
 from typing import Any
 
 from deepep_bootstrap import nar
@@ -21,6 +21,7 @@ from deepep_bootstrap.sources import Archive, Source, Substitute
 DAY = 86400
 MONTH_DAYS = 30.44
 REV_DIGITS = 12
+SHOWN_OF_CHANGE = 160
 
 
 def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
@@ -128,12 +129,16 @@ def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
             **{key: getattr(pin, key, "") for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
             "kind": "source" if isinstance(pin, Source) else "archive",
             "submodules": getattr(pin, "submodules", False),
-            "substitutes": [{"file": each.file, "count": each.count, "hash": _digest(each)} for each in getattr(pin, "substitutes", ())],
+            "substitutes": [_substitute_json(each) for each in getattr(pin, "substitutes", ())],
             "used_by": users(lock, pin.name),
         }
         for pin in everything
     ]
     return {"default_stack": lock.default_stack, "pins": pins, "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks]}
+
+
+def _substitute_json(each: Substitute) -> dict[str, Any]:
+    return {"file": each.file, "count": each.count, "hash": _digest(each), "reason": each.reason}
 
 
 def change_json(renewal: Renewal) -> Mapping[str, Any]:
@@ -155,16 +160,23 @@ def _by(stacks: Sequence[str]) -> str:
 def _details(source: Source) -> list[str]:
     lines = ["with its submodules"] if source.submodules else []
     for each in source.substitutes:
-        change = f"{_first_difference(each)} ({_digest(each)[:20]}…)"
+        change = f"{_difference_of(each)} ({_digest(each)[:20]}…)"
         lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {change}")
+        lines += [f"    {each.reason}"] if each.reason else []
     return lines
 
 
-def _first_difference(each: Substitute) -> str:
-    """Return the first line that a substitution changes, and what it becomes."""
-    pairs = zip_longest(each.text.splitlines(), each.replacement.splitlines(), fillvalue="")
-    old, new = next((pair for pair in pairs if pair[0] != pair[1]), (each.text, each.replacement))
-    return f"{old.strip() or repr(old)} → {new.strip() or repr(new)}"
+def _difference_of(each: Substitute) -> str:
+    """Return what a substitution changes on one line: the lines that both texts begin and end with are left out."""
+    old, new = each.text.splitlines(), each.replacement.splitlines()
+    while old and new and old[0] == new[0]:
+        del old[0], new[0]
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    before, after = (shorten(" ".join(lines), SHOWN_OF_CHANGE, placeholder=" …") for lines in (old, new))
+    if before == after:  # they differ in white space
+        return f"{each.text!r} → {each.replacement!r}"
+    return f"{before} → {after}" if before and after else f"adds {after}" if after else f"removes {before}"
 
 
 def _digest(each: Substitute) -> str:

@@ -20,17 +20,27 @@ FILE_HASH = Form(
 )
 VERSION = Form(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
 FILE = Form(r"[^\x00-\x1f\x7f]+", "the name of a file")
+REASON = Form(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "one line of text: what is wrong upstream, and its issue there")
 OPTION = Form(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 
 
 @dataclass(frozen=True)
 class Substitute:
-    """One exact text replacement in a source after its hash was checked; `count` occurrences or it is an error."""
+    """One exact text replacement in a source after its hash was checked; `count` occurrences or it is an error.
+
+    `reason` says why, for people ("" where a lock does not say); it changes nothing that is built.
+    """
 
     file: str
     text: str
     replacement: str
     count: int
+    reason: str = ""
+
+    @property
+    def effect(self) -> dict[str, str | int]:
+        """What it does to the tree, for digests: everything but the reason."""
+        return {"file": self.file, "text": self.text, "replacement": self.replacement, "count": self.count}
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,13 @@ def read_hash(table: Table, form: Form = HASH) -> str:
 
 
 def _substitute(table: Table) -> Substitute:
-    substitute = Substitute(table.text("file", FILE), table.text("text", SOME), table.text("replacement", ANY), table.number("count", 1))
+    substitute = Substitute(
+        file=table.text("file", FILE),
+        text=table.text("text", SOME),
+        replacement=table.text("replacement", ANY),
+        count=table.number("count", 1),
+        reason=table.text("reason", REASON) if "reason" in table.data else table.take("reason", str, ""),
+    )
     file = PurePosixPath(substitute.file)
     if substitute.file and (file.is_absolute() or ".." in file.parts or str(file) != substitute.file or file.parts[:1] == (".git",)):
         table.complain("file", "is not a file inside the tree", substitute.file, "a path relative to the top of the tree")

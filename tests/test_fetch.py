@@ -358,6 +358,13 @@ def test_the_cache_serves_without_the_repository(upstream: Upstream, tmp_path: P
     assert fetch.fetch_source(source, Mirrors(), tmp_path / "cache") == tree
 
 
+def test_the_reason_of_a_substitution_changes_no_tree(upstream: Upstream, tmp_path: Path) -> None:
+    source = replace(upstream.source, substitutes=SUBSTITUTES)
+    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    told = replace(source, substitutes=tuple(replace(each, reason="because") for each in SUBSTITUTES))
+    assert fetch.fetch_source(told, upstream.mirrors, tmp_path / "cache") == tree
+
+
 def test_a_tampered_cache_is_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=SUBSTITUTES)
     tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")

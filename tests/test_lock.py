@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from deepep_bootstrap.system import System
 
 HERE = Path(__file__).parent
 REAL = HERE.parent / "deepep.lock.toml"
+DEMO = HERE / "upstreams/demo.lock.toml"
 BASE = (HERE / "cases/lock/base.toml").read_text()
 CASES = sorted(HERE.glob("cases/lock/*.json"))
 EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
@@ -66,6 +68,13 @@ def test_a_good_lock() -> None:
     )
     assert wheels[0].tags == ("cp311", "cp311", ("manylinux_2_28_x86_64",))
     assert uv.tags == ("py3", "none", ("manylinux_2_17_x86_64", "manylinux2014_x86_64"))
+
+
+def test_a_substitution_may_say_its_reason() -> None:
+    text = BASE.replace("count = 2", 'count = 2\nreason = "The old value was never set (issue 7)."')
+    (each,) = lock.parse(text, "x.toml").sources["engine"].substitutes
+    assert each == Substitute("src/a.cpp", "old", "new", 2, reason="The old value was never set (issue 7).")
+    assert each.effect == {"file": "src/a.cpp", "text": "old", "replacement": "new", "count": 2}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
@@ -190,6 +199,26 @@ def test_the_lock_that_is_shipped() -> None:
     machines = {machine for wheel in real.tools["uv"] for machine in ("x86_64", "aarch64") if wheel.file.endswith(f"{machine}.whl")}
     assert machines == {"x86_64", "aarch64"}
     assert {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"} == set(real.systems)
+    for system in real.systems.values():  # NVSHMEM is built with Ninja alone
+        assert "ninja-build" in system.packages["build-deps"], system.name
+
+
+@pytest.mark.parametrize("path", [REAL, DEMO], ids=["shipped", "demo"])
+def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path) -> None:
+    """Its issue, pull request, patch or measurement upstream; for people who read `invoke lock`."""
+    for source in lock.read(path).sources.values():
+        for each in source.substitutes:
+            where = (source.name, each.file, each.reason)
+            assert re.search(r"\b(issues?|pull request) [1-9]|\.patch\b|measured", each.reason), where
+            assert each.reason.endswith("."), where
+
+
+def test_the_demo_makes_the_substitutions_of_the_shipped_lock() -> None:
+    """The stand-in sources hold the same texts; but for one, which names a structure that is NVSHMEM's own."""
+    real, demo = lock.read(REAL).sources, lock.read(DEMO).sources
+    for name, theirs in (("nvshmem", "nvshmem"), ("deepep", "deepep-v1"), ("deepep-v2", "deepep-v2")):
+        other = [each for each in real[theirs].substitutes if not each.file.endswith("ibgda.cpp")]
+        assert [each for each in demo[name].substitutes if not each.file.endswith("ibgda.cpp")] == other
 
 
 def test_a_wheel_shared_by_targets_is_one_file() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from deepep_bootstrap import archives, lockfile, lockview, mirrors, nar
 from deepep_bootstrap import lock as locks
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.pins import compare_link, version_in
-from deepep_bootstrap.sources import Archive
+from deepep_bootstrap.sources import Archive, Substitute
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs import lock as verb
 
@@ -97,6 +98,7 @@ def test_what_is_pinned(run: Any, path: Path) -> None:
         "sources",
         f"  engine 1.0   v1.0              {lock.sources['engine'].rev[:12]}  2023-11-14, 2 years old  for one",
         "      substitute in a.txt, 1 time: old → new (sha256-MbRtttcjc0GEY…)",
+        '          The "old" was wrong (issue 3).',
         f"  transport 7  refs/pull/7/head  {lock.sources['transport'].rev[:12]}  2023-11-17, 2 years old  for one",
         "stacks",
         "  one (default): deepep engine, nvshmem transport, gdrcopy transport, cuda 12",
@@ -104,6 +106,25 @@ def test_what_is_pinned(run: Any, path: Path) -> None:
     code, out, err = run()
     assert (code, err) == (OK, "")
     assert out.startswith(f"{path}: default stack one\nsources\n  engine 1.0 ")
+
+
+@pytest.mark.parametrize(
+    ("text", "replacement", "shown"),
+    [
+        ("a;\n    b;", "a;\n    fence();\n    b;", "adds fence();"),
+        ("    b;", "    fence();\n    b;\n", "adds fence();"),
+        ("}\n  }", "}\n  }\n  if (x)\n      y();", "adds if (x) y();"),
+        ("after(a b)", "", "removes after(a b)"),
+        ("one\n  two\n  three", "one\n  2\n  and\n  three", "two → 2 and"),
+        ("a  b", "a b", "'a  b' → 'a b'"),
+        ("x " * 200, "y", f"{'x ' * 79}… → y"),
+    ],
+)
+def test_a_substitution_on_one_line(path: Path, text: str, replacement: str, shown: str) -> None:
+    lock = locks.read(path)
+    engine = replace(lock.sources["engine"], substitutes=(Substitute("a.txt", text, replacement, 1),))
+    line = lockview.overview(replace(lock, sources={**lock.sources, "engine": engine}), ["one"], 0)[2]
+    assert line.rpartition(" (sha256-")[0] == f"      substitute in a.txt, 1 time: {shown}"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,16 @@ def test_trouble(case: dict[str, Any]) -> None:
     assert case["message"] in str(caught.value)
 
 
+def test_a_build_host_without_ninja_gets_it() -> None:
+    """NVSHMEM is built with nothing else."""
+    tools = tuple(tool for tool in READY.tools if tool[0] != "ninja")
+    made = plan.make(request(), cluster(n001={"tools": tools}))
+    (step,) = (step for step in made.steps if step.name == "build-deps")
+    assert step.hosts == ("n001",)
+    assert step.reason.found == "no ninja"
+    assert "ninja-build" in step.env["PACKAGES"].split()
+
+
 def test_prefix_is_not_in_the_digests() -> None:
     here = choose.choose(request(), cluster())
     text = "defaults prefix=/elsewhere\nn[001-002]\nlogin1 role=login\n"

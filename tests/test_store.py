@@ -134,6 +134,14 @@ def test_an_input_that_does_not_count_changes_no_entry(what: str) -> None:
     assert names(SAME[what]) == names(wanted())
 
 
+def test_the_reason_of_a_substitution_changes_no_entry() -> None:
+    each = Substitute("f", "a", "b", 1, "it is wrong")
+    told = with_source("nvshmem", substitutes=(each,))
+    untold = with_source("nvshmem", substitutes=(replace(each, reason=""),))
+    assert names(told) == names(untold)
+    assert "it is wrong" not in json.dumps([dict(entry.inputs) for entry in store.entries(told)])
+
+
 @pytest.mark.parametrize("key", ["path", "version", "soabi", "torch", "torch_git", "torch_cuda", "torch_abi"])
 def test_everything_of_an_external_python_counts(key: str) -> None:
     before, after = names(external()), names(external(**{key: "other"}))

@@ -15,8 +15,8 @@ from build_support import until
 from upstreams import make
 from upstreams_support import (
     FAKE_CUDA,
+    NO_REAL_NVCC,
     QUIET,
-    REAL_CUDA,
     UV,
     Built,
     Sources,
@@ -32,7 +32,6 @@ from upstreams_support import (
 LINES = Path(__file__).parent / "cases" / "upstreams" / "lines.json"  # upstream's line formats, as patterns
 SMOKE = Path(__file__).resolve().parent.parent / "env" / "programs" / "smoke.py"
 TESTS = ("test_intranode", "test_internode", "test_low_latency")
-NO_REAL_NVCC = pytest.mark.skipif(not (REAL_CUDA / "bin" / "nvcc").exists(), reason="no CUDA toolkit in /usr/local/cuda on this machine")
 
 
 @pytest.fixture(scope="session")
@@ -116,9 +115,12 @@ def test_refs_lead_to_the_locked_commit(sources: Sources) -> None:
         assert listing.split()[0] == pin.rev
 
 
-def test_the_substitution_of_the_lock_fits_once(sources: Sources, tmp_path: Path) -> None:
-    tree = sources.tree("nvshmem", tmp_path / "nvshmem")
-    for substitute in sources.lock().sources["nvshmem"].substitutes:
+@pytest.mark.parametrize(("name", "count"), [("nvshmem", 3), ("deepep", 1), ("deepep-v2", 4)])
+def test_the_substitutions_of_the_lock_fit_once(sources: Sources, tmp_path: Path, name: str, count: int) -> None:
+    tree = sources.tree(name, tmp_path / name)
+    substitutes = sources.lock().sources[name].substitutes
+    assert len(substitutes) == count
+    for substitute in substitutes:
         assert (tree / substitute.file).read_text().count(substitute.text) == substitute.count == 1
 
 
@@ -162,7 +164,8 @@ def paths(built: Built) -> dict[str, str]:
 def test_the_fake_toolkit_marks_the_extension_for_each_architecture(standard: Built) -> None:
     listing = must(standard.toolkit.home / "bin" / "cuobjdump", "--list-elf", standard.extension)
     found = set(re.findall(r"^ELF file +\d+: (\w+)\.(sm_\w+)\.cubin$", listing, re.MULTILINE))
-    assert found == {(part, sm) for part in ("intranode", "internode", "dlink", "transfer_device") for sm in ("sm_90", "sm_100")}
+    parts = ("intranode", "internode", "internode_ll", "dlink", "transfer_device")
+    assert found == {(part, sm) for part in parts for sm in ("sm_90", "sm_100")}
 
 
 def test_torch_refuses_the_nvshmem_wheel_of_its_own(standard: Built, sources: Sources, tmp_path: Path) -> None:

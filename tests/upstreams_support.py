@@ -11,12 +11,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from upstreams import make
 
 from deepep_bootstrap import lock as locks
 
 FAKE_CUDA = Path(__file__).resolve().parent / "fakes" / "cuda"
 REAL_CUDA = Path("/usr/local/cuda")
+NO_REAL_NVCC = pytest.mark.skipif(not (REAL_CUDA / "bin/nvcc").exists(), reason="no CUDA toolkit in /usr/local/cuda here")
 UV = (sys.executable, "-m", "uv", "--no-config", "--no-cache", "--quiet")
 TARGET = f"cp3{sys.version_info.minor}-x86_64"
 QUIET = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LC_ALL": "C"}

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # NVSHMEM, built by its own CMake project with the options of the lock. Its headers are offered to DeepEP's build as soon as they are there.
+# The lock takes an ordering out of that project that Makefiles need and Ninja does not: so Ninja it is, everywhere.
 # Inputs besides those of prefix/publish.sh: SRC, VERSION, CUDA_HOME, ARCHS ("9.0 10.0"), OPTIONS (NAME=VALUE, one a line), GDRCOPY (entry),
 # SPLIT_COMPILE (1 where nvcc has --split-compile).
 
@@ -9,26 +10,23 @@ BUILD="${SCRATCH}/build/${ENTRY}"
 COMPILER_MEMORY_KIB=$((1024 * 1024))
 
 build_entry() {
-    local generator="Unix Makefiles"
-    need_command cmake gcc g++
+    need_command cmake ninja gcc g++
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
-    ! command -v ninja >/dev/null || generator=Ninja
     wait_for_entry "${GDRCOPY}"
-    configure "${generator}"
+    configure
     offer_headers
     cmake --build "${BUILD}" --parallel "${JOBS}"
     cmake --install "${BUILD}"
 }
 
-# configure GENERATOR: nvshmem-info links the driver's library, so a machine without a driver needs the toolkit's stub of it.
+# configure: nvshmem-info links the driver's library, so a machine without a driver needs the toolkit's stub of it.
 configure() {
-    local -r generator="$1"
     local -a options=()
     local option numbers="${ARCHS//./}"
     while IFS= read -r option; do
         [[ -z "${option}" ]] || options+=("-D${option}")
     done <<<"${OPTIONS:-}"
-    cmake -S "${SRC}" -B "${BUILD}" -G "${generator}" "${options[@]}" \
+    cmake -S "${SRC}" -B "${BUILD}" -G Ninja "${options[@]}" \
         -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_INSTALL_PREFIX="${OUT}" \
         -DCMAKE_INSTALL_LIBDIR=lib \
@@ -58,9 +56,10 @@ offer_headers() {
 }
 
 check_entry() {
-    local told
-    [[ -e "${OUT}/lib/libnvshmem_host.so" && -e "${OUT}/lib/libnvshmem_device.a" && -e "${OUT}/include/nvshmem.h" ]] ||
-        die "NVSHMEM's install tree lacks lib/libnvshmem_host.so, lib/libnvshmem_device.a or include/nvshmem.h"
+    local told file
+    for file in lib/libnvshmem_host.so lib/libnvshmem_device.a lib/nvshmem_transport_ibgda.so include/nvshmem.h; do
+        [[ -s "${OUT}/${file}" ]] || die "NVSHMEM's install tree: no ${file}"
+    done
     # Its RUNPATH is its own folder, which does not lead to the libraries; only some linkers leave out the one it does not call.
     told="$(LD_LIBRARY_PATH="${OUT}/lib${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}" with_driver_stub "${OUT}/bin/nvshmem-info" -a)"
     grep -q 'NVSHMEM_IBGDA_SUPPORT=ON' <<<"${told}" ||

@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
-KERNELS = ("csrc/kernels/intranode.cu", "csrc/kernels/internode.cu")
+KERNELS = ("csrc/kernels/intranode.cu", "csrc/kernels/internode.cu", "csrc/kernels/internode_ll.cu")
 
 
 def needed(name: str, example: str) -> str:

@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "build_variables.h"
 #include "nvshmem_version.h"
+#include "variables.h"
 
 namespace {
 
@@ -14,9 +14,9 @@ void print_version() {
 
 void print_build() {
     std::printf("Build Information:\n");
-    std::printf("  %-24s %s\n", "CUDA Version", STANDIN_CUDA_VERSION);
-    std::printf("  %-24s %s\n", "CUDA Architectures", STANDIN_CUDA_ARCHITECTURES);
-    std::printf("  %-24s %s\n\n", "Build Variables", STANDIN_BUILD_VARIABLES);
+    std::printf("  %-24s %s\n", "CUDA Version", standin::cuda_version());
+    std::printf("  %-24s %s\n", "CUDA Architectures", standin::cuda_architectures());
+    std::printf("  %-24s %s\n\n", "Build Variables", standin::build_variables());
 }
 
 }  // namespace
