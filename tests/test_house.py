@@ -35,7 +35,7 @@ LEVELS: dict[str, int] = {
     "transfer": 52, "runscreen": 52, "pastruns": 52, "wave": 52, "closures": 52, "packageindex": 52, "turn": 53, "packagefill": 53,
     "mirrorpeek": 53, "waves": 54, "reboots": 54, "lockview": 55, "explain": 55, "mirrorchoice": 56, "survey": 60, "drained": 61,
     "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64, "phases": 65, "rolling": 66,
-    "smoke": 66, "lasttests": 53, "driverversion": 40, "verbs": 70, "commandline": 79, "front": 80,
+    "smoke": 66, "lasttests": 53, "driverversion": 40, "rulebook": 35, "verbs": 70, "commandline": 79, "front": 80,
 }  # fmt: skip
 # Who reaches other machines or starts programs, and with what; nobody else imports any of these (docs/architecture.md, two doors).
 DOORS: dict[str, set[str]] = {
