@@ -148,7 +148,10 @@ def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], 
 
 def names_of(deepep: str, rev: str, nvshmem: str, *, wheel: bool) -> dict[str, str]:
     """Return what a person calls a DeepEP and an NVSHMEM of these versions."""
-    return {"deepep": f"DeepEP {deepep} at {rev[:12]}", "nvshmem": f"NVSHMEM {nvshmem} from its {'wheel' if wheel else 'source'}"}
+    return {
+        "deepep": f"DeepEP {deepep} at {rev[:12] or 'an unknown commit'}",
+        "nvshmem": f"NVSHMEM {nvshmem} from its {'wheel' if wheel else 'source'}",
+    }
 
 
 def capabilities(archs: Sequence[str]) -> str:
