@@ -1,4 +1,5 @@
-"""Which known defect an offered build has on its GPUs: what the manifests of its entries record, judged by the rules. Pure."""
+"""Which known defect an offered build has on its GPUs: what the manifests of its entries record, judged by the rules.
+Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.holdings import Generation, Holdings
@@ -15,12 +16,15 @@ from deepep_bootstrap.rules import Known, broken, capabilities, names_of
 
 CHECK = "known-defect"
 BOOTSTRAP = "invoke bootstrap"
+Offered: TypeAlias = tuple[str, Mapping[str, Any]]
+"""A stack's name and its record in a generation's manifest."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A rule about what a source contains that an offered stack breaks: which module and store entry have it, what was `found` there and
-    what the rule `wanted`, `why` as one sentence with its source, and the command `fix` that builds and offers the stack anew."""
+    """A rule about what a source contains that an offered stack breaks: which module and store entry have it, what
+    was `found` there and what the rule `wanted`, `why` as one sentence with its source, and the command `fix` that
+    builds and offers the stack anew."""
 
     stack: str
     module: str
@@ -34,16 +38,23 @@ class Defect:
         return f"{self.module} ({self.entry}): found {self.found}, wanted {self.wanted}. {self.why} Try: {self.fix}"
 
 
-def defects(holdings: Holdings, generation: Generation, texts: Mapping[str, str], bootstrap: str = BOOTSTRAP) -> tuple[Defect, ...]:
-    """Return the known defects of what a generation offers. `texts` are the files of env/ by relative path, `bootstrap` is the command
-    that prepares the same hosts. Of an entry that is gone, or whose manifest cannot be read, nothing is known and nothing is said."""
+def defects(
+    holdings: Holdings,
+    generation: Generation,
+    texts: Mapping[str, str],
+    bootstrap: str = BOOTSTRAP,
+) -> tuple[Defect, ...]:
+    """Return the known defects of what a generation offers. `texts` are the files of env/ by relative path,
+    `bootstrap` is the command that prepares the same hosts. Of an entry that is gone, or whose manifest cannot be
+    read, nothing is known and nothing is said."""
     book = read_book(texts)
     asking = tuple(rule for rule in book.rules if rule.refuse and any(need.operator == "has" for need in rule.needs))
     book = replace(book, rules=asking)
-    return tuple(defect for stack, record in generation.stacks.items() for defect in _of_stack(holdings, (stack, record), book, bootstrap))
+    found = (_of_stack(holdings, offered, book, bootstrap) for offered in generation.stacks.items())
+    return tuple(defect for each in found for defect in each)
 
 
-def _of_stack(holdings: Holdings, offered: tuple[str, Mapping[str, Any]], book: Book, bootstrap: str) -> Iterator[Defect]:
+def _of_stack(holdings: Holdings, offered: Offered, book: Book, bootstrap: str) -> Iterator[Defect]:
     stack, record = offered
     entry, module = str(record.get("deepep", "")), str(record.get("module", ""))
     if not _inputs(holdings, entry):
@@ -60,11 +71,15 @@ def _difference(problem: Problem, known: Known) -> tuple[str, str]:
     """Return what was found and what is wanted; a problem about a commit that nobody has recorded says neither."""
     if problem.found:
         return problem.found, problem.wanted
-    return f"{known.names['deepep']} and substitutions that do not tell", "a commit or a substitution that is known to have it"
+    return (
+        f"{known.names['deepep']} and substitutions that do not tell",
+        "a commit or a substitution that is known to have it",
+    )
 
 
 def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: Book) -> Known:
-    """Return what is known of an offered stack: versions, contents and GPU architectures; what else the hosts say stays unknown.
+    """Return what is known of an offered stack: versions, contents and GPU architectures; what else the hosts say
+    stays unknown.
 
     Manifests of entries hold no commit; the module's name ends in the first digits of it."""
     deepep, nvshmem = str(record.get("deepep", "")), str(record.get("nvshmem", ""))

@@ -93,13 +93,13 @@ def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) 
 
 
 def join(by_stack: Iterable[Sequence[Finding]], names: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the findings of several stacks, those that differ in nothing but stack and fix once with all their stacks; the fix of the
-    first stack stands for all. `names` are the hosts in their order."""
+    """Return the findings of several stacks, those that differ in nothing but stack and fix once with all their
+    stacks; the fix of the first stack stands for all. `names` are the hosts in their order."""
     groups: dict[Finding, list[Finding]] = {}
     for finding in (finding for findings in by_stack for finding in findings):
         groups.setdefault(replace(finding, fix="", stacks=()), []).append(finding)
-    told = (replace(same[0], stacks=tuple(dict.fromkeys(name for each in same for name in each.stacks))) for same in groups.values())
-    return ordered(told, names)
+    stacks = [tuple(dict.fromkeys(name for each in same for name in each.stacks)) for same in groups.values()]
+    return ordered((replace(same[0], stacks=mine) for same, mine in zip(groups.values(), stacks, strict=True)), names)
 
 
 def known_defects(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
-"""What the prefix offers, for verbs that judge by it: records of stacks, their known defects, and the command that offers anew."""
+"""What the prefix offers, for verbs that judge by it: records of stacks, their known defects, and the command that
+offers anew."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ def current_offer(survey: Survey) -> Offer:
     """Return what the prefix offers now; Trouble where there is nothing yet."""
     if (offer := find_offer(survey)) is not None:
         return offer
-    raise Trouble(Problem(survey.prefix, "nothing is offered there", "no generation on any host that answered", "one", "invoke bootstrap"))
+    raise Trouble(
+        Problem(
+            survey.prefix,
+            "nothing is offered there",
+            "no generation on any host that answered",
+            "one",
+            "invoke bootstrap",
+        )
+    )
 
 
 def stack_names(offer: Offer) -> tuple[str, ...]:
@@ -55,7 +64,8 @@ def command_for(flags: Flags) -> str:
 
 
 def find_defects(flags: Flags, door: Door, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
-    """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why nobody could look."""
+    """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why
+    nobody could look."""
     hosts = [host for host in (*candidates(survey.inventory), *survey.inventory.hosts) if host.name in survey.facts]
     via = next((host for host in hosts if survey.facts[host.name].prefix.manifest), None)
     if via is None:

@@ -1,4 +1,5 @@
-"""The rules of env/compatibility.toml as values: what must fit together, and what commits and substitutions contain. Pure."""
+"""The rules of env/compatibility.toml as values: what must fit together, and what commits and substitutions contain.
+Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it ends a run."""
+    """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it
+    ends a run."""
 
     name: str
     when: tuple[Sentence, ...]
@@ -41,8 +43,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source contains: features that its commit or a substitution gives. `complete` says whether somebody has recorded what the
-    commit `rev` ("" for no source) has; otherwise there may be more."""
+    """What a source contains: features that its commit or a substitution gives. `complete` says whether somebody has
+    recorded what the commit `rev` ("" for no source) has; otherwise there may be more."""
 
     has: tuple[str, ...] = ()
     complete: bool = True
@@ -51,15 +53,16 @@ class Contents:
 
 @dataclass(frozen=True)
 class Book:
-    """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by feature."""
+    """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by
+    feature."""
 
     rules: tuple[Rule, ...]
     commits: Mapping[str, tuple[str, ...]]
     substitutions: Mapping[str, tuple[str, str]]
 
     def contents(self, rev: str, changes: Iterable[tuple[str, str]]) -> Contents:
-        """Return what a source contains. `rev` is its commit or the beginning of one, `changes` are file and replacement of every
-        substitution made in it."""
+        """Return what a source contains. `rev` is its commit or the beginning of one, `changes` are file and
+        replacement of every substitution made in it."""
         recorded = [has for name, has in self.commits.items() if rev and name.startswith(rev)]
         made = tuple(changes)
         given = (
@@ -67,7 +70,8 @@ class Book:
             for feature, (file, part) in self.substitutions.items()
             if any(name == file and part in replacement for name, replacement in made)
         )
-        return Contents(tuple(dict.fromkeys((*given, *(each for has in recorded for each in has)))), bool(recorded), rev)
+        had = (feature for has in recorded for feature in has)
+        return Contents(tuple(dict.fromkeys((*given, *had))), bool(recorded), rev)
 
 
 def read_book(texts: Mapping[str, str]) -> Book:

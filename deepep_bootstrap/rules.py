@@ -40,8 +40,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Site:
-    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a network), for an
-    external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
+    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
+    network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
 
     toolkit: str
     archs: tuple[str, ...]
@@ -102,8 +102,9 @@ def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
 
 
 def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
-    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks for what a commit
-    or substitutions give and of which nobody has recorded it: that is no promise kept, and no fault."""
+    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks
+    for what a commit or substitutions give and of which nobody has recorded it: that is no promise kept, and no
+    fault."""
     for rule in book.rules:
         if not all(holds(sentence, known, any) for sentence in rule.when):
             continue

@@ -1,4 +1,5 @@
-"""Known defects of what a prefix offers, by the manifests of its entries: judged, told by four verbs, named before a rollback."""
+"""Known defects of what a prefix offers, by the manifests of its entries: judged, told by four verbs, named before a
+rollback."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ from deepep_bootstrap.verbs.verify import verify
 
 pytest_plugins = ["store_support"]
 
+Capture = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = read_tree(ROOT / "env")
 SHIPPED = lock.read(ROOT / "deepep.lock.toml")
@@ -33,7 +36,8 @@ FENCED, BARE, NVSHMEM = entry_name("deepep", "1.2.1"), entry_name("deepep", "1.2
 
 
 def substitutes(source: str, *, before: bool = False) -> list[dict[str, Any]]:
-    """Return what manifests of entries record of the shipped lock's substitutions; `before`: as they were before the fences."""
+    """Return what manifests of entries record of the shipped lock's substitutions; `before`: as they were before the
+    fences."""
     made = [asdict(each) for each in SHIPPED.sources[source].substitutes]
     return [each for each in made if ST_BULK in each["replacement"]] if before else made
 
@@ -45,8 +49,8 @@ def offered(
     version = MODULES[stack].split("/")[1].split("-")[0]
     names = {"deepep": entry_name("deepep", deepep or version), "nvshmem": entry_name("nvshmem", nvshmem)}
     entries = {
-        names["deepep"]: StoreEntry(names["deepep"], 1, {"inputs": {"kind": "deepep", "archs": list(archs), "substitutes": made}}),
-        names["nvshmem"]: StoreEntry(names["nvshmem"], 1, {"inputs": {"kind": "nvshmem", "wheel": ["nvidia-nvshmem-cu13", nvshmem, "x"]}}),
+        names["deepep"]: StoreEntry(names["deepep"], 1, {"inputs": {"kind": "deepep", "substitutes": made}}),
+        names["nvshmem"]: StoreEntry(names["nvshmem"], 1, {"inputs": {"kind": "nvshmem", "wheel": ["n", nvshmem, "x"]}}),
     }
     record = {**asdict(RECORD), "stack": stack, "module": module or MODULES[stack], "archs": list(archs), **names}
     generation = Generation(1, {"offer": {"default_stack": stack, "stacks": {stack: record}, "templates": ""}})
@@ -118,7 +122,8 @@ def test_an_external_python_stays_part_of_the_remedy() -> None:
 
 @pytest.fixture
 def old(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prefix:
-    """Generation 1 as a bootstrap before the fences left it, generation 2 as one does now: on B200, stacks v1 and v1-cu13."""
+    """Generation 1 as a bootstrap before the fences left it, generation 2 as one does now: on B200, stacks v1 and
+    v1-cu13."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, made in ((BARE, substitutes("deepep-v1", before=True)), (FENCED, substitutes("deepep-v1"))):
         prefix.entry(name, [NVSHMEM], inputs={"kind": "deepep", "archs": ["10.0"], "substitutes": made})
@@ -130,10 +135,17 @@ def old(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pref
 
 def put(prefix: Prefix, first: str, second: str) -> None:
     """Publish a generation that offers v1 of the entry `first` and v1-cu13 of `second`."""
-    base = {**asdict(RECORD), "prefix": str(prefix.path), "archs": ["10.0"], "nvshmem": NVSHMEM, "gdrcopy": "", "python": ""}
+    base = {
+        **asdict(RECORD),
+        "prefix": str(prefix.path),
+        "archs": ["10.0"],
+        "nvshmem": NVSHMEM,
+        "gdrcopy": "",
+        "python": "",
+    }
     names = {"v1": first, "v1-cu13": second}
-    records = {stack: {**base, "stack": stack, "module": MODULES[stack], "deepep": name} for stack, name in names.items()}
-    prefix.offer_records(records)
+    own = {stack: {"stack": stack, "module": MODULES[stack], "deepep": name} for stack, name in names.items()}
+    prefix.offer_records({stack: {**base, **values} for stack, values in own.items()})
 
 
 def flags(prefix: Prefix, tmp_path: Path, **more: Any) -> Flags:
@@ -142,7 +154,7 @@ def flags(prefix: Prefix, tmp_path: Path, **more: Any) -> Flags:
     return Flags(ROOT, hosts=str(hosts), **more)
 
 
-def test_status_calls_a_prefix_built_before_the_fences_so(old: Prefix, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_calls_a_prefix_built_before_the_fences_so(old: Prefix, tmp_path: Path, capsys: Capture) -> None:
     assert status(flags(old, tmp_path)) == 0
     assert "blocking" not in capsys.readouterr().out
     put(old, BARE, FENCED)
@@ -156,9 +168,7 @@ def test_status_calls_a_prefix_built_before_the_fences_so(old: Prefix, tmp_path:
     assert (told["stack"], told["entry"]) == ("v1", BARE)
 
 
-def test_doctor_judges_by_each_offered_stack_and_names_the_one_that_is_blocked(
-    old: Prefix, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_judges_by_each_offered_stack_and_names_the_one_that_is_blocked(old: Prefix, tmp_path: Path, capsys: Capture) -> None:
     put(old, FENCED, BARE)
     before = {path: path.lstat().st_mtime_ns for path in old.path.rglob("*")}
     doctor(flags(old, tmp_path, json=True), user="", strict=False)
@@ -176,12 +186,13 @@ def test_doctor_judges_by_each_offered_stack_and_names_the_one_that_is_blocked(
     assert "blocking: known-defect on here (stack v1-cu13)" in lines
     doctor(flags(old, tmp_path, json=True, stack="v1"), user="", strict=False)
     document = json.loads(capsys.readouterr().out)
-    assert (document["stacks"], [each for each in document["findings"] if each["check"] == "known-defect"]) == (["v1"], [])
+    assert (document["stacks"], [each for each in document["findings"] if each["check"] == "known-defect"]) == (
+        ["v1"],
+        [],
+    )
 
 
-def test_verify_tries_each_offered_stack_and_says_no_to_a_known_defect(
-    old: Prefix, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_tries_each_offered_stack_and_says_no_to_a_known_defect(old: Prefix, tmp_path: Path, capsys: Capture) -> None:
     put(old, BARE, FENCED)
     assert verify(flags(old, tmp_path, json=True)) == 4
     document = json.loads(capsys.readouterr().out)
@@ -193,10 +204,11 @@ def test_verify_tries_each_offered_stack_and_says_no_to_a_known_defect(
     assert ([each["step"] for each in document["outcomes"]], document["defects"]) == (["verify"], [])
 
 
-def test_a_rollback_names_the_defects_before_it_switches(old: Prefix, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollback_names_the_defects_before_it_switches(old: Prefix, tmp_path: Path, capsys: Capture) -> None:
     assert rollback(flags(old, tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in lines[:2]] == [f"blocking in generation 1: {MODULES[stack]}" for stack in ("v1", "v1-cu13")]
+    told = [f"blocking in generation 1: {MODULES[stack]}" for stack in ("v1", "v1-cu13")]
+    assert [line.partition(" (")[0] for line in lines[:2]] == told
     assert lines[2].startswith(f"{old.path}: made generation 1 the current one")
     assert os.readlink(old.path / "current") == "generations/1"
     assert rollback(flags(old, tmp_path, json=True), to="2") == 0

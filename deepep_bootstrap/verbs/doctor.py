@@ -1,4 +1,5 @@
-"""`invoke doctor`: what is wrong with the hosts, why it matters, and the command that fixes it. Looks only; writes nothing anywhere."""
+"""`invoke doctor`: what is wrong with the hosts, why it matters, and the command that fixes it. Looks only; writes
+nothing anywhere."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
 @dataclass(frozen=True)
 class Judged:
-    """One stack that the hosts are judged by: the flags that would bootstrap it, what was seen for it, what it is looked at for, and what
-    the checks of the host recipes say."""
+    """One stack that the hosts are judged by: the flags that would bootstrap it, what was seen for it, what it is
+    looked at for, and what the checks of the host recipes say."""
 
     flags: Flags
     survey: Survey
@@ -46,13 +47,16 @@ class Judged:
 
 
 def doctor(flags: Flags, *, user: str, strict: bool) -> int:
-    """Print findings, the worst first; exit 4 when something blocks (with `strict` also when something warns), 1 when hosts did not
-    answer or `user` could not look there, else 0. `user` is whose view is taken ("" for the connection's own user).
+    """Print findings, the worst first; exit 4 when something blocks (with `strict` also when something warns), 1 when
+    hosts did not answer or `user` could not look there, else 0. `user` is whose view is taken ("" for the
+    connection's own user).
 
-    Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing is offered."""
+    Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
+    is offered."""
     screen = Screen("doctor", as_json=flags.json)
     if user and not USER.fullmatch(user):
-        raise Trouble(Problem("--as", "not the name of a user", found=user, wanted="a user of the hosts, e.g. --as=alice"))
+        wanted = "a user of the hosts, e.g. --as=alice"
+        raise Trouble(Problem("--as", "not the name of a user", found=user, wanted=wanted))
     lock, _ = read_lock(flags)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
@@ -70,17 +74,18 @@ def doctor(flags: Flags, *, user: str, strict: bool) -> int:
         screen.problem(problem)
     code = worst([exit_code(findings, strict=strict), TROUBLE if told else OK])
     names = [one.request.stack.name for one in judged]
+    by = {"stack": names[0], "stacks": names, "profile": judged[0].case.profile}
     users = {name: view.user for name, view in looks.items()}
-    found = [finding_json(finding) for finding in findings]
-    screen.document(code, told, stack=names[0], stacks=names, profile=judged[0].case.profile, users=users, findings=found)
+    screen.document(code, told, **by, users=users, findings=[finding_json(finding) for finding in findings])
     return code
 
 
 def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]:
-    """Yield the flags with which each stack that the hosts are judged by would be bootstrapped: with the Python that it was made with,
-    where it came from outside."""
+    """Yield the flags with which each stack that the hosts are judged by would be bootstrapped: with the Python that
+    it was made with, where it came from outside."""
     offer = find_offer(survey)
-    names = [flags.stack] if flags.stack else [name for name in (stack_names(offer) if offer else ()) if name in lock.stacks]
+    offered = [name for name in (stack_names(offer) if offer else ()) if name in lock.stacks]
+    names = [flags.stack] if flags.stack else offered
     for name in names or [lock.default_stack]:
         record = offer.stacks.get(name) if offer else None
         python = flags.python or (record.external_python if record else "")
@@ -90,8 +95,9 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
 
 
 def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]) -> Judged:
-    """Return what is seen and wanted of one stack; what goes wrong on the way is added to the problems. Trouble where the lock's stack
-    breaks a rule. Hosts are asked again where the stack's Python is an external one that they were not asked about."""
+    """Return what is seen and wanted of one stack; what goes wrong on the way is added to the problems. Trouble where
+    the lock's stack breaks a rule. Hosts are asked again where the stack's Python is an external one that they were
+    not asked about."""
     lock, defects, problems = known
     stack = lock.stacks[flags.stack or lock.default_stack]
     if broken := rules.check(lock, read_tree(flags.root / "env"), (stack.name,)):
@@ -103,7 +109,13 @@ def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence
     case = case_of(request, survey.facts, command_for(flags))
     checks, unchecked = ask_recipes(door, survey, request)
     problems.extend(fold_problems(unchecked, survey.inventory))
-    return Judged(flags, survey, request, replace(case, defects=tuple(each for each in defects if each.stack == stack.name)), checks)
+    return Judged(
+        flags,
+        survey,
+        request,
+        replace(case, defects=tuple(each for each in defects if each.stack == stack.name)),
+        checks,
+    )
 
 
 def findings_of(judged: Sequence[Judged], looks: Mapping[str, View], *, as_another: bool) -> tuple[Finding, ...]:
@@ -111,7 +123,8 @@ def findings_of(judged: Sequence[Judged], looks: Mapping[str, View], *, as_anoth
     by_stack = []
     for one in judged:
         case = replace(one.case, as_another=as_another)
-        seen = [Seen(host.name, host.role, one.survey.facts[host.name], looks.get(host.name), case) for host in one.survey.reached]
+        facts, hosts = one.survey.facts, one.survey.reached
+        seen = [Seen(host.name, host.role, facts[host.name], looks.get(host.name), case) for host in hosts]
         by_stack.append(examine(one.request, case, seen, one.checks))
     return join(by_stack, [host.name for host in judged[0].survey.inventory.hosts])
 
@@ -121,9 +134,13 @@ def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]
     offer = find_offer(survey)
     missing = [] if offer is None or flags.stack else [name for name in stack_names(offer) if name not in lock.stacks]
     why = "The hosts are judged by what the lock says of a stack."
-    wanted, fix = f"a lock that has it, not {lock.path}", f"--lock={survey.prefix}/current/deepep.lock.toml, from a host that sees it"
+    wanted, fix = (
+        f"a lock that has it, not {lock.path}",
+        f"--lock={survey.prefix}/current/deepep.lock.toml, from a host that sees it",
+    )
     hosts = tuple(host.name for host in survey.reached)
-    return tuple(Finding("offered-stack", NOTE, hosts, f"stack {name} is offered", wanted, why, fix, (name,)) for name in missing)
+    found = {name: f"stack {name} is offered" for name in missing}
+    return tuple(Finding("offered-stack", NOTE, hosts, found[name], wanted, why, fix, (name,)) for name in missing)
 
 
 def ask_recipes(door: Fleet, survey: Survey, request: Request) -> tuple[Checks, tuple[Problem, ...]]:
@@ -150,14 +167,16 @@ def ask_user(door: Fleet, survey: Survey, request: Request, user: str) -> tuple[
 
 
 def tell(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) -> None:
-    """Print the findings, three lines each, and their numbers. A finding names its stacks where the hosts are judged by others too."""
+    """Print the findings, three lines each, and their numbers. A finding names its stacks where the hosts are judged
+    by others too."""
     names = [one.request.stack.name for one in judged]
     first = judged[0]
     said = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
     screen.say(f"{fold(first.survey.facts)}: {said}, profile {first.case.profile}", style="bold")
     for finding in findings:
         whose = "" if set(finding.stacks) >= set(names) else f" (stack {', '.join(finding.stacks)})"
-        screen.say(f"\n{finding.severity}: {finding.check} on {fold(finding.hosts)}{whose}", style=STYLES[finding.severity])
+        headline = f"{finding.severity}: {finding.check} on {fold(finding.hosts)}{whose}"
+        screen.say(f"\n{headline}", style=STYLES[finding.severity])
         screen.say(f"    found {finding.found}, wanted {finding.wanted}")
         screen.say(f"    {finding.why}")
         if finding.fix:

@@ -15,16 +15,17 @@ from deepep_bootstrap.survey import Flags, number, read_tree
 
 
 def rollback(flags: Flags, *, to: str = "") -> int:
-    """Switch `current` to generation `to` ("" for the one before the current) by one rename. Files of a generation name absolute store
-    entries, so what runs keeps what it has. Known defects of what it offers are named before the switch; they do not keep anybody
-    from it."""
+    """Switch `current` to generation `to` ("" for the one before the current) by one rename. Files of a generation
+    name absolute store entries, so what runs keeps what it has. Known defects of what it offers are named before the
+    switch; they do not keep anybody from it."""
     screen = Screen("rollback", as_json=flags.json)
     wanted = number("--to", to) if to else 0
     with reach(flags) as reached:
         holdings, prefix = reached.holdings, reached.place.prefix
         target = rollback_target(holdings, wanted)
         change = target.number != holdings.current
-        found = defects(holdings, target, read_tree(flags.root / "env"), command_for(replace(flags, stack="", python="")))
+        command = command_for(replace(flags, stack="", python=""))
+        found = defects(holdings, target, read_tree(flags.root / "env"), command)
         for defect in found:
             screen.say(f"blocking in generation {target.number}: {shortened(str(defect))}", style="red")
         if change and not flags.dry_run:

@@ -18,8 +18,9 @@ from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inven
 
 
 def status(flags: Flags) -> int:
-    """Print the current generation, its stacks and modules and their known defects, which hosts see it and have the hook, which wait
-    for a reboot and which this program left drained, and how the newest tests ended. Defects are told and change no exit code."""
+    """Print the current generation, its stacks and modules and their known defects, which hosts see it and have the
+    hook, which wait for a reboot and which this program left drained, and how the newest tests ended. Defects are
+    told and change no exit code."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
@@ -57,8 +58,9 @@ def status(flags: Flags) -> int:
     for problem in problems:
         screen.problem(problem)
     code = TROUBLE if problems else OK
-    told = {"tests": [asdict(test) for test in tests], "defects": [asdict(defect) for defect in defects]}
-    screen.document(code, problems, prefix=prefix, manifest=manifest, hooks=hooks, waiting=waiting, drained=drained, **told)
+    told = {"prefix": prefix, "manifest": manifest, "hooks": hooks, "waiting": waiting, "drained": drained}
+    newest, lacking = [asdict(test) for test in tests], [asdict(defect) for defect in defects]
+    screen.document(code, problems, **told, tests=newest, defects=lacking)
     return code
 
 

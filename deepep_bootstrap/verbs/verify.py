@@ -20,12 +20,13 @@ from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory, re
 
 
 def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
-    """Load the module of each offered stack (with --stack of that one) and import deep_ep through a login shell of every host; exit 4
-    where that does not give what was built, and where what was built has a known defect on its GPUs.
+    """Load the module of each offered stack (with --stack of that one) and import deep_ep through a login shell of
+    every host; exit 4 where that does not give what was built, and where what was built has a known defect on its
+    GPUs.
 
-    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an archive of
-    `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4 where one did.
-    """
+    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an
+    archive of `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4
+    where one did."""
     if against:
         return compare_builds(flags, against)
     if store:
@@ -51,8 +52,9 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
     for problem in problems:
         screen.problem(problem)
     code = worst([*(outcome.code for outcome in outcomes), *(VERDICT for _ in defects), *(TROUBLE for _ in problems)])
-    told = {"outcomes": [outcome_json(outcome) for outcome in outcomes], "defects": [asdict(defect) for defect in defects]}
-    screen.document(code, problems, module=records[0].module, modules=[record.module for record in records], **told)
+    modules = [record.module for record in records]
+    told = {"outcomes": list(map(outcome_json, outcomes)), "defects": [asdict(defect) for defect in defects]}
+    screen.document(code, problems, module=modules[0], modules=modules, **told)
     return code
 
 
