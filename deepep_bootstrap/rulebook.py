@@ -12,7 +12,8 @@ from deepep_bootstrap.tables import NAME, SOME, Form, Table, load
 FILE = "compatibility.toml"
 OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
 OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python", "nic_map")
-SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
+CONTAINS = ("has", "lacks")
+SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has|lacks) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
 REV = Form(r"[0-9a-f]{40}", "a full commit id")
 
 
@@ -135,7 +136,7 @@ def _sentences(table: Table, key: str, features: set[str]) -> Iterator[Sentence]
             continue
         if sentence.thing not in things:
             table.complain(key, "is about something unknown", text, ", ".join(things))
-        if sentence.operator == "has" and sentence.value not in features:
+        if sentence.operator in CONTAINS and sentence.value not in features:
             table.complain(key, "asks for something that nothing here has", text, ", ".join(sorted(features)))
         if sentence.value.startswith("{") and sentence.value.strip("{}") not in things:
             table.complain(key, "names something unknown", text, ", ".join(things))

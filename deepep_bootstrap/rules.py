@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.lock import Lock, Stack, Wheel
-from deepep_bootstrap.rulebook import FILE, Book, Contents, Sentence, read_book
+from deepep_bootstrap.rulebook import CONTAINS, FILE, Book, Contents, Sentence, read_book
 from deepep_bootstrap.sources import Source
 
 COMPARISONS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
@@ -136,9 +136,10 @@ def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
 
 def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
     """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
-    if sentence.operator == "has":
+    if sentence.operator in CONTAINS:
         contents = known.contents.get(sentence.thing, Contents(complete=False))
-        return True if sentence.value in contents.has else False if contents.complete else None
+        there = sentence.value in contents.has
+        return (sentence.operator == "has") == there if there or contents.complete else None
     values = known.values.get(sentence.thing)
     if values is None:
         return None
