@@ -93,7 +93,7 @@ def runs_cuda(seen: Seen) -> Iterator[Fault]:
         if branch and major < int(seen.case.stack.cuda):
             floor = min(row[0] for row in DRIVER_CUDA if row[1] >= int(seen.case.stack.cuda))
             fitting = next((name for name, cuda in seen.case.other_stacks.items() if int(cuda) <= major), "")
-            fix = f"{seen.case.bootstrap} --stack={fitting}" if fitting else f"installing driver {floor} or later, then a reboot"
+            fix = seen.case.with_stack(fitting) if fitting else f"installing driver {floor} or later, then a reboot"
             brings = f"CUDA {major}.{minor}" if major else "no CUDA 12"
             yield Fault(BLOCKING, f"driver {driver} ({brings})", f"driver {floor} or later for CUDA {seen.case.stack.cuda}", fix)
 

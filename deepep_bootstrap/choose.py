@@ -111,9 +111,10 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
 def judge_by(request: Request, derived: topology.Derived, target: str, python: Python) -> Callable[[Toolkit], rules.Judgement]:
     """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
     link = read_profile(derived.profile, request.templates).link
+    nic_map = any(topology.MAP in values for values in (derived.environment, *derived.by_host.values()))
 
     def judge(toolkit: Toolkit) -> rules.Judgement:
-        site = rules.Site(toolkit.version, derived.archs, link, "" if target else python.torch)
+        site = rules.Site(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
         return rules.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge

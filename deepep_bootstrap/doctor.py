@@ -8,6 +8,7 @@ from typing import Any
 
 from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, slurm, store, topology
 from deepep_bootstrap.choose import Request
+from deepep_bootstrap.defects import CHECK
 from deepep_bootstrap.disagree import compare
 from deepep_bootstrap.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.facts import Facts
@@ -86,7 +87,26 @@ def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) 
     single = [(host.name, finding) for host in seen for finding in examine_host(host, checks.get(host.name, {}))]
     gpu_hosts = [host for host in seen if host.role == "gpu"]
     together = [*share_prefix(case, seen), *have_slurm(case, seen), *share_python(case, gpu_hosts), *compare(gpu_hosts)]
-    return ordered([*folded(single), *together], [host.name for host in request.inventory.hosts])
+    built = known_defects(case, gpu_hosts)
+    found = ordered([*built, *folded(single), *together], [host.name for host in request.inventory.hosts])
+    return tuple(replace(finding, stacks=(request.stack.name,)) for finding in found)
+
+
+def join(by_stack: Iterable[Sequence[Finding]], names: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the findings of several stacks, those that differ in nothing but stack and fix once with all their
+    stacks; the fix of the first stack stands for all. `names` are the hosts in their order."""
+    groups: dict[Finding, list[Finding]] = {}
+    for finding in (finding for findings in by_stack for finding in findings):
+        groups.setdefault(replace(finding, fix="", stacks=()), []).append(finding)
+    stacks = [tuple(dict.fromkeys(name for each in same for name in each.stacks)) for same in groups.values()]
+    return ordered((replace(same[0], stacks=mine) for same, mine in zip(groups.values(), stacks, strict=True)), names)
+
+
+def known_defects(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
+    """Yield what is wrong with the offered build itself on these GPUs."""
+    names = tuple(host.name for host in gpu_hosts)
+    for defect in case.defects if names else ():
+        yield Finding(CHECK, BLOCKING, names, defect.found, defect.wanted, defect.why, defect.fix)
 
 
 def examine_host(seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
@@ -195,4 +215,5 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         **{key: getattr(finding, key) for key in keys[:2]},
         "hosts": list(finding.hosts),
         **{key: getattr(finding, key) for key in keys[2:]},
+        "stacks": list(finding.stacks),
     }

@@ -8,6 +8,7 @@ from deepep_bootstrap import rules
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python
 from deepep_bootstrap.lock import Stack
+from deepep_bootstrap.rulebook import Book, read_book
 
 
 def check_external(path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]) -> Python:
@@ -41,10 +42,18 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
     """Yield what stands beside torch in the wrong version, or not at all: setuptools by the rules of env/, numpy for upstream's tests."""
     packages, python = dict(seen.external_packages), seen.external_python
     there = (packages["setuptools"],) if "setuptools" in packages else ()
-    known = rules.Known({"setuptools": there, "torch": (python.torch,) if python else ()}, {}, {}, "")
-    install = f"{path} -m pip install 'setuptools<82' numpy"
+    known = rules.Known({"setuptools": there, "torch": (python.torch,) if python else ()})
+    book = read_book(texts)
+    install = f"{path} -m pip install '{_setuptools(book, known)}' numpy"
     # One is enough: the same command mends them all.
-    for problem, _ in list(rules.broken(rules.read_book(texts), known, name))[:1]:
+    for problem, _ in list(rules.broken(book, known, name))[:1]:
         yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
     if "numpy" not in packages:
         yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
+
+
+def _setuptools(book: Book, known: rules.Known) -> str:
+    """Return the setuptools that the rules want beside a torch, as pip is told."""
+    meant = [rule for rule in book.rules if all(rules.holds(sentence, known, any) for sentence in rule.when)]
+    wanted = [need for rule in meant for need in rule.needs if need.thing == "setuptools" and need.value != "0"]
+    return "setuptools" + ",".join(f"{need.operator}{need.value}" for need in wanted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deepep_bootstrap import fabric
+from deepep_bootstrap.defects import Defect
 from deepep_bootstrap.facts import Facts, Rdma
 from deepep_bootstrap.jobuser import View
 from deepep_bootstrap.lock import Stack
@@ -18,7 +20,7 @@ SEVERITIES = (BLOCKING, WARNING, NOTE)
 @dataclass(frozen=True)
 class Finding:
     """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a command or an
-    action, "" where nothing needs to be done."""
+    action, "" where nothing needs to be done, `stacks` are those that it concerns."""
 
     check: str
     severity: str
@@ -27,6 +29,7 @@ class Finding:
     wanted: str
     why: str
     fix: str
+    stacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,17 @@ class Case:
     as_another: bool = False
     """Whether a view of another user than the connection's own was asked for."""
     other_stacks: Mapping[str, str] = field(default_factory=dict)
+    defects: tuple[Defect, ...] = ()
+    """Known defects of the stack as the prefix offers it."""
 
     def command(self, verb: str) -> str:
         """Return the command that calls another verb for the same hosts."""
         return self.bootstrap.replace("invoke bootstrap", f"invoke {verb}", 1)
+
+    def with_stack(self, stack: str) -> str:
+        """Return the command that prepares the same hosts for another stack."""
+        words = [word for word in shlex.split(self.bootstrap) if not word.startswith("--stack=")]
+        return shlex.join([*words, f"--stack={stack}"])
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,20 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.rulebook import CONTAINS, FILE, Book, Contents, Sentence, read_book
 from deepep_bootstrap.sources import Source
-from deepep_bootstrap.tables import NAME, SOME, Form, Table, load
 
-FILE = "compatibility.toml"
 COMPARISONS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
     ">": operator.gt,
     "<=": operator.le,
     "<": operator.lt,
 }
-OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
-OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python")
-SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
-REV = Form(r"[0-9a-f]{40}", "a full commit id")
 OWN, EXTERNAL = "own", "external"
 NEWER = "a newer CUDA toolkit on the build host, which may stand beside the old one, or another --stack"
 Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
@@ -34,59 +29,25 @@ Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """One sentence about a thing, as the file has it."""
-
-    thing: str
-    operator: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.thing} {self.operator} {self.value}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it ends a run."""
-
-    name: str
-    when: tuple[Sentence, ...]
-    needs: tuple[Sentence, ...]
-    reason: str
-    source: str
-    refuse: bool
-
-
-@dataclass(frozen=True)
-class Book:
-    """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by feature."""
-
-    rules: tuple[Rule, ...]
-    commits: Mapping[str, tuple[str, ...]]
-    substitutions: Mapping[str, tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Known:
     """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is not there) and
-    what `deepep` and `nvshmem` contain (the same holds). `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`), `rev`
-    is DeepEP's commit."""
+    what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`)."""
 
     values: Mapping[str, tuple[str, ...]]
-    features: Mapping[str, tuple[str, ...]]
-    names: Mapping[str, str]
-    rev: str
+    contents: Mapping[str, Contents] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Site:
-    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a network), and for
-    an external Python its torch ("" otherwise)."""
+    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
+    network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
 
     toolkit: str
     archs: tuple[str, ...]
     link_layer: str
     external_torch: str = ""
+    nic_map: bool = False
 
 
 def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
@@ -115,29 +76,14 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapp
         "toolkit_major": (site.toolkit.split(".")[0],),
         "archs": site.archs,
         "link_layer": (site.link_layer,) if site.link_layer else (),
+        "nic_map": ("set",) if site.nic_map else (),
         "python": (OWN if target else EXTERNAL,),
         **({} if target else {"torch": (site.external_torch,)}),
     }
-    found = list(broken(book, replace(known, values=values), f"stack {stack.name}"))
+    names = {**known.names, "archs": capabilities(site.archs), "nic_map": "the map from GPU to NIC"}
+    found = list(broken(book, replace(known, values=values, names=names), f"stack {stack.name}"))
     remarks = tuple(f"stack {stack.name}: {problem.what}" for problem, refused in found if not refused)
     return tuple(problem for problem, refused in found if refused), remarks
-
-
-def read_book(texts: Mapping[str, str]) -> Book:
-    """Return the rules in the texts of env/; Trouble with every fault of the file."""
-    problems: list[Problem] = []
-    where = f"env/{FILE}"
-    if FILE not in texts:
-        raise Trouble(Problem(where, "this file is missing", try_="a fresh checkout"))
-    top = Table(load(texts[FILE], where), where, problems)
-    commits = {name: _commit(table) for name, table in top.named("commit", REV)}
-    substitutions = {name: _substitution(table) for name, table in top.named("substitution", NAME)}
-    features = {*substitutions, *(feature for has in commits.values() for feature in has)}
-    rules = tuple(_rule(table, features) for table in top.tables("rule"))
-    top.close()
-    if problems:
-        raise Trouble(*problems)
-    return Book(rules, commits, substitutions)
 
 
 def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
@@ -151,19 +97,14 @@ def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
         nccl = stack.nccl_version(target)
         values |= {"target": (target,), "nccl": (nccl,) if nccl else (), "wheels_cuda": _cuda_majors(stack.wheels.get(target, ()))}
         values |= {name: tuple(found.version for found in [stack.pinned(name, target)] if found) for name in ("torch", "setuptools")}
-    features = {"nvshmem": tuple(_substituted(book, source)) if source else ()}
-    if deepep.rev in book.commits:
-        features["deepep"] = book.commits[deepep.rev]
-    names = {
-        "deepep": f"DeepEP {deepep.version} at {deepep.rev[:12]}",
-        "nvshmem": f"NVSHMEM {nvshmem} from its {'source' if source else 'wheel'}",
-    }
-    return Known(values, features, names, deepep.rev)
+    contents = {"deepep": _contents(book, deepep), "nvshmem": _contents(book, source) if source else Contents()}
+    return Known(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
 
 
 def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
-    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks what a commit contains
-    which nobody has recorded: that is no promise it keeps, and no fault that it has."""
+    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks
+    for what a commit or substitutions give and of which nobody has recorded it: that is no promise kept, and no
+    fault."""
     for rule in book.rules:
         if not all(holds(sentence, known, any) for sentence in rule.when):
             continue
@@ -174,34 +115,50 @@ def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool
             wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
             remedy = NEWER if all(one.thing == "toolkit" for one in wrong) else "invoke lock, or another --stack"
             yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy), rule.refuse
-        elif open_ := [one for one in rule.needs if one.operator == "has" and one.thing not in known.features]:
+        elif open_ := [one for one in rule.needs if one.operator == "has" and holds(one, known, all) is None]:
             asked = " and ".join(dict.fromkeys(one.value for one in open_))
-            needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when))
-            what = f"nobody has recorded whether {known.names['deepep']} has {asked}, which {needing or 'it'} needs"
-            yield Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=_recording(known.rev)), rule.refuse
+            thing = open_[0].thing
+            needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when if one.thing != thing))
+            what = f"nobody has recorded whether {_said(thing, known)} has {asked}, which {needing or 'it'} needs"
+            remedy = _recording(known.contents[thing].rev) if thing in known.contents else ""
+            yield Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=remedy), rule.refuse
 
 
 def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
     """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; "" where that is not so."""
     book = read_book(texts)
-    asking = [
-        rule.name for rule in book.rules if any(each.operator == "has" and each.thing == "deepep" for each in (*rule.when, *rule.needs))
-    ]
-    if rev in book.commits or not asking:
+    sentences = (each for rule in book.rules for each in (*rule.when, *rule.needs))
+    asked = dict.fromkeys(each.value for each in sentences if each.operator == "has" and each.thing == "deepep")
+    if rev in book.commits or not asked:
         return ""
-    return f"nobody has recorded what this commit has, which the rules ask for ({', '.join(asking)}): {_recording(rev)}"
+    return f"nobody has recorded what this commit has of what the rules ask for ({', '.join(asked)}): {_recording(rev)}"
 
 
 def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
     """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
-    if sentence.operator == "has":
-        return None if sentence.thing not in known.features else sentence.value in known.features[sentence.thing]
+    if sentence.operator in CONTAINS:
+        contents = known.contents.get(sentence.thing, Contents(complete=False))
+        there = sentence.value in contents.has
+        return (sentence.operator == "has") == there if there or contents.complete else None
     values = known.values.get(sentence.thing)
     if values is None:
         return None
     value = _value(sentence, known)
     compare = COMPARISONS.get(sentence.operator)
     return bool(values) and several((compare(numbers(one), numbers(value)) if compare else one == value) for one in values)
+
+
+def names_of(deepep: str, rev: str, nvshmem: str, *, wheel: bool) -> dict[str, str]:
+    """Return what a person calls a DeepEP and an NVSHMEM of these versions."""
+    return {
+        "deepep": f"DeepEP {deepep} at {rev[:12] or 'an unknown commit'}",
+        "nvshmem": f"NVSHMEM {nvshmem} from its {'wheel' if wheel else 'source'}",
+    }
+
+
+def capabilities(archs: Sequence[str]) -> str:
+    """Return what a person calls GPUs of these architectures."""
+    return f"compute capability {' and '.join(archs)}"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -241,51 +198,5 @@ def _cuda_majors(wheels: Sequence[Wheel]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _substituted(book: Book, source: Source) -> Iterator[str]:
-    for feature, (file, part) in book.substitutions.items():
-        if any(each.file == file and part in each.replacement for each in source.substitutes):
-            yield feature
-
-
-def _commit(table: Table) -> tuple[str, ...]:
-    table.text("of", SOME)
-    has = table.words("has", NAME)
-    table.close()
-    return has
-
-
-def _substitution(table: Table) -> tuple[str, str]:
-    found = table.text("file", SOME), table.text("replacement", SOME)
-    table.close()
-    return found
-
-
-def _rule(table: Table, features: set[str]) -> Rule:
-    rule = Rule(
-        name=table.text("name", NAME),
-        when=tuple(_sentences(table, "when", features)),
-        needs=tuple(_sentences(table, "needs", features)),
-        reason=table.text("reason", SOME),
-        source=table.text("source", SOME),
-        refuse=table.take("refuse", bool, default=True),
-    )
-    if not rule.needs:
-        table.complain("needs", "is missing or empty", wanted=SENTENCE.words)
-    table.close()
-    return rule
-
-
-def _sentences(table: Table, key: str, features: set[str]) -> Iterator[Sentence]:
-    """Yield the sentences of a rule; a thing or a feature that nobody knows would make it true or false for ever."""
-    things = (*OF_LOCK, *OF_HOSTS)
-    for text in table.words(key, SENTENCE):
-        sentence = Sentence(*text.split(" ", 2)) if SENTENCE.fits(text) else None
-        if sentence is None:
-            continue
-        if sentence.thing not in things:
-            table.complain(key, "is about something unknown", text, ", ".join(things))
-        if sentence.operator == "has" and sentence.value not in features:
-            table.complain(key, "asks for something that nothing here has", text, ", ".join(sorted(features)))
-        if sentence.value.startswith("{") and sentence.value.strip("{}") not in things:
-            table.complain(key, "names something unknown", text, ", ".join(things))
-        yield sentence
+def _contents(book: Book, source: Source) -> Contents:
+    return book.contents(source.rev, ((each.file, each.replacement) for each in source.substitutes))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import driverversion, hosts, lock, mirrorpeek, mirrors, plan, prepare, rules, store
+from deepep_bootstrap import driverversion, hosts, lock, mirrorpeek, mirrors, plan, prepare, rules
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
@@ -23,7 +23,6 @@ from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.plan import Plan
 from deepep_bootstrap.prepare import Preparation
 from deepep_bootstrap.remote import THIS_MACHINE, Door, Fleet, Job, Options, Reply
-from deepep_bootstrap.store import Offer, StackRecord
 
 FACTS_TIMEOUT = 60.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
@@ -249,24 +248,6 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
             else prepare.parse(reply.out, reply.err, list(inputs[name]), name)
         )
     return driverversion.settle(Preparation(inputs, checks), facts)
-
-
-def current_offer(survey: Survey) -> Offer:
-    """Return what the prefix offers now, as any host that sees it says; Trouble where there is nothing yet."""
-    for facts in survey.facts.values():
-        if (offer := store.read_offer(facts.prefix.manifest)) is not None and offer.stacks:
-            return offer
-    remedy = "invoke bootstrap"
-    raise Trouble(Problem(survey.prefix, "nothing is offered there", "no generation on any host that answered", "one", remedy))
-
-
-def offered_stack(survey: Survey, stack: str) -> StackRecord:
-    """Return the record of the stack that was asked for, else of the default one."""
-    offer = current_offer(survey)
-    name = stack or offer.default_stack
-    if name not in offer.stacks:
-        raise Trouble(Problem("--stack", "this stack is not offered", found=name, wanted=" or ".join(offer.stacks)))
-    return offer.stacks[name]
 
 
 def control_has_slurm(prefix: str, prefix_id: str) -> bool:

@@ -10,6 +10,7 @@ from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Toolkit
 from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.rulebook import read_book
 from deepep_bootstrap.rules import Judgement, numbers
 
 DEFAULT = "/usr/local/cuda"
@@ -48,7 +49,7 @@ def choose(wish: Wish) -> tuple[Toolkit, tuple[str, ...]]:
 
 def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
     """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major is new enough."""
-    book = rules.read_book(texts)
+    book = read_book(texts)
     known = rules.know(book, lock, stack, next(iter(stack.wheels), ""))
     known = replace(known, values={**known.values, "archs": archs})
     meant = [rule for rule in book.rules if rule.refuse and all(rules.holds(sentence, known, any) for sentence in rule.when)]

@@ -53,9 +53,13 @@ class Prefix:
     def offer(self, *names: str, stack: str = "v1", lock: str = "", **record: object) -> int:
         """Publish a generation whose one stack names these entries, and return its number."""
         values = {"stack": stack, "module": f"deepep/1-{stack}", **{name.split("-")[1]: name for name in names}, **record}
+        return self.offer_records({stack: values}, lock)
+
+    def offer_records(self, records: Mapping[str, Mapping[str, object]], lock: str = "") -> int:
+        """Publish a generation with these records of stacks, the first one its default, and return its number."""
         manifest = {
             "schema": 1, "generation": 0, "created": "2026-01-01T00:00:00Z", "by": "admin", "lock_digest": "abcdefghijklmn",
-            "offer": {"default_stack": stack, "stacks": {stack: values}, "templates": ""}, "hosts": ["n001", "n002"],
+            "offer": {"default_stack": next(iter(records)), "stacks": records, "templates": ""}, "hosts": ["n001", "n002"],
         }  # fmt: skip
         files = [Content("manifest.json", json.dumps(manifest, indent=2).encode()), Content("modulefiles/deepep/1", b"x")]
         files += [Content("deepep.lock.toml", lock.encode())] if lock else []

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_support import BOOT, CASES, WELL, changed, cluster, examined, findings, read, told
-from hypothesis import given
+from doctor_support import BOOT, CASES, RECORD, WELL, changed, cluster, examined, findings, read, told
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_support import ROOT, request
+from plan_support import PREFIX, ROOT, request
 
 from deepep_bootstrap import checks_gpu, checks_user, doctor, drained, jobuser, launch
 from deepep_bootstrap.disagree import PROPERTIES
@@ -25,11 +25,14 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.findings import SEVERITIES, Finding, Seen
 from deepep_bootstrap.machine import Stamp
+from deepep_bootstrap.offered import command_for
 from deepep_bootstrap.prepare import TITLES, Check
 from deepep_bootstrap.remote import Reply
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.store import Offer, StackRecord, offer_document
 from deepep_bootstrap.survey import Flags, Survey
+from deepep_bootstrap.verbs import doctor as verb
 from deepep_bootstrap.verbs import status
-from deepep_bootstrap.verbs.doctor import command_for
 
 FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
 SCRIPT = "".join((ROOT / "recipes" / name).read_text(encoding="utf-8") for name in ("lib.sh", "doctor/user.sh"))
@@ -96,6 +99,7 @@ def test_findings_are_ordered_by_severity_then_by_hosts() -> None:
         assert keys == sorted(keys), path
 
 
+@settings(deadline=None)
 @given(st.permutations(range(len(SLURM_FAULTS[2]))))
 def test_the_order_of_hosts_changes_no_finding(order: list[int]) -> None:
     wanted, case, seen, checks = SLURM_FAULTS
@@ -275,7 +279,7 @@ def test_on_this_machine_it_finds_and_writes_nothing(tmp_path: Path) -> None:
     found = {finding["check"]: finding for finding in document["findings"]}
     assert found["python"]["hosts"] == ["here"]
     assert found["python"]["found"].startswith("/nowhere/python: ")
-    assert list(found["python"]) == ["check", "severity", "hosts", "found", "wanted", "why", "fix"]
+    assert list(found["python"]) == ["check", "severity", "hosts", "found", "wanted", "why", "fix", "stacks"]
     assert [path.name for path in tmp_path.iterdir()] == ["hosts.txt"]
 
 
@@ -317,6 +321,89 @@ def test_the_advice_is_for_the_same_hosts() -> None:
     facts, _, _ = cluster(read(FILES["well-ethernet"]))
     case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
     assert case.command("doctor") == f"invoke doctor {words}"
+    assert case.with_stack("v1") == f"invoke bootstrap {words.replace('--stack=v1-cu13 ', '')} --stack=v1"
+
+
+# Which stacks the hosts are judged by.
+
+
+def offering(facts: dict[str, Facts], *records: StackRecord, default: str = "") -> Survey:
+    """Return a survey of these hosts, whose prefix offers these stacks."""
+    stacks = {record.stack: record for record in records}
+    offer = Offer(default or records[0].stack, stacks, "t") if records else None
+    manifest = json.dumps({"offer": offer_document(offer)}) if offer else ""
+    seen = {name: changed(each, ["prefix", "manifest"], manifest) for name, each in facts.items()}
+    return Survey(request(f"defaults prefix={PREFIX}\n" + "\n".join(facts)).inventory, PREFIX, seen)
+
+
+def record(stack: str, python: str = "") -> StackRecord:
+    return replace(RECORD, stack=stack, module=f"deepep/1.2.1-8a07e7e-{stack}", external_python=python)
+
+
+def judged(survey: Survey, **given: Any) -> list[verb.Judged]:
+    """Return what the doctor judges by, without asking the hosts again."""
+    wanted = request(f"defaults prefix={PREFIX}\n" + "\n".join(survey.facts))
+    found = []
+    for flags in verb.stacks_to_judge(Flags(ROOT, hosts="h", **given), wanted.lock, survey):
+        stack = wanted.lock.stacks[flags.stack or wanted.lock.default_stack]
+        mine = replace(wanted, stack=stack, external_python=flags.python)
+        found.append(verb.Judged(flags, survey, mine, doctor.case_of(mine, survey.facts, command_for(flags)), {}))
+    return found
+
+
+def test_the_hosts_are_judged_by_what_is_offered_and_by_the_lock_only_where_nothing_is() -> None:
+    facts, _, _ = cluster({"hosts": {"gpu1": "h200"}})
+    (nothing,) = judged(offering(facts))
+    assert (nothing.request.stack.name, nothing.flags.stack) == ("v1", "")
+    found = verb.findings_of([nothing], {}, as_another=False)
+    assert "cuda-toolkit" in [each.check for each in found if each.severity == "blocking"]
+    (alone,) = judged(offering(facts, record("v1-cu13", "/opt/torch/bin/python3")))
+    assert (alone.flags.stack, alone.flags.python) == ("v1-cu13", "/opt/torch/bin/python3")
+    assert alone.case.bootstrap == "invoke bootstrap --hosts=h --stack=v1-cu13 --python=/opt/torch/bin/python3"
+    assert "cuda-toolkit" not in [each.check for each in verb.findings_of([alone], {}, as_another=False)]
+    (asked,) = judged(offering(facts, record("v1-cu13")), stack="v1")
+    assert (asked.request.stack.name, asked.flags.stack) == ("v1", "v1")
+    (default,) = judged(offering(facts, record("v1")))
+    assert (default.request.stack.name, default.flags.stack) == ("v1", "")
+
+
+def test_of_two_offered_stacks_the_blocked_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    facts, _, _ = cluster({"hosts": {"n001": "infiniband", "n002": "infiniband"}})
+    facts = {name: changed(seen, ["gpus", "*", "driver"], "550.54.15") for name, seen in facts.items()}
+    facts = {name: changed(seen, ["rdma"], ()) for name, seen in facts.items()}
+    survey = offering(facts, record("v1"), record("v1-cu13"), default="v1-cu13")
+    both = judged(survey)
+    assert [one.flags.stack for one in both] == ["v1-cu13", "v1"]
+    found = verb.findings_of(both, {}, as_another=False)
+    (driver,) = [each for each in found if each.check == "driver-cuda"]
+    assert (driver.severity, driver.hosts, driver.stacks) == ("blocking", ("n001", "n002"), ("v1-cu13",))
+    assert driver.fix == "invoke bootstrap --hosts=h --stack=v1"
+    assert {each.stacks for each in found if each.check != "driver-cuda"} == {("v1-cu13", "v1")}
+    verb.tell(Screen("doctor"), both, found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "n[001-002] (2): stacks v1-cu13, v1 as offered, profile single-node"
+    assert "blocking: driver-cuda on n[001-002] (2) (stack v1-cu13)" in lines
+
+
+def test_findings_of_several_stacks_that_differ_in_more_than_the_fix_stay_apart() -> None:
+    one = Finding("x", "blocking", ("n1",), "a", "b", "c", "fix of v1", ("v1",))
+    other = replace(one, fix="fix of v2", stacks=("v2",))
+    assert doctor.join([[one], [other]], ["n1"]) == (replace(one, stacks=("v1", "v2")),)
+    milder = replace(other, severity="note")
+    assert doctor.join([[milder], [one]], ["n1"]) == (one, milder)
+
+
+def test_an_offered_stack_that_this_lock_does_not_have_is_a_note() -> None:
+    facts, _, _ = cluster({"hosts": {"gpu1": "h200"}})
+    survey = offering(facts, record("v9"), record("v1-cu13"))
+    found = request().lock
+    assert [one.flags.stack for one in judged(survey)] == ["v1-cu13"]
+    (note,) = verb.not_in_lock(survey, found, Flags(ROOT, hosts="h"))
+    assert (note.check, note.severity, note.stacks) == ("offered-stack", "note", ("v9",))
+    assert note.found == "stack v9 is offered"
+    assert verb.not_in_lock(survey, found, Flags(ROOT, hosts="h", stack="v1")) == ()
+    (default,) = judged(offering(facts, record("v9")))
+    assert default.request.stack.name == "v1", "where the lock has none of them, its default one"
 
 
 def test_what_a_bootstrap_cannot_change_is_not_sent_to_it() -> None:

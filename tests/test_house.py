@@ -35,8 +35,8 @@ LEVELS: dict[str, int] = {
     "onhosts": 51, "collecting": 51, "html": 51, "mirrorfill": 51, "history": 51, "holders": 51, "cordon": 51, "provenance": 52,
     "transfer": 52, "runscreen": 52, "pastruns": 52, "wave": 52, "closures": 52, "packageindex": 52, "turn": 53, "packagefill": 53,
     "mirrorpeek": 53, "waves": 54, "reboots": 54, "lockview": 55, "explain": 55, "mirrorchoice": 56, "survey": 60, "drained": 61,
-    "reach": 61, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64, "phases": 65, "rolling": 66,
-    "smoke": 66, "lasttests": 53, "driverversion": 40, "verbs": 70, "commandline": 79, "front": 80,
+    "reach": 61, "offered": 62, "sharing": 61, "testplace": 61, "runreading": 62, "work": 63, "hoststeps": 64, "phases": 65, "rolling": 66,
+    "smoke": 66, "lasttests": 53, "driverversion": 40, "rulebook": 35, "defects": 37, "verbs": 70, "commandline": 79, "front": 80,
 }  # fmt: skip
 # Who reaches other machines or starts programs, and with what; nobody else imports any of these (docs/architecture.md, two doors).
 DOORS: dict[str, set[str]] = {

@@ -660,7 +660,8 @@ def test_a_value_over_several_lines_is_left_to_a_person() -> None:
 def test_an_update_to_a_commit_that_nobody_has_read_says_so(server: Server, run: Any) -> None:
     server.point("refs/pull/7/head", "merge")
     remedy = f"reading it, then writing what it has under [commit.{server.commits['three']}] in env/compatibility.toml"
-    note = f"nobody has recorded what this commit has, which the rules ask for (queue-pair-layout): {remedy}"
+    asked = "ll-combine-fence, gin-world-fence, gin-all-contexts, pull-466, pull-564, pull-696"
+    note = f"nobody has recorded what this commit has of what the rules ask for ({asked}): {remedy}"
     assert note in run(update="engine", ref="main", root=ROOT, dry_run=True)[1]
     assert "nobody has recorded" not in run(update="transport", root=ROOT, dry_run=True)[1], "no stack takes its DeepEP from there"
     assert json.loads(run(update="engine", ref="main", root=ROOT, dry_run=True, json=True)[1])["changes"][0]["notes"][-1] == note

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import doctor_support
 import plan_support
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import choose, lock, rules
+from deepep_bootstrap import choose, lock, plan, rulebook, rules
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Lock, Stack
 from deepep_bootstrap.survey import Flags, read_tree, read_usable
@@ -22,6 +23,8 @@ TEXTS = read_tree(ROOT / "env")
 SHIPPED = lock.read(ROOT / "deepep.lock.toml")
 CLOSURE = SHIPPED.stacks["v1"].wheels["cp312-x86_64"]
 PARENT = "29d31c095796f3c8ece47ee9cdcc167051bbeed9"
+D4F41E4 = "d4f41e4e93602a15e95f55f6ee8df8f1aaa0e4bb"
+NEWER_V2, LAST_V2 = "01dc3aaac82068020353dce2c302e38153c0bfaa", "a56d6156febcd9976e55adc85b5155bfac9f28f8"
 
 
 def stack(name: str, **changes: Any) -> Lock:
@@ -57,7 +60,7 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
     "a newer NVSHMEM for the legacy half of V2": (
         lambda: wheel(stack("v2"), "nvidia-nvshmem-cu13", "3.5.19"),
         "queue pairs",
-        "found DeepEP 2.1.0 at dd758caf4518, NVSHMEM 3.5.19 from its wheel, wanted deepep has pull-564",
+        "found DeepEP 2.1.0 at dd758caf4518, NVSHMEM 3.5.19 from its wheel, wanted deepep has pull-696",
     ),
     "a newer NVSHMEM from source": (
         lambda: source(source(stack("v1"), "nvshmem", version="3.5.21"), "deepep-v1", rev="e" * 40),
@@ -79,6 +82,21 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
     ),
     "a setuptools too new for torch": (
         lambda: wheel(stack("v2"), "setuptools", "82.0"), "before 82", "found setuptools 82.0, torch 2.11.0"
+    ),
+    "V2 without the fence between nodes": (
+        lambda: source(stack("v2"), "deepep-v2", substitutes=()),
+        "stale rows",
+        "DeepEP pull request 715) — found DeepEP 2.1.0 at dd758caf4518, wanted deepep has gin-world-fence",
+    ),
+    "a V2 that nobody has looked at, without the fence": (
+        lambda: source(stack("v2"), "deepep-v2", rev="f" * 40, substitutes=()),
+        "stale rows",
+        "nobody has recorded whether DeepEP 2.1.0 at ffffffffffff has gin-world-fence, which it needs: ",
+    ),
+    "a setuptools too old for a newer torch": (
+        lambda: wheel(wheel(stack("v2"), "torch", "2.14.1"), "setuptools", "77.0.2"),
+        "2.13 and newer want",
+        "found setuptools 77.0.2, torch 2.14.1, wanted setuptools >= 77.0.3",
     ),
     "no setuptools": (lambda: wheel(stack("v1"), "setuptools", None), "setup.py needs setuptools", "found setuptools none"),
 }  # fmt: skip
@@ -105,10 +123,48 @@ def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it
     assert problem.where == f"{SHIPPED.path}: stack.v1-wheel"
     assert (problem.found, problem.wanted) == ("", "")
     assert problem.try_ == f"reading it, then writing what it has under [commit.{'f' * 40}] in env/compatibility.toml"
-    read = {**TEXTS, rules.FILE: f"{TEXTS[rules.FILE]}\n[commit.{'f' * 40}]\nof = 'another head'\nhas = ['pull-564']\n"}
+    read = recorded("f" * 40, "pull-564")
     assert rules.check(unread, read) == ()
-    assert rules.unrecorded("f" * 40, read) == rules.unrecorded(PARENT, TEXTS) == rules.unrecorded("f" * 40, {rules.FILE: ""}) == ""
-    assert rules.unrecorded("f" * 40, TEXTS).startswith("nobody has recorded what this commit has, which the rules ask for (queue-pair-")
+    assert rules.unrecorded("f" * 40, read) == rules.unrecorded(PARENT, TEXTS) == ""
+    assert rules.unrecorded("f" * 40, {rulebook.FILE: ""}) == ""
+    said = rules.unrecorded("f" * 40, TEXTS)
+    assert said.startswith("nobody has recorded what this commit has of what the rules ask for (ll-combine-fence, ")
+
+
+def recorded(rev: str, *has: str) -> dict[str, str]:
+    """Return the texts of env/ with one more commit."""
+    return {**TEXTS, rulebook.FILE: f"{TEXTS[rulebook.FILE]}\n[commit.{rev}]\nof = 'another head'\nhas = {list(has)}\n"}
+
+
+@pytest.mark.parametrize("rev", [D4F41E4, NEWER_V2, LAST_V2, SHIPPED.sources["deepep-v2"].rev, "f" * 40])
+def test_a_feature_may_come_from_the_commit_or_from_a_substitution(rev: str) -> None:
+    (fence,) = [each for each in SHIPPED.sources["deepep-v2"].substitutes if "fence_acq_rel_sys" in each.replacement]
+    assert rules.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=(fence,)), TEXTS) == ()
+    broken = rules.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=()), TEXTS)
+    assert bool(broken) == (rev not in {NEWER_V2, LAST_V2})
+    bare = source(stack("v2"), "deepep-v2", rev="f" * 40, substitutes=())
+    assert rules.check(bare, recorded("f" * 40, "gin-world-fence")) == ()
+
+
+def test_a_legacy_half_that_knows_the_queue_pairs_suits_a_newer_nvshmem() -> None:
+    changed = source(wheel(stack("v2"), "nvidia-nvshmem-cu13", "3.5.19"), "deepep-v2", rev="f" * 40)
+    assert rules.check(changed, recorded("f" * 40, "pull-696")) == ()
+    assert len(rules.check(changed, recorded("f" * 40, "pull-564"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("torch", "setuptools", "fits"),
+    [
+        ("2.10.0", "82.0", True),
+        ("2.11.0", "81.0.0", True),
+        ("2.12.1", "82.0", False),
+        ("2.13.0", "82.0", True),
+        ("2.13.0", "77.0.3", True),
+        ("2.15.0", "76.1", False),
+    ],
+)
+def test_which_setuptools_suits_which_torch(torch: str, setuptools: str, fits: bool) -> None:
+    assert (rules.check(wheel(wheel(stack("v2"), "torch", torch), "setuptools", setuptools), TEXTS) == ()) == fits
 
 
 def test_only_the_named_stacks_are_judged() -> None:
@@ -148,6 +204,55 @@ def test_roce_needs_the_substitution() -> None:
     assert site("v1", source(bare, "nvshmem", version="3.5.19"), link_layer="Ethernet") == ([], ())
 
 
+@pytest.mark.parametrize("archs", [("9.0",), ("9.0", "10.0"), ("10.3",), ("12.0",)])
+@pytest.mark.parametrize("name", ["v1", "v1-wheel", "v1-cu13"])
+def test_blackwell_needs_the_fence_of_the_low_latency_combine(name: str, archs: tuple[str, ...]) -> None:
+    bare = source(SHIPPED, "deepep-v1", substitutes=())
+    problems, _ = site(name, bare, archs=archs)
+    assert site(name, archs=archs)[0] == []
+    unread = source(SHIPPED, "deepep-v1", rev="f" * 40)
+    assert not [text for text in site(name, unread, archs=archs)[0] if "fence" in text]
+    if archs == ("9.0",):
+        assert problems == []
+        return
+    (problem,) = problems
+    assert "(DeepEP issues 700 and 621, pull request 642)" in problem
+    assert f"found DeepEP 1.2.1 at 8a07e7e7ed57, compute capability {' and '.join(archs)}, wanted " in problem
+    assert "wanted deepep has ll-combine-fence" in problem
+
+
+def test_the_legacy_half_of_v2_needs_that_fence_too() -> None:
+    without = recorded("f" * 40, "gin-world-fence")
+    changed = source(SHIPPED, "deepep-v2", rev="f" * 40)
+    hosts = rules.Site("13.0.88", ("10.0",), "InfiniBand")
+    (problem,), _ = rules.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=without)
+    assert "V2's legacy half returns wrong rows" in str(problem)
+    has = recorded("f" * 40, "ll-combine-fence")
+    assert rules.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=has)[0] == ()
+    assert site("v2", archs=("10.0",)) == site("v2", changed) == ([], ())
+    problems, (remark,) = site("v2", changed, archs=("10.0",))
+    assert problems == []
+    assert "nobody has recorded whether DeepEP 2.1.0 at ffffffffffff has ll-combine-fence" in remark
+
+
+def test_a_barrier_that_signals_on_one_context_is_a_remark() -> None:
+    fences = SHIPPED.sources["deepep-v2"].substitutes
+    alone = tuple(each for each in fences if "num_barrier_slots" not in each.replacement)
+    problems, (remark,) = site("v2", source(SHIPPED, "deepep-v2", substitutes=alone))
+    assert (problems, site("v2")) == ([], ([], ()))
+    assert remark.startswith("stack v2: V2's barrier between nodes signals on one GIN context alone")
+
+
+def test_a_map_that_deepep_does_not_understand_is_told() -> None:
+    assert site("v1", nic_map=True) == site("v1") == ([], ())
+    problems, (remark,) = site("v1", source(SHIPPED, "deepep-v1", rev=PARENT), nic_map=True)
+    assert (problems, site("v1", source(SHIPPED, "deepep-v1", rev=PARENT))) == ([], ([], ()))
+    assert remark.startswith("stack v1: a DeepEP without pull request 466 ignores the map from GPU to NIC")
+    _, (remark,) = site("v1", source(SHIPPED, "deepep-v1", rev="f" * 40), nic_map=True)
+    told = "nobody has recorded whether DeepEP 1.2.1 at ffffffffffff has pull-466, which the map from GPU to NIC needs"
+    assert told in remark
+
+
 @pytest.mark.parametrize(
     ("archs", "toolkit", "wanted"),
     [
@@ -182,6 +287,32 @@ def test_a_plan_is_refused_before_it_is_made() -> None:
         choose.choose(plan_support.request(), plan_support.cluster(n001=old, n002=old))
 
 
+BLACKWELL = {"gpus": tuple(replace(plan_support.GPU, index=index, capability="10.0") for index in range(8))}
+
+
+def test_a_plan_for_b200_without_the_fence_is_refused_and_names_the_issue() -> None:
+    facts = plan_support.cluster(n001=BLACKWELL, n002=BLACKWELL)
+    wish = plan_support.request()
+    assert plan.make(wish, facts).choice.record.archs == ("10.0",)
+    bare = replace(wish, lock=source(wish.lock, "deepep-v1", substitutes=()))
+    with pytest.raises(Trouble) as caught:
+        plan.make(bare, facts)
+    assert "returns wrong rows on Blackwell" in str(caught.value)
+    assert "(DeepEP issues 700 and 621, pull request 642)" in str(caught.value)
+    assert plan.make(bare, plan_support.cluster()).choice.record.archs == ("9.0",)
+
+
+def test_a_plan_tells_of_a_map_that_this_deepep_does_not_read() -> None:
+    with_nic = {"rdma": (doctor_support.nic(0, "InfiniBand"),)}
+    facts = plan_support.cluster(n001=with_nic, n002=with_nic)
+    wish = plan_support.request()
+    told = "ignores the map from GPU to NIC"
+    assert told not in "\n".join(plan.make(wish, facts).notes)
+    older = replace(wish, lock=source(wish.lock, "deepep-v1", rev=PARENT))
+    assert told in "\n".join(plan.make(older, facts).notes)
+    assert told not in "\n".join(plan.make(older, plan_support.cluster()).notes)
+
+
 def test_a_broken_stack_is_refused_when_the_lock_is_read(tmp_path: Path) -> None:
     text = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8").replace(SHIPPED.sources["deepep-v1"].rev, "f" * 40)
     (tmp_path / "lock.toml").write_text(text, encoding="utf-8")
@@ -196,8 +327,10 @@ def rule(needs: str) -> str:
 
 
 FAULTS = {
+    "[feature.new]\n": "feature.new.of: is missing",
     rule("['nvshmen >= 1']"): "rule[1].needs: is about something unknown — found nvshmen >= 1",
     rule("['nvshmem => 1']"): "rule[1].needs: holds something that does not belong there",
+    rule("['deepep lacks pull-1']"): "rule[1].needs: asks for something that nothing here has",
     rule("['deepep has pull-1']"): "rule[1].needs: asks for something that nothing here has",
     rule("['cuda is {x}']"): "rule[1].needs: names something unknown — found cuda is {x}",
     rule("[]"): "rule[1].needs: is missing or empty",
@@ -212,7 +345,7 @@ FAULTS = {
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_fault_of_the_file_is_named(text: str) -> None:
     with pytest.raises(Trouble) as caught:
-        rules.read_book({rules.FILE: text})
+        rulebook.read_book({rulebook.FILE: text})
     assert any(FAULTS[text] in str(problem) for problem in caught.value.problems), [str(problem) for problem in caught.value.problems]
     assert all(problem.where.startswith("env/compatibility.toml") for problem in caught.value.problems)
 
@@ -223,7 +356,7 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_every_shipped_rule_has_a_name_of_its_own_a_reason_and_a_source() -> None:
-    book = rules.read_book(TEXTS)
+    book = rulebook.read_book(TEXTS)
     names = [rule.name for rule in book.rules]
     assert len(set(names)) == len(names)
     for rule in book.rules:

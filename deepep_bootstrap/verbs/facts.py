@@ -13,7 +13,8 @@ from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory
 
 
 def facts(flags: Flags) -> int:
-    """Print what every host is, equal hosts once; exit 1 when some did not answer."""
+    """Print what every host is, equal hosts once; exit 1 when some did not answer. Facts judge nothing, so no stack
+    matters here."""
     screen = Screen("facts", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:

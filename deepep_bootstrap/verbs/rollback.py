@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 from deepep_bootstrap import history
+from deepep_bootstrap.defects import defects
 from deepep_bootstrap.errors import OK
 from deepep_bootstrap.holdings import rollback_target
+from deepep_bootstrap.offered import command_for
 from deepep_bootstrap.reach import reach
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags, number
+from deepep_bootstrap.report import Screen, shortened
+from deepep_bootstrap.survey import Flags, number, read_tree
 
 
 def rollback(flags: Flags, *, to: str = "") -> int:
-    """Switch `current` to generation `to` ("" for the one before the current) by one rename. Files of a generation name absolute store
-    entries, so what runs keeps what it has."""
+    """Switch `current` to generation `to` ("" for the one before the current) by one rename. Files of a generation
+    name absolute store entries, so what runs keeps what it has. Known defects of what it offers are named before the
+    switch; they do not keep anybody from it."""
     screen = Screen("rollback", as_json=flags.json)
     wanted = number("--to", to) if to else 0
     with reach(flags) as reached:
         holdings, prefix = reached.holdings, reached.place.prefix
         target = rollback_target(holdings, wanted)
         change = target.number != holdings.current
+        command = command_for(replace(flags, stack="", python=""))
+        found = defects(holdings, target, read_tree(flags.root / "env"), command)
+        for defect in found:
+            screen.say(f"blocking in generation {target.number}: {shortened(str(defect))}", style="red")
         if change and not flags.dry_run:
             history.roll_back(reached.door, reached.place, holdings, target)
     modules = [str(record.get("module", "")) for record in target.stacks.values()]
@@ -31,5 +40,6 @@ def rollback(flags: Flags, *, to: str = "") -> int:
     for problem in reached.problems:
         screen.problem(problem)
     changed = change and not flags.dry_run
-    screen.document(OK, reached.problems, prefix=prefix, before=holdings.current, to=target.number, changed=changed, modules=modules)
+    told = {"before": holdings.current, "to": target.number, "changed": changed, "modules": modules}
+    screen.document(OK, reached.problems, prefix=prefix, **told, defects=[asdict(defect) for defect in found])
     return OK

@@ -11,20 +11,23 @@ from deepep_bootstrap import lasttests
 from deepep_bootstrap.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.report import Screen
+from deepep_bootstrap.offered import find_defects
+from deepep_bootstrap.report import Screen, shortened
 from deepep_bootstrap.store import read_offer
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
 
 
 def status(flags: Flags) -> int:
-    """Print the current generation, its stacks and modules, which hosts see it and have the hook, which wait for a reboot and which
-    this program left drained, and how the newest tests ended."""
+    """Print the current generation, its stacks and modules and their known defects, which hosts see it and have the
+    hook, which wait for a reboot and which this program left drained, and how the newest tests ended. Defects are
+    told and change no exit code."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         silent = drained_and_silent(door, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
+        defects, unread = find_defects(flags, door, survey)
         tests = lasttests.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest = newest_manifest(survey)
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
@@ -36,6 +39,8 @@ def status(flags: Flags) -> int:
             screen.say(f"  module {record['module']}: {what}{default}")
     else:
         screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
+    for defect in defects:
+        screen.say(f"  blocking: {shortened(str(defect))}", style="red")
     blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
     if blind:
         screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
@@ -49,11 +54,13 @@ def status(flags: Flags) -> int:
         screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
     for test in tests:
         screen.say(f"  {test.line}")
-    for problem in survey.problems:
+    problems = (*survey.problems, *unread)
+    for problem in problems:
         screen.problem(problem)
-    code = TROUBLE if survey.problems else OK
-    told = [asdict(test) for test in tests]
-    screen.document(code, survey.problems, prefix=prefix, manifest=manifest, hooks=hooks, waiting=waiting, drained=drained, tests=told)
+    code = TROUBLE if problems else OK
+    told = {"prefix": prefix, "manifest": manifest, "hooks": hooks, "waiting": waiting, "drained": drained}
+    newest, lacking = [asdict(test) for test in tests], [asdict(defect) for defect in defects]
+    screen.document(code, problems, **told, tests=newest, defects=lacking)
     return code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from deepep_bootstrap import archive, closure, history, transfer
 from deepep_bootstrap import verify as proof
@@ -12,17 +12,21 @@ from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.explain import explained
 from deepep_bootstrap.history import Change, Verdict
 from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.offered import current_offer, find_defects, offered_stacks
+from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.reach import candidates, reach
 from deepep_bootstrap.report import Screen, outcome_json, shortened
-from deepep_bootstrap.survey import Flags, current_offer, gather, offered_stack, open_door, read_inventory, read_tree
+from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory, read_tree
 
 
 def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
-    """Load the module and import deep_ep through a login shell of every host; exit 4 where that does not give what was built.
+    """Load the module of each offered stack (with --stack of that one) and import deep_ep through a login shell of
+    every host; exit 4 where that does not give what was built, and where what was built has a known defect on its
+    GPUs.
 
-    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an archive of
-    `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4 where one did.
-    """
+    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an
+    archive of `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4
+    where one did."""
     if against:
         return compare_builds(flags, against)
     if store:
@@ -31,16 +35,26 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
     inventory, prefix = read_inventory(flags)
     with open_door(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
-        record = offered_stack(survey, flags.stack)
-        load = proof.Load("deepep" if current_offer(survey).default_stack == record.stack else record.module)
+        records, default = offered_stacks(survey, flags.stack), current_offer(survey).default_stack
+        found, unread = find_defects(flags, door, survey)
         generation = next((survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts), 0)
         recipes = read_tree(flags.root / "recipes")
-        outcomes = proof.verify_all(door, survey.reached, record, recipes, load=load, generation=generation)
+        outcomes: list[Outcome] = []
+        for record in records:
+            load = proof.Load("deepep" if default == record.stack else record.module)
+            done = proof.verify_all(door, survey.reached, record, recipes, load=load, generation=generation)
+            outcomes += done if len(records) == 1 else (replace(each, step=f"verify {record.stack}") for each in done)
+    defects = [defect for defect in found if defect.stack in {record.stack for record in records}]
+    problems = (*survey.problems, *unread)
     screen.outcomes(explained(outcomes, flags.root))
-    for problem in survey.problems:
+    for defect in defects:
+        screen.say(f"blocking: {shortened(str(defect))}", style="red")
+    for problem in problems:
         screen.problem(problem)
-    code = worst([*(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
-    screen.document(code, survey.problems, module=record.module, outcomes=[outcome_json(outcome) for outcome in outcomes])
+    code = worst([*(outcome.code for outcome in outcomes), *(VERDICT for _ in defects), *(TROUBLE for _ in problems)])
+    modules = [record.module for record in records]
+    told = {"outcomes": list(map(outcome_json, outcomes)), "defects": [asdict(defect) for defect in defects]}
+    screen.document(code, problems, module=modules[0], modules=modules, **told)
     return code
 
 
