@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Inventory, fold
+from deepep_bootstrap.hosts import Inventory
+from deepep_bootstrap.nodeset import fold
 
 
 def absences(load: str, build_host: str, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:

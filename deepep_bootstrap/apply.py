@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deepep_bootstrap import datalines
 from deepep_bootstrap.errors import TROUBLE, Trouble
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import Step
 from deepep_bootstrap.prepare import LIBRARIES, REBOOT, STATE_FORM
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job, Reply

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from deepep_bootstrap import datalines, slurm, store
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.store import Entry

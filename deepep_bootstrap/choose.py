@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap import elastic, partial, rules, service, slurm, store, toolkits, topology
+from deepep_bootstrap import elastic, partial, recipes, rules, service, slurm, store, toolkits, topology
 from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.external import check_external
 from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.hosts import Inventory, fold
+from deepep_bootstrap.hosts import Inventory
 from deepep_bootstrap.kinds import COPIED
 from deepep_bootstrap.lock import Lock, Stack, Wheel
 from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import Offer, Site, StackRecord
 from deepep_bootstrap.partial import Earlier
 from deepep_bootstrap.profiles import read_profile
-from deepep_bootstrap.store import Entry, Offer, Site, StackRecord
+from deepep_bootstrap.store import Entry
 
 
 @dataclass(frozen=True)
@@ -273,4 +275,4 @@ def merge_offer(request: Request, current: Offer | None, record: StackRecord) ->
     stacks = {**kept, record.stack: record}
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
     rendered = {name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)}
-    return Offer(default, dict(sorted(stacks.items())), store.digest(rendered))
+    return Offer(default, dict(sorted(stacks.items())), recipes.digest(rendered))

@@ -24,8 +24,8 @@ from deepep_bootstrap.archives import measured
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.lock import Lock, Stack, Wheel, installs_on
 from deepep_bootstrap.mirrors import Mirrors, shown
-from deepep_bootstrap.supply import find_uv
 from deepep_bootstrap.tables import load
+from deepep_bootstrap.uvtool import find_uv
 from deepep_bootstrap.wheelindex import Index, find_index, size_of
 from deepep_bootstrap.wheels import own_settings
 

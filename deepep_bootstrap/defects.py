@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from deepep_bootstrap.errors import Problem
+from deepep_bootstrap import history
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.generations import Place
 from deepep_bootstrap.holdings import Generation, Holdings
+from deepep_bootstrap.offer import command_for
+from deepep_bootstrap.reach import candidates
+from deepep_bootstrap.remote import Door
 from deepep_bootstrap.rulebook import Book, Contents, read_book
 from deepep_bootstrap.rules import Known, broken, capabilities, names_of
+from deepep_bootstrap.survey import Flags, Survey, read_tree
 
 CHECK = "known-defect"
 BOOTSTRAP = "invoke bootstrap"
@@ -114,3 +120,19 @@ def _changes(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def find_defects(flags: Flags, door: Door, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
+    """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why
+    nobody could look."""
+    hosts = [host for host in (*candidates(survey.inventory), *survey.inventory.hosts) if host.name in survey.facts]
+    via = next((host for host in hosts if survey.facts[host.name].prefix.manifest), None)
+    if via is None:
+        return (), ()
+    try:
+        holdings = history.look(door, Place(via, survey.prefix, read_tree(flags.root / "recipes")))
+    except Trouble as trouble:
+        return (), trouble.problems
+    generation = holdings.get(holdings.current)
+    command = command_for(replace(flags, stack="", python=""))
+    return defects(holdings, generation, read_tree(flags.root / "env"), command) if generation else (), ()

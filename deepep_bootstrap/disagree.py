@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap import fabric
 from deepep_bootstrap.findings import NOTE, WARNING, Finding, Seen, few
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 
 
 @dataclass(frozen=True)

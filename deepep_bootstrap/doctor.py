@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, slurm, store, topology
+from deepep_bootstrap import checks_gpu, checks_host, checks_network, checks_user, choose, prepare, slurm, topology
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.defects import CHECK
 from deepep_bootstrap.disagree import compare
 from deepep_bootstrap.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, Row, Seen
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import read_offer
 from deepep_bootstrap.plan import MIB, UNPACKED
 from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.profiles import HANDLER, read_profile
@@ -45,7 +46,7 @@ def case_of(request: Request, facts: Mapping[str, Facts], bootstrap: str) -> Cas
     """Return what the hosts are to be looked at for. `bootstrap` is the command line that prepares them, for the findings' advice."""
     gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
     profile, link, handler = profile_of(request, gpu_hosts)
-    offers = [offer for seen in facts.values() if (offer := store.read_offer(seen.prefix.manifest)) is not None]
+    offers = [offer for seen in facts.values() if (offer := read_offer(seen.prefix.manifest)) is not None]
     target = max(request.stack.wheels.values(), key=len, default=())
     try:
         build_host = choose.choose_build_host(request, gpu_hosts, [])

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepep_bootstrap import causes
-from deepep_bootstrap.bugbundle import scrub, secrets_of
 from deepep_bootstrap.diagnose import brief, diagnose
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.redact import scrub, secrets_of
 
 
 def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:

@@ -20,7 +20,8 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 
 from deepep_bootstrap.commandline import ASKS_FOR_HELP, Verb, check
-from deepep_bootstrap.errors import OK, Problem, Trouble, guarded
+from deepep_bootstrap.errors import OK, Problem, Trouble
+from deepep_bootstrap.guard import guarded
 from deepep_bootstrap.survey import Flags
 
 HELP = {

@@ -13,7 +13,8 @@ from deepep_bootstrap import datalines
 from deepep_bootstrap.datalines import Form, Records
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.holdings import entry_names
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 

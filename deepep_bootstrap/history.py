@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import GC, LOOK, REHASH, ROLLBACK, Place, read_answer
-from deepep_bootstrap.holdings import Garbage, Generation, Holdings, parse
+from deepep_bootstrap.holders import Garbage
+from deepep_bootstrap.holdings import Generation, Holdings, parse
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job
 

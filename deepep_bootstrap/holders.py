@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepep_bootstrap.datalines import Form, Records, read
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.holdings import ENTRY_NAME, Holdings, StoreEntry
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 
@@ -84,3 +86,34 @@ def remarks(holders: Holders) -> tuple[str, ...]:
     """Return what could not be seen, each a sentence."""
     said = [f"{fold(holders.partly)}: only processes of our own account can be seen there, root sees all"] if holders.partly else []
     return (*said, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What may go: numbers of generations, entries, and entries that no generation needs but a running build or process (`busy`)."""
+
+    generations: tuple[int, ...]
+    entries: tuple[StoreEntry, ...]
+    busy: tuple[StoreEntry, ...] = ()
+
+
+def choose_garbage(holdings: Holdings, keep: int, held: Collection[str] = ()) -> Garbage:
+    """Return what nobody needs when the `keep` newest generations and the current one stay, and what processes use: `held` names entries
+    and `generations/NUMBER`.
+
+    Trouble where the manifest of one that stays cannot be read: what it needs is not known then.
+    """
+    newest = set(holdings.numbers[-keep:]) | {holdings.current} | {each for each in holdings.numbers if f"generations/{each}" in held}
+    kept = [generation for generation in holdings.generations if generation.number in newest]
+    unread = [generation.number for generation in kept if not generation.readable]
+    if unread:
+        what = "its manifest cannot be read, so nobody knows what it needs"
+        raise Trouble(*(Problem(f"generation {number}", what, try_=f"removing generations/{number} by hand") for number in unread))
+    needed = holdings.closure(name for generation in kept for name in generation.names)
+    in_use = holdings.closure({*holdings.used, *held})
+    idle = [entry for name, entry in sorted(holdings.entries.items()) if name not in needed and ENTRY_NAME.fullmatch(name)]
+    return Garbage(
+        generations=tuple(number for number in holdings.numbers if number not in newest),
+        entries=tuple(entry for entry in idle if entry.name not in in_use),
+        busy=tuple(entry for entry in idle if entry.name in in_use),
+    )

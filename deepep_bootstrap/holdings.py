@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,15 +112,6 @@ class Holdings:
         return sum(self.entries[name].size for name in self.closure(generation.names) - others if name in self.entries)
 
 
-@dataclass(frozen=True)
-class Garbage:
-    """What may go: numbers of generations, entries, and entries that no generation needs but a running build or process (`busy`)."""
-
-    generations: tuple[int, ...]
-    entries: tuple[StoreEntry, ...]
-    busy: tuple[StoreEntry, ...] = ()
-
-
 def parse(out: str, where: str) -> Holdings:
     """Return what recipes/prefix/generations.sh printed; Trouble for lines it does not print."""
     records = read(out, FORM, where, "generations.sh")
@@ -198,28 +189,6 @@ def _no_generation(numbers: tuple[int, ...], current: int, wanted: int) -> Probl
 def _near(numbers: tuple[int, ...], wanted: int) -> str:
     near = sorted(numbers, key=lambda number: (abs(number - wanted), number))[:NEAR]
     return ", ".join(map(str, sorted(near))) or "one; there are none"
-
-
-def choose_garbage(holdings: Holdings, keep: int, held: Collection[str] = ()) -> Garbage:
-    """Return what nobody needs when the `keep` newest generations and the current one stay, and what processes use: `held` names entries
-    and `generations/NUMBER`.
-
-    Trouble where the manifest of one that stays cannot be read: what it needs is not known then.
-    """
-    newest = set(holdings.numbers[-keep:]) | {holdings.current} | {each for each in holdings.numbers if f"generations/{each}" in held}
-    kept = [generation for generation in holdings.generations if generation.number in newest]
-    unread = [generation.number for generation in kept if not generation.readable]
-    if unread:
-        what = "its manifest cannot be read, so nobody knows what it needs"
-        raise Trouble(*(Problem(f"generation {number}", what, try_=f"removing generations/{number} by hand") for number in unread))
-    needed = holdings.closure(name for generation in kept for name in generation.names)
-    in_use = holdings.closure({*holdings.used, *held})
-    idle = [entry for name, entry in sorted(holdings.entries.items()) if name not in needed and ENTRY_NAME.fullmatch(name)]
-    return Garbage(
-        generations=tuple(number for number in holdings.numbers if number not in newest),
-        entries=tuple(entry for entry in idle if entry.name not in in_use),
-        busy=tuple(entry for entry in idle if entry.name in in_use),
-    )
 
 
 def find_generation(holdings: Holdings, number: int) -> Generation:

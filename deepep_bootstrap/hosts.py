@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
 from deepep_bootstrap import nodeset
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.host import Host
 
 DEFAULTS = "defaults"
 SAFE_PATH = re.compile(r"/[A-Za-z0-9._/+-]*")
@@ -23,23 +22,6 @@ USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*")
 WORD = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.,:@+-]*")
 GRES = re.compile(r"auto|none|gpu(:[A-Za-z0-9_.-]+)?(:[1-9][0-9]{0,8})?")
 JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
-
-
-@dataclass(frozen=True)
-class Host:
-    """One machine. `name` is what the file calls it and what messages say; empty fields are left to ~/.ssh/config.
-
-    `connection` is "ssh" or "local", `role` "gpu" or "login", `where` the file and line it came from.
-    """
-
-    name: str
-    user: str = ""
-    port: int = 0
-    jump: str = ""
-    identity: str = ""
-    connection: str = "ssh"
-    role: str = "gpu"
-    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,18 +67,6 @@ def from_flag(value: str, limit: str = "") -> Inventory:
             raise Trouble(*problems)
         inventory = Inventory("--hosts", tuple(hosts), Settings())
     return _limited(inventory, limit) if limit else inventory
-
-
-def fold(names: Iterable[str]) -> str:
-    """Return host names as one folded set with its size, e.g. `b200-[003,017] (2)`; a single name stands alone."""
-    unique = list(dict.fromkeys(names))
-    if len(unique) == 1:
-        return unique[0]
-    try:
-        text = str(NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        text = ", ".join(unique)
-    return f"{text} ({len(unique)})"
 
 
 def parse(text: str, path: str) -> Inventory:

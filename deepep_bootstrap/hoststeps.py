@@ -6,11 +6,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deepep_bootstrap import apply, supply, tarstream
+from deepep_bootstrap import apply, tarstream, uvtool
 from deepep_bootstrap.errors import TROUBLE, Trouble
 from deepep_bootstrap.fetch import fetch_source
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import HOOK, Outcome, Step
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import HOOK, Step
 from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Job
@@ -64,7 +65,7 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, di
     """Fetch and verify the stack's GDRCopy and send it to `hosts` as root's. Return the step with SRC in its inputs, and the hosts
     that could not be given it with the reason."""
     source = work.request.lock.sources[work.request.stack.gdrcopy]
-    tree = fetch_source(source, work.mirrors, supply.cache_dir())
+    tree = fetch_source(source, work.mirrors, uvtool.cache_dir())
     env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
     job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=apply.LIMIT)
     unsent: dict[str, str] = {}

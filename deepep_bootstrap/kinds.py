@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.store import StackRecord
+from deepep_bootstrap.offer import StackRecord
 
 SHORT_V2 = ("--test-first-only",)
 """What V2's own test gets where the user gives no arguments: in full it runs every combination of its modes, for longer than a job

@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 from deepep_bootstrap import pastruns
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.remote import Door
-from deepep_bootstrap.runreport import number
+from deepep_bootstrap.text import number
 
 SHOWN = 5
 """Runs that are told."""

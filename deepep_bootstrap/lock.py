@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from deepep_bootstrap.asked import OWN_INDEX, PYTHON, TARGET, Asked, plain_name, read_asked
@@ -245,3 +245,22 @@ def _index(name: str, table: Table) -> str:
     url = table.address("url", INDEX_URL)
     table.close()
     return url
+
+
+def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]]:
+    """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
+    everything = set(stacks) == set(lock.stacks)
+    sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
+    archives = [archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)]
+    return sources, archives
+
+
+def users(lock: Lock, name: str) -> list[str]:
+    """Return the stacks that use the pin called `name`."""
+    return [stack.name for stack in lock.stacks.values() if name in roles(stack, lock).values()]
+
+
+def roles(stack: Stack, lock: Lock) -> dict[str, str]:
+    """Return the pins that a stack uses by what it uses them for."""
+    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
+    return {role: name for role, name in values.items() if isinstance(name, str) and (name in lock.sources or name in lock.archives)}

@@ -12,11 +12,11 @@ from typing import Any
 from deepep_bootstrap import nar
 from deepep_bootstrap.asked import OWN_INDEX, Asked, requirement_name
 from deepep_bootstrap.closures import Closure
-from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.lock import Lock, Stack, Wheel, roles, used, users
 from deepep_bootstrap.mirrors import shown
 from deepep_bootstrap.pins import Renewal
-from deepep_bootstrap.report import size
 from deepep_bootstrap.sources import Archive, Source, Substitute
+from deepep_bootstrap.text import size
 
 DAY = 86400
 MONTH_DAYS = 30.44
@@ -45,25 +45,6 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
         lines.append("tools")
         lines += [f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()]
     return lines
-
-
-def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]]:
-    """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
-    everything = set(stacks) == set(lock.stacks)
-    sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
-    archives = [archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)]
-    return sources, archives
-
-
-def users(lock: Lock, name: str) -> list[str]:
-    """Return the stacks that use the pin called `name`."""
-    return [stack.name for stack in lock.stacks.values() if name in roles(stack, lock).values()]
-
-
-def roles(stack: Stack, lock: Lock) -> dict[str, str]:
-    """Return the pins that a stack uses by what it uses them for."""
-    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
-    return {role: name for role, name in values.items() if isinstance(name, str) and (name in lock.sources or name in lock.archives)}
 
 
 def change_lines(renewal: Renewal) -> list[str]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap import packageparts
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.lock import Lock, Wheel
-from deepep_bootstrap.lockview import used
+from deepep_bootstrap.lock import Lock, Wheel, used
 from deepep_bootstrap.mirrordir import Index, Wanted
 from deepep_bootstrap.packageparts import Part
 from deepep_bootstrap.report import Screen

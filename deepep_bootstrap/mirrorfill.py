@@ -24,7 +24,7 @@ from deepep_bootstrap.mirrordir import PAGE, SCRATCH, Held, Index, Record, Wante
 from deepep_bootstrap.mirrorgit import modules, pinned, served, write_repository
 from deepep_bootstrap.mirrors import Mirrors, file_path, repository_path, wheel_path
 from deepep_bootstrap.sources import Source
-from deepep_bootstrap.supply import cache_dir
+from deepep_bootstrap.uvtool import cache_dir
 from deepep_bootstrap.wheels import fetch_wheel, fetch_wheels, is_cached
 
 BATCH = 8

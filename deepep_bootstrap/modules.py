@@ -13,10 +13,10 @@ from jinja2 import Environment
 from deepep_bootstrap import passes
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.kinds import COPIED, END_MARGIN, KINDS, Kind
+from deepep_bootstrap.offer import Offer, StackRecord, offer_digest, offer_document
 from deepep_bootstrap.offercheck import check
 from deepep_bootstrap.passes import Pass
 from deepep_bootstrap.rendering import environment
-from deepep_bootstrap.store import Offer, StackRecord, offer_digest, offer_document
 
 PROGRAM = "deepep-bootstrap"
 SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"

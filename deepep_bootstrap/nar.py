@@ -14,7 +14,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deepep_bootstrap.errors import Problem, Trouble, guarded
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.guard import guarded
 
 CHUNK = 1 << 20
 NO_OVERLAY: Mapping[bytes, bytes] = {}

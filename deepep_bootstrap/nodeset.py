@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
@@ -57,3 +58,15 @@ def _range_size(group: str) -> int:
 def outside_brackets(entry: str) -> str:
     """Return `entry` without its bracketed ranges, in which a slash is a step and no path."""
     return BRACKETS.sub("", entry)
+
+
+def fold(names: Iterable[str]) -> str:
+    """Return host names as one folded set with its size, e.g. `b200-[003,017] (2)`; a single name stands alone."""
+    unique = list(dict.fromkeys(names))
+    if len(unique) == 1:
+        return unique[0]
+    try:
+        text = str(NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        text = ", ".join(unique)
+    return f"{text} ({len(unique)})"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from deepep_bootstrap.errors import Problem
-from deepep_bootstrap.store import Offer, StackRecord
+from deepep_bootstrap.offer import Offer, StackRecord
 
 # DeepEP's Buffer sets these itself before NVSHMEM starts: exporting them would look like a setting and be none.
 OVERWRITTEN = (

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from deepep_bootstrap import fabric
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Host, fold
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Hold, Job
 from deepep_bootstrap.script import OnLine

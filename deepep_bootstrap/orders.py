@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import Outcome, Step
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import Step
 from deepep_bootstrap.windows import Window
 
 Tell = Callable[[str, str, str], None]

@@ -19,7 +19,7 @@ from deepep_bootstrap.mirrordir import SCRATCH, measure
 from deepep_bootstrap.mirrorfill import Filled, Job, is_file, make_folder, place
 from deepep_bootstrap.packageindex import Opened, Shelf, open_part, record
 from deepep_bootstrap.packageparts import Part
-from deepep_bootstrap.report import size
+from deepep_bootstrap.text import size
 
 
 @dataclass(frozen=True)

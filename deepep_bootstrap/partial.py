@@ -10,11 +10,11 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap import store
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Inventory, fold
+from deepep_bootstrap.hosts import Inventory
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import Offer, StackRecord, read_offer
 from deepep_bootstrap.profiles import AUTO
-from deepep_bootstrap.store import Offer, StackRecord
 from deepep_bootstrap.topology import Derived, ascending, short_name
 
 
@@ -39,7 +39,7 @@ def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: 
 
     A host that is no longer in the hosts file is not absent but gone. A node set on the command line says nothing about the others.
     """
-    offer = store.read_offer(manifest)
+    offer = read_offer(manifest)
     if offer is None:
         return Earlier()
     made_for = tuple(str(name) for name in json.loads(manifest).get("hosts", ()))

@@ -12,8 +12,9 @@ from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Door, Job
 from deepep_bootstrap.results import read_logs
 from deepep_bootstrap.runcompose import PAST_RUNS, keyed
-from deepep_bootstrap.runreport import Past, number
+from deepep_bootstrap.runreport import Past
 from deepep_bootstrap.testruns import TestRun, parse_values
+from deepep_bootstrap.text import number
 
 HISTORY = ("lib.sh", "test/history.sh")
 MOST = 1000

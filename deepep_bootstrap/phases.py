@@ -9,12 +9,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from deepep_bootstrap import build, choose, generations, modules, provenance, slurm, store, supply, verify
+from deepep_bootstrap import build, choose, generations, modules, provenance, recipes, slurm, store, supply, verify
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.generations import Content
-from deepep_bootstrap.hosts import Settings, fold
-from deepep_bootstrap.plan import HOOK, Outcome
-from deepep_bootstrap.store import Offer
+from deepep_bootstrap.hosts import Settings
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import Offer, read_offer
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import HOOK
 from deepep_bootstrap.survey import Survey, gather
 from deepep_bootstrap.work import Work, tell
 
@@ -138,7 +140,7 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
     survey, begin = work.survey, time.monotonic()
     for _ in range(STALE_TRIES):
         prefix = survey.facts[host.name].prefix
-        offer = choose.merge_offer(work.request, store.read_offer(prefix.manifest), work.plan.choice.record)
+        offer = choose.merge_offer(work.request, read_offer(prefix.manifest), work.plan.choice.record)
         files = [Content(path, file.content, file.executable) for path, file in modules.render(offer, work.request.templates).items()]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
         files.append(Content("deepep.lock.toml", work.request.lock.text.encode()))
@@ -176,7 +178,7 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
         generation=here.prefix.generation + 1,
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
-        lock_digest=store.digest({"lock": work.request.lock.text}),
+        lock_digest=recipes.digest({"lock": work.request.lock.text}),
         hosts=tuple(dict.fromkeys((*survey.facts, *work.plan.choice.absent))),
     )
 

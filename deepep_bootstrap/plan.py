@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepep_bootstrap import choose, losses, prepare, service, slurm, store
+from deepep_bootstrap import choose, losses, offer, prepare, service, slurm
 from deepep_bootstrap.choose import Choice, Request
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.prefixcheck import check_writable
 from deepep_bootstrap.prepare import TITLES, Check, Preparation
 from deepep_bootstrap.slurm_nodes import is_drained, read_reason
@@ -49,19 +49,6 @@ class Step:
     hosts: tuple[str, ...]
     reason: Reason
     env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a step ended on one host: `state` is "done", "unchanged", "failed", "skipped"; `detail` one line; `code` an exit code."""
-
-    step: str
-    host: str
-    state: str
-    detail: str = ""
-    seconds: float = 0.0
-    code: int = 0
-    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -261,8 +248,8 @@ def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:
 def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
     """Yield the step that publishes a new generation, unless the current one offers the same."""
     prefix = facts[choice.prefix_host].prefix
-    current = store.read_offer(prefix.manifest)
-    if current is None or store.offer_digest(current) != store.offer_digest(choice.offer):
+    current = offer.read_offer(prefix.manifest)
+    if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
         found = f"generation {prefix.generation}, which offers something else" if current else "nothing offered"
         wanted = f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
         yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from deepep_bootstrap import slurm, slurm_nodes
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.slurm_nodes import Look
 

@@ -15,9 +15,9 @@ from deepep_bootstrap.choose import Request
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python
-from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.machine import FABRIC_WELL
 from deepep_bootstrap.mirrors import shown
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.rules import numbers
 from deepep_bootstrap.system import System, recipe_env

@@ -10,8 +10,8 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.holdings import Holdings
 from deepep_bootstrap.lock import Lock
+from deepep_bootstrap.offer import Offer
 from deepep_bootstrap.remote import Door
-from deepep_bootstrap.store import Offer
 
 BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""

@@ -11,7 +11,8 @@ from deepep_bootstrap import history
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Place
 from deepep_bootstrap.holdings import Holdings
-from deepep_bootstrap.hosts import Host, Inventory, Settings
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import Inventory, Settings
 from deepep_bootstrap.remote import Door, Fleet, Job
 from deepep_bootstrap.survey import Flags, open_door, read_inventory, read_tree
 

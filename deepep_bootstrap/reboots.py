@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.orders import Policy
+from deepep_bootstrap.text import parse_time
 from deepep_bootstrap.windows import Window, parse_window
 
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
@@ -45,14 +46,6 @@ def read(reboot: str, window: str, times: tuple[str, str], *, reload: bool, rese
     mode, at_once = parse_mode(reboot)
     drain, boot = parse_time("--drain-timeout", times[0]), parse_time("--boot-timeout", times[1])
     return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
-
-
-def parse_time(flag: str, text: str) -> float:
-    """Return the seconds of `90s`, `30m`, `4h`, or of `30`, which are minutes."""
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([smh]?)", text, re.ASCII)
-    if not match:
-        raise Trouble(Problem(flag, "not a time", text[:40] or "nothing", "minutes, or such as 90s, 30m, 4h"))
-    return float(match.group(1)) * {"s": 1, "m": 60, "": 60, "h": 3600}[match.group(2)]
 
 
 def parse_mode(text: str) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 from deepep_bootstrap.errors import Problem, Trouble
@@ -20,3 +22,17 @@ def compose(texts: Mapping[str, str], *names: str) -> str:
 def last_lines(text: str) -> str:
     """Return the last lines of a program's output, for a message."""
     return "\n".join(text.strip().splitlines()[-SHOWN_LINES:])
+
+
+NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
+DIGEST_BYTES = 20
+
+
+def digest(inputs: Mapping[str, object]) -> str:
+    """Return the 32 characters (Nix base-32, 160 bits of SHA-256) that stand for `inputs`, independent of key order."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    folded = bytearray(DIGEST_BYTES)
+    for position, byte in enumerate(hashlib.sha256(text.encode()).digest()):
+        folded[position % DIGEST_BYTES] ^= byte
+    number = int.from_bytes(folded, "little")
+    return "".join(NIX_BASE32[number >> 5 * place & 31] for place in reversed(range(DIGEST_BYTES * 8 // 5)))

@@ -13,7 +13,7 @@ import paramiko
 
 from deepep_bootstrap import launch
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.sessions import Sessions

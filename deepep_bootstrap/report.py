@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,19 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from deepep_bootstrap.errors import REMEDY, Problem, plain
-from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.plan import Outcome, Plan, Step
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.text import seconds, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
-GIB = 1024**3
 TABLE_WIDTH = 120
 """Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
 
 PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
-
-STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
 
 
 HOSTS_WIDTH = 24
@@ -68,6 +65,11 @@ class Screen:
             console.print(renderable, soft_wrap=False)
 
     @property
+    def is_wide(self) -> bool:
+        """Whether a table has room: a terminal of at least TABLE_WIDTH columns."""
+        return self._console.is_terminal and self._console.width >= TABLE_WIDTH
+
+    @property
     def has_blocks(self) -> bool:
         """Whether bars can be drawn with characters for them."""
         return (self._console.encoding or "").lower().startswith("utf")
@@ -82,22 +84,6 @@ class Screen:
         if self.as_json:
             head = {"schema": 1, "verb": self.verb, "exit": exit_code, "errors": [problem.as_json() for problem in problems]}
             print(json.dumps({**head, **content}, indent=2))
-
-    def plan(self, plan: Plan) -> None:
-        """Print the steps with their reasons, equal ones folded over hosts, and the estimate."""
-        for note in plan.notes:
-            self.say(f"note: {note}", style="dim")
-        if not plan.steps:
-            self.say("Nothing to do: everything wanted is there.")
-            return
-        with self._lock:
-            if self._console.is_terminal and self._console.width >= TABLE_WIDTH:
-                self._console.print(plan_table(plan.steps), soft_wrap=False)
-            else:
-                for step in plan.steps:
-                    self._console.print(plan_line(step), markup=False)
-        if plan.download_bytes or plan.disk_bytes:
-            self.say(f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix.")
 
     @contextmanager
     def progress(self) -> Iterator[None]:
@@ -235,59 +221,3 @@ def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
 def took_by(group: Sequence[Outcome]) -> str:
     """Return how long the slowest of some equal outcomes took; "" for what was never begun."""
     return "" if group[0].state == "skipped" else seconds(max(outcome.seconds for outcome in group))
-
-
-def plan_line(step: Step) -> str:
-    """Return a step and its reason as one line."""
-    return f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted {shortened(step.reason.wanted)}"
-
-
-def plan_table(steps: Sequence[Step]) -> Table:
-    """Return the steps and their reasons as a table for a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("step", "hosts", "found", "wanted"):
-        table.add_column(heading, overflow="fold")
-    for step in steps:
-        cells = (step.title, fold(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted))
-        table.add_row(*(escape(cell) for cell in cells))
-    return table
-
-
-def shortened(text: str) -> str:
-    """Return a message with the hashes of store entries cut to what a person compares; JSON and logs have them whole."""
-    return STORE_HASH.sub(r"\1…", text)
-
-
-def seconds(count: float) -> str:
-    """Return a duration in the units a person would choose."""
-    if count < 9.95:
-        return f"{count:.1f} s"
-    whole = round(count)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-
-
-def size(count: int) -> str:
-    """Return `count` bytes in the unit a person would choose."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 1024**2:.0f} MiB"
-
-
-def step_json(step: Step) -> dict[str, Any]:
-    """Return one step of a plan for the JSON document."""
-    reason = {"found": step.reason.found, "wanted": step.reason.wanted}
-    return {"kind": step.kind, "name": step.name, "title": step.title, "hosts": list(step.hosts), "reason": reason}
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return the keys of a plan for the JSON document."""
-    estimate = {"download_bytes": plan.download_bytes, "disk_bytes": plan.disk_bytes}
-    return {"steps": [step_json(step) for step in plan.steps], "notes": list(plan.notes), "estimate": estimate, "chosen": plan.chosen()}
-
-
-def outcome_json(outcome: Outcome) -> Mapping[str, Any]:
-    """Return one outcome for the JSON document."""
-    values = {key: getattr(outcome, key) for key in ("step", "host", "state", "detail", "seconds", "code", "log")}
-    return {**values, "seconds": round(outcome.seconds, 3)}

@@ -9,15 +9,18 @@ from deepep_bootstrap import choose, losses, waves
 from deepep_bootstrap.drained import left_behind
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.hoststeps import run_recipe
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.orders import Order, Seen
-from deepep_bootstrap.plan import RESUME, Outcome, Step, preparation_steps
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import RESUME, Step, preparation_steps
+from deepep_bootstrap.planning import look
 from deepep_bootstrap.prepare import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.reboots import NEVER, Reboots
 from deepep_bootstrap.remote import THIS_MACHINE
 from deepep_bootstrap.slurm_nodes import is_drained, is_ours, read_reason
-from deepep_bootstrap.survey import gather_one, look
+from deepep_bootstrap.survey import gather_one
 from deepep_bootstrap.work import Work
 
 OPTIONS = "driver-options"

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 from deepep_bootstrap import results_text
 from deepep_bootstrap.assess import Assessment, telling_logs
-from deepep_bootstrap.bugbundle import scrub
 from deepep_bootstrap.diagnose import SURE, Diagnosis, Evidence
 from deepep_bootstrap.factlines import by_label, lines
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.figures import Tested
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.redact import scrub
 from deepep_bootstrap.references import figures_of
-from deepep_bootstrap.runreport import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series, number
+from deepep_bootstrap.runreport import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series
 from deepep_bootstrap.runviews import grids, hosts_of, spreads, tails
 from deepep_bootstrap.testruns import TestRun
+from deepep_bootstrap.text import number
 from deepep_bootstrap.verdicts import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK
 
 PAST_RUNS = 30

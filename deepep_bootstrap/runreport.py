@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -12,10 +11,11 @@ from deepep_bootstrap import diagnose, figures
 from deepep_bootstrap.datalines import natural
 from deepep_bootstrap.diagnose import Diagnosis
 from deepep_bootstrap.figures import Tested
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.results_ranks import numbers
 from deepep_bootstrap.runviews import Grid, HostRow, Spread, Tail
 from deepep_bootstrap.testruns import TestRun
+from deepep_bootstrap.text import number
 from deepep_bootstrap.traffic import NicTraffic
 from deepep_bootstrap.verdicts import FIGURE, Verdict
 
@@ -155,15 +155,6 @@ class Report:
         """Return how long it took; None where nobody said it."""
         ended = number(self.run.values.get("ended", ""))
         return ended - self.started if ended is not None and self.started is not None and ended >= self.started else None
-
-
-def number(text: str) -> float | None:
-    """Return a time of run.env; None for what is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and 0 <= value < 2**40 else None
 
 
 def as_json(report: Report, folder: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepep_bootstrap.errors import Problem, Trouble, state_dir
+from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.guard import state_dir
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from deepep_bootstrap.bugbundle import scrub
 from deepep_bootstrap.errors import plain
 from deepep_bootstrap.figures import Tested
+from deepep_bootstrap.redact import scrub
 from deepep_bootstrap.refbook import unit_of
 from deepep_bootstrap.references import title
 from deepep_bootstrap.testruns import TestRun

@@ -26,8 +26,8 @@ from packageurl import PackageURL
 from deepep_bootstrap.holdings import Holdings, StoreEntry
 from deepep_bootstrap.lock import Lock, Wheel
 from deepep_bootstrap.mirrors import shown
+from deepep_bootstrap.offer import Offer, offer_digest
 from deepep_bootstrap.sources import Source
-from deepep_bootstrap.store import Offer, offer_digest
 
 PROGRAM = "deepep-bootstrap"
 VERSION = SchemaVersion.V1_6

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from deepep_bootstrap import slurm
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 
 
 def out_of_service(facts: Facts, reservation: str = "") -> str:

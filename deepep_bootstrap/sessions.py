@@ -11,8 +11,8 @@ from fabric import Config
 
 from deepep_bootstrap import hostkeys
 from deepep_bootstrap.errors import Problem, Trouble
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.hostkeys import HostKey, Known, KnownHosts
-from deepep_bootstrap.hosts import Host
 from deepep_bootstrap.sshconf import Account, Resolver
 from deepep_bootstrap.sshlink import FullError, Session, Timeouts, connect
 

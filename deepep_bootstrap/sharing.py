@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deepep_bootstrap.errors import Problem
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.survey import Survey
 
 

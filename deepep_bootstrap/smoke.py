@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from deepep_bootstrap import onhosts, testing
 from deepep_bootstrap.errors import OK, Trouble
-from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.kinds import KINDS
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.survey import gather
 from deepep_bootstrap.testing import LATE, Went, Wish
 from deepep_bootstrap.testplace import find_spot

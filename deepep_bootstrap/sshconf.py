@@ -16,7 +16,7 @@ import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from deepep_bootstrap.comments import text_digest
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import Lock, Stack, Wheel
-from deepep_bootstrap.shapes import made
+from deepep_bootstrap.recipes import digest
 from deepep_bootstrap.sources import Source
 
-NIX_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
-DIGEST_BYTES = 20
 COMMON_RECIPES = (
     *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/manifest.sh"),
     *("build/common.sh", "prefix/publish.sh"),
@@ -79,68 +74,6 @@ class Wanted:
     toolkit: Toolkit
     python: Python
     target: str
-
-
-@dataclass(frozen=True)
-class Site:
-    """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved ("gpu:8" or "")."""
-
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    gres: str = ""
-    sbatch_args: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class StackRecord:
-    """Everything a generation's files say of one stack: the rendered offer is a pure function of these records.
-
-    `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry names
-    (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order; `by_host`
-    those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib` the script that sets up NCCL on
-    Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with ("" for V1, which has no use for it). What came
-    later has a default, so that manifests of earlier versions can be read.
-    """
-
-    stack: str
-    module: str
-    prefix: str
-    deepep: str
-    nvshmem: str
-    gdrcopy: str
-    python: str
-    external_python: str
-    python_version: str
-    cuda_home: str
-    archs: tuple[str, ...]
-    profile: str
-    environment: Mapping[str, str]
-    site: Site
-    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gib: str = ""
-    nccl: str = ""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The whole offer of a prefix: the stacks by name, and which one plain `module load deepep` means."""
-
-    default_stack: str
-    stacks: Mapping[str, StackRecord]
-    templates: str
-    """Digest of the template texts, so that a changed template is a changed offer."""
-
-
-def digest(inputs: Mapping[str, object]) -> str:
-    """Return the 32 characters (Nix base-32, 160 bits of SHA-256) that stand for `inputs`, independent of key order."""
-    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    folded = bytearray(DIGEST_BYTES)
-    for position, byte in enumerate(hashlib.sha256(text.encode()).digest()):
-        folded[position % DIGEST_BYTES] ^= byte
-    number = int.from_bytes(folded, "little")
-    return "".join(NIX_BASE32[number >> 5 * place & 31] for place in reversed(range(DIGEST_BYTES * 8 // 5)))
 
 
 def recipe_names(recipe: str) -> tuple[str, ...]:
@@ -263,35 +196,3 @@ def _common_env(wanted: Wanted) -> dict[str, str]:
         "ARCHS": " ".join(wanted.archs),
         "PYTHON": wanted.python.path,
     }
-
-
-def offer_document(offer: Offer) -> dict[str, Any]:
-    """Return the offer as JSON values, for the key "offer" of a generation's manifest."""
-    return asdict(offer)
-
-
-def offer_digest(offer: Offer) -> str:
-    """Return the digest that tells whether two offers are equal."""
-    return digest(offer_document(offer))
-
-
-def read_offer(manifest: str) -> Offer | None:
-    """Return the offer recorded in a generation's manifest.json text (its key "offer"); None for an empty text.
-
-    A text that is no manifest of ours, or one of another version of this program, raises Trouble.
-    """
-    if not manifest.strip():
-        return None
-    try:
-        found = json.loads(manifest)["offer"]
-        stacks = {name: _read_record(record) for name, record in found["stacks"].items()}
-        return made(Offer, {**found, "stacks": stacks})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = "this generation's manifest cannot be read"
-        reason = f"{type(error).__name__}: {error}"
-        remedy = "invoke rollback, or the version of this program that wrote it"
-        raise Trouble(Problem("manifest.json", what, reason, "a manifest of schema 1", remedy)) from error
-
-
-def _read_record(found: Mapping[str, Any]) -> StackRecord:
-    return made(StackRecord, {**found, "site": made(Site, found["site"])})

@@ -7,21 +7,18 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import driverversion, hosts, lock, mirrorpeek, mirrors, plan, prepare, rules
-from deepep_bootstrap.choose import Request
+from deepep_bootstrap import hosts, nodeset
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, parse, script
-from deepep_bootstrap.hosts import Host, Inventory
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import Inventory
 from deepep_bootstrap.launch import Secret
-from deepep_bootstrap.lock import Lock, Stack
-from deepep_bootstrap.plan import Plan
-from deepep_bootstrap.prepare import Preparation
 from deepep_bootstrap.remote import THIS_MACHINE, Door, Fleet, Job, Options, Reply
 
 FACTS_TIMEOUT = 60.0
@@ -69,16 +66,6 @@ class Flags:
         return flags
 
 
-def skipped(value: str) -> tuple[str, ...]:
-    """Return what --skip names: host recipes, and the smoke test at the end."""
-    names = tuple(name for name in value.split(",") if name)
-    known = ("all", "smoke", plan.HOOK, *prepare.TITLES)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise Trouble(Problem("--skip", "no such host recipe", ", ".join(unknown), f"some of {', '.join(known)}"))
-    return names
-
-
 def number(flag: str, value: str | int) -> int:
     """Return the whole number above 0 that a flag was given."""
     text = str(value)
@@ -118,23 +105,6 @@ def read_tree(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-
-
-def read_lock(flags: Flags) -> tuple[Lock, Stack]:
-    """Return the lock and the stack the flags choose."""
-    found = lock.read(flags.lock or flags.root / "deepep.lock.toml")
-    name = flags.stack or found.default_stack
-    if name not in found.stacks:
-        raise Trouble(Problem("--stack", "no such stack in the lock", found=name, wanted=" or ".join(found.stacks)))
-    return found, found.stacks[name]
-
-
-def read_usable(flags: Flags) -> tuple[Lock, Stack]:
-    """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of env/compatibility.toml."""
-    found, stack = read_lock(flags)
-    if problems := rules.check(found, read_tree(flags.root / "env"), (stack.name,)):
-        raise Trouble(*problems)
-    return found, stack
 
 
 def read_inventory(flags: Flags) -> tuple[Inventory, str]:
@@ -220,61 +190,6 @@ def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Pr
         groups.setdefault(same, []).append(problem)
     return tuple(
         told[0] if len(told) == 1 else
-        replace(told[0], where=hosts.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host"))
+        replace(told[0], where=nodeset.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host"))
         for same, told in groups.items()
     )  # fmt: skip
-
-
-def decide(door: Fleet, survey: Survey, request: Request, *, anyhow: bool = False) -> Plan:
-    """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare them. Trouble, with
-    equal reasons of several hosts said once, where there can be no plan; with `anyhow` the plan then says so itself."""
-    try:
-        return plan.make(request, survey.facts, look(door, survey.reached, survey.facts, request), anyhow=anyhow)
-    except Trouble as trouble:
-        # Hosts that did not answer may well be why: they are named too.
-        raise Trouble(*fold_problems(trouble.problems, survey.inventory), *survey.problems, code=trouble.code) from None
-
-
-def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request: Request) -> Preparation:
-    """Return what the checks of the host recipes say on `hosts`, all asked at the same time by one script each; they change nothing."""
-    inputs = prepare.wanted(request, facts)
-    asked = [host for host in hosts if inputs.get(host.name)]
-    jobs = {host.name: Job(prepare.script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT) for host in asked}
-    checks = {}
-    for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
-        checks[name] = (
-            prepare.unanswered(inputs[name], reply)
-            if isinstance(reply, Trouble)
-            else prepare.parse(reply.out, reply.err, list(inputs[name]), name)
-        )
-    return driverversion.settle(Preparation(inputs, checks), facts)
-
-
-def control_has_slurm(prefix: str, prefix_id: str) -> bool:
-    """Return whether this machine is a client of Slurm and sees the very same prefix (by its id)."""
-    marker = Path(prefix) / ".id"
-    try:
-        same = bool(prefix_id) and marker.read_text(encoding="utf-8").strip() == prefix_id
-    except OSError:
-        same = False
-    return same and shutil.which("sbatch") is not None
-
-
-def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> Request:
-    """Return what is wanted, with the texts of recipes and templates read from the repository."""
-    markers = {facts.prefix.id for facts in survey.facts.values()}
-    found = mirrors.read(flags.mirror, os.environ, wish[0].indexes)
-    systems = [wish[0].systems.get(prepare.system_id(facts)) for facts in survey.facts.values()]
-    return Request(
-        lock=wish[0],
-        stack=wish[1],
-        inventory=survey.inventory,
-        prefix=survey.prefix,
-        recipes=read_tree(flags.root / "recipes"),
-        templates=read_tree(flags.root / "env"),
-        external_python=flags.python,
-        on_busy_host=flags.on_busy_host,
-        control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
-        skip=tuple(skip),
-        mirrors=mirrorpeek.look(found) if any(system and system.repositories for system in systems) else found,
-    )

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from deepep_bootstrap import slurm
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.kinds import END_MARGIN, Kind
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.offer import StackRecord
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
 from deepep_bootstrap.script import OnLine
-from deepep_bootstrap.store import StackRecord
 
 START_LIMIT = 600
 """Seconds a test's job may wait for its nodes."""

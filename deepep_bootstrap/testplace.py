@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from deepep_bootstrap import choose, slurm
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.kinds import Kind
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import control_has_slurm
 from deepep_bootstrap.remote import THIS_MACHINE
-from deepep_bootstrap.survey import Survey, control_has_slurm
+from deepep_bootstrap.survey import Survey
 
 SLURM, SSH = "slurm", "ssh"
 VIAS = (SLURM, SSH)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap import diagnose, results_text
 from deepep_bootstrap.assess import Assessment
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.verdicts import BELOW, ERROR, FIGURE, NIC, NONE, OK, Verdict, worst_first
 
 SHOWN = 12

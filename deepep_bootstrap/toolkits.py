@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from deepep_bootstrap import rules
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.facts import Facts, Toolkit
-from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.lock import Lock, Stack
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.rulebook import read_book
 from deepep_bootstrap.rules import Judgement, numbers
 

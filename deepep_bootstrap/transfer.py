@@ -12,10 +12,11 @@ from deepep_bootstrap.closure import FILE, FOLDER, LINK, Thing, Tree
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Place, read_answer
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job
-from deepep_bootstrap.report import Screen, size
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.text import size
 
 EXPORT = ("lib.sh", "prefix/files.sh", "prefix/export.sh")
 IMPORT = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/import.sh")

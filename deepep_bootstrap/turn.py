@@ -10,7 +10,7 @@ from pathlib import Path
 from deepep_bootstrap import power, slurm_nodes
 from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.orders import Order
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.remote import LOCAL
 from deepep_bootstrap.slurm_nodes import Look, read_reason
 from deepep_bootstrap.wave import TITLE, Wave

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from deepep_bootstrap.datalines import Form, read
 from deepep_bootstrap.errors import TROUBLE, VERDICT, Problem, Trouble
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.offer import StackRecord
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.recipes import compose
 from deepep_bootstrap.remote import Door, Job, Reply
-from deepep_bootstrap.store import StackRecord
 
 Keep = Callable[[str, str], object]
 """Takes a host's name and what it said; gives the place of the log, "" where none is kept."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from deepep_bootstrap.cordon import Cordon
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.orders import Hands, Order, Policy, Tell
 from deepep_bootstrap.power import SLURM_PATIENCE, Cluster, Line
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from deepep_bootstrap.errors import TROUBLE, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.orders import Hands, Order, Policy, Tell
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.power import Cluster, Line
 from deepep_bootstrap.turn import Turn
 from deepep_bootstrap.wave import Wave

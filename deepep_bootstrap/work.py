@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.plan import Outcome, Plan
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import Plan
+from deepep_bootstrap.planning import decide
 from deepep_bootstrap.reboots import Reboots
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.sharing import with_prefix
-from deepep_bootstrap.survey import Flags, Survey, decide, gather
+from deepep_bootstrap.survey import Flags, Survey, gather
 
 
 @dataclass(frozen=True)

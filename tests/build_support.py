@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deepep_bootstrap import store
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.remote import Fleet, Job
 from deepep_bootstrap.survey import read_tree
 

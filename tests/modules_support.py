@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from deepep_bootstrap import modules
-from deepep_bootstrap.store import Offer, Site, StackRecord
+from deepep_bootstrap.offer import Offer, Site, StackRecord
 from deepep_bootstrap.survey import read_tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent

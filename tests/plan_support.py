@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import hosts, lock
+from deepep_bootstrap import host, hosts, lock
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.facts import Facts, Gpu, Modules, Python, Slurm, Toolkit
 from deepep_bootstrap.prefixfacts import Prefix
@@ -51,7 +51,7 @@ def request(text: str = f"defaults prefix={PREFIX}\nn[001-002]\nlogin1 role=logi
     """Return what `invoke bootstrap` would ask for with the shipped lock and this hosts file."""
     found = lock.read(ROOT / "deepep.lock.toml")
     inventory = hosts.parse(text, "hosts.txt")
-    left_out = tuple(hosts.Host(name) for name in wishes.pop("left_out", ()))
+    left_out = tuple(host.Host(name) for name in wishes.pop("left_out", ()))
     inventory = replace(inventory, left_out=left_out)
     stack = found.stacks[wishes.pop("stack", found.default_stack)]
     recipes, templates = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")

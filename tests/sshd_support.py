@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.remote import Options
 from deepep_bootstrap.sshlink import Timeouts
 

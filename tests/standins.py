@@ -17,15 +17,32 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import uv  # noqa: E402 - after the lines that make ours importable
-from build_support import FAST, HERE, RECIPES  # noqa: E402
+import uv
+from build_support import FAST, HERE, RECIPES
 
-from deepep_bootstrap import build, fetch, lock, store, tarstream, wheels  # noqa: E402
-from deepep_bootstrap.build import BuildRequest, Event  # noqa: E402
-from deepep_bootstrap.facts import Facts, Python, Toolkit  # noqa: E402
-from deepep_bootstrap.mirrors import Level, Mirrors  # noqa: E402
-from deepep_bootstrap.plan import Outcome  # noqa: E402
-from deepep_bootstrap.remote import Fleet  # noqa: E402
+from deepep_bootstrap import (
+    build,
+    fetch,
+    lock,
+    store,
+    tarstream,
+    wheels,
+)
+from deepep_bootstrap.build import (
+    BuildRequest,
+    Event,
+)
+from deepep_bootstrap.facts import (
+    Facts,
+    Python,
+    Toolkit,
+)
+from deepep_bootstrap.mirrors import (
+    Level,
+    Mirrors,
+)
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.remote import Fleet
 
 STANDIN = "https://example.invalid/standin/"
 FACTS = Facts(os_id="debian", os_version="12", machine="x86_64", tools=(("gcc", "12.2.0"), ("g++", "12.2.0")))

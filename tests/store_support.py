@@ -13,8 +13,8 @@ from build_support import HERE, RECIPES, make_prefix, run_bash, script
 from deepep_bootstrap import generations, history
 from deepep_bootstrap.generations import Content, Place
 from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.recipes import NIX_BASE32
 from deepep_bootstrap.remote import Fleet
-from deepep_bootstrap.store import NIX_BASE32
 
 RECORD = script("lib.sh", "prefix/share.sh", "prefix/files.sh", extra='share_tree "$1"; record_files "$1" "$(mktemp -d)/work"')
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepep_bootstrap import apply, prepare
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.plan import Reason, Step
 from deepep_bootstrap.remote import Fleet
 

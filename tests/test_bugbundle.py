@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import bugbundle
-from deepep_bootstrap.bugbundle import REMOVED, scrub
+from deepep_bootstrap import bugbundle, redact
+from deepep_bootstrap.redact import REMOVED, scrub
 
 ROOT = Path(__file__).resolve().parent.parent
 S3 = "s3cr" + "etvalue"
@@ -100,14 +100,14 @@ def test_values_of_secret_variables_are_taken_out_wherever_they_stand() -> None:
         "DB_SECRET": "abc",
         "X_TOKEN": "false",
     }
-    found = bugbundle.secrets_of(environment)
+    found = redact.secrets_of(environment)
     assert found == ("correcthorsebattery", "correcthorse")
     clean = scrub("it said correcthorsebattery, then correcthorse in /home/alice", found)
     assert clean == f"it said {REMOVED}, then {REMOVED} in /home/alice"
 
 
 def test_hosts_get_the_same_name_everywhere_and_addresses_none() -> None:
-    hosts = bugbundle.aliases({"n1": "", "n10": "10.0.0.7", "n1.example.com": ""})
+    hosts = redact.aliases({"n1": "", "n10": "10.0.0.7", "n1.example.com": ""})
     text = "n1 n10 n1.example.com n1x xn1 logs/n10/x.log 10.0.0.7 192.168.3.4:22 127.0.0.1 fe80::1 0000:17:00.0 04:31:23 3.4.5 12.9.86"
     clean = scrub(text, hosts=hosts)
     assert clean == (

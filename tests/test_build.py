@@ -20,7 +20,7 @@ from standins import Prepared
 from deepep_bootstrap import build, recipes, store
 from deepep_bootstrap.build import Event
 from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.lock import Wheel
 from deepep_bootstrap.remote import Fleet, Job, Reply
 from deepep_bootstrap.script import OnLine
@@ -120,7 +120,7 @@ def test_manifests_say_what_the_name_stands_for(built: Built) -> None:
     for kind, name in names.items():
         found = json.loads((prefix / "store" / name / "manifest.json").read_text())
         assert (found["schema"], found["kind"], found["name"]) == (1, kind, name)
-        assert name.startswith(store.digest(found["inputs"]) + "-")
+        assert name.startswith(recipes.digest(found["inputs"]) + "-")
         assert set(found["built"]) == {"host", "at", "seconds"}
 
 

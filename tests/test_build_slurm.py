@@ -14,7 +14,8 @@ from lab_support import LiveLab
 from deepep_bootstrap import build, phases, store
 from deepep_bootstrap.build import BuildRequest, Event
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host, Settings
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import Settings
 from deepep_bootstrap.remote import Fleet, Job, Options
 
 pytest_plugins = ["lab_support"]

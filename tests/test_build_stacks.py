@@ -19,7 +19,7 @@ from standins import Prepared
 
 from deepep_bootstrap import fetch, lock, store, wheels
 from deepep_bootstrap.mirrors import Level, Mirrors
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.outcome import Outcome
 
 TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
 

@@ -20,7 +20,7 @@ from test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 from test_wheels import make_wheel
 
 from deepep_bootstrap import lock as locks
-from deepep_bootstrap import lockfile, lockwheels, supply, wheelcheck, wheelindex, wheels
+from deepep_bootstrap import lockfile, lockwheels, uvtool, wheelcheck, wheelindex, wheels
 from deepep_bootstrap.archives import measured
 from deepep_bootstrap.errors import OK, TROUBLE, Trouble
 from deepep_bootstrap.lock import Wheel
@@ -393,14 +393,14 @@ def test_a_locked_uv_that_was_tampered_with_is_told_and_one_out_of_reach_is_repl
     lock = replace(locks.read(path), tools={"uv": (replace(tool, hash=ENTRY.hash),)})
     if found:
         with pytest.raises(Trouble, match=found):
-            supply.find_uv(platform.machine(), lock, at, print)
+            uvtool.find_uv(platform.machine(), lock, at, print)
         return
-    own = supply.find_uv(platform.machine(), lock, at, print)
+    own = uvtool.find_uv(platform.machine(), lock, at, print)
     assert own.remark.startswith(f"the locked uv 1.0 cannot be fetched: {own.path} (uv 0.")
-    lacking = supply.find_uv(platform.machine(), replace(lock, tools={}), at, print)
+    lacking = uvtool.find_uv(platform.machine(), replace(lock, tools={}), at, print)
     assert lacking.remark.startswith("the lock has no uv for this kind of machine: ")
     with pytest.raises(Trouble, match="no wheel of this program for the hosts"):
-        supply.find_uv("riscv64", lock, at, print)
+        uvtool.find_uv("riscv64", lock, at, print)
 
 
 def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,4 +454,4 @@ def test_the_shipped_lock_has_wheels_for_what_it_asks() -> None:
             name, equals, version = requirement.partition("==")
             found = [stack.pinned(name.split("<")[0], target) for target in stack.wheels]
             assert all(wheel and (not equals or wheel.version == version) for wheel in found), (stack.name, requirement)
-    assert supply.tool_wheel(lock, "uv", "x86_64")
+    assert uvtool.tool_wheel(lock, "uv", "x86_64")

@@ -17,8 +17,8 @@ from deepep_bootstrap.causes import join, load
 from deepep_bootstrap.diagnose import SURE, advice, as_json, brief, diagnose
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.loglines import Log
+from deepep_bootstrap.outcome import Outcome
 from deepep_bootstrap.patterns import make
-from deepep_bootstrap.plan import Outcome
 from deepep_bootstrap.prepare import TITLES
 from deepep_bootstrap.tables import load as read_toml
 

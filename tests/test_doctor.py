@@ -25,11 +25,10 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.findings import SEVERITIES, Finding, Seen
 from deepep_bootstrap.machine import Stamp
-from deepep_bootstrap.offered import command_for
+from deepep_bootstrap.offer import Offer, StackRecord, command_for, offer_document
 from deepep_bootstrap.prepare import TITLES, Check
 from deepep_bootstrap.remote import Reply
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.store import Offer, StackRecord, offer_document
 from deepep_bootstrap.survey import Flags, Survey
 from deepep_bootstrap.verbs import doctor as verb
 from deepep_bootstrap.verbs import status

@@ -16,7 +16,7 @@ from archive_support import BASE, INPUTS, TOP, add_rich_entry
 from build_support import ROOT, run_bash, script
 from store_support import Prefix
 
-from deepep_bootstrap import archive, closure, transfer
+from deepep_bootstrap import archive, closure, reach, transfer
 from deepep_bootstrap.choose import choose
 from deepep_bootstrap.closure import Index, Tree
 from deepep_bootstrap.comments import text_digest
@@ -232,7 +232,7 @@ def test_what_a_bootstrap_would_build_all_the_same_is_told() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, Index], offered: Prefix, tmp_path: Path) -> None:
-    reached = import_verb.Reached(offered.door, offered.place, offered.look())
+    reached = reach.Reached(offered.door, offered.place, offered.look())
     trees = packed[1].trees
     need = sum(tree.on_disk for tree in trees)
     import_verb.need_room(reached, Room(need, ()), trees)

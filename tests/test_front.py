@@ -16,7 +16,8 @@ import pytest
 
 from deepep_bootstrap import front
 from deepep_bootstrap.commandline import Verb, check
-from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble, guarded
+from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble
+from deepep_bootstrap.guard import guarded
 from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.survey import Flags, number

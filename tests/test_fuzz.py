@@ -34,6 +34,7 @@ from deepep_bootstrap import (
     modules,
     nar,
     nodeset,
+    offer,
     offercheck,
     plan,
     prepare,
@@ -45,7 +46,8 @@ from deepep_bootstrap import (
 )
 from deepep_bootstrap.commandline import Verb
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.offer import read_offer
 from deepep_bootstrap.survey import Survey, read_tree
 from deepep_bootstrap.verbs import status
 
@@ -84,7 +86,7 @@ MIRROR = {
 ARCHIVE = document(made_up(small_tree(folder_thing("a"))))
 MANIFEST = json.loads(modules.manifest(modules_support.offer(), generation=1, created="", by="", lock_digest="", hosts=()))
 MANY = modules_support.offer("/opt/deepep", modules_support.cloud_record(), modules_support.v2_record(), modules_support.external_record())
-OFFER = {**MANIFEST, "offer": json.loads(json.dumps(store.offer_document(MANY)))}
+OFFER = {**MANIFEST, "offer": json.loads(json.dumps(offer.offer_document(MANY)))}
 RECORDED = sorted((ROOT / "tests/cases/facts/parse").glob("*.txt"))
 DEEP = (
     "[" * 100_000,
@@ -140,7 +142,7 @@ def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: 
         lambda text: facts.parse(text, "h"),
         lambda text: prepare.parse(text, text, ["limits"], "h"),
         lambda text: holdings.parse(text, "h"),
-        store.read_offer,
+        offer.read_offer,
         lambda text: ssh_config(text, tmp_path / "ssh"),
         lambda text: commandline.check(["plan", text], PLAN),
     ]
@@ -248,7 +250,7 @@ def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_pa
             assert not any(text.startswith("-") for text in (host.name, host.user, host.jump))
             assert all(text.isprintable() for text in (host.name, host.user, host.jump, host.identity))
             accepted(lambda host=host: sshconf.Resolver("").account(host))
-        site = store.Site(chosen.partition, chosen.account, chosen.qos, "", chosen.sbatch_args)
+        site = offer.Site(chosen.partition, chosen.account, chosen.qos, "", chosen.sbatch_args)
         record = modules_support.record(chosen.prefix, site=site)
         files = accepted(lambda: modules.render(modules_support.offer(chosen.prefix, record), TREE))
         lines = files["sbatch/internode-test.sbatch"].content.decode().splitlines() if files else []
@@ -356,7 +358,7 @@ def test_literals_mean_their_text_in_every_language(tmp_path: Path) -> None:
 def test_any_value_in_the_manifest_of_a_prefix(place: tuple[str | int, ...], value: Any, as_key: bool) -> None:
     """The files of the next generation come from what the last one recorded, and more people than one may write there."""
     text = json.dumps({**OFFER, "offer": put(OFFER["offer"], place, value, as_key=as_key and isinstance(value, str))})
-    offer = accepted(lambda: store.read_offer(text))
+    offer = accepted(lambda: read_offer(text))
     files = accepted(lambda: modules.render(offer, TREE)) if offer else None
     if files:
         assert all(file.content.decode().replace("\n", "").replace("\t", "").isprintable() for file in files.values())

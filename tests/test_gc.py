@@ -22,7 +22,8 @@ from store_support import Prefix, entry_name
 from deepep_bootstrap import build, generations, history
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.generations import Content
-from deepep_bootstrap.holdings import Garbage, Generation, Holdings, StoreEntry, choose_garbage, rollback_target
+from deepep_bootstrap.holders import Garbage, choose_garbage
+from deepep_bootstrap.holdings import Generation, Holdings, StoreEntry, rollback_target
 from deepep_bootstrap.survey import Flags
 from deepep_bootstrap.verbs.gc import gc
 

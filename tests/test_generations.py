@@ -19,7 +19,7 @@ from build_support import FAST, HERE, RECIPES, make_prefix, run_bash, script, st
 from deepep_bootstrap import build, generations
 from deepep_bootstrap.errors import Problem, Trouble
 from deepep_bootstrap.generations import Content, Place
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.remote import Fleet, Job, Reply
 
 INIT = script(*generations.INIT)

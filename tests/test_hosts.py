@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import hosts
+from deepep_bootstrap import host, hosts, nodeset
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.hosts import Inventory
 
@@ -25,7 +25,7 @@ def outcome(text: str) -> object:
         inventory = hosts.parse(text, "hosts.txt")
     except Trouble as trouble:
         return {"problems": [str(problem) for problem in trouble.problems]}
-    default = dataclasses.asdict(hosts.Host(""))
+    default = dataclasses.asdict(host.Host(""))
     listed = [{key: value for key, value in dataclasses.asdict(host).items() if value != default[key]} for host in inventory.hosts]
     settings = {key: value for key, value in dataclasses.asdict(inventory.settings).items() if value != getattr(hosts.Settings(), key)}
     return json.loads(json.dumps({"hosts": listed, "settings": settings}))
@@ -99,7 +99,7 @@ def test_limit_refuses_what_it_does_not_know_or_would_lose(tmp_path: Path) -> No
     ],
 )
 def test_fold(names: list[str], folded: str) -> None:
-    assert hosts.fold(names) == folded
+    assert nodeset.fold(names) == folded
 
 
 ALPHABET = st.text(st.sampled_from("abn019-[],/@:= \n#'\"\\._x!&^%*é\0\r"), max_size=60)
@@ -137,6 +137,6 @@ def test_a_flag_is_an_inventory_or_trouble(value: str) -> None:
 
 @given(st.sets(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,3}", fullmatch=True), min_size=2, max_size=8))
 def test_what_is_folded_reads_as_the_same_names(names: set[str]) -> None:
-    folded, _, count = hosts.fold(sorted(names)).rpartition(" ")
+    folded, _, count = nodeset.fold(sorted(names)).rpartition(" ")
     assert count == f"({len(names)})"
     assert {host.name for host in hosts.from_flag(folded).hosts} == names

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lock_support import BASE, DAY, FILES, FIRST, Server, commit, git
 from test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 
-from deepep_bootstrap import archives, lockfile, lockview, mirrors, nar
+from deepep_bootstrap import archives, lockfile, lockview, mirrors, nar, pins
 from deepep_bootstrap import lock as locks
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.pins import compare_link, version_in
@@ -283,7 +283,7 @@ def test_a_hash_that_was_wrong_or_now_includes_submodules(server: Server, path: 
 
 
 def test_a_lock_that_changes_meanwhile(server: Server, path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    renew = verb.renew_source
+    renew = pins.renew_source
 
     def edit_meanwhile(*words: Any) -> Any:
         path.write_text(path.read_text() + "# mine\n")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deepep_bootstrap import kinds, modules, offercheck, rendering
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.store import Offer, Site, StackRecord, offer_digest, read_offer
+from deepep_bootstrap.offer import Offer, Site, StackRecord, offer_digest, read_offer
 
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
 SHELLS = [["bash"], ["bash", "--posix"], ["dash"]]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepep_bootstrap import modules, offercheck
-from deepep_bootstrap.store import StackRecord
+from deepep_bootstrap.offer import StackRecord
 
 SYSTEMS = ("lmod", "environment-modules")
 # Environment Modules before 5.1 has no pushenv: the same files, told that there is none.

@@ -13,7 +13,7 @@ import modules_support as support
 import pytest
 
 from deepep_bootstrap import kinds, modules
-from deepep_bootstrap.store import StackRecord
+from deepep_bootstrap.offer import StackRecord
 
 MODULE = "deepep/1.2.1-8a07e7e-v1"
 SYSTEMS = ("lmod", "environment-modules")

@@ -20,7 +20,7 @@ from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Gpu
 from deepep_bootstrap.figures import LowLatency, Pass
 from deepep_bootstrap.figures import Tested as Found
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.refbook import read_book
 from deepep_bootstrap.references import judge
 from deepep_bootstrap.results import read_logs

@@ -10,7 +10,7 @@ import pytest
 from plan_support import ROOT, cluster, request
 from store_support import Prefix
 
-from deepep_bootstrap import lock, plan, store
+from deepep_bootstrap import lock, plan, recipes
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Modules, Slurm
 from deepep_bootstrap.generations import Content
@@ -76,4 +76,4 @@ def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_fi
     assert [outcome.state for outcome in publish_offer(work)] == ["done"]
     (generation,) = prefix.look(locks=True).generations
     assert generation.lock.encode() == read
-    assert generation.manifest["lock_digest"] == store.digest({"lock": read.decode()})
+    assert generation.manifest["lock_digest"] == recipes.digest({"lock": read.decode()})

@@ -15,8 +15,8 @@ from deepep_bootstrap import choose, modules, plan
 from deepep_bootstrap.absences import absences
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Slurm
-from deepep_bootstrap.hosts import fold
 from deepep_bootstrap.machine import Machine
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.sharing import with_prefix
 from deepep_bootstrap.survey import Survey
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plan_support import READY, changed, cluster, request
 
-from deepep_bootstrap import plan, prepare
+from deepep_bootstrap import errors, plan, prepare
 from deepep_bootstrap.facts import Facts, Python, Rdma, Toolkit
 from deepep_bootstrap.machine import Machine
 from deepep_bootstrap.prepare import Check, Preparation
@@ -184,9 +184,9 @@ def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_pr
     made = plan.make(request(), facts, prepared(facts, n001=todo))
     assert [step.name for step in made.steps] == ["cuda-toolkit"]
     assert "no CUDA toolkit fits the stack" in made.undecided[0].what
-    with pytest.raises(plan.Trouble, match="no CUDA toolkit"):
+    with pytest.raises(errors.Trouble, match="no CUDA toolkit"):
         _ = made.choice
-    with pytest.raises(plan.Trouble, match="no CUDA toolkit"):
+    with pytest.raises(errors.Trouble, match="no CUDA toolkit"):
         plan.make(request(), facts)
 
 

@@ -12,7 +12,7 @@ from plan_support import PREFIX, READY, changed, cluster, request
 from deepep_bootstrap import reboots
 from deepep_bootstrap.drained import drained_and_silent, left_behind
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.orders import Order
 from deepep_bootstrap.prepare import Check
 from deepep_bootstrap.reboots import Reboots
@@ -20,6 +20,7 @@ from deepep_bootstrap.remote import Fleet, Options
 from deepep_bootstrap.rolling import done_at_once, held_up, lacking, permitted, refusal
 from deepep_bootstrap.slurm_nodes import read_reason
 from deepep_bootstrap.survey import Survey
+from deepep_bootstrap.text import parse_time
 
 
 @pytest.mark.parametrize(
@@ -40,13 +41,13 @@ def test_other_modes_are_refused_with_those_that_exist(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("30", 1800), ("4h", 14400)])
 def test_times(text: str, seconds: float) -> None:
-    assert reboots.parse_time("--boot-timeout", text) == seconds
+    assert parse_time("--boot-timeout", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5d", "1.5h", "4 h", "s"])
 def test_what_is_no_time_is_named_with_its_flag(text: str) -> None:
     with pytest.raises(Trouble, match=r"--drain-timeout: not a time"):
-        reboots.parse_time("--drain-timeout", text)
+        parse_time("--drain-timeout", text)
 
 
 def test_a_policy_reboots_unless_that_is_never_allowed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lock_support import BASE, FILES, Server, commit, git
 
-from deepep_bootstrap import mirrors, refs
+from deepep_bootstrap import mirrors, refs, sources
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.refs import Found
 
@@ -52,7 +52,7 @@ def test_commits(server: Server) -> None:
     assert refs.resolve(source, rev[:8], server.mirrors) == Found(f"refs/heads/{rev[:8]}", server.commits["one"], "branch")
 
 
-def refused(source: refs.Source, asked: str, server: Server) -> str:
+def refused(source: sources.Source, asked: str, server: Server) -> str:
     with pytest.raises(Trouble) as caught:
         refs.resolve(source, asked, server.mirrors)
     return str(caught.value)

@@ -19,7 +19,8 @@ import pytest
 from sshd_support import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
 
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host, from_flag
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import from_flag
 from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.remote import Fleet, Job, Options, Reply
 from deepep_bootstrap.sshlink import Timeouts

@@ -14,13 +14,13 @@ import pytest
 from build_support import RECIPES, ROOT
 from store_support import Prefix
 
-from deepep_bootstrap import facts, generations, hosts, modules
+from deepep_bootstrap import generations, hosts, modules, prefixfacts
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import Content
 from deepep_bootstrap.holdings import entry_names
+from deepep_bootstrap.offer import offer_document
 from deepep_bootstrap.remote import Fleet, Options
-from deepep_bootstrap.store import offer_document
 from deepep_bootstrap.survey import Flags, Survey
 from deepep_bootstrap.verbs.remove import Written, offered, remove, seat, withdraw, without, written
 
@@ -57,11 +57,11 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     text = modules.manifest(offer, generation=1, created="2026-01-01T00:00:00Z", by="admin", lock_digest="", hosts=("a", "b"))
     generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
     # Another host's view of a network filesystem may be a minute old, or of another directory.
-    old = facts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
+    old = prefixfacts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
     inventory = hosts.parse("defaults build_host=b\na connection=local\nb connection=local\n", "hosts.txt")
     # The one before was made for `c` too, which is down now.
     text = text.replace('"a",', '"c", "a",')
-    seen = {"a": Facts(prefix=old), "b": Facts(prefix=facts.Prefix(generation=1, manifest=text))}
+    seen = {"a": Facts(prefix=old), "b": Facts(prefix=prefixfacts.Prefix(generation=1, manifest=text))}
     survey = Survey(inventory, str(prefix.path), seen)
     found = offered(survey, seat(survey))
     assert list(found.stacks) == ["v1", "v1-cu13"]

@@ -13,8 +13,11 @@ from rich.console import Console
 
 from deepep_bootstrap import apply, launch, report
 from deepep_bootstrap.errors import Problem, Trouble, plain
-from deepep_bootstrap.plan import Outcome, Reason, Step
-from deepep_bootstrap.report import Screen, plan_line, plan_table, seconds, shortened, size
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import Reason, Step
+from deepep_bootstrap.plantable import plan_line, plan_table
+from deepep_bootstrap.report import Screen
+from deepep_bootstrap.text import seconds, shortened, size
 from deepep_bootstrap.verbs.facts import folded as folded_facts
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "report"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from deepep_bootstrap import choose, lock, plan, rulebook, rules
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.lock import Lock, Stack
-from deepep_bootstrap.survey import Flags, read_tree, read_usable
+from deepep_bootstrap.planning import read_usable
+from deepep_bootstrap.survey import Flags, read_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = read_tree(ROOT / "env")

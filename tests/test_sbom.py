@@ -20,7 +20,7 @@ from packageurl import PackageURL
 from standins import FACTS
 from store_support import Prefix
 
-from deepep_bootstrap import build, lock, provenance, sbom, store
+from deepep_bootstrap import build, lock, offer, provenance, sbom, store
 from deepep_bootstrap.facts import Python, Toolkit
 from deepep_bootstrap.holdings import Holdings, StoreEntry
 from deepep_bootstrap.survey import read_tree
@@ -49,7 +49,7 @@ def holdings_of(*entries: store.Entry, **built: object) -> Holdings:
     return Holdings(1, (), {name: StoreEntry(name, 1, manifest) for name, manifest in manifests.items()})
 
 
-def offer_of(**stacks: tuple[store.Entry, ...]) -> store.Offer:
+def offer_of(**stacks: tuple[store.Entry, ...]) -> offer.Offer:
     """Return an offer of these stacks."""
     example = made_offer()
     record = example.stacks[example.default_stack]
@@ -58,7 +58,7 @@ def offer_of(**stacks: tuple[store.Entry, ...]) -> store.Offer:
         names = {entry.kind: entry.name for entry in entries}
         kinds = {kind: names.get(kind, "") for kind in ("deepep", "nvshmem", "gdrcopy", "python")}
         records[stack] = replace(record, stack=stack, module=f"deepep/1-{stack}", **kinds)
-    return store.Offer(next(iter(stacks)), records, "")
+    return offer.Offer(next(iter(stacks)), records, "")
 
 
 def read(text: bytes) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from build_support import RECIPES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import lock, store
+from deepep_bootstrap import lock, offer, recipes, store
 from deepep_bootstrap.comments import strip_comments
 from deepep_bootstrap.errors import Trouble
 from deepep_bootstrap.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import Lock, Stack, Wheel
+from deepep_bootstrap.offer import Offer, Site, StackRecord, offer_digest
 from deepep_bootstrap.sources import Source, Substitute
-from deepep_bootstrap.store import Offer, Site, StackRecord, Wanted
+from deepep_bootstrap.store import Wanted
 
 WHEELS = (Wheel("torch", "2.10.0", "pypi", "torch.whl", "sha256-a", 1), Wheel("numpy", "2.3.0", "pypi", "numpy.whl", "sha256-b", 2))
 JSON = st.recursive(
@@ -171,25 +172,25 @@ def test_the_prefix_is_in_no_digest() -> None:
 
 def test_recorded_digests() -> None:
     """Stores on disk carry these names: a change here makes every site build everything again."""
-    assert store.digest({}) == "q97zp54ycklgg72jxh6pq1vk8lh13x2v"
-    assert store.digest({"b": [1, "é"], "a": None}) == store.digest({"a": None, "b": [1, "é"]}) == "6rvh0lhf5d246gww7yygl61f2nzih0jr"
+    assert recipes.digest({}) == "q97zp54ycklgg72jxh6pq1vk8lh13x2v"
+    assert recipes.digest({"b": [1, "é"], "a": None}) == recipes.digest({"a": None, "b": [1, "é"]}) == "6rvh0lhf5d246gww7yygl61f2nzih0jr"
 
 
 @given(st.dictionaries(st.text(), JSON))
 def test_digests_do_not_depend_on_the_order_of_keys(inputs: dict[str, Any]) -> None:
-    assert store.digest(dict(reversed(inputs.items()))) == store.digest(inputs)
+    assert recipes.digest(dict(reversed(inputs.items()))) == recipes.digest(inputs)
 
 
 @given(st.dictionaries(st.text(), JSON), st.dictionaries(st.text(), JSON))
 def test_different_inputs_have_different_digests(one: dict[str, Any], two: dict[str, Any]) -> None:
-    assert (store.digest(one) == store.digest(two)) == (json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True))
+    assert (recipes.digest(one) == recipes.digest(two)) == (json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True))
 
 
 @given(st.dictionaries(st.text(), JSON))
 def test_digests_are_32_characters_of_nix_base32(inputs: dict[str, Any]) -> None:
-    found = store.digest(inputs)
+    found = recipes.digest(inputs)
     assert len(found) == 32
-    assert set(found) <= set(store.NIX_BASE32)
+    assert set(found) <= set(recipes.NIX_BASE32)
 
 
 @pytest.mark.parametrize(
@@ -249,24 +250,24 @@ OFFER = Offer("v1", {"v1": RECORD}, "templates")
 
 
 def test_an_offer_survives_its_manifest() -> None:
-    text = json.dumps({"schema": 1, "generation": 3, "offer": store.offer_document(OFFER)})
-    found = store.read_offer(text)
+    text = json.dumps({"schema": 1, "generation": 3, "offer": offer.offer_document(OFFER)})
+    found = offer.read_offer(text)
     assert found == OFFER
     assert list(found.stacks["v1"].environment) == ["B", "A"]
-    assert store.offer_digest(found) == store.offer_digest(OFFER)
+    assert offer.offer_digest(found) == offer.offer_digest(OFFER)
 
 
 def test_any_change_of_an_offer_changes_its_digest() -> None:
     changes = [replace(OFFER, default_stack="v2"), replace(OFFER, templates="other"), replace(OFFER, stacks={})]
     changes += [replace(OFFER, stacks={"v1": replace(RECORD, **{key: value})}) for key, value in (("deepep", "x"), ("archs", ("10.0",)))]
     changes.append(replace(OFFER, stacks={"v1": replace(RECORD, site=Site("other"))}))
-    digests = {store.offer_digest(offer) for offer in [OFFER, *changes]}
+    digests = {offer_digest(offer) for offer in [OFFER, *changes]}
     assert len(digests) == len(changes) + 1
 
 
 def test_no_manifest_is_no_offer() -> None:
-    assert store.read_offer("") is None
-    assert store.read_offer("\n") is None
+    assert offer.read_offer("") is None
+    assert offer.read_offer("\n") is None
 
 
 @pytest.mark.parametrize(
@@ -275,4 +276,4 @@ def test_no_manifest_is_no_offer() -> None:
 )
 def test_a_broken_manifest_is_trouble(text: str) -> None:
     with pytest.raises(Trouble, match="this generation's manifest cannot be read"):
-        store.read_offer(text)
+        offer.read_offer(text)

@@ -15,7 +15,8 @@ from plan_support import ROOT
 from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Host, Inventory, Settings
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import Inventory, Settings
 from deepep_bootstrap.launch import Secret
 from deepep_bootstrap.remote import THIS_MACHINE, Fleet, Job
 from deepep_bootstrap.survey import Flags, gather

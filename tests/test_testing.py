@@ -16,7 +16,8 @@ from deepep_bootstrap import collecting, kinds, lasttests, onhosts, runfiles, te
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.facts import Facts, Gpu, Slurm
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.hosts import Host, Inventory, Settings
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.hosts import Inventory, Settings
 from deepep_bootstrap.kinds import KINDS
 from deepep_bootstrap.prefixfacts import Prefix
 from deepep_bootstrap.remote import Fleet, Reply

@@ -13,9 +13,9 @@ import pytest
 
 from deepep_bootstrap import modules, verify
 from deepep_bootstrap.errors import OK, VERDICT, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.offer import StackRecord
 from deepep_bootstrap.remote import Fleet, Reply
-from deepep_bootstrap.store import StackRecord
 from deepep_bootstrap.survey import read_tree
 
 RECIPES = read_tree(support.REPOSITORY / "recipes")

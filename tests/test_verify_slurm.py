@@ -17,10 +17,10 @@ import pytest
 from deepep_bootstrap import holders, modules, testing
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.kinds import KINDS
+from deepep_bootstrap.offer import Site, StackRecord
 from deepep_bootstrap.remote import Fleet, Options
-from deepep_bootstrap.store import Site, StackRecord
 from deepep_bootstrap.survey import read_tree
 
 if TYPE_CHECKING:

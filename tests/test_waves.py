@@ -17,9 +17,10 @@ import pytest
 from deepep_bootstrap import power, slurm_nodes, waves
 from deepep_bootstrap.cordon import Cordon
 from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
-from deepep_bootstrap.hosts import Host
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.orders import Order, Policy, Seen
-from deepep_bootstrap.plan import Outcome, Reason, Step
+from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.plan import Reason, Step
 from deepep_bootstrap.power import Cluster
 from deepep_bootstrap.remote import Fleet, Job, Options
 from deepep_bootstrap.sshlink import Timeouts

@@ -12,15 +12,19 @@ from deepep_bootstrap import choose, generations, hoststeps, mirrors, phases, ta
 from deepep_bootstrap.choose import Request
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.explain import explained
-from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.plan import HOOK, RESUME, Outcome, Plan
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.outcome import Outcome, outcome_json
+from deepep_bootstrap.plan import HOOK, RESUME, Plan
+from deepep_bootstrap.planning import decide, read_usable, request_for, skipped
+from deepep_bootstrap.plantable import plan_json, show_plan
 from deepep_bootstrap.reboots import ASK, NEVER, ROLLING, Reboots
-from deepep_bootstrap.report import Screen, outcome_json, plan_json, seconds
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.rolling import reboot_hosts, unfinished
 from deepep_bootstrap.runs import Run
 from deepep_bootstrap.sharing import with_prefix
 from deepep_bootstrap.smoke import try_out
-from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
+from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory
+from deepep_bootstrap.text import seconds
 from deepep_bootstrap.work import Work, leave_out, look_again
 
 
@@ -51,7 +55,7 @@ def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
         survey = with_prefix(gather(flags, door, inventory, prefix))
         request = request_for(flags, survey, wish, without)
         made = decide(door, survey, request)
-        screen.plan(made)
+        show_plan(screen, made)
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
@@ -138,7 +142,7 @@ def walk(ended: Ended) -> None:
         ended.work = look_again(ended.work)
     choice = ended.work.plan.choice
     if not first.decided:
-        ended.work.screen.plan(ended.work.plan)
+        show_plan(ended.work.screen, ended.work.plan)
         share(ended)
         do(ended, hoststeps.finish_hosts)
     if any(outcome.host == choice.build_host for outcome in ended.failed):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from deepep_bootstrap import causes as rules
 from deepep_bootstrap import logfiles
-from deepep_bootstrap.bugbundle import scrub, secrets_of
 from deepep_bootstrap.causes import Book
 from deepep_bootstrap.diagnose import SURE, Diagnosis, Evidence, Finding, advice, as_json
 from deepep_bootstrap.diagnose import diagnose as find_causes
 from deepep_bootstrap.errors import OK, Problem, Trouble
 from deepep_bootstrap.logfiles import Sought
+from deepep_bootstrap.redact import scrub, secrets_of
 from deepep_bootstrap.report import Screen
 
 ROOT = Path(__file__).resolve().parents[2]

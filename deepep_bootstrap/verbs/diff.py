@@ -10,9 +10,10 @@ from deepep_bootstrap.compare import Change, difference
 from deepep_bootstrap.errors import OK, Problem, Trouble
 from deepep_bootstrap.holdings import Generation, Holdings, find_generation
 from deepep_bootstrap.reach import reach
-from deepep_bootstrap.report import Screen, shortened
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.sources import Source
 from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.text import shortened
 
 
 def diff(flags: Flags, *, old: str, new: str) -> int:

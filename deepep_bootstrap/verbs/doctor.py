@@ -8,28 +8,19 @@ from dataclasses import dataclass, replace
 
 from deepep_bootstrap import jobuser, rules
 from deepep_bootstrap.choose import Request
-from deepep_bootstrap.defects import Defect
+from deepep_bootstrap.defects import Defect, find_defects
 from deepep_bootstrap.doctor import Checks, case_of, examine, exit_code, finding_json, join, ordered
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, Seen
-from deepep_bootstrap.hosts import USER, fold
+from deepep_bootstrap.hosts import USER
 from deepep_bootstrap.jobuser import View
 from deepep_bootstrap.lock import Lock
-from deepep_bootstrap.offered import command_for, find_defects, find_offer, stack_names
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import command_for, find_offer, stack_names
+from deepep_bootstrap.planning import look, read_lock, request_for
 from deepep_bootstrap.remote import Fleet
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import (
-    Flags,
-    Survey,
-    fold_problems,
-    gather,
-    look,
-    open_door,
-    read_inventory,
-    read_lock,
-    read_tree,
-    request_for,
-)
+from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 

@@ -16,8 +16,9 @@ from deepep_bootstrap.errors import OK, Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.holdings import Generation, Holdings, StoreEntry, find_generation
 from deepep_bootstrap.reach import Reached, reach
-from deepep_bootstrap.report import Screen, shortened, size
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, gather_one, number
+from deepep_bootstrap.text import shortened, size
 
 
 def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "") -> int:

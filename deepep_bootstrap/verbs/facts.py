@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from deepep_bootstrap.errors import OK, TROUBLE
 from deepep_bootstrap.factlines import by_label, lines
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory
 

@@ -7,12 +7,13 @@ from typing import Any
 from deepep_bootstrap import history, holders
 from deepep_bootstrap.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.history import Collected
-from deepep_bootstrap.holders import Holders
-from deepep_bootstrap.holdings import Garbage, Holdings, choose_garbage
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.holders import Garbage, Holders, choose_garbage
+from deepep_bootstrap.holdings import Holdings
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.reach import Reached, confirm, reach
-from deepep_bootstrap.report import Screen, shortened, size
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, number
+from deepep_bootstrap.text import shortened, size
 
 NOTHING = Collected((), (), (), (), ())
 SHOWN = 10

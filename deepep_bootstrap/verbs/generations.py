@@ -6,10 +6,11 @@ from typing import Any
 
 from deepep_bootstrap.errors import OK
 from deepep_bootstrap.holdings import Generation, Holdings
-from deepep_bootstrap.hosts import fold
+from deepep_bootstrap.nodeset import fold
 from deepep_bootstrap.reach import reach
-from deepep_bootstrap.report import Screen, size
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.text import size
 
 DIGEST_SHOWN = 7
 

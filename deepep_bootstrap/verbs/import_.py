@@ -19,10 +19,12 @@ from deepep_bootstrap.comments import text_digest
 from deepep_bootstrap.errors import OK, Problem, Trouble
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import make_prefix
+from deepep_bootstrap.planning import read_lock
 from deepep_bootstrap.reach import Reached, reach
-from deepep_bootstrap.report import Screen, shortened, size
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.signing import Signer
-from deepep_bootstrap.survey import Flags, Survey, gather, read_lock, read_tree
+from deepep_bootstrap.survey import Flags, Survey, gather, read_tree
+from deepep_bootstrap.text import shortened, size
 from deepep_bootstrap.transfer import Arrived, Room
 
 NOBODY = Arrived((), ())

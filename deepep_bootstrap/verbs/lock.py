@@ -17,13 +17,13 @@ from deepep_bootstrap import lock as locks
 from deepep_bootstrap.asked import PYTHON
 from deepep_bootstrap.closures import Closure
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.lock import Lock, Wheel
-from deepep_bootstrap.lockview import change_json, change_lines, closure_json, closure_lines, overview, pins_json, used
+from deepep_bootstrap.lock import Lock, Wheel, used
+from deepep_bootstrap.lockview import change_json, change_lines, closure_json, closure_lines, overview, pins_json
 from deepep_bootstrap.mirrors import Mirrors
 from deepep_bootstrap.pins import Checked, Renewal, Wish, check_archive, check_source, renew_archive, renew_source
 from deepep_bootstrap.report import Screen
-from deepep_bootstrap.supply import cache_dir
 from deepep_bootstrap.survey import Flags, read_tree
+from deepep_bootstrap.uvtool import cache_dir
 
 EVERY = "all"
 

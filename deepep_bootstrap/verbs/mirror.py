@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepep_bootstrap import lock as locks
-from deepep_bootstrap import mirrordir, mirrors, packageparts, store
+from deepep_bootstrap import mirrordir, mirrors, packageparts, recipes
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.lock import Lock
 from deepep_bootstrap.mirrorchoice import Choice, Named, choose, with_index
@@ -22,8 +22,9 @@ from deepep_bootstrap.mirrordir import MARKER, PINS, SCRATCH, Finding, Held, Ind
 from deepep_bootstrap.mirrorfill import Filled, Job, fill, is_file
 from deepep_bootstrap.mirrors import INDEX, PACKAGES, file_path, repository_path, wheel_path
 from deepep_bootstrap.packagefill import Brought, fill_packages, foretell_packages
-from deepep_bootstrap.report import Screen, size
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.text import size
 
 
 def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", packages: str | bool = "", prune: bool = False) -> int:
@@ -118,7 +119,7 @@ def new_index(choice: Choice, job: Job, filled: Filled) -> Index:
     kept = [each for each in older if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files]
     sources = sorted([*filled.sources, *kept], key=_order)
     archives = {path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files} | filled.archives
-    digest = store.digest({"lock": choice.lock.text})
+    digest = recipes.digest({"lock": choice.lock.text})
     copied = dict(job.old.packages) if job.old and not job.prune else {}
     return Index(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
 

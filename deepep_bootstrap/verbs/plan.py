@@ -6,9 +6,11 @@ import os
 
 from deepep_bootstrap import mirrors
 from deepep_bootstrap.errors import CHANGES, OK, TROUBLE, worst
-from deepep_bootstrap.report import Screen, plan_json
+from deepep_bootstrap.planning import decide, read_usable, request_for, skipped
+from deepep_bootstrap.plantable import plan_json, show_plan
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.sharing import with_prefix
-from deepep_bootstrap.survey import Flags, decide, gather, open_door, read_inventory, read_usable, request_for, skipped
+from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
@@ -20,7 +22,7 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     with open_door(flags, inventory) as door:
         survey = with_prefix(gather(flags, door, inventory, prefix))
         made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
-    screen.plan(made)
+    show_plan(screen, made)
     for problem in survey.problems:
         screen.problem(problem)
     code = worst([CHANGES if check and made.steps else OK, *(TROUBLE for _ in survey.problems)])

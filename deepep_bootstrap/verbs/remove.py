@@ -7,23 +7,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap import apply, datalines, generations, modules, partial, prepare, provenance, store
+from deepep_bootstrap import apply, datalines, generations, modules, partial, prepare, provenance
 from deepep_bootstrap.choose import check_shared
 from deepep_bootstrap.datalines import Form
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.generations import Content, Place
-from deepep_bootstrap.hosts import Host, fold
+from deepep_bootstrap.host import Host
 from deepep_bootstrap.lock import Lock
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import Offer, read_offer
+from deepep_bootstrap.outcome import Outcome, outcome_json
+from deepep_bootstrap.planning import read_lock
 from deepep_bootstrap.prepare import BLOCKED, LIBRARIES
 from deepep_bootstrap.prepare import OK as UNDONE
 from deepep_bootstrap.reach import candidates, confirm
 from deepep_bootstrap.recipes import compose, last_lines
 from deepep_bootstrap.remote import Fleet, Job, Reply
-from deepep_bootstrap.report import Screen, outcome_json
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runs import Run
-from deepep_bootstrap.store import Offer
-from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_lock, read_tree
+from deepep_bootstrap.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
 
 HOOK = "module-hook"
 WRITTEN_FORM = Form({"end": 1}, {"file": 3, "held": 2}, end="end")
@@ -91,7 +93,7 @@ def seat(survey: Survey) -> Host:
 def offered(survey: Survey, host: Host | None) -> Offer:
     """Return what the prefix offers now as `host` sees it, as any host where it is None; an offer without stacks where there is nothing."""
     for name in [host.name] if host else survey.facts:
-        if (offer := store.read_offer(survey.facts[name].prefix.manifest)) is not None:
+        if (offer := read_offer(survey.facts[name].prefix.manifest)) is not None:
             return offer
     return Offer("", {}, "")
 

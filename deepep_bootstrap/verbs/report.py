@@ -13,14 +13,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import bugbundle, command, runreading, runscreen
-from deepep_bootstrap.bugbundle import scrub
-from deepep_bootstrap.errors import OK, Problem, Trouble, state_dir
+from deepep_bootstrap import bugbundle, command, redact, runreading, runscreen
+from deepep_bootstrap.errors import OK, Problem, Trouble
+from deepep_bootstrap.guard import state_dir
 from deepep_bootstrap.hosts import Inventory
 from deepep_bootstrap.html import render
-from deepep_bootstrap.report import Screen, plan_json
+from deepep_bootstrap.planning import decide, read_usable, request_for
+from deepep_bootstrap.plantable import plan_json
+from deepep_bootstrap.redact import scrub
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.runreport import as_json
-from deepep_bootstrap.survey import Flags, Survey, decide, gather, open_door, read_inventory, read_tree, read_usable, request_for
+from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
 
 RUNS, BUGS = 3, 5
 """How many of the newest runs' and bugs' logs are in a bundle."""
@@ -50,8 +53,8 @@ def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts
     now = int(time.time())
     path = new_file(bundle, now)
     files, problems, names = collect(flags)
-    hosts = bugbundle.aliases(dict.fromkeys(names, "")) if scrub_hosts else None
-    secrets = bugbundle.secrets_of(os.environ)
+    hosts = redact.aliases(dict.fromkeys(names, "")) if scrub_hosts else None
+    secrets = redact.secrets_of(os.environ)
     files["README.txt"] = readme(files, problems)
     clean = {scrub(name, hosts=hosts): scrub(text, secrets, hosts) for name, text in files.items()}
     data = bugbundle.pack(clean, now)
@@ -204,7 +207,7 @@ def readme(files: Mapping[str, str], problems: tuple[Problem, ...]) -> str:
     """Return the text that tells a reader what is in the bundle and what is not."""
     there = [f"  {name:<18} {what}" for name, what in WHAT if name == "README.txt" or any(each.startswith(name) for each in files)]
     lost = [f"  {problem}" for problem in problems]
-    secrets = f"Passwords, tokens and private keys were replaced by {bugbundle.REMOVED}. Look through it before you give it away."
+    secrets = f"Passwords, tokens and private keys were replaced by {redact.REMOVED}. Look through it before you give it away."
     return "\n".join(["Made by `invoke report --bundle`.", secrets, "", *there, *(["", "Not to be had:", *lost] if lost else []), ""])
 
 
@@ -221,4 +224,4 @@ def tell(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run: bool)
         if inside:
             count = f" ({len(inside)} files)" if name.endswith("/") else ""
             screen.say(f"  {name:<18} {what}{count}")
-    screen.say(f"Passwords, tokens and private keys are replaced by {bugbundle.REMOVED}; look through it before you give it away.")
+    screen.say(f"Passwords, tokens and private keys are replaced by {redact.REMOVED}; look through it before you give it away.")

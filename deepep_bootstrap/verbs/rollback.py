@@ -8,10 +8,11 @@ from deepep_bootstrap import history
 from deepep_bootstrap.defects import defects
 from deepep_bootstrap.errors import OK
 from deepep_bootstrap.holdings import rollback_target
-from deepep_bootstrap.offered import command_for
+from deepep_bootstrap.offer import command_for
 from deepep_bootstrap.reach import reach
-from deepep_bootstrap.report import Screen, shortened
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, number, read_tree
+from deepep_bootstrap.text import shortened
 
 
 def rollback(flags: Flags, *, to: str = "") -> int:

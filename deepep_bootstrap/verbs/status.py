@@ -8,13 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from deepep_bootstrap import lasttests
+from deepep_bootstrap.defects import find_defects
 from deepep_bootstrap.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.hosts import fold
-from deepep_bootstrap.offered import find_defects
-from deepep_bootstrap.report import Screen, shortened
-from deepep_bootstrap.store import read_offer
+from deepep_bootstrap.nodeset import fold
+from deepep_bootstrap.offer import read_offer
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.text import shortened
 
 
 def status(flags: Flags) -> int:

@@ -26,22 +26,22 @@ from deepep_bootstrap import (
     testsummary,
     tuned,
     tuning,
-)  # fmt: skip
+)
 from deepep_bootstrap.assess import Assessment, Books
 from deepep_bootstrap.collecting import Collected
 from deepep_bootstrap.diagnose import Diagnosis
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.facts import Facts
 from deepep_bootstrap.generations import Place
-from deepep_bootstrap.offered import offered_stack
-from deepep_bootstrap.plan import Outcome
-from deepep_bootstrap.reboots import parse_time
+from deepep_bootstrap.offer import offered_stack
+from deepep_bootstrap.outcome import Outcome, outcome_json
 from deepep_bootstrap.remote import Fleet
-from deepep_bootstrap.report import Screen, outcome_json
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, Survey, gather, number, open_door, read_inventory, read_tree
 from deepep_bootstrap.testing import Went, Wish
 from deepep_bootstrap.testplace import Spot, find_spot
 from deepep_bootstrap.testruns import TestRun
+from deepep_bootstrap.text import parse_time
 from deepep_bootstrap.verdicts import BELOW
 
 UNSAID = 124

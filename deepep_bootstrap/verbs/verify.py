@@ -8,15 +8,17 @@ from dataclasses import asdict, replace
 from deepep_bootstrap import archive, closure, history, transfer
 from deepep_bootstrap import verify as proof
 from deepep_bootstrap.closure import Tree
+from deepep_bootstrap.defects import find_defects
 from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.explain import explained
 from deepep_bootstrap.history import Change, Verdict
 from deepep_bootstrap.holdings import Holdings
-from deepep_bootstrap.offered import current_offer, find_defects, offered_stacks
-from deepep_bootstrap.plan import Outcome
+from deepep_bootstrap.offer import current_offer, offered_stacks
+from deepep_bootstrap.outcome import Outcome, outcome_json
 from deepep_bootstrap.reach import candidates, reach
-from deepep_bootstrap.report import Screen, outcome_json, shortened
+from deepep_bootstrap.report import Screen
 from deepep_bootstrap.survey import Flags, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.text import shortened
 
 
 def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:

@@ -17,11 +17,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from fabric import Connection  # noqa: E402
-from sshd_support import Lab, Sshd  # noqa: E402
+from fabric import Connection
+from sshd_support import Lab, Sshd
 
-from deepep_bootstrap.hosts import Host  # noqa: E402
-from deepep_bootstrap.remote import Fleet, Job, Reply  # noqa: E402
+from deepep_bootstrap.host import Host
+from deepep_bootstrap.remote import (
+    Fleet,
+    Job,
+    Reply,
+)
 
 FORKS = 64
 # Fabric as it comes knows this key exchange by its older name only.

@@ -1,0 +1,22 @@
+"""A host: its name, how it is reached, and its role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine. `name` is what the file calls it and what messages say; empty fields are left to ~/.ssh/config.
+
+    `connection` is "ssh" or "local", `role` "gpu" or "login", `where` the file and line it came from.
+    """
+
+    name: str
+    user: str = ""
+    port: int = 0
+    jump: str = ""
+    identity: str = ""
+    connection: str = "ssh"
+    role: str = "gpu"
+    where: str = ""
