@@ -1,6 +1,6 @@
 # make demo   the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
 # make test   all tests
-# make check  types, style, shell, budgets
+# make check  types, style, imports, shell
 # make clean  everything these made
 
 PYTHON := .venv/bin/python
@@ -29,6 +29,7 @@ check: .venv/.ready
 	ruff check .
 	ruff format --check .
 	mypy
+	lint-imports --no-cache
 	$(PYTHON) tests/shellcheck_all.py
 
 bench: .venv/.ready

@@ -5,29 +5,29 @@ Every verb but `lab`, `results` and `diagnose` takes the common flags: the field
 
 from __future__ import annotations
 
-from deepep_bootstrap import reboots as _reboots
-from deepep_bootstrap.front import refuse_bad_words, verb
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import bootstrap as _bootstrap
-from deepep_bootstrap.verbs import diagnose as _diagnose
-from deepep_bootstrap.verbs import diff as _diff
-from deepep_bootstrap.verbs import doctor as _doctor
-from deepep_bootstrap.verbs import export as _export
-from deepep_bootstrap.verbs import facts as _facts
-from deepep_bootstrap.verbs import gc as _gc
-from deepep_bootstrap.verbs import generations as _generations
-from deepep_bootstrap.verbs import import_ as _import
-from deepep_bootstrap.verbs import lab as _lab
-from deepep_bootstrap.verbs import lock as _lock
-from deepep_bootstrap.verbs import mirror as _mirror
-from deepep_bootstrap.verbs import plan as _plan
-from deepep_bootstrap.verbs import remove as _remove
-from deepep_bootstrap.verbs import report as _report
-from deepep_bootstrap.verbs import results as _results
-from deepep_bootstrap.verbs import rollback as _rollback
-from deepep_bootstrap.verbs import status as _status
-from deepep_bootstrap.verbs import test as _test
-from deepep_bootstrap.verbs import verify as _verify
+from deepep_bootstrap.bootstrap.reboot import reboots as _reboots
+from deepep_bootstrap.cli.app import refuse_bad_words, verb
+from deepep_bootstrap.cli.commands import bootstrap as _bootstrap
+from deepep_bootstrap.cli.commands import diagnose as _diagnose
+from deepep_bootstrap.cli.commands import diff as _diff
+from deepep_bootstrap.cli.commands import doctor as _doctor
+from deepep_bootstrap.cli.commands import export as _export
+from deepep_bootstrap.cli.commands import facts as _facts
+from deepep_bootstrap.cli.commands import gc as _gc
+from deepep_bootstrap.cli.commands import generations as _generations
+from deepep_bootstrap.cli.commands import import_ as _import
+from deepep_bootstrap.cli.commands import lab as _lab
+from deepep_bootstrap.cli.commands import lock as _lock
+from deepep_bootstrap.cli.commands import mirror as _mirror
+from deepep_bootstrap.cli.commands import plan as _plan
+from deepep_bootstrap.cli.commands import remove as _remove
+from deepep_bootstrap.cli.commands import report as _report
+from deepep_bootstrap.cli.commands import results as _results
+from deepep_bootstrap.cli.commands import rollback as _rollback
+from deepep_bootstrap.cli.commands import status as _status
+from deepep_bootstrap.cli.commands import test as _test
+from deepep_bootstrap.cli.commands import verify as _verify
+from deepep_bootstrap.inventory.survey import Flags
 
 
 @verb

@@ -2,7 +2,7 @@
 # Facts of one host: POSIX sh, read-only, one round trip. Prints `key=value` lines (fields separated by tabs), the last one `end=1`.
 # Usage: facts.sh PREFIX [PYTHON]. FACTS_ROOT, for tests, stands before /sys, /proc, /etc, /dev, /usr, /lib, /run and /var.
 # A missing tool is a fact and no error: there is no `set -e`, and what tools say on stderr is dropped. Slow questions run side by
-# side, so the order of lines means nothing; deepep_bootstrap/facts.py joins what belongs together.
+# side, so the order of lines means nothing; deepep_bootstrap/inventory/facts.py joins what belongs together.
 # Most questions stand in facts/*.sh, which the engine puts in front. By hand: cat recipes/facts/*.sh recipes/facts.sh | sh -s PREFIX
 set -u
 LC_ALL=C; export LC_ALL

@@ -14,9 +14,11 @@ import pytest
 from build_support import HERE, make_prefix
 from store_support import RECORD, Prefix, entry_name, run_bash
 
-from deepep_bootstrap import archive, closure, tarstream, transfer
-from deepep_bootstrap.closure import FILE, FOLDER, Built, Index, Thing, Tree
-from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.prefix.archive import index, stream, transfer
+from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, Built, Index, Thing, Tree, read, write
+from deepep_bootstrap.prefix.archive.stream import read_index, read_trees
+from deepep_bootstrap.remote.fleet import Fleet
 
 BASE, TOP = entry_name("nvshmem", "3.4.5"), entry_name("deepep", "1.2.1")
 LONG = "a" * 90 + "/" + "b" * 90
@@ -53,7 +55,7 @@ def pack(prefix: Prefix, *names: str) -> tuple[bytes, Index]:
     trees = transfer.list_trees(prefix.door, prefix.place, names)
     index = Index(Built("debian", "12", "x86_64", "2.36", ("12.9",), ("9.0",)), trees, "digest", {"schema": 1})
     out = io.BytesIO()
-    packer = archive.Packer(out, index, closure.write(index))
+    packer = stream.Packer(out, index, write(index))
     transfer.pull(prefix.door, prefix.place, trees, packer.feed)
     packer.finish()
     return out.getvalue(), index
@@ -62,9 +64,9 @@ def pack(prefix: Prefix, *names: str) -> tuple[bytes, Index]:
 def unpack(prefix: Prefix, data: bytes) -> transfer.Arrived:
     """Import an archive into a prefix as the verb does it, without the questions around it."""
     stream = io.BytesIO(data)
-    index = closure.read(archive.read_index(stream, "FILE"), "FILE")
+    index = read(read_index(stream, "FILE"), "FILE")
     names = [tree.name for tree in index.trees]
-    return transfer.push(prefix.door, prefix.place, index.trees, archive.read_trees(stream, index, "FILE", names))
+    return transfer.push(prefix.door, prefix.place, index.trees, read_trees(stream, index, "FILE", names))
 
 
 def made_up(*trees: Tree) -> Index:
@@ -76,12 +78,12 @@ def small_tree(*things: Thing, name: str = TOP) -> Tree:
     """Return a tree with a manifest and these things, in order; contents of files are empty."""
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     every = [Thing("manifest.json", FILE, sha256=empty), *things]
-    return Tree(name, tuple(sorted(every, key=lambda thing: closure.order(thing.path))))
+    return Tree(name, tuple(sorted(every, key=lambda thing: index.order(thing.path))))
 
 
 def document(index: Index) -> dict[str, Any]:
     """Return an index as JSON values, to be spoiled."""
-    return json.loads(closure.write(index))
+    return json.loads(write(index))
 
 
 def spoiled(index: Index, change: Callable[[dict[str, Any]], object]) -> bytes:

@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deepep_bootstrap import store
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.remote import Fleet, Job
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.remote.fleet import Fleet, Job
+from deepep_bootstrap.remote.host import Host
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: Mapping[str, str] = read_tree(ROOT / "recipes")
 HERE = Host("here", connection="local")
-PUBLISH = store.COMMON_RECIPES
+PUBLISH = entries.COMMON_RECIPES
 FAST = "0.2"
 """Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
 
@@ -114,7 +114,7 @@ def walk(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob("*"))
 
 
-def health(prefix: Path, entry: store.Entry, folder: Path) -> None:
+def health(prefix: Path, entry: entries.Entry, folder: Path) -> None:
     """Run an entry's own health checks where it lies now."""
     folder.mkdir(exist_ok=True)
     (folder / "bin").mkdir(exist_ok=True)

@@ -12,16 +12,16 @@ from typing import Any
 import tomlkit
 from plan_support import PREFIX, READY, ROOT, request
 
-from deepep_bootstrap.choose import Request
-from deepep_bootstrap.doctor import case_of, examine
-from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Python, Rdma, Toolkit
-from deepep_bootstrap.findings import Case, Finding, Seen
-from deepep_bootstrap.jobuser import View
-from deepep_bootstrap.machine import Address, Library, Machine, Reached, Stamp
-from deepep_bootstrap.nodeset import fold
-from deepep_bootstrap.offer import Offer, Site, StackRecord, offer_document
-from deepep_bootstrap.prefixfacts import Prefix
-from deepep_bootstrap.prepare import Check
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.doctor.examine import case_of, examine
+from deepep_bootstrap.doctor.findings import Case, Finding, Seen
+from deepep_bootstrap.doctor.user_view import View
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Python, Rdma, Toolkit
+from deepep_bootstrap.inventory.machine import Address, Library, Machine, Reached, Stamp
+from deepep_bootstrap.inventory.prefixfacts import Prefix
+from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.host_recipes import Check
+from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_document
 
 CASES = ROOT / "tests" / "cases" / "doctor"
 BOOT = "8b4c3d0e-0000-4000-8000-000000000001"

@@ -10,7 +10,7 @@ from typing import Any
 
 import tomlkit
 
-from deepep_bootstrap import facts
+from deepep_bootstrap.inventory import facts
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "recipes"

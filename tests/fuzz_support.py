@@ -12,8 +12,9 @@ import module_systems
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import launch, rendering
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix import rendering
+from deepep_bootstrap.remote import loader
 
 CANARY = "CANARY"
 COMMANDS = (
@@ -95,7 +96,7 @@ def arrives(rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Pat
     parts = []
     for words, env in rows:
         inside = "\n".join([show, *(f'printf "%s\\0" "${name}"' for name in env)])
-        parts.append(b"(\n" + launch.compose(inside, words, env) + b")\n")
+        parts.append(b"(\n" + loader.compose(inside, words, env) + b")\n")
     file = folder / "all.sh"
     file.write_bytes(b"".join(parts))
     done = subprocess.run(["bash", file], cwd=folder, capture_output=True, check=False)

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm, slurm, slurm_nodes
-from deepep_bootstrap.lab import Lab
+from deepep_bootstrap.lab import clean, cluster, hosts, slurm
+from deepep_bootstrap.lab.cluster_lab import Lab
+from deepep_bootstrap.lab.hosts import PREPARED, boot, enter, logs
+from deepep_bootstrap.slurm import commands, nodes
 
 TEST_LABS = Path("/run")
 TEST_PREFIX = "deepep-lab-test-"
@@ -62,7 +64,7 @@ class LiveLab:
 
     def nsenter(self, host: str, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command line in a host as root without SSH, e.g. to break its sshd."""
-        argv = [*lab_hosts.enter(self.lab, host), "bash", "-c", command]
+        argv = [*hosts.enter(self.lab, host), "bash", "-c", command]
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False)
 
     def fake(self, host: str, name: str, value: str | None) -> None:
@@ -77,13 +79,13 @@ class LiveLab:
     def bare(self, *hosts: str) -> None:
         """Make GPU nodes as they are before anybody prepared them: no driver options, no module loaded at boot. They boot anew."""
         for host in hosts:
-            self.nsenter(host, "rm -f " + " ".join(f"/{file}" for file in lab_hosts.PREPARED))
+            self.nsenter(host, "rm -f " + " ".join(f"/{file}" for file in PREPARED))
         self.reboot(*hosts)
 
     def reboot(self, *hosts: str) -> None:
         """Switch hosts off and on again, so that changed fakes count; returns when their sshd runs and Slurm's nodes are idle."""
         self.boot(*hosts)
-        lab_slurm.wait_idle(self.lab, lab_hosts.enter(self.lab, self.lab.controller.name), lab_hosts.logs(self.lab))
+        slurm.wait_idle(self.lab, enter(self.lab, self.lab.controller.name), logs(self.lab))
 
     def tools_log(self, host: str) -> str:
         """The calls of modprobe, update-initramfs and their like on a host since its disk was made, one a line."""
@@ -96,13 +98,13 @@ class LiveLab:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def node(self, host: str) -> slurm.Node:
+    def node(self, host: str) -> commands.Node:
         """The node as Slurm shows it."""
-        return slurm.parse_nodes(self.on_login(f"scontrol show node -o {host}"))[0]
+        return commands.parse_nodes(self.on_login(f"scontrol show node -o {host}"))[0]
 
     def reason(self, host: str) -> str:
         """Why the node is drained or down, "" for neither."""
-        return slurm_nodes.read_reason(self.node(host).reason).text
+        return nodes.read_reason(self.node(host).reason).text
 
     def start_job(self, host: str) -> str:
         """Start a user's job on a node and return its number when it runs; it ends when somebody writes /shared/go."""
@@ -115,34 +117,34 @@ class LiveLab:
 
     def job_state(self, job: str) -> str:
         """The state of a job, "" for one that Slurm does not know."""
-        found = slurm.parse_job(self.on_login(f"scontrol show job -o {job}"))
+        found = commands.parse_job(self.on_login(f"scontrol show job -o {job}"))
         return found.state if found else ""
 
     def boot_id(self, host: str) -> str:
         """The host's boot id, empty while it is off."""
-        return lab_hosts.boot_id(self.lab, host)
+        return hosts.boot_id(self.lab, host)
 
     def power_cut(self, host: str) -> None:
         """Switch a host off without warning: its TCP connections stay half open. `boot` brings it back."""
-        lab_clean.end_processes(self.lab.dir, str(self.lab.home(host)))
+        clean.end_processes(self.lab.dir, str(self.lab.home(host)))
 
     def boot(self, *hosts: str) -> None:
         """Boot hosts, which are switched off first if they are not; their disks are as they were."""
         for host in hosts:
             self.power_cut(host)  # a supervisor that was about to boot its host again would do so beside the new one
-        lab_hosts.boot(self.lab, *(host for host in self.lab.hosts if host.name in hosts))
+        boot(self.lab, *(host for host in self.lab.hosts if host.name in hosts))
 
     def reset(self) -> None:
         """Fresh disks for all hosts, nothing in /shared, fakes as at first, Slurm idle."""
-        lab_cluster.reset(self.lab)
+        cluster.reset(self.lab)
 
 
 def open_lab(folder: Path, layer: str = "lmod") -> Iterator[LiveLab]:
     """Bring a lab up, hand it over, take it down."""
     try:
-        yield LiveLab(lab_cluster.up(str(folder), layer, print))
+        yield LiveLab(cluster.up(str(folder), layer, print))
     finally:
-        lab_cluster.down(str(folder))
+        cluster.down(str(folder))
 
 
 def _new_folder(what: str) -> Path:
@@ -155,13 +157,13 @@ def _take_down_orphans() -> None:
     for folder in TEST_LABS.glob(f"{TEST_PREFIX}*"):
         owner = folder.name.removeprefix(TEST_PREFIX).partition("-")[0]
         if not Path("/proc", owner).exists():
-            lab_cluster.down(str(folder))
+            cluster.down(str(folder))
 
 
 @pytest.fixture(scope="session")
 def namespaces() -> None:
     """Skip where hosts of their own cannot be made: the loopback lab is tested by test_lab.py and is too different for e2e tests."""
-    if not lab_hosts.possible():
+    if not hosts.possible():
         pytest.skip("needs root and namespaces (make test uses sudo)")
 
 

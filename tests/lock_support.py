@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import mirrors, nar
-from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.sources import Source
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.lock.sources import Source
 
 BASE = "https://host.invalid/"
 FIRST = 1_700_000_000
@@ -62,7 +63,7 @@ class Server:
     @property
     def mirrors(self) -> Mirrors:
         """What makes every address below BASE lead here."""
-        return mirrors.read([self.flag], {}, {})
+        return locations.read([self.flag], {}, {})
 
     @property
     def flag(self) -> str:
@@ -75,7 +76,7 @@ class Server:
 
     def source(self, ref: str, rev: str, *, version: str = "1.0") -> Source:
         """Return a pin of owner/engine; its hash and time are those of nothing."""
-        return Source("engine", f"{BASE}owner/engine", ref, self.commits.get(rev, rev), nar.sri(bytes(32)), 0, version)
+        return Source("engine", f"{BASE}owner/engine", ref, self.commits.get(rev, rev), filetree.sri(bytes(32)), 0, version)
 
 
 FILES = {"a.txt": "old\n", "src/main.c": "int main;\n"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from deepep_bootstrap import modules
-from deepep_bootstrap.offer import Offer, Site, StackRecord
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -103,12 +103,12 @@ def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
 
 
-def golden() -> dict[str, modules.File]:
+def golden() -> dict[str, modulefiles.File]:
     """The files that tests/golden/generation records: one stack of each sort."""
-    return modules.render(offer("/opt/deepep", record(), external_record(), cloud_record(), v2_record()), templates())
+    return modulefiles.render(offer("/opt/deepep", record(), external_record(), cloud_record(), v2_record()), templates())
 
 
-def write(folder: Path, files: dict[str, modules.File]) -> None:
+def write(folder: Path, files: dict[str, modulefiles.File]) -> None:
     """Write a rendered generation into `folder`."""
     for name, file in files.items():
         path = folder / name

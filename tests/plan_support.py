@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap import host, hosts, lock
-from deepep_bootstrap.choose import Request
-from deepep_bootstrap.facts import Facts, Gpu, Modules, Python, Slurm, Toolkit
-from deepep_bootstrap.prefixfacts import Prefix
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.inventory import hostsfile
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Modules, Python, Slurm, Toolkit
+from deepep_bootstrap.inventory.prefixfacts import Prefix
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.remote import host
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/shared/deepep"
@@ -49,8 +51,8 @@ def changed(value: Any, changes: Mapping[str, Any]) -> Any:
 
 def request(text: str = f"defaults prefix={PREFIX}\nn[001-002]\nlogin1 role=login\n", **wishes: Any) -> Request:
     """Return what `invoke bootstrap` would ask for with the shipped lock and this hosts file."""
-    found = lock.read(ROOT / "deepep.lock.toml")
-    inventory = hosts.parse(text, "hosts.txt")
+    found = model.read(ROOT / "deepep.lock.toml")
+    inventory = hostsfile.parse(text, "hosts.txt")
     left_out = tuple(host.Host(name) for name in wishes.pop("left_out", ()))
     inventory = replace(inventory, left_out=left_out)
     stack = found.stacks[wishes.pop("stack", found.default_stack)]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from deepep_bootstrap import html, runfiles, runreading
-from deepep_bootstrap.runreport import Past, Report
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.report import html, load
+from deepep_bootstrap.report.model import Past, Report
+from deepep_bootstrap.testing import runfiles
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "tests" / "cases" / "runs"
@@ -29,12 +30,12 @@ def report_of(name: str, *, edit: Callable[[dict[str, str]], None] | None = None
     files = files_of(name)
     if edit:
         edit(files)
-    return runreading.made(runfiles.of_files(name, files), TEXTS, {}, past=past)
+    return load.made(runfiles.of_files(name, files), TEXTS, {}, past=past)
 
 
 @cache
 def _plain(name: str) -> Report:
-    return runreading.made(runfiles.of_files(name, files_of(name)), TEXTS, {})
+    return load.made(runfiles.of_files(name, files_of(name)), TEXTS, {})
 
 
 def page_of(report: Report) -> str:

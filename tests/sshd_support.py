@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.remote import Options
-from deepep_bootstrap.sshlink import Timeouts
+from deepep_bootstrap.remote.fleet import Options
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.ssh import Timeouts
 
 SAFETY = 30.0
 """A test that takes this long has failed; no test measures speed."""

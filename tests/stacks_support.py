@@ -16,7 +16,7 @@ from pathlib import Path
 import tomlkit
 from upstreams import make
 
-from deepep_bootstrap import lock
+from deepep_bootstrap.lock import model
 
 INDEX = "built"
 NCCL = "2.30.4"
@@ -59,7 +59,7 @@ def make_stacks(nvshmem: Path, folder: Path) -> Stacks:
     }
     path = folder / "stacks.lock.toml"
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
-    lock.read(path)
+    model.read(path)
     return Stacks(path, wheels)
 
 
@@ -118,7 +118,7 @@ def copy_of(stacks: Stacks, folder: Path) -> Stacks:
 
 def pin_of(stacks: Stacks, name: str) -> str:
     """Return the hash that the lock has for a wheel of these stacks."""
-    found = lock.read(stacks.lock)
+    found = model.read(stacks.lock)
     return next(
         wheel.hash
         for stack in found.stacks.values()

@@ -20,29 +20,18 @@ if __name__ == "__main__":
 import uv
 from build_support import FAST, HERE, RECIPES
 
-from deepep_bootstrap import (
-    build,
-    fetch,
-    lock,
-    store,
-    tarstream,
-    wheels,
-)
-from deepep_bootstrap.build import (
-    BuildRequest,
-    Event,
-)
-from deepep_bootstrap.facts import (
-    Facts,
-    Python,
-    Toolkit,
-)
-from deepep_bootstrap.mirrors import (
-    Level,
-    Mirrors,
-)
-from deepep_bootstrap.outcome import Outcome
-from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.bootstrap.build import BuildRequest, Event
+from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.fetch import wheels
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.prefix.entries import name_entries
+from deepep_bootstrap.remote.fleet import Fleet
 
 STANDIN = "https://example.invalid/standin/"
 FACTS = Facts(os_id="debian", os_version="12", machine="x86_64", tools=(("gcc", "12.2.0"), ("g++", "12.2.0")))
@@ -53,7 +42,7 @@ class Prepared:
     """What was fetched once: the lock, the wheel target, and the files to send by their names in the stream."""
 
     folder: Path
-    lock: lock.Lock
+    lock: model.Lock
     target: str
     files: tuple[tuple[str, Path], ...]
 
@@ -64,17 +53,17 @@ class Prepared:
             subprocess.run([ROOT / "tests/fakes/cuda/install", target, version], check=True)
         return Toolkit(str(target), version, split_compile=True, stubs=True)
 
-    def wanted(self, toolkit: Toolkit, external: str = "") -> store.Wanted:
+    def wanted(self, toolkit: Toolkit, external: str = "") -> entries.Wanted:
         """Return what makes the demo's entries; `external` is an interpreter with torch in it."""
         number = self.target.split("-")[0].removeprefix("cp3")
         python = Python(external or f"/usr/bin/python3.{number}", f"3.{number}.0", torch="2.10.0" if external else "")
         stack = self.lock.stacks[self.lock.default_stack]
-        return store.Wanted(self.lock, stack, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, "" if external else self.target)
+        return entries.Wanted(self.lock, stack, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, "" if external else self.target)
 
-    def request(self, prefix: Path, wanted: store.Wanted, **changes: object) -> BuildRequest:
+    def request(self, prefix: Path, wanted: entries.Wanted, **changes: object) -> BuildRequest:
         """Return a request for all entries that are wanted."""
         given = {"wheels": wanted.stack.wheels[self.target] if wanted.target else (), "heartbeat": float(FAST), "jobs": 2, **changes}
-        entries = store.entries(wanted)
+        entries = name_entries(wanted)
         return BuildRequest(str(prefix), entries, RECIPES, self.chunks, prefix.parent / "logs", **given)  # type: ignore[arg-type]
 
     def chunks(self) -> Iterator[bytes]:
@@ -82,7 +71,7 @@ class Prepared:
         yield from tarstream.tar_tree(self.files)
 
 
-def newest_target(found: lock.Stack) -> str:
+def newest_target(found: model.Stack) -> str:
     """Return the newest wheel target that this machine has a Python with headers for."""
     numbers = sorted((int(target.split("-")[0].removeprefix("cp3")) for target in found.wheels if target.endswith("x86_64")), reverse=True)
     number = next(number for number in numbers if Path(f"/usr/include/python3.{number}/Python.h").exists())
@@ -91,15 +80,13 @@ def newest_target(found: lock.Stack) -> str:
 
 def prepare(folder: Path) -> Prepared:
     """Make repositories and wheels in `folder` and fetch what the demo's lock names through the engine's own doors."""
-    found = lock.read(ROOT / "tests/upstreams/demo.lock.toml")
+    found = model.read(ROOT / "tests/upstreams/demo.lock.toml")
     stack = found.stacks[found.default_stack]
     target = newest_target(stack)
     if not (folder / "upstreams").exists():
         subprocess.run([sys.executable, ROOT / "tests/upstreams/make.py", folder / "upstreams"], check=True, stdout=subprocess.DEVNULL)
     mirrors = Mirrors((Level({STANDIN: f"{folder}/upstreams/git/standin/"}, {"standin": f"{folder}/upstreams/wheels"}),))
-    sources = {
-        name: fetch.fetch_source(found.sources[name], mirrors, folder / "cache") for name in (stack.gdrcopy, stack.nvshmem, stack.deepep)
-    }
+    sources = {name: fetch_source(found.sources[name], mirrors, folder / "cache") for name in (stack.gdrcopy, stack.nvshmem, stack.deepep)}
     packages = wheels.fetch_wheels(stack.wheels[target], mirrors, folder / "cache", lambda _: None)
     files = [(f"src/{name}", path) for name, path in sources.items()] + [(f"wheels/{path.name}", path) for path in packages.values()]
     return Prepared(folder, found, target, (*files, ("bin/uv", Path(uv.find_uv_bin()))))

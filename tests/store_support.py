@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from build_support import HERE, RECIPES, make_prefix, run_bash, script
 
-from deepep_bootstrap import generations, history
-from deepep_bootstrap.generations import Content, Place
-from deepep_bootstrap.holdings import Holdings
-from deepep_bootstrap.recipes import NIX_BASE32
-from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.core.recipes import NIX_BASE32
+from deepep_bootstrap.prefix import generations, history
+from deepep_bootstrap.prefix.contents import Holdings
+from deepep_bootstrap.prefix.generations import Content, Place
+from deepep_bootstrap.remote.fleet import Fleet
 
 RECORD = script("lib.sh", "prefix/share.sh", "prefix/files.sh", extra='share_tree "$1"; record_files "$1" "$(mktemp -d)/work"')
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from deepep_bootstrap import apply, prepare
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.plan import Reason, Step
-from deepep_bootstrap.remote import Fleet
+from deepep_bootstrap.bootstrap import apply
+from deepep_bootstrap.plan import host_recipes
+from deepep_bootstrap.plan.steps import Reason, Step
+from deepep_bootstrap.remote.fleet import Fleet
+from deepep_bootstrap.remote.host import Host
 
 HANGS = 'if [[ "$HANG" == yes ]]; then echo "unpacking doca-all" >&2; sleep 60; fi\necho state=ok\n'
 
@@ -15,7 +16,7 @@ HANGS = 'if [[ "$HANG" == yes ]]; then echo "unpacking doca-all" >&2; sleep 60; 
 def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "LIMIT", 0.5)
     here = Host("here", connection="local")
-    recipes = {**dict.fromkeys(prepare.LIBRARIES, ""), "host/limits.sh": HANGS}
+    recipes = {**dict.fromkeys(host_recipes.LIBRARIES, ""), "host/limits.sh": HANGS}
     door = Fleet([here])
     outcomes = []
     for hang in ("yes", "no"):
@@ -29,5 +30,5 @@ def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monk
 
 
 def test_what_installs_gigabytes_or_compiles_has_the_longer_limit() -> None:
-    assert set(prepare.TITLES) >= apply.SLOW
+    assert set(host_recipes.TITLES) >= apply.SLOW
     assert [apply.limit(name) for name in ("doca-ofed", "limits", "build-deps")] == [apply.SLOW_LIMIT, apply.LIMIT, apply.LIMIT]

@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from store_support import Prefix, entry_name
 
-from deepep_bootstrap import archive, closure, history, transfer
-from deepep_bootstrap.closure import FILE, FOLDER, LINK, Index, Thing, Tree
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix import history
+from deepep_bootstrap.prefix.archive import index, stream, transfer
+from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, Index, Thing, Tree, read, write
+from deepep_bootstrap.prefix.archive.stream import read_index, read_trees
 
 pytest_plugins = ["store_support", "archive_support"]
 
@@ -39,7 +41,7 @@ def refusal(action) -> str:
 
 def test_what_goes_in_comes_out(packed: tuple[bytes, Index], other: Prefix) -> None:
     data, index = packed
-    assert len(data) == archive.total(index, closure.write(index))
+    assert len(data) == stream.total(index, write(index))
     arrived = unpack(other, data)
     assert arrived == transfer.Arrived((BASE, TOP) if BASE < TOP else (TOP, BASE), ())
     assert other.names() == {BASE, TOP}
@@ -53,23 +55,23 @@ def test_what_goes_in_comes_out(packed: tuple[bytes, Index], other: Prefix) -> N
 
 def test_tar_reads_it(packed: tuple[bytes, Index]) -> None:
     data, index = packed
-    wanted = [archive.INDEX, *(name for name, _ in archive.members(index.trees))]
+    wanted = [stream.INDEX, *(name for name, _ in stream.members(index.trees))]
     with tarfile.open(fileobj=io.BytesIO(data)) as found:
         members = found.getmembers()
         assert [member.name for member in members] == wanted
         assert {oct(member.mode) for member in members} == {"0o444", "0o555", "0o755", "0o777"}
         assert {member.uid for member in members} == {0}
-        assert found.extractfile(archive.INDEX).read() == closure.write(index)
+        assert found.extractfile(stream.INDEX).read() == write(index)
     assert [line.rstrip("/") for line in tar("-t", "--quoting-style=literal", data=data).splitlines()] == wanted
 
 
 def test_a_file_of_more_than_eight_gib_has_a_header_that_tar_understands() -> None:
-    big = Thing("x", FILE, size=archive.OCTAL_LIMIT + 5)
-    assert tarfile.TarInfo.frombuf(archive.header("x", big), "utf-8", "strict").size == big.size
+    big = Thing("x", FILE, size=stream.OCTAL_LIMIT + 5)
+    assert tarfile.TarInfo.frombuf(stream.header("x", big), "utf-8", "strict").size == big.size
 
 
 def test_index_is_read_as_it_was_written(packed: tuple[bytes, Index]) -> None:
-    assert closure.read(closure.write(packed[1]), "FILE") == packed[1]
+    assert index.read(index.write(packed[1]), "FILE") == packed[1]
 
 
 def test_what_is_there_is_left_alone(packed: tuple[bytes, Index], other: Prefix) -> None:
@@ -84,13 +86,13 @@ def test_what_is_there_is_left_alone(packed: tuple[bytes, Index], other: Prefix)
 def test_entries_that_are_not_wanted_are_not_sent_but_compared(packed: tuple[bytes, Index]) -> None:
     data, index = packed
     stream = io.BytesIO(data)
-    archive.read_index(stream, "FILE")
-    sent = b"".join(archive.read_trees(stream, index, "FILE", [TOP]))
+    read_index(stream, "FILE")
+    sent = b"".join(read_trees(stream, index, "FILE", [TOP]))
     assert BASE.encode() + b"/manifest.json" not in sent
     damaged = data.replace(f'"name": "{BASE}"'.encode(), f'"name": "{BASE[:-1]}9"'.encode())
     stream = io.BytesIO(damaged)
-    archive.read_index(stream, "FILE")
-    assert "its contents are not what the index says" in refusal(lambda: list(archive.read_trees(stream, index, "FILE", [TOP])))
+    read_index(stream, "FILE")
+    assert "its contents are not what the index says" in refusal(lambda: list(read_trees(stream, index, "FILE", [TOP])))
 
 
 def test_an_entry_without_a_record_gets_one(prefix: Prefix, other: Prefix) -> None:
@@ -142,11 +144,11 @@ def test_export_of_what_is_not_there(prefix: Prefix) -> None:
 
 def test_contents_of_another_size_are_refused(packed: tuple[bytes, Index]) -> None:
     index = made_up(small_tree(Thing("x", FILE, size=3, sha256="0" * 64)))
-    packer = archive.Packer(io.BytesIO(), index, closure.write(index))
+    packer = stream.Packer(io.BytesIO(), index, write(index))
     packer.feed(b"ab")
     assert "became shorter" in refusal(packer.finish)
     assert "changed since" in refusal(lambda: packer.feed(b"c"))
-    empty = archive.Packer(io.BytesIO(), made_up(small_tree()), b"")
+    empty = stream.Packer(io.BytesIO(), made_up(small_tree()), b"")
     assert "more than the files" in refusal(lambda: empty.feed(b"x"))
 
 
@@ -162,7 +164,7 @@ def test_pieces_of_any_size_make_the_same_archive(sizes: list[int]) -> None:
 
     def packed_by(cuts: Iterable[int]) -> bytes:
         out, start = io.BytesIO(), 0
-        packer = archive.Packer(out, index, closure.write(index))
+        packer = stream.Packer(out, index, write(index))
         for cut in cuts:
             packer.feed(whole[start : start + cut])
             start += cut
@@ -213,7 +215,7 @@ HOSTILE_TREES = {
 @pytest.mark.parametrize("case", HOSTILE_TREES)
 def test_hostile_trees_are_refused(case: str) -> None:
     tree, message = HOSTILE_TREES[case]
-    assert message in refusal(lambda: closure.read(closure.write(made_up(tree)), "FILE"))
+    assert message in refusal(lambda: index.read(index.write(made_up(tree)), "FILE"))
 
 
 HOSTILE_INDEXES = {
@@ -221,8 +223,8 @@ HOSTILE_INDEXES = {
     "nested": (b"[" * 100_000, "its index cannot be read"),
     "a list": (b"[]", "not the index of an archive of ours"),
     "another format": (b'{"format": "other"}', "not the index of an archive of ours"),
-    "no entries": (closure.write(made_up()), "there are no entries in it"),
-    "entries twice": (closure.write(made_up(small_tree(), small_tree())), "one is in it twice"),
+    "no entries": (index.write(made_up()), "there are no entries in it"),
+    "entries twice": (index.write(made_up(small_tree(), small_tree())), "one is in it twice"),
     "version": (spoiled(made_up(small_tree()), lambda found: found.update(version=2)), "not of this version — found 2, wanted 1"),
     "number as name": (spoiled(made_up(small_tree()), lambda found: found["entries"][0].update(name=5)), "cannot be read"),
     "device": (spoiled(made_up(small_tree()), lambda found: found["entries"][0]["things"][0].update(type="device")), "type 'device'"),
@@ -241,7 +243,7 @@ HOSTILE_INDEXES = {
 @pytest.mark.parametrize("case", HOSTILE_INDEXES)
 def test_hostile_indexes_are_refused(case: str) -> None:
     text, message = HOSTILE_INDEXES[case]
-    said = refusal(lambda: closure.read(text, "FILE"))
+    said = refusal(lambda: index.read(text, "FILE"))
     assert message in said
     assert said.isprintable()
 
@@ -250,7 +252,7 @@ def test_hostile_indexes_are_refused(case: str) -> None:
 @given(st.data())
 def test_no_index_ends_in_a_traceback(data: st.DataObject) -> None:
     """One value of a good index becomes any other: refused, or an index."""
-    values = json.loads(closure.write(made_up(small_tree(folder_thing("a"), link("b", "a")))))
+    values = json.loads(write(made_up(small_tree(folder_thing("a"), link("b", "a")))))
     spots: list[tuple[object, object]] = []
 
     def collect(found: object) -> None:
@@ -267,12 +269,12 @@ def test_no_index_ends_in_a_traceback(data: st.DataObject) -> None:
     place, key = data.draw(st.sampled_from(spots))
     place[key] = data.draw(anything)
     try:
-        index = closure.read(json.dumps(values).encode(), "FILE")
+        index = read(json.dumps(values).encode(), "FILE")
     except Trouble as trouble:
         said = str(trouble)
     else:
         said = ""
-        assert closure.read(closure.write(index), "FILE") == index
+        assert read(write(index), "FILE") == index
     assert said.isprintable()
 
 
@@ -287,7 +289,7 @@ def test_links_that_are_allowed_stay_in_the_store_for_the_kernel_too(
     tmp_path_factory: pytest.TempPathFactory, links: dict[str, str]
 ) -> None:
     tree = small_tree(folder_thing("d"), folder_thing("d/e"), folder_thing("a"), *(link(*each) for each in links.items()))
-    if list(closure.check(made_up(tree), "FILE")):
+    if list(index.check(made_up(tree), "FILE")):
         return
     store = tmp_path_factory.mktemp("links").resolve() / "deep/store"
     for thing in tree.things:
@@ -307,7 +309,7 @@ def members_of(data: bytes) -> list[tarfile.TarInfo]:
 
 
 def first_file(data: bytes) -> tarfile.TarInfo:
-    return next(member for member in members_of(data) if member.size > 600 and member.name != archive.INDEX)
+    return next(member for member in members_of(data) if member.size > 600 and member.name != stream.INDEX)
 
 
 def foreign(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o444, target: str = "") -> bytes:
@@ -364,8 +366,8 @@ def test_hostile_files_leave_nothing(packed: tuple[bytes, Index], other: Prefix,
 
 
 def test_an_index_that_claims_to_be_huge_is_not_read() -> None:
-    start = archive.header(archive.INDEX, Thing(archive.INDEX, FILE, size=archive.LARGEST_INDEX + 1))
-    assert "larger than any real one" in refusal(lambda: archive.read_index(io.BytesIO(start), "FILE"))
+    start = stream.header(stream.INDEX, Thing(stream.INDEX, FILE, size=stream.LARGEST_INDEX + 1))
+    assert "larger than any real one" in refusal(lambda: stream.read_index(io.BytesIO(start), "FILE"))
 
 
 @settings(LOOSE, max_examples=300)
@@ -375,14 +377,14 @@ def test_every_changed_byte_is_seen(packed: tuple[bytes, Index], data: st.DataOb
     good, index = packed
     start = members_of(good)[1].offset
     position = data.draw(
-        st.integers(start, len(good) - archive.tarfile.RECORDSIZE) | st.sampled_from([member.offset for member in members_of(good)[1:]])
+        st.integers(start, len(good) - tarfile.RECORDSIZE) | st.sampled_from([member.offset for member in members_of(good)[1:]])
     )
     length, piece = data.draw(st.integers(0, 600)), data.draw(st.binary(max_size=600))
     changed = good[:position] + piece + good[position + length :]
     stream = io.BytesIO(changed)
-    archive.read_index(stream, "FILE")
+    read_index(stream, "FILE")
     try:
-        got = b"".join(archive.read_trees(stream, index, "FILE", [TOP, BASE]))
+        got = b"".join(read_trees(stream, index, "FILE", [TOP, BASE]))
     except Trouble as trouble:
         said = str(trouble)
     else:
@@ -399,11 +401,11 @@ def stream_of(*blocks: bytes) -> list[bytes]:
     return [b"".join(blocks)]
 
 
-ROOTS = archive.header(f"store/{TOP}", folder_thing("")) + archive.small_file(f"store/{TOP}/manifest.json", b"")
+ROOTS = stream.header(f"store/{TOP}", folder_thing("")) + stream.small_file(f"store/{TOP}/manifest.json", b"")
 EVIL_STREAMS = {
-    "changed": [archive.header(f"store/{TOP}", folder_thing("")) + archive.small_file(f"store/{TOP}/manifest.json", b"x")],
-    "more": stream_of(ROOTS, archive.small_file(f"store/{TOP}/more", b"")),
-    "less": stream_of(archive.header(f"store/{TOP}", folder_thing(""))),
+    "changed": [stream.header(f"store/{TOP}", folder_thing("")) + stream.small_file(f"store/{TOP}/manifest.json", b"x")],
+    "more": stream_of(ROOTS, stream.small_file(f"store/{TOP}/more", b"")),
+    "less": stream_of(stream.header(f"store/{TOP}", folder_thing(""))),
     "another mode": stream_of(ROOTS, foreign(f"store/{TOP}/manifest.json", mode=0o4755)),
     "upwards": stream_of(ROOTS, foreign("../../../evil"), foreign(f"store/{TOP}/../../../evil")),
     "through a link": stream_of(foreign("store", tarfile.SYMTYPE, target="/tmp/evil-of-archive"), ROOTS),
@@ -428,9 +430,9 @@ def test_a_good_stream_passes_the_same_way(other: Prefix) -> None:
 
 
 def test_without_the_last_member_nothing_counts(other: Prefix) -> None:
-    data = archive.small_file(f"records/{TOP}", closure.record(small_tree())) + ROOTS
+    data = stream.small_file(f"records/{TOP}", index.record(small_tree())) + ROOTS
     env = {"PREFIX": str(other.path), "TOKEN": "t", "ENTRIES": TOP}
-    done = run_bash(script(*transfer.IMPORT), env, "receive", data=data + archive.ending(len(data)))
+    done = run_bash(script(*transfer.IMPORT), env, "receive", data=data + stream.ending(len(data)))
     assert done.returncode == 1
     assert "did not come whole" in done.stderr
     assert other.names() == set()
@@ -440,10 +442,10 @@ def test_without_the_last_member_nothing_counts(other: Prefix) -> None:
 def test_an_import_that_is_ended_in_its_middle_leaves_nothing(packed: tuple[bytes, Index], other: Prefix, reason: BaseException) -> None:
     data, index = packed
     stream = io.BytesIO(data)
-    archive.read_index(stream, "FILE")
+    read_index(stream, "FILE")
 
     def half() -> Iterator[bytes]:
-        for number, piece in enumerate(archive.read_trees(stream, index, "FILE", [BASE, TOP])):
+        for number, piece in enumerate(read_trees(stream, index, "FILE", [BASE, TOP])):
             if number == 20:
                 raise reason
             yield piece
@@ -487,4 +489,4 @@ def test_the_record_is_the_one_that_the_recipe_writes(tmp_path_factory: pytest.T
         things.append(Thing(name, kinds.get(kind, FILE), kind == "x", 0, EMPTY if kind in "fx" else "", name if kind == "l" else ""))
     done = run_bash(script("lib.sh", "prefix/files.sh", extra='record_files "$1" "$(mktemp -d)/work"'), {}, str(folder))
     assert done.returncode == 0, done.stderr
-    assert (folder / "files.sha256").read_bytes() == closure.record(Tree(TOP, tuple(things)))
+    assert (folder / "files.sha256").read_bytes() == index.record(Tree(TOP, tuple(things)))

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import assess, runcompose, testruns, testsummary
-from deepep_bootstrap.assess import Books
-from deepep_bootstrap.diagnose import SURE
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Port, Rdma, Slurm
-from deepep_bootstrap.survey import read_tree
-from deepep_bootstrap.testruns import parse_counters
-from deepep_bootstrap.verdicts import Verdict
+from deepep_bootstrap.analysis import assess
+from deepep_bootstrap.analysis.assess import Books
+from deepep_bootstrap.analysis.diagnosis.engine import SURE
+from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma, Slurm
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.report import compose, summary
+from deepep_bootstrap.testing import run_folder
+from deepep_bootstrap.testing.run_folder import parse_counters
 
 ENV = read_tree(Path(__file__).resolve().parent.parent / "env")
 PASSED = """\
@@ -39,9 +41,9 @@ def books() -> Books:
     return assess.read_books(ENV, {}, "here")
 
 
-def made(kind: str, code: str, nodes: str = "a", **logs: str) -> testruns.TestRun:
+def made(kind: str, code: str, nodes: str = "a", **logs: str) -> run_folder.TestRun:
     values = {"kind": kind, "code": code, "nodes": nodes}
-    return testruns.TestRun("r", values, {f"{name.replace('_', '-')}.log": text for name, text in logs.items()})
+    return run_folder.TestRun("r", values, {f"{name.replace('_', '-')}.log": text for name, text in logs.items()})
 
 
 def test_a_good_run(books: Books) -> None:
@@ -60,7 +62,7 @@ def test_a_good_run(books: Books) -> None:
         "no log at all": made("internode", "0"),
     }.items(),
 )
-def test_a_run_that_failed(why: str, run: testruns.TestRun, books: Books) -> None:
+def test_a_run_that_failed(why: str, run: run_folder.TestRun, books: Books) -> None:
     assert assess.assess(run, {}, books).failed, why
 
 
@@ -106,10 +108,10 @@ def test_figures_below_a_published_reference_can_be_the_sites_own(books: Books) 
     slow = made("intranode", "0", node_0_a=PASSED.replace("300.00 GB/s", "200.00 GB/s"))
     found = assess.assess(slow, seen, books)
     assert [verdict.state for verdict in found.verdicts if verdict.unit == "GB/s"] == ["below"] * 3
-    assert testsummary.unkept(0, found) == ""
-    assert testsummary.unkept(4, found) == testsummary.unkept(0, replace(found, failed=True)) == "the test did not pass"
+    assert summary.unkept(0, found) == ""
+    assert summary.unkept(4, found) == summary.unkept(0, replace(found, failed=True)) == "the test did not pass"
     frozen = Verdict("nic", "mlx5_3/1", "below", "mlx5_3/1 sent nothing of the test", host="a")
-    assert testsummary.unkept(0, replace(found, verdicts=(*found.verdicts, frozen))) == "a: mlx5_3/1 sent nothing of the test"
+    assert summary.unkept(0, replace(found, verdicts=(*found.verdicts, frozen))) == "a: mlx5_3/1 sent nothing of the test"
 
 
 def test_a_cause_is_shown_once(books: Books) -> None:
@@ -126,10 +128,10 @@ def test_the_reason_of_a_failure_is_a_cause_only_if_it_is_sure(books: Books) -> 
     run = made("low-latency", "1", "a,b", job=nodes, node_0_a=line + "RuntimeError: the numbers differ\n")
     found = assess.assess(run, {}, books)
     assert [(each.cause, each.confidence < SURE) for each in found.diagnosis.findings[:1]] == [("ibgda-driver-config", True)]
-    assert "the numbers differ" in runcompose.failure(run, found)
+    assert "the numbers differ" in compose.failure(run, found)
     sure = made("low-latency", "1", "a,b", job=nodes, node_0_a="WARN: GPU cannot map UAR of device mlx5_0. Skipping...\n" + line)
     found = assess.assess(sure, {}, books)
-    assert runcompose.failure(sure, found) == found.diagnosis.findings[0].title == "the driver does not let the GPU ring the NIC's doorbell"
+    assert compose.failure(sure, found) == found.diagnosis.findings[0].title == "the driver does not let the GPU ring the NIC's doorbell"
 
 
 def test_nodes_have_the_names_that_slurm_has_for_them() -> None:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import bugbundle, redact
-from deepep_bootstrap.redact import REMOVED, scrub
+from deepep_bootstrap.core import redact
+from deepep_bootstrap.core.redact import REMOVED, scrub
+from deepep_bootstrap.report import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 S3 = "s3cr" + "etvalue"
@@ -117,18 +118,18 @@ def test_hosts_get_the_same_name_everywhere_and_addresses_none() -> None:
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end() -> None:
-    data = b"first\n" + b"x" * (2 * bugbundle.LARGEST) + b"\nlast\n"
-    cut = bugbundle.cut(data)
+    data = b"first\n" + b"x" * (2 * bundle.LARGEST) + b"\nlast\n"
+    cut = bundle.cut(data)
     assert cut.startswith(b"first\n")
     assert cut.endswith(b"\nlast\n")
-    assert len(cut) < bugbundle.LARGEST + 100
-    assert bugbundle.cut(b"short") == b"short"
+    assert len(cut) < bundle.LARGEST + 100
+    assert bundle.cut(b"short") == b"short"
 
 
 def test_the_same_files_give_the_same_archive_and_nobody_owns_them() -> None:
     files = {"b.txt": "two", "a/x.txt": "one \udcff"}
-    data = bugbundle.pack(files, 1700000000)
-    assert data == bugbundle.pack(dict(reversed(files.items())), 1700000000)
+    data = bundle.pack(files, 1700000000)
+    assert data == bundle.pack(dict(reversed(files.items())), 1700000000)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         members = archive.getmembers()
     assert [member.name for member in members] == ["deepep-report/a/x.txt", "deepep-report/b.txt"]

@@ -17,13 +17,15 @@ import standins
 from build_support import HERE, RECIPES, health, make_prefix, store_names, until, walk
 from standins import Prepared
 
-from deepep_bootstrap import build, recipes, store
-from deepep_bootstrap.build import Event
-from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.remote import Fleet, Job, Reply
-from deepep_bootstrap.script import OnLine
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.bootstrap.build import Event
+from deepep_bootstrap.core import recipes
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.lock.model import Wheel
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.remote.fleet import Fleet, Job, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.script import OnLine
 
 Built = tuple[Path, dict[str, str]]
 Again = tuple[Path, list[dict[str, str]]]
@@ -143,7 +145,7 @@ def test_a_moved_prefix_passes_every_health_check_and_is_not_written_to(built: B
     hidden = prefix.rename(prefix.with_name("hidden"))
     try:
         before = list(walk(moved))
-        for entry in store.entries(prepared.wanted(prepared.toolkit())):
+        for entry in entries.name_entries(prepared.wanted(prepared.toolkit())):
             health(moved, entry, tmp_path / "scratch")
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{moved}/store/{names['deepep']}/lib/python"}
         code = "import torch, deep_ep, setuptools, numpy; print(deep_ep.__file__)"
@@ -227,8 +229,8 @@ def test_a_host_that_goes_away_costs_what_it_had_not_published(prepared: Prepare
 
 def test_an_architecture_without_code_is_found(built: Built, prepared: Prepared, tmp_path: Path) -> None:
     prefix, _ = built
-    entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
-    lacking = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "ARCHS": "9.0 12.0"})
+    entry = entries.name_entries(prepared.wanted(prepared.toolkit()))[-1]
+    lacking = entries.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "ARCHS": "9.0 12.0"})
     with pytest.raises(AssertionError, match="device code: found sm_100 sm_90 , wanted sm_120"):
         health(prefix, lacking, tmp_path / "scratch")
 
@@ -245,8 +247,8 @@ def test_a_toolkit_that_cannot_be_asked_for_its_code_is_named_at_once(prepared: 
 
 def test_an_unknown_check_word_is_named(built: Built, prepared: Prepared, tmp_path: Path) -> None:
     prefix, _ = built
-    entry = store.entries(prepared.wanted(prepared.toolkit()))[-1]
-    wrong = store.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "CHECKS": "import symbols"})
+    entry = entries.name_entries(prepared.wanted(prepared.toolkit()))[-1]
+    wrong = entries.Entry(entry.kind, entry.version, entry.inputs, env={**entry.env, "CHECKS": "import symbols"})
     with pytest.raises(AssertionError, match="unknown check 'symbols': known are import, device-code, nvshmem-symbols"):
         health(prefix, wrong, tmp_path / "scratch")
 
@@ -287,7 +289,7 @@ def working_in(scratch: str) -> list[str]:
 
 def test_two_bootstraps_at_once_make_one_store(again: Again, prepared: Prepared) -> None:
     prefix, told = again
-    names = {entry.name for entry in store.entries(prepared.wanted(prepared.toolkit()))}
+    names = {entry.name for entry in entries.name_entries(prepared.wanted(prepared.toolkit()))}
     assert store_names(prefix) == names
     for name in names:
         assert sorted(run[name] for run in told) == ["done", "unchanged"], name

@@ -15,9 +15,9 @@ from build_support import RECIPES, run_bash
 from upstreams import make
 from upstreams_support import FAKE_CUDA, Sources, must, run
 
-from deepep_bootstrap.fetch import fetch_source
-from deepep_bootstrap.mirrors import Level, Mirrors
-from deepep_bootstrap.sources import Source, Substitute
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.lock.sources import Source, Substitute
 
 NINJA, MAKEFILES = "Ninja", "Unix Makefiles"
 CMAKE = "src/CMakeLists.txt"

@@ -11,17 +11,18 @@ import pytest
 from build_support import RECIPES, until
 from lab_support import LiveLab
 
-from deepep_bootstrap import build, phases, store
-from deepep_bootstrap.build import BuildRequest, Event
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.hosts import Settings
-from deepep_bootstrap.remote import Fleet, Job, Options
+from deepep_bootstrap.bootstrap import build, publish
+from deepep_bootstrap.bootstrap.build import BuildRequest, Event
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.hostsfile import Settings
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.remote.fleet import Fleet, Job, Options
+from deepep_bootstrap.remote.host import Host
 
 pytest_plugins = ["lab_support"]
 
 NODE = Host("n001", user="root")
-SMALL = store.Entry("gdrcopy", "1", {"made": "up"})
+SMALL = entries.Entry("gdrcopy", "1", {"made": "up"})
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def door(fresh_lab: LiveLab) -> Iterator[Fleet]:
 
 
 def request(tmp_path: Path, settings: Settings | None = None) -> BuildRequest:
-    asked = phases.allocation("n001", settings or Settings())
+    asked = publish.allocation("n001", settings or Settings())
     return BuildRequest("/shared/p", (SMALL,), RECIPES, lambda: iter(()), tmp_path, allocation=asked)
 
 

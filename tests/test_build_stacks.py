@@ -17,9 +17,13 @@ from build_support import health, make_prefix, store_names
 from stacks_support import Stacks
 from standins import Prepared
 
-from deepep_bootstrap import fetch, lock, store, wheels
-from deepep_bootstrap.mirrors import Level, Mirrors
-from deepep_bootstrap.outcome import Outcome
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.fetch import wheels
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.prefix.entries import Entry, name_entries
 
 TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
 
@@ -35,21 +39,19 @@ class Place:
     def of(self, stack: str, stacks: Stacks | None = None) -> Prepared:
         """Return one stack with its sources and wheels fetched through the engine's own doors."""
         given = stacks or self.stacks
-        found = lock.read(given.lock)
+        found = model.read(given.lock)
         chosen = found.stacks[stack]
         folder = self.prepared.folder
         indexes = {"standin": f"{folder}/upstreams/wheels", stacks_support.INDEX: str(given.wheels)}
         mirrors = Mirrors((Level({standins.STANDIN: f"{folder}/upstreams/git/standin/"}, indexes),))
-        sources = {
-            name: fetch.fetch_source(found.sources[name], mirrors, folder / "cache") for name in (chosen.deepep, chosen.gdrcopy) if name
-        }
+        sources = {name: fetch_source(found.sources[name], mirrors, folder / "cache") for name in (chosen.deepep, chosen.gdrcopy) if name}
         packages = wheels.fetch_wheels(chosen.wheels[self.prepared.target], mirrors, folder / "cache", lambda _: None)
         files = [(f"src/{name}", path) for name, path in sources.items()] + [(f"wheels/{path.name}", path) for path in packages.values()]
         return Prepared(folder, replace(found, default_stack=stack), self.prepared.target, (*files, ("bin/uv", Path(uv.find_uv_bin()))))
 
-    def entries(self, stack: str, stacks: Stacks | None = None) -> dict[str, store.Entry]:
+    def entries(self, stack: str, stacks: Stacks | None = None) -> dict[str, Entry]:
         prepared = self.of(stack, stacks)
-        return {entry.kind: entry for entry in store.entries(prepared.wanted(prepared.toolkit(TOOLKITS[stack])))}
+        return {entry.kind: entry for entry in entries.name_entries(prepared.wanted(prepared.toolkit(TOOLKITS[stack])))}
 
     def build(self, stack: str, prefix: Path | None = None, stacks: Stacks | None = None) -> Mapping[str, Outcome]:
         prepared = self.of(stack, stacks)
@@ -206,6 +208,6 @@ def test_v2_without_its_submodule_says_what_the_pin_lacks(built: Place, tmp_path
 def test_a_wheel_serves_an_external_python_too(place: Place) -> None:
     prepared = place.of("v1-wheel")
     toolkit = prepared.toolkit(TOOLKITS["v1-wheel"])
-    entries = {entry.kind: entry for entry in store.entries(prepared.wanted(toolkit, "/opt/torch/bin/python"))}
+    entries = {entry.kind: entry for entry in name_entries(prepared.wanted(toolkit, "/opt/torch/bin/python"))}
     assert set(entries) == {"gdrcopy", "nvshmem", "deepep"}
     assert entries["nvshmem"].name == place.entries("v1-wheel")["nvshmem"].name

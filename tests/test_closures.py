@@ -19,15 +19,17 @@ import pytest
 from test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 from test_wheels import make_wheel
 
-from deepep_bootstrap import lock as locks
-from deepep_bootstrap import lockfile, lockwheels, uvtool, wheelcheck, wheelindex, wheels
-from deepep_bootstrap.archives import measured
-from deepep_bootstrap.errors import OK, TROUBLE, Trouble
-from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Level, Mirrors
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import lock as verb
-from deepep_bootstrap.wheelcheck import Ways
+from deepep_bootstrap.cli.commands import lock as verb
+from deepep_bootstrap.core.errors import OK, TROUBLE, Trouble
+from deepep_bootstrap.fetch import check, uv, wheels
+from deepep_bootstrap.fetch.check import Ways
+from deepep_bootstrap.fetch.files import measured
+from deepep_bootstrap.fetch.index import Index, size_of
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.lock import edit, lockwheels
+from deepep_bootstrap.lock import model as locks
+from deepep_bootstrap.lock.model import Wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "lock"
@@ -189,7 +191,7 @@ def test_an_update_rewrites_the_lists_and_nothing_else(run: Any, path: Path) -> 
     assert (code, err) == (OK, "")
     assert out.split(str(path))[0] == dry.split(str(path))[0]
     said = out.partition("\n")[2].replace(str(path), "LOCK")  # which uv was found is this machine's own
-    difference = lockfile.diff(before, path.read_text(), "lock")
+    difference = edit.diff(before, path.read_text(), "lock")
     masked = re.sub(r'hash = "sha256-[^"]+", size = \d+', 'hash = "…", size = …', difference)
     assert f"{said}---\n{masked}" == (GOLDEN / "wheels.txt").read_text()
     assert (
@@ -323,7 +325,7 @@ def test_check_says_what_became_of_a_wheel(as_json: bool, indexes: Indexes) -> N
         replace(good, name="nobody", file="nobody-1.0-py3-none-any.whl"),
     ]
     ways = Ways(Mirrors((Level({}, {"inner": place}),)), Path("/nowhere"))
-    found = wheelcheck.check_wheels(pins, ways, lambda wheel, checked: None)
+    found = check.check_wheels(pins, ways, lambda wheel, checked: None)
     said = {wheel.name: [f"{problem.what} — {problem.found}" for problem in checked.problems] for wheel, checked in found.items()}
     where = f"index inner ({place})"
     new = measured(indexes.folder / "inner" / other.file).hashes["sha256"]
@@ -343,8 +345,8 @@ def test_check_says_what_became_of_a_wheel(as_json: bool, indexes: Indexes) -> N
 
 def test_the_size_of_a_file_elsewhere_is_asked_for_without_the_file(indexes: Indexes) -> None:
     wheel = indexes.make("inner", "good")
-    index = wheelindex.Index("inner", f"{indexes.address}/inner", {})
-    assert wheelindex.size_of(index, f"{indexes.address}/moved/inner/good/{wheel.file}") == wheel.size
+    index = Index("inner", f"{indexes.address}/inner", {})
+    assert size_of(index, f"{indexes.address}/moved/inner/good/{wheel.file}") == wheel.size
     assert indexes.asked == [f"HEAD /moved/inner/good/{wheel.file}", f"HEAD /inner/good/{wheel.file}"]
 
 
@@ -358,7 +360,7 @@ def test_downloads_and_caches(indexes: Indexes, tmp_path: Path) -> None:
     (indexes.folder / "inner" / lost.file).unlink()
 
     def problems(ways: Ways) -> list[str]:
-        found = wheelcheck.check_wheels([here, lost], ways, lambda wheel, checked: None)
+        found = check.check_wheels([here, lost], ways, lambda wheel, checked: None)
         return [wheel.name for wheel, checked in found.items() if checked.problems]
 
     indexes.asked.clear()
@@ -393,14 +395,14 @@ def test_a_locked_uv_that_was_tampered_with_is_told_and_one_out_of_reach_is_repl
     lock = replace(locks.read(path), tools={"uv": (replace(tool, hash=ENTRY.hash),)})
     if found:
         with pytest.raises(Trouble, match=found):
-            uvtool.find_uv(platform.machine(), lock, at, print)
+            uv.find_uv(platform.machine(), lock, at, print)
         return
-    own = uvtool.find_uv(platform.machine(), lock, at, print)
+    own = uv.find_uv(platform.machine(), lock, at, print)
     assert own.remark.startswith(f"the locked uv 1.0 cannot be fetched: {own.path} (uv 0.")
-    lacking = uvtool.find_uv(platform.machine(), replace(lock, tools={}), at, print)
+    lacking = uv.find_uv(platform.machine(), replace(lock, tools={}), at, print)
     assert lacking.remark.startswith("the lock has no uv for this kind of machine: ")
     with pytest.raises(Trouble, match="no wheel of this program for the hosts"):
-        uvtool.find_uv("riscv64", lock, at, print)
+        uv.find_uv("riscv64", lock, at, print)
 
 
 def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +412,7 @@ def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.Monke
     monkeypatch.setenv("PIP_INDEX_URL", f"{indexes.address}/inner")
     assert wheels.own_index(wheels.own_settings()) == f"{indexes.address}/inner"
     good = replace(indexes.make("inner", "good"), index="pypi")
-    found = wheelcheck.check_wheels([good], Ways(Mirrors(), Path("/nowhere")), lambda wheel, checked: None)
+    found = check.check_wheels([good], Ways(Mirrors(), Path("/nowhere")), lambda wheel, checked: None)
     assert found[good].problems == ()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(Trouble, match="pip is set up to ask no index"):
@@ -454,4 +456,4 @@ def test_the_shipped_lock_has_wheels_for_what_it_asks() -> None:
             name, equals, version = requirement.partition("==")
             found = [stack.pinned(name.split("<")[0], target) for target in stack.wheels]
             assert all(wheel and (not equals or wheel.version == version) for wheel in found), (stack.name, requirement)
-    assert uvtool.tool_wheel(lock, "uv", "x86_64")
+    assert uv.tool_wheel(lock, "uv", "x86_64")

@@ -11,46 +11,46 @@ from pathlib import Path
 import pytest
 from sshd_support import SAFETY, alive, wait_until
 
-from deepep_bootstrap import command
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core import process
+from deepep_bootstrap.core.errors import Trouble
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_a_code_is_a_value_and_both_streams_come_back() -> None:
-    done = command.run(["sh", "-c", "cat; echo err >&2; exit 3"], data=b"in\xff")
+    done = process.run(["sh", "-c", "cat; echo err >&2; exit 3"], data=b"in\xff")
     assert (done.code, done.out, done.err, done.tail) == (3, "in\ufffd", "err\n", "err")
-    assert command.run(["sh", "-c", "kill -KILL $$"]).code == -signal.SIGKILL
-    assert command.run(["seq", "30"]).tail.split() == [str(number) for number in range(21, 31)]
+    assert process.run(["sh", "-c", "kill -KILL $$"]).code == -signal.SIGKILL
+    assert process.run(["seq", "30"]).tail.split() == [str(number) for number in range(21, 31)]
 
 
 def test_environment_and_directory_are_what_is_given(tmp_path: Path) -> None:
-    done = command.run(["sh", "-c", 'echo "$A-$HOME"; pwd'], env={"A": "x", "PATH": os.environ["PATH"]}, cwd=tmp_path)
+    done = process.run(["sh", "-c", 'echo "$A-$HOME"; pwd'], env={"A": "x", "PATH": os.environ["PATH"]}, cwd=tmp_path)
     assert done.out.split() == ["x-", str(tmp_path)]
 
 
 def test_large_input_and_output_at_once() -> None:
     data = bytes(3_000_000)
-    assert len(command.run(["cat"], data=data).out) == len(data)
+    assert len(process.run(["cat"], data=data).out) == len(data)
 
 
 def test_a_missing_program_is_trouble() -> None:
     with pytest.raises(Trouble, match="no-such-program: this program is not installed here"):
-        command.run(["no-such-program", "x"])
+        process.run(["no-such-program", "x"])
 
 
 def test_a_program_without_permission_and_a_missing_directory_are_trouble(tmp_path: Path) -> None:
     (tmp_path / "program").write_text("#!/bin/sh\n")
     with pytest.raises(Trouble, match="no permission to run it"):
-        command.run([tmp_path / "program"])
+        process.run([tmp_path / "program"])
     with pytest.raises(Trouble, match="no directory to run true in"):
-        command.run(["true"], cwd=tmp_path / "none")
+        process.run(["true"], cwd=tmp_path / "none")
 
 
 def test_a_timeout_ends_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(Trouble, match=r"sh -c .*: no end after 0.5 s"):
-        command.run(["sh", "-c", f"sleep 600 & echo $! >{pid_file}; wait"], timeout=0.5)
+        process.run(["sh", "-c", f"sleep 600 & echo $! >{pid_file}; wait"], timeout=0.5)
     wait_until(lambda: not alive(int(pid_file.read_text())), "the sleep has ended")
 
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Prefix, entry_name
 
-from deepep_bootstrap import compare, lock
-from deepep_bootstrap.compare import Change, difference, lock_facts
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.holdings import Generation, Holdings, StoreEntry, find_generation, rollback_target
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix import diff
+from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, find_generation, rollback_target
+from deepep_bootstrap.prefix.diff import Change, difference, lock_facts
 
 pytest_plugins = ["store_support"]
 
@@ -37,7 +38,7 @@ def test_the_difference_is_exactly_what_turns_one_side_into_the_other(old: dict,
     assert [replace(each, old=each.new, new=each.old, link="") for each in changes] == [
         replace(each, link="") for each in difference(new, old)
     ]
-    assert len(list(compare.lines(changes))) >= len(changes)
+    assert len(list(diff.lines(changes))) >= len(changes)
 
 
 def changed_lock(tmp_path: Path, *edits: tuple[str, str]) -> tuple[Change, ...]:
@@ -47,7 +48,7 @@ def changed_lock(tmp_path: Path, *edits: tuple[str, str]) -> tuple[Change, ...]:
         text, count = re.subn(pattern, replacement, text, count=1, flags=re.DOTALL)
         assert count == 1
     (tmp_path / "new.toml").write_text(text)
-    return difference(lock_facts(lock.read(DEMO)), lock_facts(lock.read(tmp_path / "new.toml")))
+    return difference(lock_facts(model.read(DEMO)), lock_facts(model.read(tmp_path / "new.toml")))
 
 
 def test_equal_locks_do_not_differ_whatever_their_comments_say(tmp_path: Path) -> None:
@@ -71,19 +72,19 @@ def test_one_edit_of_a_lock_is_one_change(tmp_path: Path, edit: tuple[str, str],
 
 def test_another_commit_has_a_link_and_another_hash(tmp_path: Path) -> None:
     url = ("https://example.invalid/standin/gdrcopy", "https://example.invalid/standin/gdrcopy")
-    old = lock.read(DEMO).sources["gdrcopy"]
+    old = model.read(DEMO).sources["gdrcopy"]
     new = replace(old, rev="f" * 40, hash="sha256-" + "A" * 43 + "=")
-    changes = difference(compare.source_facts("gdrcopy", old), compare.source_facts("gdrcopy", new))
+    changes = difference(diff.source_facts("gdrcopy", old), diff.source_facts("gdrcopy", new))
     assert [change.key for change in changes] == ["hash", "rev"]
     assert changes[1].link == f"{url[0]}/compare/{old.rev}...{'f' * 40}"
-    elsewhere = difference(compare.source_facts("g", old), compare.source_facts("g", replace(new, url="https://example.invalid/other/x")))
+    elsewhere = difference(diff.source_facts("g", old), diff.source_facts("g", replace(new, url="https://example.invalid/other/x")))
     assert {change.link for change in elsewhere} == {""}, "commits of two repositories have no common page"
 
 
 def test_wheels_that_came_went_and_changed(tmp_path: Path) -> None:
-    old = compare.wheel_facts("v1 cp312", [("torch", "2.10.0", "sha256-a"), ("numpy", "2.2.6", "sha256-b"), ("six", "1", "sha256-c")])
-    new = compare.wheel_facts("v1 cp312", [("torch", "2.11.0", "sha256-d"), ("numpy", "2.2.6", "sha256-e"), ("sympy", "1.14", "sha256-f")])
-    assert list(compare.lines(difference(old, new))) == [
+    old = diff.wheel_facts("v1 cp312", [("torch", "2.10.0", "sha256-a"), ("numpy", "2.2.6", "sha256-b"), ("six", "1", "sha256-c")])
+    new = diff.wheel_facts("v1 cp312", [("torch", "2.11.0", "sha256-d"), ("numpy", "2.2.6", "sha256-e"), ("sympy", "1.14", "sha256-f")])
+    assert list(diff.lines(difference(old, new))) == [
         "wheel v1 cp312",
         "    numpy: 2.2.6 sha256-b → 2.2.6 sha256-e",
         "    six: removed, was 1",
@@ -93,7 +94,7 @@ def test_wheels_that_came_went_and_changed(tmp_path: Path) -> None:
 
 
 def test_generations_differ_in_what_their_entries_were_made_of(prefix: Prefix) -> None:
-    source = lock.read(DEMO).sources["deepep"]
+    source = model.read(DEMO).sources["deepep"]
     inputs = {
         "source": source.hash,
         "version": "1.2.1",
@@ -111,7 +112,7 @@ def test_generations_differ_in_what_their_entries_were_made_of(prefix: Prefix) -
     prefix.offer(new, profile="b200", environment={"X": "2"}, by_host={"n1": {"Y": "3"}}, site={"partition": "gpu"})
     holdings = prefix.look(locks=True)
     pinned = {source.hash: source}
-    sides = [compare.generation_facts(holdings, find_generation(holdings, number), pinned) for number in (1, 2)]
+    sides = [diff.generation_facts(holdings, find_generation(holdings, number), pinned) for number in (1, 2)]
     found = {(change.what, change.name, change.key): (change.old, change.new) for change in difference(*sides)}
     expected = {
         ("entry", "v1", "deepep"): (old, new),

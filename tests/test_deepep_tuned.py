@@ -19,10 +19,11 @@ import tomlkit
 from build_support import HERE, RECIPES, make_prefix
 from tuning_support import CASES, MODULE, document, real_document
 
-from deepep_bootstrap import modules, tuned, tuningdoc
-from deepep_bootstrap.generations import Place
-from deepep_bootstrap.remote import Fleet
-from deepep_bootstrap.tuningdoc import Document
+from deepep_bootstrap.analysis.tuning import shelf
+from deepep_bootstrap.analysis.tuning.document import Document, gpu_slug, render
+from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.prefix.generations import Place
+from deepep_bootstrap.remote.fleet import Fleet
 
 Load = Callable[..., Any]
 
@@ -59,7 +60,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         folder = tmp_path / "tuning"
         (folder / "python").mkdir(parents=True)
         (folder / "python/deepep_tuned.py").write_text(MODULE)
-        for name, text in {**{each.key.file: tuningdoc.render(each) for each in documents}, **(texts or {})}.items():
+        for name, text in {**{each.key.file: render(each) for each in documents}, **(texts or {})}.items():
             (folder / name).write_text(text)
         for index in range(8 if gpu else 0):
             (tmp_path / f"gpus/0000:{index:02x}:00.0").mkdir(parents=True)
@@ -139,7 +140,7 @@ def test_a_node_without_a_gpu_does_not_choose_between_kinds(load: Load) -> None:
 
 
 def test_files_that_are_no_documents_are_named_and_left_out(load: Load) -> None:
-    good = tuningdoc.render(document(run="good", nodes=2, ranks=16))
+    good = render(document(run="good", nodes=2, ranks=16))
     changes = {
         "old.json": ('"schema": 1', '"schema": 0'),
         "text.json": ('"ranks": 16', '"ranks": "16"'),
@@ -167,7 +168,7 @@ PRODUCTS = (
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_gpu_has_one_name_here_and_in_the_engine(name: str, load: Load) -> None:
-    assert load().__dict__["_slug"](name) == tuningdoc.gpu_slug(name)
+    assert load().__dict__["_slug"](name) == gpu_slug(name)
 
 
 def test_names_of_gpus() -> None:
@@ -178,7 +179,7 @@ def test_names_of_gpus() -> None:
         "NVIDIA GB200": "gb200",
         "B200": "b200",
     }
-    assert {name: tuningdoc.gpu_slug(name) for name in wanted} == wanted
+    assert {name: gpu_slug(name) for name in wanted} == wanted
 
 
 def test_what_is_asked_wrongly_is_said(load: Load) -> None:
@@ -198,13 +199,13 @@ def test_a_deepep_without_config_is_told_apart(load: Load, monkeypatch: pytest.M
 
 def test_the_module_is_where_modulefiles_point() -> None:
     record = SimpleNamespace(prefix="/p")
-    assert modules.tuned_folder(record) == f"/p/{tuned.PYTHON_FOLDER}"  # type: ignore[arg-type]
+    assert modulefiles.tuned_folder(record) == f"/p/{shelf.PYTHON_FOLDER}"  # type: ignore[arg-type]
 
 
 def test_importing_it_needs_nothing_and_reads_nothing(tmp_path: Path) -> None:
     """As after `module load deepep`: the folder is on PYTHONPATH, whether it is there or not."""
     place = Place(HERE, str(make_prefix(tmp_path)), RECIPES)
-    environment = {**os.environ, "PYTHONPATH": f"{place.prefix}/{tuned.PYTHON_FOLDER}"}
+    environment = {**os.environ, "PYTHONPATH": f"{place.prefix}/{shelf.PYTHON_FOLDER}"}
     command = [
         sys.executable,
         "-c",
@@ -213,7 +214,7 @@ def test_importing_it_needs_nothing_and_reads_nothing(tmp_path: Path) -> None:
     before = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "No module named 'deepep_tuned'" in before.stderr, "before the first run there is no such module"
     door = Fleet([HERE])
-    tuned.store(door, place, [document()], MODULE)
+    shelf.store(door, place, [document()], MODULE)
     door.close()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n", "")

@@ -14,14 +14,14 @@ import pytest
 from doctor_support import RECORD
 from store_support import Prefix, entry_name
 
-from deepep_bootstrap import lock
-from deepep_bootstrap.defects import Defect, defects
-from deepep_bootstrap.holdings import Generation, Holdings, StoreEntry
-from deepep_bootstrap.survey import Flags, read_tree
-from deepep_bootstrap.verbs.doctor import doctor
-from deepep_bootstrap.verbs.rollback import rollback
-from deepep_bootstrap.verbs.status import status
-from deepep_bootstrap.verbs.verify import verify
+from deepep_bootstrap.cli.commands.doctor import doctor
+from deepep_bootstrap.cli.commands.rollback import rollback
+from deepep_bootstrap.cli.commands.status import status
+from deepep_bootstrap.cli.commands.verify import verify
+from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry
+from deepep_bootstrap.prefix.defects import Defect, defects
 
 pytest_plugins = ["store_support"]
 
@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = read_tree(ROOT / "env")
-SHIPPED = lock.read(ROOT / "deepep.lock.toml")
+SHIPPED = model.read(ROOT / "deepep.lock.toml")
 MODULES = {"v1": "deepep/1.2.1-8a07e7e-v1", "v1-cu13": "deepep/1.2.1-8a07e7e-v1-cu13", "v2": "deepep/2.1.0-dd758ca-v2"}
 ST_BULK = "static_cast<uint64_t>(kNumBytes)"
 FENCED, BARE, NVSHMEM = entry_name("deepep", "1.2.1"), entry_name("deepep", "1.2.1.old"), entry_name("nvshmem", "3.4.5")

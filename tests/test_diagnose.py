@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import explain
-from deepep_bootstrap.causes import join, load
-from deepep_bootstrap.diagnose import SURE, advice, as_json, brief, diagnose
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.loglines import Log
-from deepep_bootstrap.outcome import Outcome
-from deepep_bootstrap.patterns import make
-from deepep_bootstrap.prepare import TITLES
-from deepep_bootstrap.tables import load as read_toml
+from deepep_bootstrap.analysis.diagnosis import outcomes
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, advice, as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.log import Log
+from deepep_bootstrap.analysis.diagnosis.patterns import make
+from deepep_bootstrap.analysis.diagnosis.rules import join, load
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.toml import load as read_toml
+from deepep_bootstrap.plan.host_recipes import TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases" / "diagnose-rules"
@@ -350,12 +350,12 @@ def test_a_failed_step_is_explained_by_its_log(tmp_path: Path) -> None:
         "verify", "n2", "failed", "import deep_ep fails — found libstdc++.so.6: version `GLIBCXX_3.4.32' not found, wanted no error"
     )
     fine = Outcome("verify", "n3", "done", "fine")
-    first, second, third = explain.explained((build, seen, fine), ROOT)
+    first, second, third = outcomes.explained((build, seen, fine), ROOT)
     assert first.detail.startswith("exit code 1\ncause: the development files of libibverbs and mlx5 are missing")
     assert "build-x.log, line 1: " in first.detail
     assert "libstdcxx-too-old" in second.detail
     assert third == fine
-    assert "no cause was looked for" in explain.explained((build,), broken(tmp_path))[0].detail
+    assert "no cause was looked for" in outcomes.explained((build,), broken(tmp_path))[0].detail
 
 
 def broken(folder: Path) -> Path:

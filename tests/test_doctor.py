@@ -19,19 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import PREFIX, ROOT, request
 
-from deepep_bootstrap import checks_gpu, checks_user, doctor, drained, jobuser, launch
-from deepep_bootstrap.disagree import PROPERTIES
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.findings import SEVERITIES, Finding, Seen
-from deepep_bootstrap.machine import Stamp
-from deepep_bootstrap.offer import Offer, StackRecord, command_for, offer_document
-from deepep_bootstrap.prepare import TITLES, Check
-from deepep_bootstrap.remote import Reply
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags, Survey
-from deepep_bootstrap.verbs import doctor as verb
-from deepep_bootstrap.verbs import status
+from deepep_bootstrap.bootstrap.reboot import drained
+from deepep_bootstrap.cli.commands import doctor as verb
+from deepep_bootstrap.cli.commands import status
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.doctor import examine, gpu, user, user_view
+from deepep_bootstrap.doctor.consistency import PROPERTIES
+from deepep_bootstrap.doctor.findings import SEVERITIES, Finding, Seen
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.machine import Stamp
+from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.plan.host_recipes import TITLES, Check
+from deepep_bootstrap.prefix.offer import Offer, StackRecord, command_for, offer_document
+from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote.fleet import Reply
 
 FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
 SCRIPT = "".join((ROOT / "recipes" / name).read_text(encoding="utf-8") for name in ("lib.sh", "doctor/user.sh"))
@@ -49,7 +51,7 @@ def test_exactly_these_findings(name: str) -> None:
 
 def test_every_check_has_a_case_in_which_it_finds_something() -> None:
     found = {check for path in FILES.values() for _, check, _, _ in read(path)["expect"]}
-    known = {row.check for row in doctor.ROWS} | {each.check for each in PROPERTIES} | {"prefix-shared", "slurm"}
+    known = {row.check for row in examine.ROWS} | {each.check for each in PROPERTIES} | {"prefix-shared", "slurm"}
     assert known - found == set()
     assert found - known == {"limits"}, "a host recipe that several checks stand for has a finding of its own name"
 
@@ -65,7 +67,7 @@ def test_every_finding_says_why_in_a_sentence_and_what_to_do() -> None:
             }, finding
 
 
-NVLSM = checks_gpu.NVLSM.format
+NVLSM = gpu.NVLSM.format
 START, DRAIN = "systemctl enable --now nvidia-fabricmanager", "systemctl enable nvidia-fabricmanager, a drain and a reboot"
 
 
@@ -102,13 +104,13 @@ def test_findings_are_ordered_by_severity_then_by_hosts() -> None:
 @given(st.permutations(range(len(SLURM_FAULTS[2]))))
 def test_the_order_of_hosts_changes_no_finding(order: list[int]) -> None:
     wanted, case, seen, checks = SLURM_FAULTS
-    findings = doctor.examine(wanted, case, [seen[place] for place in order], checks)
+    findings = examine.examine(wanted, case, [seen[place] for place in order], checks)
     assert {tuple(told(finding)) for finding in findings} == SLURM_EXPECTED
 
 
 def test_all_host_recipes_are_known() -> None:
-    assert set(doctor.TO_DO) == set(TITLES)
-    assert {row.recipe for row in doctor.ROWS if row.recipe} == set(TITLES)
+    assert set(examine.TO_DO) == set(TITLES)
+    assert {row.recipe for row in examine.ROWS if row.recipe} == set(TITLES)
 
 
 @pytest.mark.parametrize(
@@ -117,19 +119,19 @@ def test_all_host_recipes_are_known() -> None:
 )
 def test_exit_code(severities: list[str], strict: bool, code: int) -> None:
     found = [Finding("x", severity, ("n1",), "a", "b", "c", "d") for severity in severities]
-    assert doctor.exit_code(found, strict=strict) == code
+    assert examine.exit_code(found, strict=strict) == code
 
 
 def test_an_unknown_profile_is_said_and_not_hidden() -> None:
     facts, _, _ = cluster(read(FILES["well-ethernet"]))
     with pytest.raises(Trouble, match="there is no such profile"):
-        doctor.case_of(request("defaults prefix=/p profile=nonsense\nn001\nn002\n"), facts, "invoke bootstrap")
+        examine.case_of(request("defaults prefix=/p profile=nonsense\nn001\nn002\n"), facts, "invoke bootstrap")
 
 
 # What a user finds, by the real script.
 
 
-def look(root: Path, *, user: int = 0, home: Path | None = None, **env: str) -> jobuser.View:
+def look(root: Path, *, user: int = 0, home: Path | None = None, **env: str) -> user_view.View:
     """Return what the script finds below `root`, run as root or as another user."""
     command = ["/usr/bin/bash"]
     if user:
@@ -143,7 +145,7 @@ def look(root: Path, *, user: int = 0, home: Path | None = None, **env: str) -> 
     }
     done = subprocess.run(command, input=SCRIPT, env=clean, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done
-    return jobuser.parse(Reply("n001", done.returncode, done.stdout, done.stderr, 0.0))
+    return user_view.parse(Reply("n001", done.returncode, done.stdout, done.stderr, 0.0))
 
 
 @pytest.fixture
@@ -239,17 +241,17 @@ def test_a_login_shell_that_ends_early_is_no_answer_and_no_failure(machine: Path
 )
 def test_an_answer_of_another_kind_is_trouble_that_names_the_host(text: str) -> None:
     with pytest.raises(Trouble, match="n007"):
-        jobuser.parse(Reply("n007", 0, text, "", 0.0))
+        user_view.parse(Reply("n007", 0, text, "", 0.0))
 
 
 def test_a_script_that_failed_is_trouble_with_its_last_words() -> None:
     with pytest.raises(Trouble, match=r"n007.*no space left"):
-        jobuser.parse(Reply("n007", 1, "", "no space left\n", 0.0))
+        user_view.parse(Reply("n007", 1, "", "no space left\n", 0.0))
 
 
 @pytest.mark.parametrize(("limit", "severity"), [("64", "blocking"), ("1048575", "blocking"), ("1048576", "warning")])
 def test_how_bad_a_limit_is(limit: str, severity: str) -> None:
-    assert checks_user.memlock_severity(limit) == severity
+    assert user.memlock_severity(limit) == severity
 
 
 # The program as a person runs it, on this machine.
@@ -300,7 +302,7 @@ def test_as_another_user(tmp_path: Path) -> None:
 
 def test_a_user_who_is_not_there() -> None:
     early = "deepep-bootstrap: no such user" if os.geteuid() == 0 else "sudo: unknown user no-such-user"
-    what, found, wanted, try_ = launch.explain_no_start(1, early)
+    what, found, wanted, try_ = loader.explain_no_start(1, early)
     said = early.removeprefix("deepep-bootstrap: ")
     assert (what, found, wanted, try_) == ("this user is not there", said, "an account of this name", "another user, or creating this one")
 
@@ -318,7 +320,7 @@ def test_the_advice_is_for_the_same_hosts() -> None:
     words = "'--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13 --mirror=/m --mirror=index:x=/y"
     assert command == f"invoke bootstrap {words}"
     facts, _, _ = cluster(read(FILES["well-ethernet"]))
-    case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
+    case = examine.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
     assert case.command("doctor") == f"invoke doctor {words}"
     assert case.with_stack("v1") == f"invoke bootstrap {words.replace('--stack=v1-cu13 ', '')} --stack=v1"
 
@@ -346,7 +348,7 @@ def judged(survey: Survey, **given: Any) -> list[verb.Judged]:
     for flags in verb.stacks_to_judge(Flags(ROOT, hosts="h", **given), wanted.lock, survey):
         stack = wanted.lock.stacks[flags.stack or wanted.lock.default_stack]
         mine = replace(wanted, stack=stack, external_python=flags.python)
-        found.append(verb.Judged(flags, survey, mine, doctor.case_of(mine, survey.facts, command_for(flags)), {}))
+        found.append(verb.Judged(flags, survey, mine, examine.case_of(mine, survey.facts, command_for(flags)), {}))
     return found
 
 
@@ -387,9 +389,9 @@ def test_of_two_offered_stacks_the_blocked_one_is_named(capsys: pytest.CaptureFi
 def test_findings_of_several_stacks_that_differ_in_more_than_the_fix_stay_apart() -> None:
     one = Finding("x", "blocking", ("n1",), "a", "b", "c", "fix of v1", ("v1",))
     other = replace(one, fix="fix of v2", stacks=("v2",))
-    assert doctor.join([[one], [other]], ["n1"]) == (replace(one, stacks=("v1", "v2")),)
+    assert examine.join([[one], [other]], ["n1"]) == (replace(one, stacks=("v1", "v2")),)
     milder = replace(other, severity="note")
-    assert doctor.join([[milder], [one]], ["n1"]) == (one, milder)
+    assert examine.join([[milder], [one]], ["n1"]) == (one, milder)
 
 
 def test_an_offered_stack_that_this_lock_does_not_have_is_a_note() -> None:
@@ -410,17 +412,17 @@ def test_what_a_bootstrap_cannot_change_is_not_sent_to_it() -> None:
     facts, views, _ = cluster(read(FILES["well-ethernet"]))
     name = next(iter(facts))
     limited = changed(facts[name], ["prepared", "slurmd_memlock"], "8192")
-    case = doctor.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, "invoke bootstrap")
+    case = examine.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, "invoke bootstrap")
     note = "slurmd gets its limit when it starts next"
     fixes = {}
     for state in ("ok", "todo"):
         checks = {"limits": Check("limits", state, "as wanted", "memlock unlimited for logins and slurmd", note)}
-        found = doctor.examine_host(Seen(name, "gpu", limited, changed(views[name], ["memlock"], "64"), case), checks)
+        found = examine.examine_host(Seen(name, "gpu", limited, changed(views[name], ["memlock"], "64"), case), checks)
         fixes[state] = {finding.fix for finding in found if "memlock" in finding.check or finding.check == "limits"}
     assert fixes["ok"] == {"restarting slurmd there, when its steps have ended", "a new log-in; ulimit -Hl there says what it gets"}
     assert all(fix.startswith("invoke bootstrap") for fix in fixes["todo"])
     limited, asked = changed(limited, ["prepared", "memlock"], "64"), replace(case, as_another=True)
-    assert [each.check for each in doctor.examine_host(Seen(name, "gpu", limited, None, asked), {})] == ["slurmd-memlock"]
+    assert [each.check for each in examine.examine_host(Seen(name, "gpu", limited, None, asked), {})] == ["slurmd-memlock"]
 
 
 # `invoke status` names the hosts that are not finished.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap import elastic
-from deepep_bootstrap.topology import MAP, Derived
+from deepep_bootstrap.inventory import elastic
+from deepep_bootstrap.inventory.network_env import MAP, Derived
 
 
 def test_a_network_gives_a_nic_to_ask_and_the_service_level() -> None:

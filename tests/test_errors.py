@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, worst
-from deepep_bootstrap.guard import guarded
+from deepep_bootstrap.core.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.core.guard import guarded
 
 
 def test_a_problem_is_one_sentence_with_its_parts() -> None:

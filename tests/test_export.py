@@ -16,19 +16,21 @@ from archive_support import BASE, INPUTS, TOP, add_rich_entry
 from build_support import ROOT, run_bash, script
 from store_support import Prefix
 
-from deepep_bootstrap import archive, closure, reach, transfer
-from deepep_bootstrap.choose import choose
-from deepep_bootstrap.closure import Index, Tree
-from deepep_bootstrap.comments import text_digest
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Python, Toolkit
-from deepep_bootstrap.survey import Flags, Survey
-from deepep_bootstrap.transfer import Room
-from deepep_bootstrap.verbs import export as export_verb
-from deepep_bootstrap.verbs import import_ as import_verb
-from deepep_bootstrap.verbs.export import export
-from deepep_bootstrap.verbs.import_ import import_
-from deepep_bootstrap.verbs.verify import verify
+from deepep_bootstrap.cli.commands import export as export_verb
+from deepep_bootstrap.cli.commands import import_ as import_verb
+from deepep_bootstrap.cli.commands.export import export
+from deepep_bootstrap.cli.commands.import_ import import_
+from deepep_bootstrap.cli.commands.verify import verify
+from deepep_bootstrap.core.comments import text_digest
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Python, Toolkit
+from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.plan.decisions import choose
+from deepep_bootstrap.prefix import access
+from deepep_bootstrap.prefix.archive import index, stream, transfer
+from deepep_bootstrap.prefix.archive.index import Index, Tree, read, write
+from deepep_bootstrap.prefix.archive.stream import Packer, header, members, padding, read_index
+from deepep_bootstrap.prefix.archive.transfer import Room
 
 pytest_plugins = ["store_support", "archive_support"]
 
@@ -83,7 +85,7 @@ def test_from_one_prefix_to_another(
         assert {entry["name"]: entry["state"] for entry in document["entries"]} == {TOP: state, BASE: state}
     assert {path.name for path in (target / "store").iterdir()} == {TOP, BASE}
     # A person can do by hand what import does first.
-    text = subprocess.run(["tar", "-xOf", out, archive.INDEX], check=True, capture_output=True).stdout
+    text = subprocess.run(["tar", "-xOf", out, stream.INDEX], check=True, capture_output=True).stdout
     words = ["ssh-keygen", "-Y", "verify", "-f", trust[1], "-I", "me@example.com", "-n", "deepep-bootstrap", "-s", f"{out}.sig"]
     assert subprocess.run(words, input=text, capture_output=True, check=False).returncode == 0
     manifest = json.loads(text)["generation"]
@@ -175,17 +177,17 @@ def test_import_refuses_damage(packed_file: Path, target: Path, trust: tuple[str
 
 def test_import_refuses_another_system(packed_file: Path, target: Path, tmp_path: Path) -> None:
     with packed_file.open("rb") as stream:
-        index = closure.read(archive.read_index(stream, "FILE"), "FILE")
+        index = read(read_index(stream, "FILE"), "FILE")
     other = replace(index, built=replace(index.built, os_id="someos", machine="riscv64"))
     file = tmp_path / "other.tar"
     packed = io.BytesIO()
-    packer = archive.Packer(packed, other, closure.write(other))
+    packer = Packer(packed, other, write(other))
     with packed_file.open("rb") as stream:
-        archive.read_index(stream, "FILE")
-        for name, thing in archive.members(index.trees):
-            stream.read(len(archive.header(name, thing)))
+        read_index(stream, "FILE")
+        for name, thing in members(index.trees):
+            stream.read(len(header(name, thing)))
             packer.feed(stream.read(thing.size))
-            stream.read(len(archive.padding(thing.size)))
+            stream.read(len(padding(thing.size)))
     packer.finish()
     file.write_bytes(packed.getvalue())
     assert "built for another operating system or CPU" in refused(target, file, insecure_unsigned=True)
@@ -194,7 +196,7 @@ def test_import_refuses_another_system(packed_file: Path, target: Path, tmp_path
 def test_remarks_on_what_entries_were_built_with() -> None:
     recipe = "build/nvshmem.sh"
     by = {"compilers": ("g++ 12.2.0", "gcc 12.2.0"), "pythons": ("/usr/bin/python3.12",)}
-    built = closure.Built("debian", "12", "x86_64", "2.36", ("12.9.86",), ("9.0",), **by, recipes=(f"{recipe} {text_digest('make')}",))
+    built = index.Built("debian", "12", "x86_64", "2.36", ("12.9.86",), ("9.0",), **by, recipes=(f"{recipe} {text_digest('make')}",))
 
     def gpu(capability: str) -> Gpu:
         return Gpu(0, "GPU", 1, capability, driver="", pci="", pci_path="", numa=0, processes=0)
@@ -220,7 +222,7 @@ def test_what_a_bootstrap_would_build_all_the_same_is_told() -> None:
     flags = Flags(root=ROOT)
     offered = {"offer": {"stacks": {"v1": {}}}}
     survey = Survey(request.inventory, request.prefix, seen)
-    half = Index(closure.Built(), tuple(Tree(entry.name, ()) for entry in entries[:2]), generation=offered)
+    half = Index(index.Built(), tuple(Tree(entry.name, ()) for entry in entries[:2]), generation=offered)
     assert list(import_verb.unmet(flags, survey, half, [entry.name for entry in entries[2:]])) == []
     whole = replace(half, trees=tuple(Tree(entry.name, ()) for entry in entries))
     newer = tuple((name, "13.4.0" if name == "gcc" else version) for name, version in seen["n001"].tools)
@@ -232,7 +234,7 @@ def test_what_a_bootstrap_would_build_all_the_same_is_told() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, Index], offered: Prefix, tmp_path: Path) -> None:
-    reached = reach.Reached(offered.door, offered.place, offered.look())
+    reached = access.Reached(offered.door, offered.place, offered.look())
     trees = packed[1].trees
     need = sum(tree.on_disk for tree in trees)
     import_verb.need_room(reached, Room(need, ()), trees)

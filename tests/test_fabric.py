@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import fabric
-from deepep_bootstrap.fabric import Nic
-from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Rdma
-from deepep_bootstrap.machine import Address, Machine, Route
+from deepep_bootstrap.inventory import nics
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Rdma
+from deepep_bootstrap.inventory.machine import Address, Machine, Route
+from deepep_bootstrap.inventory.nics import Nic, assign_nics
 
 
 def gpu(index: int, path: str, numa: int = -1) -> Gpu:
@@ -59,7 +59,7 @@ def is_balanced(found: Sequence[Nic], nics: Sequence[Nic]) -> bool:
 @given(layouts(16, 16))
 def test_every_gpu_has_a_nic_and_loads_differ_by_one_at_most(layout: tuple[list[Gpu], list[Nic]]) -> None:
     gpus, nics = layout
-    assigned = fabric.assign_nics(gpus, nics)
+    assigned = assign_nics(gpus, nics)
     assert list(assigned) == list(range(len(gpus)))
     assert is_balanced(list(assigned.values()), nics)
 
@@ -67,17 +67,17 @@ def test_every_gpu_has_a_nic_and_loads_differ_by_one_at_most(layout: tuple[list[
 @given(layouts(16, 16), st.randoms(use_true_random=False))
 def test_the_order_of_devices_changes_nothing(layout: tuple[list[Gpu], list[Nic]], random: object) -> None:
     gpus, nics = layout
-    wanted = fabric.assign_nics(gpus, nics)
+    wanted = assign_nics(gpus, nics)
     random.shuffle(gpus)
     random.shuffle(nics)
-    assert fabric.assign_nics(gpus, nics) == wanted
+    assert assign_nics(gpus, nics) == wanted
 
 
 @given(layouts(5, 4))
 def test_of_all_balanced_assignments_none_is_nearer(layout: tuple[list[Gpu], list[Nic]]) -> None:
     """Every assignment there is, tried out: none has fewer GPUs at the farthest distance, nor, with as many, at the next one."""
     gpus, nics = layout
-    assigned = list(fabric.assign_nics(gpus, nics).values())
+    assigned = list(assign_nics(gpus, nics).values())
     balanced = [found for found in product(nics, repeat=len(gpus)) if is_balanced(found, nics)]
     best = min(farthest_first(gpus, found) for found in balanced)
     assert farthest_first(gpus, assigned) == best
@@ -91,7 +91,7 @@ def test_the_nearest_nic_is_never_passed_over(layout: tuple[list[Gpu], list[Nic]
     """Where some balanced assignment gives every GPU a NIC as near as it has any, so does ours; and where a GPU could have a nearer
     NIC than it got, with loads balanced, another GPU would get a farther one."""
     gpus, nics = layout
-    assigned = list(fabric.assign_nics(gpus, nics).values())
+    assigned = list(assign_nics(gpus, nics).values())
     nearest = [min(distance(one, other) for other in nics) for one in gpus]
     mine = [distance(one, other) for one, other in zip(gpus, assigned, strict=True)]
     for found in product(nics, repeat=len(gpus)):
@@ -103,34 +103,34 @@ def test_the_nearest_nic_is_never_passed_over(layout: tuple[list[Gpu], list[Nic]
 
 def test_a_greedy_choice_would_pass_a_nearest_over() -> None:
     # GPU 0 is equally near to both; taking the first name would leave GPU 1 with the far one.
-    assigned = fabric.assign_nics([gpu(0, "r/s/g"), gpu(1, "r/s/t/g")], [nic("mlx5_0", "r/s/t/n"), nic("mlx5_1", "r/s/n")])
+    assigned = nics.assign_nics([gpu(0, "r/s/g"), gpu(1, "r/s/t/g")], [nic("mlx5_0", "r/s/t/n"), nic("mlx5_1", "r/s/n")])
     assert [found.name for found in assigned.values()] == ["mlx5_1", "mlx5_0"]
 
 
 def test_two_gpus_and_two_nics_under_one_switch_get_one_each() -> None:
-    assigned = fabric.assign_nics([gpu(0, "r/a/g0"), gpu(1, "r/a/g1")], [nic("mlx5_0", "r/a/n0"), nic("mlx5_1", "r/a/n1")])
+    assigned = nics.assign_nics([gpu(0, "r/a/g0"), gpu(1, "r/a/g1")], [nic("mlx5_0", "r/a/n0"), nic("mlx5_1", "r/a/n1")])
     assert [found.name for found in assigned.values()] == ["mlx5_0", "mlx5_1"]
 
 
 def test_numa_decides_where_paths_say_nothing() -> None:
-    assigned = fabric.assign_nics([gpu(0, "", 1), gpu(1, "", 0)], [nic("mlx5_0", "", 0), nic("mlx5_1", "", 1)])
+    assigned = nics.assign_nics([gpu(0, "", 1), gpu(1, "", 0)], [nic("mlx5_0", "", 0), nic("mlx5_1", "", 1)])
     assert [found.name for found in assigned.values()] == ["mlx5_1", "mlx5_0"]
 
 
 def test_a_bridge_whose_name_begins_like_another_is_not_nearer() -> None:
-    assert fabric.assign_nics([gpu(0, "pci0000:1/x")], [nic("a", "pci0000:10/y"), nic("b", "pci0000:1/z")])[0].name == "b"
+    assert nics.assign_nics([gpu(0, "pci0000:1/x")], [nic("a", "pci0000:10/y"), nic("b", "pci0000:1/z")])[0].name == "b"
 
 
 def test_names_are_ordered_by_their_numbers_and_first_ports_come_first() -> None:
     nics = [nic(f"mlx5_{n}") for n in (10, 9, 2)]
-    assert [str(found) for found in fabric.assign_nics([gpu(0, ""), gpu(1, "")], nics).values()] == ["mlx5_2:1", "mlx5_9:1"]
+    assert [str(found) for found in assign_nics([gpu(0, ""), gpu(1, "")], nics).values()] == ["mlx5_2:1", "mlx5_9:1"]
     ports = [replace(nic(f"mlx5_{n}"), port=port) for n in (0, 1) for port in (1, 2)]
-    assert [str(found) for found in fabric.assign_nics([gpu(0, ""), gpu(1, "")], ports).values()] == ["mlx5_0:1", "mlx5_1:1"]
+    assert [str(found) for found in assign_nics([gpu(0, ""), gpu(1, "")], ports).values()] == ["mlx5_0:1", "mlx5_1:1"]
 
 
 def test_without_nics_or_gpus_there_is_no_map() -> None:
-    assert fabric.assign_nics([gpu(0, "a")], []) == {}
-    assert fabric.assign_nics([], [nic("mlx5_0")]) == {}
+    assert nics.assign_nics([gpu(0, "a")], []) == {}
+    assert nics.assign_nics([], [nic("mlx5_0")]) == {}
 
 
 # --- which ports serve the GPUs --------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def rdma(name: str, path: str, rate: float = 400.0, link: str = "Ethernet", stat
 
 
 def sort_out(devices: list[Rdma], gpus: Sequence[Gpu] = SWITCHED) -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
-    found = fabric.sort_out(Facts(gpus=tuple(gpus), rdma=tuple(devices)), "Ethernet")
+    found = nics.sort_out(Facts(gpus=tuple(gpus), rdma=tuple(devices)), "Ethernet")
     return [one.name for one in found.used], found.left
 
 
@@ -195,7 +195,7 @@ def test_devices_on_a_virtual_machines_one_bridge_are_under_no_switch() -> None:
 def test_ports_of_one_card_are_found_by_device_and_by_slot() -> None:
     single, one, two = nic("mlx5_0", "a/0000:1d:00.0"), nic("mlx5_1", "a/0000:29:00.0"), nic("mlx5_2", "a/0000:29:00.1")
     ports = [replace(nic("mlx5_3", "a/0000:30:00.0"), port=port) for port in (1, 2)]
-    assert fabric.cards([single, one, *ports, two]) == [(one, two), tuple(ports)]
+    assert nics.cards([single, one, *ports, two]) == [(one, two), tuple(ports)]
 
 
 # --- GIDs and names --------------------------------------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def v2(index: int, gid: str) -> Gid:
     return Gid(index, gid, "RoCE v2", "eth0")
 
 
-FOUR, SIX, LOCAL = fabric.IPV4 + "0a00:0001", "2001:0db8:0000:0000:0000:0000:0000:0001", "fe80:0000:0000:0000:0000:0000:0000:0001"
-LOCAL_FOUR = fabric.IPV4 + "a9fe:0102"
+FOUR, SIX, LOCAL = nics.IPV4 + "0a00:0001", "2001:0db8:0000:0000:0000:0000:0000:0001", "fe80:0000:0000:0000:0000:0000:0000:0001"
+LOCAL_FOUR = nics.IPV4 + "a9fe:0102"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ LOCAL_FOUR = fabric.IPV4 + "a9fe:0102"
     ],
 )
 def test_a_gid_index_is_one_that_all_nics_agree_on(tables: list[list[Gid]], index: int | None) -> None:
-    assert fabric.gid_index([nic("mlx5_0", gids=tuple(table)) for table in tables]) == index
+    assert nics.gid_index([nic("mlx5_0", gids=tuple(table)) for table in tables]) == index
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_gid_index_is_one_that_all_nics_agree_on(tables: list[list[Gid]], inde
     ],
 )
 def test_nvshmem_is_told_of_other_names_only(names: list[str], prefix: str) -> None:
-    assert fabric.name_prefix(names) == prefix
+    assert nics.name_prefix(names) == prefix
 
 
 # --- the interface between the hosts ---------------------------------------------------------------------------------------------------
@@ -278,11 +278,11 @@ DEFAULT = Route("0.0.0.0/0", "eth0")
     ],
 )  # fmt: skip
 def test_the_interface_is_that_of_the_route_to_the_others(machines: list[Machine], wanted: list[str]) -> None:
-    found = fabric.bootstrap_interfaces({f"n{number}": one for number, one in enumerate(machines)})
+    found = nics.bootstrap_interfaces({f"n{number}": one for number, one in enumerate(machines)})
     assert [found.get(f"n{number}", "") for number in range(len(machines))] == wanted
 
 
 def test_a_name_that_begins_another_is_ambiguous() -> None:
     machines = [machine("", addresses=(Address("eth1", "10.0.0.1/24"), Address("eth10", "10.1.0.1/24")))]
-    assert fabric.is_ambiguous("eth1", machines)
-    assert not fabric.is_ambiguous("eth10", machines)
+    assert nics.is_ambiguous("eth1", machines)
+    assert not nics.is_ambiguous("eth10", machines)

@@ -21,10 +21,10 @@ from facts_support import CASES, SHELLS, Machine, read_tree_file, run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import facts
-from deepep_bootstrap.datalines import driver_value
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, parse
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.records import driver_value
+from deepep_bootstrap.inventory import facts
+from deepep_bootstrap.inventory.facts import Facts, parse
 
 if TYPE_CHECKING:
     from lab_support import LiveLab

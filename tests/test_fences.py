@@ -15,10 +15,10 @@ import pytest
 from upstreams import make
 from upstreams_support import NO_REAL_NVCC, REAL_CUDA, must, run
 
-from deepep_bootstrap import lock as locks
-from deepep_bootstrap.fetch import fetch_source
-from deepep_bootstrap.mirrors import Level, Mirrors
-from deepep_bootstrap.wheels import fetch_wheel
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.fetch.wheels import fetch_wheel
+from deepep_bootstrap.lock import model as locks
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = locks.read(ROOT / "deepep.lock.toml")

@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
-from deepep_bootstrap import command, fetch, gitrepo, mirrors, nar
-from deepep_bootstrap.command import Completed
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.sources import Source, Substitute
+from deepep_bootstrap.core import filetree, process
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.process import Completed
+from deepep_bootstrap.fetch import locations, sources
+from deepep_bootstrap.fetch.git import absolute as absolute_address
+from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.lock.sources import Source, Substitute
 
 BASE = "https://host.invalid/"
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
@@ -78,7 +80,7 @@ class Upstream:
 
     @property
     def mirrors(self) -> Mirrors:
-        return mirrors.read([f"{BASE}={self.folder}"], {}, {})
+        return locations.read([f"{BASE}={self.folder}"], {}, {})
 
 
 @pytest.fixture
@@ -99,7 +101,9 @@ def upstream(tmp_path: Path) -> Upstream:
     git(tmp_path, "clone", "--quiet", "--mirror", work, bare)
     git(bare, "update-ref", "refs/pull/7/head", rev)
     write(plain)
-    return Upstream(tmp_path / "mirror", Source("engine", f"{BASE}owner/engine", "refs/pull/7/head", rev, nar.hash_path(plain), 0, "1"))
+    return Upstream(
+        tmp_path / "mirror", Source("engine", f"{BASE}owner/engine", "refs/pull/7/head", rev, filetree.hash_path(plain), 0, "1")
+    )
 
 
 def left_in(cache: Path) -> list[str]:
@@ -109,7 +113,7 @@ def left_in(cache: Path) -> list[str]:
 def refused(source: Source, mirrors: Mirrors, cache: Path) -> str:
     """Fetch what cannot be fetched; return the message, having made sure that nothing is left."""
     with pytest.raises(Trouble) as caught:
-        fetch.fetch_source(source, mirrors, cache)
+        sources.fetch_source(source, mirrors, cache)
     assert left_in(cache) == []
     return str(caught.value)
 
@@ -128,27 +132,27 @@ def test_attributes_and_settings_change_nothing(upstream: Upstream, tmp_path: Pa
     settings = {"GIT_CONFIG_GLOBAL": f"{tmp_path}/config", "GIT_TEMPLATE_DIR": f"{tmp_path}/template", "GIT_DIR": "/nowhere"}
     for name, value in {**settings, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.eol", "GIT_CONFIG_VALUE_0": "crlf"}.items():
         monkeypatch.setenv(name, value)
-    tree = fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
-    assert nar.hash_path(tree) == upstream.source.hash
+    tree = sources.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert filetree.hash_path(tree) == upstream.source.hash
     assert not (tree / ".git").exists()
     monkeypatch.undo()
     git(tmp_path, "clone", "--quiet", "--branch=v1", upstream.bare, tmp_path / "checkout")
     shutil.rmtree(tmp_path / "checkout/.git")
-    assert nar.hash_path(tmp_path / "checkout") != upstream.source.hash, "the attributes have no effect: this test would prove nothing"
+    assert filetree.hash_path(tmp_path / "checkout") != upstream.source.hash, "the attributes have no effect: this test would prove nothing"
     assert left_in(tmp_path / "cache") == [tree.name]
 
 
 @pytest.mark.parametrize("ref", ["refs/pull/7/head", "v1", "main", "gone"])
 def test_the_commit_decides_and_not_the_ref(ref: str, upstream: Upstream, tmp_path: Path) -> None:
-    tree = fetch.fetch_source(replace(upstream.source, ref=ref), upstream.mirrors, tmp_path / "cache")
-    assert nar.hash_path(tree) == upstream.source.hash
+    tree = sources.fetch_source(replace(upstream.source, ref=ref), upstream.mirrors, tmp_path / "cache")
+    assert filetree.hash_path(tree) == upstream.source.hash
 
 
 def test_a_commit_that_no_ref_reaches(upstream: Upstream, tmp_path: Path) -> None:
     for ref in ("refs/pull/7/head", "refs/tags/v1"):
         git(upstream.bare, "update-ref", "-d", ref)
     git(upstream.bare, "update-ref", "refs/heads/main", git(upstream.bare, "commit-tree", "-m", "other", "main^{tree}"))
-    assert fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache").is_dir()
+    assert sources.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache").is_dir()
 
 
 def test_a_repository_with_its_work_tree_and_of_another_owner(upstream: Upstream, tmp_path: Path) -> None:
@@ -157,8 +161,8 @@ def test_a_repository_with_its_work_tree_and_of_another_owner(upstream: Upstream
         for name in (folder, *(os.path.join(folder, file) for file in files)):
             if os.geteuid() == 0:
                 os.chown(name, 65534, 65534, follow_symlinks=False)
-    other = mirrors.read([f"{BASE}={tmp_path}/other"], {}, {})
-    assert fetch.fetch_source(upstream.source, other, tmp_path / "cache").is_dir()
+    other = locations.read([f"{BASE}={tmp_path}/other"], {}, {})
+    assert sources.fetch_source(upstream.source, other, tmp_path / "cache").is_dir()
 
 
 @pytest.fixture
@@ -178,9 +182,9 @@ def plain_server(upstream: Upstream) -> Iterator[str]:
 
 @pytest.mark.parametrize("ref", ["refs/pull/7/head", "v1", "gone"])
 def test_a_server_that_gives_out_refs_only(ref: str, upstream: Upstream, plain_server: str, tmp_path: Path) -> None:
-    over_http = mirrors.read([f"{BASE}owner/engine={plain_server}owner/engine.git"], {}, {})
-    tree = fetch.fetch_source(replace(upstream.source, ref=ref), over_http, tmp_path / "cache")
-    assert nar.hash_path(tree) == upstream.source.hash
+    over_http = locations.read([f"{BASE}owner/engine={plain_server}owner/engine.git"], {}, {})
+    tree = sources.fetch_source(replace(upstream.source, ref=ref), over_http, tmp_path / "cache")
+    assert filetree.hash_path(tree) == upstream.source.hash
 
 
 def test_a_wrong_hash_leaves_nothing(upstream: Upstream, tmp_path: Path) -> None:
@@ -221,7 +225,7 @@ def test_a_missing_repository(upstream: Upstream, plain_server: str, tmp_path: P
     assert "has no repository for https://host.invalid/owner/gone" in refused(gone, upstream.mirrors, tmp_path / "cache")
     (upstream.folder / "owner/gone").mkdir()
     assert f"{upstream.folder}/owner/gone cannot be reached: " in refused(gone, upstream.mirrors, tmp_path / "cache")
-    over_http = mirrors.read([f"{BASE}={plain_server}"], {}, {})
+    over_http = locations.read([f"{BASE}={plain_server}"], {}, {})
     assert f"{plain_server}owner/gone cannot be reached: " in refused(gone, over_http, tmp_path / "cache")
 
 
@@ -235,7 +239,7 @@ def test_gits_own_proxy_is_used_and_named_where_it_does_not_help(
     (upstream.folder / "http:").mkdir()
     (upstream.folder / "http:/host.invalid").symlink_to(upstream.folder)
     source = replace(upstream.source, url="http://host.invalid/owner/engine.git")
-    assert fetch.fetch_source(source, Mirrors(), tmp_path / "cache").is_dir()
+    assert sources.fetch_source(source, Mirrors(), tmp_path / "cache").is_dir()
     closed = '[http "http://host.invalid"]\n\tproxy = "http://user:se;cret@127.0.0.1:9"\n[http "http://other.invalid"]\n\tsslCert = x\n'
     with (tmp_path / "config").open("a") as file:
         file.write(closed)
@@ -258,19 +262,19 @@ def test_a_password_in_an_address_stays_hidden(
     upstream: Upstream, plain_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    run = command.run
+    run = process.run
 
     def record(argv: Sequence[str | Path], **rest: Any) -> Completed:
         seen.extend(map(str, argv))
         return run(argv, **rest)
 
-    monkeypatch.setattr(command, "run", record)
+    monkeypatch.setattr(process, "run", record)
     secret = plain_server.replace("http://", "http://user:secret@")
-    over_http = mirrors.read([f"{BASE}owner/engine={secret}owner/engine.git", f"{BASE}owner/gone={secret}gone"], {}, {})
+    over_http = locations.read([f"{BASE}owner/engine={secret}owner/engine.git", f"{BASE}owner/gone={secret}gone"], {}, {})
     assert "secret" not in refused(replace(upstream.source, url=f"{BASE}owner/gone"), over_http, tmp_path / "cache")
     assert "secret" not in refused(replace(upstream.source, hash=WRONG), over_http, tmp_path / "cache")
     assert "secret" not in refused(replace(upstream.source, rev="0" * 40), over_http, tmp_path / "cache")
-    assert fetch.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
+    assert sources.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
     assert seen
     assert "secret" not in " ".join(seen)
 
@@ -301,9 +305,9 @@ def test_a_server_that_asks_for_a_password(upstream: Upstream, tmp_path: Path) -
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         address = f"http://user:se%20cret@127.0.0.1:{server.server_address[1]}/owner/engine.git"
         try:
-            over_http = mirrors.read([f"{BASE}owner/engine={address}"], {}, {})
-            assert fetch.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
-            wrong = mirrors.read([f"{BASE}owner/engine={address.replace('user', 'other')}"], {}, {})
+            over_http = locations.read([f"{BASE}owner/engine={address}"], {}, {})
+            assert sources.fetch_source(upstream.source, over_http, tmp_path / "cache").is_dir()
+            wrong = locations.read([f"{BASE}owner/engine={address.replace('user', 'other')}"], {}, {})
             assert "cannot be reached: " in refused(upstream.source, wrong, tmp_path / "other")
         finally:
             server.shutdown()
@@ -313,7 +317,7 @@ def test_a_server_that_asks_for_a_password(upstream: Upstream, tmp_path: Path) -
 def test_a_cache_that_cannot_be_written(upstream: Upstream, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(Trouble, match=r"cache/sources: the cache cannot be used: Not a directory\. Try: XDG_CACHE_HOME=DIR"):
-        fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+        sources.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
 
 
 SUBSTITUTES = (Substitute("src/main.cpp", "int old;\n", "int new_;\n", 2), Substitute("src/main.cpp", "new_", "new", 2))
@@ -321,13 +325,13 @@ SUBSTITUTES = (Substitute("src/main.cpp", "int old;\n", "int new_;\n", 2), Subst
 
 def test_substitutions(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=(*SUBSTITUTES, Substitute("run", "#!/bin/sh", "#!/bin/bash", 1)))
-    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    tree = sources.fetch_source(source, upstream.mirrors, tmp_path / "cache")
     assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
     assert (tree / "run").read_text() == "#!/bin/bash\n"
     assert os.access(tree / "run", os.X_OK)
     assert (tree / "link").is_symlink()
-    plain = fetch.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
-    assert nar.hash_path(plain) == upstream.source.hash
+    plain = sources.fetch_source(upstream.source, upstream.mirrors, tmp_path / "cache")
+    assert filetree.hash_path(plain) == upstream.source.hash
     assert left_in(tmp_path / "cache") == sorted([plain.name, tree.name])
 
 
@@ -340,7 +344,7 @@ def test_substitutions_that_do_not_fit(upstream: Upstream, tmp_path: Path) -> No
         Substitute("run", "absent", "b", 1),
     )
     with pytest.raises(Trouble) as caught:
-        fetch.fetch_source(replace(upstream.source, substitutes=wrong), upstream.mirrors, tmp_path / "cache")
+        sources.fetch_source(replace(upstream.source, substitutes=wrong), upstream.mirrors, tmp_path / "cache")
     often = "the text to replace is not there as often as it should"
     assert [str(problem) for problem in caught.value.problems] == [
         f"source engine, substitute 1 (src/main.cpp): {often} — found 2, wanted 1",
@@ -353,27 +357,27 @@ def test_substitutions_that_do_not_fit(upstream: Upstream, tmp_path: Path) -> No
 
 def test_the_cache_serves_without_the_repository(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=SUBSTITUTES)
-    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    tree = sources.fetch_source(source, upstream.mirrors, tmp_path / "cache")
     shutil.rmtree(upstream.folder)
-    assert fetch.fetch_source(source, Mirrors(), tmp_path / "cache") == tree
+    assert sources.fetch_source(source, Mirrors(), tmp_path / "cache") == tree
 
 
 def test_the_reason_of_a_substitution_changes_no_tree(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=SUBSTITUTES)
-    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    tree = sources.fetch_source(source, upstream.mirrors, tmp_path / "cache")
     told = replace(source, substitutes=tuple(replace(each, reason="because") for each in SUBSTITUTES))
-    assert fetch.fetch_source(told, upstream.mirrors, tmp_path / "cache") == tree
+    assert sources.fetch_source(told, upstream.mirrors, tmp_path / "cache") == tree
 
 
 def test_a_tampered_cache_is_fetched_again(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=SUBSTITUTES)
-    tree = fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache")
+    tree = sources.fetch_source(source, upstream.mirrors, tmp_path / "cache")
     plain = tree.with_name(tree.name.split("-")[0])
     for damaged in (tree, plain):
         (damaged / "src/main.cpp").write_text("evil")
         os.mkfifo(damaged / "fifo")
-        assert fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache") == tree
-        assert nar.hash_path(plain) == upstream.source.hash
+        assert sources.fetch_source(source, upstream.mirrors, tmp_path / "cache") == tree
+        assert filetree.hash_path(plain) == upstream.source.hash
         assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
     assert left_in(tmp_path / "cache") == sorted([plain.name, tree.name])
 
@@ -381,7 +385,7 @@ def test_a_tampered_cache_is_fetched_again(upstream: Upstream, tmp_path: Path) -
 def test_many_at_once(upstream: Upstream, tmp_path: Path) -> None:
     source = replace(upstream.source, substitutes=SUBSTITUTES)
     with ThreadPoolExecutor(6) as pool:
-        trees = set(pool.map(lambda _: fetch.fetch_source(source, upstream.mirrors, tmp_path / "cache"), range(6)))
+        trees = set(pool.map(lambda _: sources.fetch_source(source, upstream.mirrors, tmp_path / "cache"), range(6)))
     (tree,) = trees
     assert (tree / "src/main.cpp").read_text() == "int new;\nint new;\n"
     assert len(left_in(tmp_path / "cache")) == 2
@@ -410,12 +414,12 @@ def test_submodules(upstream: Upstream, tmp_path: Path) -> None:
     source = Source("outer", f"{BASE}owner/outer", "main", rev, "", 0, "1")
     shutil.rmtree(expected / "third/middle")
     (expected / "third/middle").mkdir()
-    empty = replace(source, hash=nar.hash_path(expected))
-    assert list((fetch.fetch_source(empty, upstream.mirrors, tmp_path / "cache") / "third/middle").iterdir()) == []
+    empty = replace(source, hash=filetree.hash_path(expected))
+    assert list((sources.fetch_source(empty, upstream.mirrors, tmp_path / "cache") / "third/middle").iterdir()) == []
     shutil.copytree(tmp_path / "make-middle", expected / "third/middle", dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git", "third"))
     write(expected / "third/middle/third/engine")
-    filled = replace(source, hash=nar.hash_path(expected), submodules=True)
-    assert (fetch.fetch_source(filled, upstream.mirrors, tmp_path / "cache") / "third/middle/third/engine/run").is_file()
+    filled = replace(source, hash=filetree.hash_path(expected), submodules=True)
+    assert (sources.fetch_source(filled, upstream.mirrors, tmp_path / "cache") / "third/middle/third/engine/run").is_file()
 
 
 @pytest.mark.parametrize(
@@ -428,4 +432,4 @@ def test_submodules(upstream: Upstream, tmp_path: Path) -> None:
     ],
 )
 def test_addresses_of_submodules(url: str, absolute: str) -> None:
-    assert gitrepo.absolute(url, f"{BASE}owner/engine") == absolute
+    assert absolute_address(url, f"{BASE}owner/engine") == absolute

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import front
-from deepep_bootstrap.commandline import Verb, check
-from deepep_bootstrap.errors import BUG, INTERRUPTED, TROUBLE, Trouble
-from deepep_bootstrap.guard import guarded
-from deepep_bootstrap.kinds import KINDS
-from deepep_bootstrap.runs import Run
-from deepep_bootstrap.survey import Flags, number
+from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.cli import app
+from deepep_bootstrap.cli.commandline import Verb, check
+from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Trouble
+from deepep_bootstrap.core.guard import guarded
+from deepep_bootstrap.inventory.survey import Flags, number
+from deepep_bootstrap.prefix.test_kinds import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTING = ("bootstrap", "plan", "facts", "status", "verify", "test")
@@ -49,9 +49,9 @@ def test_common_flags_are_the_same_for_every_verb_and_all_flags_are_explained(ve
 
 
 def test_every_flag_has_one_help_text() -> None:
-    names = [parameter.name for parameter in front.common_parameters()]
+    names = [parameter.name for parameter in app.common_parameters()]
     assert names == [each.name for each in fields(Flags) if each.name != "root"]
-    assert set(names) <= set(front.HELP)
+    assert set(names) <= set(app.HELP)
 
 
 def test_help_behind_a_verb_with_an_argument_is_help() -> None:
@@ -73,7 +73,7 @@ def test_further_words_are_further_logs(words: list[str], more: int) -> None:
     """What a shell makes of a glob without quotation marks; a word that may be a verb is left to Invoke."""
     defaults = {"logs": Parameter.empty, "log": None, "json": False}
     own = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in defaults.items()]
-    found = [parameter.name for parameter in front.as_written("results", own, ["results", *words])]
+    found = [parameter.name for parameter in app.as_written("results", own, ["results", *words])]
     assert found == ["logs", *(f"logs_{number}" for number in range(2, 2 + more)), "log", "json"]
 
 
@@ -180,8 +180,8 @@ def test_a_verb_gets_its_own_flags_and_the_common_ones(monkeypatch: pytest.Monke
         seen.append((flags.hosts, flags.mirror, flags.forks, flags.root, deep))
         return 0
 
-    monkeypatch.setitem(front.HELP, "deep", "how deep")
-    made = front.verb(look)
+    monkeypatch.setitem(app.HELP, "deep", "how deep")
+    made = app.verb(look)
     given = {name: parameter.default for name, parameter in signature(made.body).parameters.items() if name != "c"}
     assert given["forks"] == "64"
     assert Parameter.empty not in given.values()
@@ -201,11 +201,11 @@ def test_numbers_that_are_none(text: str) -> None:
 
 def test_a_lost_terminal_interrupts_but_not_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    front.end_cleanly_on_signals()
+    app.end_cleanly_on_signals()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    front.end_cleanly_on_signals()
+    app.end_cleanly_on_signals()
     signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 

@@ -20,36 +20,28 @@ from fuzz_support import ANYTHING, CANARY, COMMANDS, HOSTILE, NO_TEXTS, WORDS, a
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import (
-    archive,
-    closure,
-    commandline,
-    facts,
-    holdings,
-    hosts,
-    launch,
-    lock,
-    mirrordir,
-    mirrors,
-    modules,
-    nar,
-    nodeset,
-    offer,
-    offercheck,
-    plan,
-    prepare,
-    profiles,
-    slurm,
-    sshconf,
-    store,
-    system,
-)
-from deepep_bootstrap.commandline import Verb
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.offer import read_offer
-from deepep_bootstrap.survey import Survey, read_tree
-from deepep_bootstrap.verbs import status
+from deepep_bootstrap.cli import commandline
+from deepep_bootstrap.cli.commandline import Verb
+from deepep_bootstrap.cli.commands import status
+from deepep_bootstrap.core import filetree, nodeset
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.mirror import index
+from deepep_bootstrap.fetch.mirror.index import compare, is_inside, page, parse, render
+from deepep_bootstrap.inventory import facts, hostsfile, profiles
+from deepep_bootstrap.inventory.survey import Survey, read_tree
+from deepep_bootstrap.lock import model, packages
+from deepep_bootstrap.plan import host_recipes, steps
+from deepep_bootstrap.prefix import contents, entries, modulefiles, offer, offercheck
+from deepep_bootstrap.prefix.archive import stream
+from deepep_bootstrap.prefix.archive.index import read, record
+from deepep_bootstrap.prefix.archive.index import read as parse_index
+from deepep_bootstrap.prefix.archive.stream import INDEX, members, read_index, read_trees, small_file, total
+from deepep_bootstrap.prefix.offer import read_offer
+from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.ssh_config import Account, Resolver
+from deepep_bootstrap.slurm import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8")
@@ -76,15 +68,15 @@ MIRROR = {
     "lock": "a" * 32,
     "stacks": ["v1"],
     "targets": ["cp312-x86_64"],
-    "sources": [{"name": "deepep", "url": "https://host.invalid/owner/name", "rev": "a" * 40, "hash": nar.sri(bytes(32))}],
-    "archives": {"files/host.invalid/x.tar.gz": nar.sri(bytes(32))},
+    "sources": [{"name": "deepep", "url": "https://host.invalid/owner/name", "rev": "a" * 40, "hash": filetree.sri(bytes(32))}],
+    "archives": {"files/host.invalid/x.tar.gz": filetree.sri(bytes(32))},
     "files": {
-        "files/host.invalid/x.tar.gz": {"size": 1, "hash": nar.sri(bytes(32))},
-        "wheels/pypi/torch/torch-1-py3-none-any.whl": {"size": 1, "hash": nar.sri(bytes(32))},
+        "files/host.invalid/x.tar.gz": {"size": 1, "hash": filetree.sri(bytes(32))},
+        "wheels/pypi/torch/torch-1-py3-none-any.whl": {"size": 1, "hash": filetree.sri(bytes(32))},
     },
 }
 ARCHIVE = document(made_up(small_tree(folder_thing("a"))))
-MANIFEST = json.loads(modules.manifest(modules_support.offer(), generation=1, created="", by="", lock_digest="", hosts=()))
+MANIFEST = json.loads(modulefiles.manifest(modules_support.offer(), generation=1, created="", by="", lock_digest="", hosts=()))
 MANY = modules_support.offer("/opt/deepep", modules_support.cloud_record(), modules_support.v2_record(), modules_support.external_record())
 OFFER = {**MANIFEST, "offer": json.loads(json.dumps(offer.offer_document(MANY)))}
 RECORDED = sorted((ROOT / "tests/cases/facts/parse").glob("*.txt"))
@@ -116,39 +108,39 @@ def toml(values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def ssh_config(text: str, folder: Path, host: Host | None = None) -> sshconf.Account:
+def ssh_config(text: str, folder: Path, host: Host | None = None) -> Account:
     (folder / "config").write_text(text, encoding="utf-8", errors="surrogatepass")
-    return sshconf.Resolver(str(folder / "config")).account(host or Host("n1"))
+    return Resolver(str(folder / "config")).account(host or Host("n1"))
 
 
 def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ssh").mkdir()
     readers: list[Callable[[str], object]] = [
-        lambda text: lock.parse(text, "x.toml"),
-        lambda text: hosts.parse(text, "hosts.txt"),
-        hosts.from_flag,
-        lambda text: hosts.from_flag("n[1-3]", text),
+        lambda text: model.parse(text, "x.toml"),
+        lambda text: hostsfile.parse(text, "hosts.txt"),
+        hostsfile.from_flag,
+        lambda text: hostsfile.from_flag("n[1-3]", text),
         nodeset.expand,
-        slurm.unfold,
-        lambda text: mirrors.read([text], {}, {}),
-        lambda text: mirrors.read([f"https://host.invalid/={text}", f"index:x={text}"], {mirrors.VARIABLE: text}, {"y": text}),
-        mirrors.repository_path,
-        mirrors.file_path,
-        lambda text: mirrordir.parse(text.encode(errors="surrogatepass"), "mirror.json"),
-        lambda text: closure.read(text.encode(errors="surrogatepass"), "FILE"),
-        lambda text: archive.read_index(io.BytesIO(text.encode(errors="surrogatepass")), "FILE"),
+        commands.unfold,
+        lambda text: locations.read([text], {}, {}),
+        lambda text: locations.read([f"https://host.invalid/={text}", f"index:x={text}"], {locations.VARIABLE: text}, {"y": text}),
+        locations.repository_path,
+        locations.file_path,
+        lambda text: index.parse(text.encode(errors="surrogatepass"), "mirror.json"),
+        lambda text: parse_index(text.encode(errors="surrogatepass"), "FILE"),
+        lambda text: stream.read_index(io.BytesIO(text.encode(errors="surrogatepass")), "FILE"),
         lambda text: profiles.read_profile("x", {**TREE, "profiles/x.toml": text}),
         lambda text: facts.parse(text, "h"),
-        lambda text: prepare.parse(text, text, ["limits"], "h"),
-        lambda text: holdings.parse(text, "h"),
+        lambda text: host_recipes.parse(text, text, ["limits"], "h"),
+        lambda text: contents.parse(text, "h"),
         offer.read_offer,
         lambda text: ssh_config(text, tmp_path / "ssh"),
         lambda text: commandline.check(["plan", text], PLAN),
     ]
-    for read in readers:
+    for reader in readers:
         for text in RAW:
-            accepted(lambda read=read, text=text: read(text))
+            accepted(lambda reader=reader, text=text: reader(text))
     assert [path.name for path in tmp_path.iterdir()] == ["ssh"], "nothing but what the test itself wrote"
 
 
@@ -156,13 +148,13 @@ def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: 
 @few(70)
 def test_any_value_anywhere_in_the_lock(place: tuple[str | int, ...], value: Any, as_key: bool) -> None:
     text = toml(put(LOCK, place, value, as_key=as_key and isinstance(value, str)))
-    found = accepted(lambda: lock.parse(text, "x.toml")) if text is not None else None
+    found = accepted(lambda: model.parse(text, "x.toml")) if text is not None else None
     if found is None:
         return
     for url in (pin.url for pins in (found.sources, found.archives) for pin in pins.values()):
         assert "\0" not in url
-        for path in (accepted(lambda url=url: mirrors.repository_path(url)), accepted(lambda url=url: mirrors.file_path(url))):
-            assert path is None or mirrordir.is_inside(path)
+        for path in (accepted(lambda url=url: locations.repository_path(url)), accepted(lambda url=url: locations.file_path(url))):
+            assert path is None or index.is_inside(path)
 
 
 def lock_values() -> list[tuple[tuple[str, ...], Mapping[str, str]]]:
@@ -181,12 +173,12 @@ def lock_values() -> list[tuple[tuple[str, ...], Mapping[str, str]]]:
     for place, shape in spots.items():
         for word in COMMANDS:
             text = toml(put(small, place, shape(word)))
-            found = accepted(lambda text=text: lock.parse(text, "x.toml"))
+            found = accepted(lambda text=text: model.parse(text, "x.toml"))
             if found is not None and place[0] == "source":
-                rows += [((word,), entry.env) for entry in store.entries(store.Wanted(found, stack, *surroundings))]
+                rows += [((word,), entry.env) for entry in entries.name_entries(entries.Wanted(found, stack, *surroundings))]
             elif found is not None:
                 row, kernel = found.systems["ubuntu-24_04"], "6.8.0-$(touch CANARY)"
-                rows += [((word,), system.recipe_env(row, purpose, kernel)) for purpose in system.PURPOSES]
+                rows += [((word,), packages.recipe_env(row, purpose, kernel)) for purpose in packages.PURPOSES]
     return rows
 
 
@@ -199,10 +191,10 @@ def test_what_the_lock_may_hold_reaches_recipes_to_the_letter(tmp_path: Path) ->
 
 
 def test_checks_of_all_recipes_in_one_script_get_their_values_to_the_letter(tmp_path: Path) -> None:
-    texts = dict.fromkeys(prepare.LIBRARIES, "")
+    texts = dict.fromkeys(host_recipes.LIBRARIES, "")
     texts |= {"lib.sh": "data() { :; }; say() { :; }", "host/limits.sh": 'printf "%s\\0" "$VALUE"'}
     words = [word for word in WORDS if word.isprintable() or word.startswith("\n")]
-    scripts = [prepare.script(texts, {"limits": {"VALUE": word}}) for word in words]
+    scripts = [host_recipes.script(texts, {"limits": {"VALUE": word}}) for word in words]
     (tmp_path / "all.sh").write_text("".join(f"(\n{script})\n" for script in scripts), encoding="utf-8")
     done = subprocess.run(["bash", "all.sh"], cwd=tmp_path, capture_output=True, check=False)
     assert done.stdout.decode().split("\0")[:-1] == words
@@ -239,20 +231,20 @@ def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_pa
     @given(hosts_files())
     @few(200)
     def collect(text: str) -> None:
-        found = accepted(lambda: hosts.parse(text, "f"))
+        found = accepted(lambda: hostsfile.parse(text, "f"))
         if found is None:
             return
         chosen = found.settings
-        wish = slurm.Request("x", (), 1, chosen.partition, chosen.account, chosen.qos, chosen.gres, extra=chosen.sbatch_args)
-        assert all(word.startswith("-") for word in slurm.request_options(wish) if word not in chosen.sbatch_args)
-        rows.append((("salloc", *slurm.request_options(wish)), {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user}))
+        wish = commands.Request("x", (), 1, chosen.partition, chosen.account, chosen.qos, chosen.gres, extra=chosen.sbatch_args)
+        assert all(word.startswith("-") for word in commands.request_options(wish) if word not in chosen.sbatch_args)
+        rows.append((("salloc", *commands.request_options(wish)), {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user}))
         for host in found.hosts:
             assert not any(text.startswith("-") for text in (host.name, host.user, host.jump))
             assert all(text.isprintable() for text in (host.name, host.user, host.jump, host.identity))
-            accepted(lambda host=host: sshconf.Resolver("").account(host))
+            accepted(lambda host=host: Resolver("").account(host))
         site = offer.Site(chosen.partition, chosen.account, chosen.qos, "", chosen.sbatch_args)
         record = modules_support.record(chosen.prefix, site=site)
-        files = accepted(lambda: modules.render(modules_support.offer(chosen.prefix, record), TREE))
+        files = accepted(lambda: modulefiles.render(modules_support.offer(chosen.prefix, record), TREE))
         lines = files["sbatch/internode-test.sbatch"].content.decode().splitlines() if files else []
         assert all(line.isprintable() for line in lines if line.startswith("#SBATCH"))
 
@@ -265,14 +257,14 @@ def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_pa
 
 @pytest.mark.parametrize("names", [",".join(f"node{number}" for number in range(100)), "n[1-400]," + ",".join(f"x{n}" for n in range(200))])
 def test_a_node_set_may_be_longer_than_a_file_name(names: str) -> None:
-    assert len(hosts.from_flag(names).hosts) >= 100
+    assert len(hostsfile.from_flag(names).hosts) >= 100
 
 
 @pytest.mark.parametrize("line", ["n1 jump=a:99999", "n1 jump=a:" + "9" * 5000, "n1 jump=a@", "n1 jump=a,:22"])
 def test_a_jump_host_has_a_name_and_a_port(line: str) -> None:
-    (host,) = hosts.parse(line, "f").hosts
+    (host,) = hostsfile.parse(line, "f").hosts
     with pytest.raises(Trouble, match="n1: "):
-        sshconf.Resolver("").account(host)
+        Resolver("").account(host)
 
 
 SSH_LINES = (
@@ -325,7 +317,7 @@ def test_what_a_profile_sets_arrives_to_the_letter(tmp_path: Path) -> None:
     everywhere, here, kind = ({f"NCCL_{name}_{number}": word for number, word in enumerate(words)} for name in ("ALL", "HOST", "KIND"))
     node = os.uname().nodename.partition(".")[0]
     record = modules_support.record(environment=everywhere, by_host={node: here}, by_kind={"intranode": kind})
-    files = modules.render(modules_support.offer("/opt/deepep", record), TREE)
+    files = modulefiles.render(modules_support.offer("/opt/deepep", record), TREE)
     # Of the test file everything is read up to where it would start the test; there is no module system.
     cut = "sed '/^prepare$/,$d' file.sh >part.sh; . ./part.sh; load_module() { return 1; }; prepare >/dev/null"
     expected = {"env.sh": (". ./file.sh", (everywhere, here)), "sbatch/intranode-test.sbatch": (cut, (everywhere, here, kind))}
@@ -359,7 +351,7 @@ def test_any_value_in_the_manifest_of_a_prefix(place: tuple[str | int, ...], val
     """The files of the next generation come from what the last one recorded, and more people than one may write there."""
     text = json.dumps({**OFFER, "offer": put(OFFER["offer"], place, value, as_key=as_key and isinstance(value, str))})
     offer = accepted(lambda: read_offer(text))
-    files = accepted(lambda: modules.render(offer, TREE)) if offer else None
+    files = accepted(lambda: modulefiles.render(offer, TREE)) if offer else None
     if files:
         assert all(file.content.decode().replace("\n", "").replace("\t", "").isprintable() for file in files.values())
 
@@ -378,25 +370,25 @@ def test_no_value_of_a_manifest_becomes_a_command(name: str) -> None:
     for word in WORDS:
         if CANARY in word:
             offer = modules_support.offer("/opt/deepep", modules_support.v2_record(**{name: word}))
-            assert accepted(lambda offer=offer: modules.render(offer, TREE)) is None, word
+            assert accepted(lambda offer=offer: modulefiles.render(offer, TREE)) is None, word
 
 
 @given(st.sampled_from(list(places(ARCHIVE))), ANYTHING, st.booleans())
 @few(150)
 def test_any_value_in_the_index_of_an_archive(place: tuple[str | int, ...], value: Any, as_key: bool) -> None:
     text = json.dumps(put(ARCHIVE, place, value, as_key=as_key and isinstance(value, str))).encode()
-    index = accepted(lambda: closure.read(text, "FILE"))
+    index = accepted(lambda: read(text, "FILE"))
     if index is None:
         return
-    assert archive.total(index, text) > 0
-    for name, _ in archive.members(index.trees):
+    assert total(index, text) > 0
+    for name, _ in members(index.trees):
         assert os.path.normpath(name) == name
         assert name.startswith("store/")
     for tree in index.trees:
-        closure.record(tree)
-    stream = io.BytesIO(archive.small_file(archive.INDEX, text) + b"x" * 600)
-    assert archive.read_index(stream, "FILE") == text
-    accepted(lambda: list(archive.read_trees(stream, index, "FILE", ())))
+        record(tree)
+    stream = io.BytesIO(small_file(INDEX, text) + b"x" * 600)
+    assert read_index(stream, "FILE") == text
+    accepted(lambda: list(read_trees(stream, index, "FILE", ())))
 
 
 @given(st.sampled_from(list(places(MIRROR))), ANYTHING, st.booleans())
@@ -405,15 +397,15 @@ def test_any_value_in_the_index_of_a_mirror(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[str | int, ...], value: Any, as_key: bool
 ) -> None:
     data = json.dumps(put(MIRROR, place, value, as_key=as_key and isinstance(value, str))).encode()
-    index = accepted(lambda: mirrordir.parse(data, "mirror.json"))
+    index = accepted(lambda: parse(data, "mirror.json"))
     if index is None:
         return
     root = tmp_path_factory.getbasetemp() / "empty-mirror"
     root.mkdir(exist_ok=True)
-    assert all(mirrordir.is_inside(path) for path in index.files)
-    assert {finding.state for finding in mirrordir.compare(root, index)} <= {"missing"}
-    mirrordir.page(index.files).encode()
-    assert mirrordir.render(index).encode()
+    assert all(is_inside(path) for path in index.files)
+    assert {finding.state for finding in compare(root, index)} <= {"missing"}
+    page(index.files).encode()
+    assert render(index).encode()
     assert list(root.iterdir()) == []
 
 
@@ -430,15 +422,15 @@ def test_any_field_of_what_a_host_answers(data: st.DataObject) -> None:
     seen = accepted(lambda: facts.parse("\n".join(lines), "n001"))
     if seen is None:
         return
-    wishes = accepted(lambda: prepare.wanted(WISH, {"n001": seen}))
+    wishes = accepted(lambda: host_recipes.wanted(WISH, {"n001": seen}))
     assert wishes is not None
     assert not any("\0" in text for env in wishes["n001"].values() for text in env.values())
-    accepted(lambda: plan.make(WISH, {"n001": seen}))
+    accepted(lambda: steps.make(WISH, {"n001": seen}))
 
 
 def test_no_zero_byte_and_no_half_character_is_sent() -> None:
     with pytest.raises(ValueError, match="zero byte"):
-        launch.compose("true", ("a\0b",), {})
+        loader.compose("true", ("a\0b",), {})
     (problem,) = commandline.check(["plan", "--prefix=/x\udc80"], PLAN)
     assert problem.what == "an argument that is not UTF-8"
     with pytest.raises(Trouble, match="a zero byte"):
@@ -451,4 +443,4 @@ def test_numbers_and_tables_where_a_text_belongs_name_the_place(value: Any) -> N
     if text is None:
         pytest.fail("TOML has a spelling for each of them")
     with pytest.raises(Trouble, match=r"source\.deepep-v1\.rev|more than 64 bits"):
-        lock.parse(text, "x.toml")
+        model.parse(text, "x.toml")

@@ -19,13 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Prefix, entry_name
 
-from deepep_bootstrap import build, generations, history
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.generations import Content
-from deepep_bootstrap.holders import Garbage, choose_garbage
-from deepep_bootstrap.holdings import Generation, Holdings, StoreEntry, rollback_target
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs.gc import gc
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.cli.commands.gc import gc
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.prefix import generations, history
+from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, rollback_target
+from deepep_bootstrap.prefix.gc import Garbage, choose_garbage
+from deepep_bootstrap.prefix.generations import Content
 
 pytest_plugins = ["store_support"]
 

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from build_support import FAST, HERE, RECIPES, make_prefix, run_bash, script, start_bash, until, values
 
-from deepep_bootstrap import build, generations
-from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.generations import Content, Place
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.remote import Fleet, Job, Reply
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.prefix import generations
+from deepep_bootstrap.prefix.generations import Content, Place
+from deepep_bootstrap.remote.fleet import Fleet, Job, Reply
+from deepep_bootstrap.remote.host import Host
 
 INIT = script(*generations.INIT)
 OFFER = script(*generations.OFFER)

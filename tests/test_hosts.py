@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import host, hosts, nodeset
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.hosts import Inventory
+from deepep_bootstrap.core import nodeset
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory import hostsfile
+from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.remote import host
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = Path(__file__).parent / "cases" / "hosts"
@@ -22,12 +24,12 @@ CASES = Path(__file__).parent / "cases" / "hosts"
 
 def outcome(text: str) -> object:
     try:
-        inventory = hosts.parse(text, "hosts.txt")
+        inventory = hostsfile.parse(text, "hosts.txt")
     except Trouble as trouble:
         return {"problems": [str(problem) for problem in trouble.problems]}
     default = dataclasses.asdict(host.Host(""))
     listed = [{key: value for key, value in dataclasses.asdict(host).items() if value != default[key]} for host in inventory.hosts]
-    settings = {key: value for key, value in dataclasses.asdict(inventory.settings).items() if value != getattr(hosts.Settings(), key)}
+    settings = {key: value for key, value in dataclasses.asdict(inventory.settings).items() if value != getattr(hostsfile.Settings(), key)}
     return json.loads(json.dumps({"hosts": listed, "settings": settings}))
 
 
@@ -38,32 +40,32 @@ def test_recorded(case: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "hosts").glob("*.txt")), ids=lambda path: path.name)
 def test_the_examples_are_good(path: Path) -> None:
-    assert hosts.from_flag(str(path)).hosts
+    assert hostsfile.from_flag(str(path)).hosts
 
 
 def test_a_flag_is_a_file_or_a_node_set(tmp_path: Path) -> None:
     file = tmp_path / "cluster"
     file.write_text("n[1-2] user=root\n")
-    assert [host.name for host in hosts.from_flag(str(file)).hosts] == ["n1", "n2"]
-    (first, second) = hosts.from_flag("me@b200-[001-001]:2200,x").hosts
+    assert [host.name for host in hostsfile.from_flag(str(file)).hosts] == ["n1", "n2"]
+    (first, second) = hostsfile.from_flag("me@b200-[001-001]:2200,x").hosts
     assert (first.name, first.user, first.port, second.name) == ("b200-001", "me", 2200, "x")
-    assert hosts.from_flag("n[1-9/4]").path == "--hosts"
+    assert hostsfile.from_flag("n[1-9/4]").path == "--hosts"
 
 
 @pytest.mark.parametrize("value", ["hosts/none.txt", "./none", "none.txt", "", "n[1-2", "@group", "n1,n1", "*", "n1 n2"])
 def test_a_flag_that_is_neither(value: str) -> None:
     with pytest.raises(Trouble) as caught:
-        hosts.from_flag(value)
+        hostsfile.from_flag(value)
     assert all(problem.where.startswith("--hosts") for problem in caught.value.problems)
 
 
 def test_what_a_shell_hands_over_and_what_other_editors_write_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "bom.txt").write_bytes("\ufeffn1 user=root\n".encode())
-    assert [(host.name, host.user) for host in hosts.from_flag(str(tmp_path / "bom.txt")).hosts] == [("n1", "root")]
+    assert [(host.name, host.user) for host in hostsfile.from_flag(str(tmp_path / "bom.txt")).hosts] == [("n1", "root")]
     read, write = os.pipe()
     os.write(write, b"n[1-2]\n")
     os.close(write)
-    assert len(hosts.from_flag(f"/dev/fd/{read}").hosts) == 2
+    assert len(hostsfile.from_flag(f"/dev/fd/{read}").hosts) == 2
     os.close(read)
 
 
@@ -71,21 +73,21 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
     file.write_bytes(b"n1\n\xff\xfe\n")
     with pytest.raises(Trouble, match="not a text file"):
-        hosts.from_flag(str(file))
+        hostsfile.from_flag(str(file))
 
 
 def test_limit_picks_a_subset_in_the_order_of_the_file() -> None:
-    assert [host.name for host in hosts.from_flag("c,n[1-3],a", "a,n[2-3]").hosts] == ["n2", "n3", "a"]
+    assert [host.name for host in hostsfile.from_flag("c,n[1-3],a", "a,n[2-3]").hosts] == ["n2", "n3", "a"]
 
 
 def test_limit_refuses_what_it_does_not_know_or_would_lose(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"--limit: n7 is no host of --hosts"):
-        hosts.from_flag("n[1-3]", "n[2-3],n7")
+        hostsfile.from_flag("n[1-3]", "n[2-3],n7")
     file = tmp_path / "hosts.txt"
     file.write_text("defaults build_host=n1\nn[1-3]\n")
     with pytest.raises(Trouble, match=r"leaves out n1, which is build_host"):
-        hosts.from_flag(str(file), "n2")
-    assert len(hosts.from_flag(str(file), "n[1-2]").hosts) == 2
+        hostsfile.from_flag(str(file), "n2")
+    assert len(hostsfile.from_flag(str(file), "n[1-2]").hosts) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def either(make: Callable[[], Inventory]) -> Inventory | Trouble:
 
 @given(LINES)
 def test_a_text_is_an_inventory_or_trouble_with_its_place(text: str) -> None:
-    result = either(lambda: hosts.parse(text, "f"))
+    result = either(lambda: hostsfile.parse(text, "f"))
     if isinstance(result, Trouble):
         assert result.problems
         assert all(problem.where.startswith("f:") for problem in result.problems)
@@ -131,7 +133,7 @@ def test_a_text_is_an_inventory_or_trouble_with_its_place(text: str) -> None:
 
 @given(st.one_of(ALPHABET, st.text(max_size=20)))
 def test_a_flag_is_an_inventory_or_trouble(value: str) -> None:
-    result = either(lambda: hosts.from_flag(value))
+    result = either(lambda: hostsfile.from_flag(value))
     assert result.problems if isinstance(result, Trouble) else result.hosts
 
 
@@ -139,4 +141,4 @@ def test_a_flag_is_an_inventory_or_trouble(value: str) -> None:
 def test_what_is_folded_reads_as_the_same_names(names: set[str]) -> None:
     folded, _, count = nodeset.fold(sorted(names)).rpartition(" ")
     assert count == f"({len(names)})"
-    assert {host.name for host in hosts.from_flag(folded).hosts} == names
+    assert {host.name for host in hostsfile.from_flag(folded).hosts} == names

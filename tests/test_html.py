@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_support import TEXTS, files_of, page_of, report_of
 
-from deepep_bootstrap import charts, html
-from deepep_bootstrap.charts import Dot, Scale
-from deepep_bootstrap.runreport import Past
-from deepep_bootstrap.verdicts import Verdict
+from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.report import charts, html
+from deepep_bootstrap.report.charts import Dot, Scale
+from deepep_bootstrap.report.model import Past
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 HOSTILE = "<script>pwned=1</script>\"'><img src=x onerror=pwned=1>&amp;{{7*7}}\u202e"

@@ -12,8 +12,8 @@ from chromium_support import Browser, Page, chromium
 from report_support import TEXTS, make_history, page_of, report_of
 from test_html import hostile
 
-from deepep_bootstrap import html, runreading
-from deepep_bootstrap.survey import Flags
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.report import html, load
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (1280, 390)
@@ -81,7 +81,7 @@ def first_of_each(boxes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", ["healthy", "failed"])
 def test_a_report_is_whole_and_legible(name: str, page: Page, tmp_path: Path) -> None:
     folder = make_history(tmp_path, name, (0.97, 1.02, 0.8, 1.01))
-    report, _ = runreading.read_run(Flags(ROOT), str(folder), TEXTS)
+    report, _ = load.read_run(Flags(ROOT), str(folder), TEXTS)
     assert len(report.past) == 4
     address = written(tmp_path, page_of(report))
     grounds, drawn = {}, {}

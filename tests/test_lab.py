@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deepep_bootstrap import lab as labs
-from deepep_bootstrap import lab_clean, lab_cluster, lab_hosts, lab_slurm
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.verbs import lab as verb
+from deepep_bootstrap.cli.commands import lab as verb
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.lab import clean, cluster, hosts, slurm
+from deepep_bootstrap.lab import cluster_lab as labs
 
 ROOT = Path(__file__).resolve().parent.parent
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
 def traces(folder: str) -> list[str]:
     """Everything a lab in `folder` can leave on the machine, as text."""
     mark = f"{labs.MARK}={folder}".encode()
-    found = [f"mount {point}" for point, _ in lab_clean.mounts(folder)]
+    found = [f"mount {point}" for point, _ in clean.mounts(folder)]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (process / "environ").read_bytes().split(b"\0"):
@@ -71,7 +71,7 @@ def folder(namespaces: None) -> Iterator[str]:
     """A lab folder for one test, taken down whatever happens."""
     name = f"/run/deepep-lab-test-{os.getpid()}-own"
     yield name
-    lab_cluster.down(name)
+    cluster.down(name)
 
 
 def test_every_host_answers_as_itself(lab: LiveLab) -> None:
@@ -173,7 +173,7 @@ def test_slurm_reboots_a_node(lab: LiveLab) -> None:
     before = lab.boot_id("n002")
     assert lab.ssh("login1", "scontrol reboot ASAP nextstate=resume reason=test n002").returncode == 0
     wait_for("the reboot", lambda: lab.boot_id("n002") not in ("", before))
-    lab_slurm.wait_idle(lab.lab, lab_hosts.enter(lab.lab, "login1"), lab_hosts.logs(lab.lab))
+    slurm.wait_idle(lab.lab, hosts.enter(lab.lab, "login1"), hosts.logs(lab.lab))
 
 
 PARAMS = "head -n 2 /proc/driver/nvidia/params"
@@ -234,10 +234,10 @@ def processes_of(lab: LiveLab, name: str) -> list[str]:
 def test_after_a_power_cut_up_boots_the_host_again(lab: LiveLab) -> None:
     before = {name: lab.boot_id(name) for name in lab.hosts}
     lab.power_cut("n001")
-    assert lab_cluster.state(str(lab.dir))["state"] == "broken"
+    assert cluster.state(str(lab.dir))["state"] == "broken"
     with pytest.raises(Trouble, match="this lab host is off"):
         lab.nsenter("n001", "true")
-    lab_cluster.up(str(lab.dir), "lmod", print)
+    cluster.up(str(lab.dir), "lmod", print)
     assert lab.boot_id("n001") not in ("", before["n001"])
     assert {name: lab.boot_id(name) for name in ("n002", "login1")} == {name: before[name] for name in ("n002", "login1")}
 
@@ -251,14 +251,14 @@ def test_reset_gives_fresh_disks(lab: LiveLab) -> None:
 
 
 def test_up_again_changes_nothing(lab: LiveLab) -> None:
-    before = lab_cluster.state(str(lab.dir))
-    lab_cluster.up(str(lab.dir), "lmod", print)
-    assert lab_cluster.state(str(lab.dir)) == before
+    before = cluster.state(str(lab.dir))
+    cluster.up(str(lab.dir), "lmod", print)
+    assert cluster.state(str(lab.dir)) == before
 
 
 def test_up_with_another_layer_is_refused(lab: LiveLab) -> None:
     with pytest.raises(Trouble, match="has another module system — found lmod, wanted environment-modules"):
-        lab_cluster.up(str(lab.dir), "environment-modules", print)
+        cluster.up(str(lab.dir), "environment-modules", print)
 
 
 def test_status_as_json(lab: LiveLab, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,12 +277,12 @@ def test_the_demo_file_names_the_labs_hosts(lab: LiveLab) -> None:
 
 
 def test_killed_supervisors_leave_a_lab_that_down_removes(folder: str) -> None:
-    made = lab_cluster.up(folder, "lmod", print)
+    made = cluster.up(folder, "lmod", print)
     assert len(traces(folder)) > 5
     for name in labs.ROLES:
         supervisor = int(Path(f"/proc/{labs.alive(made, name)}/status").read_text().split("PPid:")[1].split()[0])
         os.kill(int(Path(f"/proc/{supervisor}/status").read_text().split("PPid:")[1].split()[0]), signal.SIGKILL)
-    lab_cluster.down(folder)
+    cluster.down(folder)
     assert traces(folder) == []
 
 
@@ -294,28 +294,28 @@ def test_an_up_killed_at_any_stage_can_be_repeated_or_removed(folder: str, stage
         assert process.poll() is None, f"it ended before there was a {stage}"
     process.kill()
     process.wait()
-    lab_cluster.up(folder, "lmod", print)
-    assert lab_cluster.state(folder)["state"] == "up"
-    lab_cluster.down(folder)
+    cluster.up(folder, "lmod", print)
+    assert cluster.state(folder)["state"] == "up"
+    cluster.down(folder)
     assert traces(folder) == []
 
 
 def test_a_bridge_whose_lab_is_gone_is_found_by_its_alias(folder: str) -> None:
-    lab_cluster.up(folder, "lmod", print)
-    lab_clean.end_processes(folder)
+    cluster.up(folder, "lmod", print)
+    clean.end_processes(folder)
     wait_for("the unmount", lambda: subprocess.run(["umount", folder], check=False, capture_output=True).returncode == 0)
-    lab_cluster.down(folder)
+    cluster.down(folder)
     assert traces(folder) == []
 
 
 def test_down_waits_for_nobody_and_names_who_holds_the_folder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab_cluster.up(folder, "lmod", print)
-    lab_clean.end_processes(folder)  # with its own limit: on a busy machine that takes its time
-    monkeypatch.setattr(lab_clean, "END_LIMIT", 0.5)
+    cluster.up(folder, "lmod", print)
+    clean.end_processes(folder)  # with its own limit: on a busy machine that takes its time
+    monkeypatch.setattr(clean, "END_LIMIT", 0.5)
     holder = subprocess.Popen(["sleep", "600"], cwd=folder)
     try:
         with pytest.raises(Trouble, match=rf"cannot be unmounted — found in use by process {holder.pid}"):
-            lab_cluster.down(folder)
+            cluster.down(folder)
     finally:
         holder.kill()
         holder.wait()
@@ -338,8 +338,8 @@ def test_wrong_words_are_refused(arguments: dict[str, str], message: str) -> Non
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(Trouble, match="holds something else"):
-        lab_cluster.up(str(tmp_path), "lmod", print)
-    lab_cluster.down(str(tmp_path))
+        cluster.up(str(tmp_path), "lmod", print)
+    cluster.down(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

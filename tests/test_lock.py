@@ -12,11 +12,11 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import lock
-from deepep_bootstrap.errors import Problem, Trouble
-from deepep_bootstrap.lock import Lock, Stack, Wheel
-from deepep_bootstrap.sources import Source, Substitute
-from deepep_bootstrap.system import System
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Lock, Stack, Wheel
+from deepep_bootstrap.lock.packages import System
+from deepep_bootstrap.lock.sources import Source, Substitute
 
 HERE = Path(__file__).parent
 REAL = HERE.parent / "deepep.lock.toml"
@@ -29,7 +29,7 @@ ABC = "sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0="
 
 def messages(text: str) -> tuple[tuple[Problem, ...], Lock | None]:
     try:
-        return (), lock.parse(text, "x.toml")
+        return (), model.parse(text, "x.toml")
     except Trouble as trouble:
         return trouble.problems, None
 
@@ -55,7 +55,7 @@ def test_a_good_lock() -> None:
     )
     url, rev = "https://example.invalid/owner/transport", "89abcdef0123456789abcdef0123456789abcdef"
     transport = Source("transport", url, "refs/pull/1/head", rev, ABC, 0, "2.0")
-    assert lock.parse(BASE, "x.toml") == Lock(
+    assert model.parse(BASE, "x.toml") == Lock(
         path="x.toml",
         version=1,
         default_stack="one",
@@ -72,7 +72,7 @@ def test_a_good_lock() -> None:
 
 def test_a_substitution_may_say_its_reason() -> None:
     text = BASE.replace("count = 2", 'count = 2\nreason = "The old value was never set (issue 7)."')
-    (each,) = lock.parse(text, "x.toml").sources["engine"].substitutes
+    (each,) = model.parse(text, "x.toml").sources["engine"].substitutes
     assert each == Substitute("src/a.cpp", "old", "new", 2, reason="The old value was never set (issue 7).")
     assert each.effect == {"file": "src/a.cpp", "text": "old", "replacement": "new", "count": 2}
 
@@ -90,14 +90,14 @@ def test_faults(case: Path) -> None:
 
 def test_faults_of_the_file_itself(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"nowhere\.toml: the lock cannot be read: No such file or directory\. Try: --lock=FILE"):
-        lock.read(tmp_path / "nowhere.toml")
+        model.read(tmp_path / "nowhere.toml")
     with pytest.raises(Trouble, match="the lock cannot be read: Is a directory"):
-        lock.read(tmp_path)
+        model.read(tmp_path)
     (tmp_path / "x.toml").write_bytes(b"version = 1 # \xff")
     with pytest.raises(Trouble, match=r"x\.toml: is not UTF-8 at byte 14"):
-        lock.read(tmp_path / "x.toml")
+        model.read(tmp_path / "x.toml")
     (tmp_path / "x.toml").write_text(BASE)
-    assert lock.read(tmp_path / "x.toml") == lock.read(str(tmp_path / "x.toml"))
+    assert model.read(tmp_path / "x.toml") == model.read(str(tmp_path / "x.toml"))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_which_wheels_install_on_a_target(file: str, fits: bool) -> None:
     head, rest = BASE.split("wheels.cp311-x86_64 = [", 1)
     text = f"{head}wheels.cp311-x86_64 = {entry}\n{rest.split(']', 1)[1]}"
     if fits:
-        assert lock.parse(text, "x.toml").stacks["one"].wheels["cp311-x86_64"][0].file == file
+        assert model.parse(text, "x.toml").stacks["one"].wheels["cp311-x86_64"][0].file == file
     else:
         with pytest.raises(Trouble) as caught:
-            lock.parse(text, "x.toml")
+            model.parse(text, "x.toml")
         assert (
             str(caught.value)
             == f"x.toml: stack.one.wheels.cp311-x86_64[1].file: this wheel does not install on cp311-x86_64 — found {file}"
@@ -185,7 +185,7 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
 
 
 def test_the_lock_that_is_shipped() -> None:
-    real = lock.read(REAL)
+    real = model.read(REAL)
     assert set(real.stacks) == {"v1", "v1-wheel", "v1-cu13", "v2"}
     assert real.default_stack == "v1"
     assert not real.indexes
@@ -206,7 +206,7 @@ def test_the_lock_that_is_shipped() -> None:
 @pytest.mark.parametrize("path", [REAL, DEMO], ids=["shipped", "demo"])
 def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path) -> None:
     """Its issue, pull request, patch or measurement upstream; for people who read `invoke lock`."""
-    for source in lock.read(path).sources.values():
+    for source in model.read(path).sources.values():
         for each in source.substitutes:
             where = (source.name, each.file, each.reason)
             assert re.search(r"\b(issues?|pull request) [1-9]|\.patch\b|measured", each.reason), where
@@ -215,14 +215,14 @@ def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path)
 
 def test_the_demo_makes_the_substitutions_of_the_shipped_lock() -> None:
     """The stand-in sources hold the same texts; but for one, which names a structure that is NVSHMEM's own."""
-    real, demo = lock.read(REAL).sources, lock.read(DEMO).sources
+    real, demo = model.read(REAL).sources, model.read(DEMO).sources
     for name, theirs in (("nvshmem", "nvshmem"), ("deepep", "deepep-v1"), ("deepep-v2", "deepep-v2")):
         other = [each for each in real[theirs].substitutes if not each.file.endswith("ibgda.cpp")]
         assert [each for each in demo[name].substitutes if not each.file.endswith("ibgda.cpp")] == other
 
 
 def test_a_wheel_shared_by_targets_is_one_file() -> None:
-    real = lock.read(REAL)
+    real = model.read(REAL)
     hashes: dict[str, set[str]] = {}
     for wheels in (wheels for stack in real.stacks.values() for wheels in stack.wheels.values()):
         for wheel in wheels:

@@ -23,13 +23,17 @@ from hypothesis import strategies as st
 from lock_support import BASE, DAY, FILES, FIRST, Server, commit, git
 from test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 
-from deepep_bootstrap import archives, lockfile, lockview, mirrors, nar, pins
-from deepep_bootstrap import lock as locks
-from deepep_bootstrap.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.pins import compare_link, version_in
-from deepep_bootstrap.sources import Archive, Substitute
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import lock as verb
+from deepep_bootstrap.cli import lock_view
+from deepep_bootstrap.cli.commands import lock as verb
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.files import fetch_archive
+from deepep_bootstrap.fetch.renew import compare_link, renew_source, version_in
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.lock import edit
+from deepep_bootstrap.lock import model as locks
+from deepep_bootstrap.lock.sources import Archive, Substitute
 
 pytest_plugins = ["lock_support"]
 
@@ -42,7 +46,7 @@ def tree_hash(server: Server, rev: str, scratch: Path) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     git(server.engine, f"--work-tree={scratch}", "-c", "core.bare=false", "checkout", "--force", rev, "--", ".")
-    return nar.hash_path(scratch)
+    return filetree.hash_path(scratch)
 
 
 @pytest.fixture
@@ -94,7 +98,7 @@ def masked(text: str, server: Server, path: Path) -> str:
 
 def test_what_is_pinned(run: Any, path: Path) -> None:
     lock = locks.read(path)
-    assert lockview.overview(lock, ["one"], FIRST + 800 * DAY) == [
+    assert lock_view.overview(lock, ["one"], FIRST + 800 * DAY) == [
         "sources",
         f"  engine 1.0   v1.0              {lock.sources['engine'].rev[:12]}  2023-11-14, 2 years old  for one",
         "      substitute in a.txt, 1 time: old → new (sha256-MbRtttcjc0GEY…)",
@@ -123,7 +127,7 @@ def test_what_is_pinned(run: Any, path: Path) -> None:
 def test_a_substitution_on_one_line(path: Path, text: str, replacement: str, shown: str) -> None:
     lock = locks.read(path)
     engine = replace(lock.sources["engine"], substitutes=(Substitute("a.txt", text, replacement, 1),))
-    line = lockview.overview(replace(lock, sources={**lock.sources, "engine": engine}), ["one"], 0)[2]
+    line = lock_view.overview(replace(lock, sources={**lock.sources, "engine": engine}), ["one"], 0)[2]
     assert line.rpartition(" (sha256-")[0] == f"      substitute in a.txt, 1 time: {shown}"
 
 
@@ -140,7 +144,7 @@ def test_a_substitution_on_one_line(path: Path, text: str, replacement: str, sho
     ],
 )
 def test_ages(days: int, words: str) -> None:
-    assert lockview.age(days * DAY) == words
+    assert lock_view.age(days * DAY) == words
 
 
 # Every update on its own golden file: name, what is done to the server first, and the flags.
@@ -176,7 +180,7 @@ def test_updates(name: str, server: Server, path: Path, run: Any) -> None:
     code, out, err = run(**flags)
     assert (code, err) == (OK, "")
     assert [line for line in out.splitlines() if "LOCK" not in line][:1] == dry.splitlines()[:1]
-    difference = lockfile.diff(before.decode(), path.read_bytes().decode(), "lock")
+    difference = edit.diff(before.decode(), path.read_bytes().decode(), "lock")
     assert f"{masked(out, server, path)}---\n{difference}" == (GOLDEN / f"{name}.txt").read_text()
     # What was written holds: the check finds nothing, and the same update again finds nothing to do.
     assert run(check=True)[0] == OK
@@ -271,10 +275,11 @@ def test_a_pin_without_a_commit_yet(server: Server, path: Path, run: Any) -> Non
 
 def test_a_hash_that_was_wrong_or_now_includes_submodules(server: Server, path: Path, run: Any) -> None:
     right = locks.read(path).sources["engine"].hash
-    path.write_text(path.read_text().replace(right, nar.sri(bytes(32))))
+    path.write_text(path.read_text().replace(right, filetree.sri(bytes(32))))
     message = refused(run, path, check=True)
     assert (
-        message == f"source engine: the tree of {server.commits['one'][:12]} has another hash — found {right}, wanted {nar.sri(bytes(32))}"
+        message
+        == f"source engine: the tree of {server.commits['one'][:12]} has another hash — found {right}, wanted {filetree.sri(bytes(32))}"
     )
     code, out, _ = run(update="engine")
     assert code == OK
@@ -283,7 +288,7 @@ def test_a_hash_that_was_wrong_or_now_includes_submodules(server: Server, path: 
 
 
 def test_a_lock_that_changes_meanwhile(server: Server, path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    renew = pins.renew_source
+    renew = renew_source
 
     def edit_meanwhile(*words: Any) -> Any:
         path.write_text(path.read_text() + "# mine\n")
@@ -401,8 +406,8 @@ def test_submodules_are_in_the_hash_as_git_fills_them(server: Server, path: Path
     assert (plain / "deps/middle/third/inner/leaf").read_text() == "1\n"
     assert list((plain / "deps/off").iterdir()) == []
     assert found["engine"].rev == found["transport"].rev == outer
-    assert found["engine"].hash == nar.hash_path(plain)
-    assert found["transport"].hash == nar.hash_path(tmp_path / "empty")
+    assert found["engine"].hash == filetree.hash_path(plain)
+    assert found["transport"].hash == filetree.hash_path(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("url", ["/etc", "file:///etc", "../../../../../../etc", "ext::sh -c touch% here", "", "-x", "../../../..", "./.."])
@@ -513,7 +518,7 @@ def test_archives(kind: str, server: Server, path: Path, run: Any, files: Path, 
     assert locks.read(path).archives["kit"] == Archive(
         "kit", f"{file_server}dist/kit-1.1.tar.xz", sri(kind, CONTENT * 2), 2 * len(CONTENT), "1.1"
     )
-    assert lockfile.diff(before, path.read_text(), "lock").count("\n-") == 4
+    assert edit.diff(before, path.read_text(), "lock").count("\n-") == 4
     (files / "kit-1.1.tar.xz").write_bytes(CONTENT)
     message = refused(run, path, check=True)
     assert message.splitlines() == [
@@ -539,14 +544,14 @@ def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path)
     private = file_server.replace("http://", "http://user:a%20b@") + "private/"
     for value in (f"{BASE}={files.parent}", f"{BASE}={file_server}", f"{BASE}={private}"):
         shutil.rmtree(cache, ignore_errors=True)
-        file = archives.fetch_archive(archive(url), mirrors.read([value], {}, {}), cache)
+        file = fetch_archive(archive(url), locations.read([value], {}, {}), cache)
         assert (file.name, file.read_bytes()) == ("kit-1.0.tar.xz", CONTENT)
-    nowhere = mirrors.read([f"{BASE}={tmp_path}"], {}, {})
-    assert archives.fetch_archive(archive(url), nowhere, cache) == file  # the cache has it
+    nowhere = locations.read([f"{BASE}={tmp_path}"], {}, {})
+    assert fetch_archive(archive(url), nowhere, cache) == file  # the cache has it
     file.write_bytes(b"evil")
     with pytest.raises(Trouble, match=r"mirror .*: has no file for https://host\.invalid/dist/kit-1\.0\.tar\.xz"):
-        archives.fetch_archive(archive(url), nowhere, cache)
-    assert archives.fetch_archive(archive(f"file://{files}/kit-1.0.tar.xz"), nowhere, cache).read_bytes() == CONTENT
+        fetch_archive(archive(url), nowhere, cache)
+    assert fetch_archive(archive(f"file://{files}/kit-1.0.tar.xz"), nowhere, cache).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -564,7 +569,7 @@ def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path)
 def test_archives_that_cannot_be_had(name: str, message: str, file_server: str, tmp_path: Path) -> None:
     secret = file_server.replace("http://", "http://user:secret@")
     with pytest.raises(Trouble) as caught:
-        archives.fetch_archive(archive(f"{BASE}{name}"), mirrors.read([f"{BASE}={secret}"], {}, {}), tmp_path / "cache")
+        fetch_archive(archive(f"{BASE}{name}"), locations.read([f"{BASE}={secret}"], {}, {}), tmp_path / "cache")
     assert str(caught.value).replace(file_server, "SERVER").startswith(f"archive kit: {message}")
     assert "secret" not in str(caught.value)
     assert [name for _, _, names in os.walk(tmp_path / "cache") for name in names] == []
@@ -631,9 +636,9 @@ def layouts(draw: st.DrawFn) -> str:
 @settings(deadline=None, max_examples=150)
 def test_a_rewritten_text_differs_in_nothing_else(text: str, new: dict[str, str]) -> None:
     values: dict[tuple[str, ...], str | int] = {("source", "a", key): 7 if key == "last_modified" else value for key, value in new.items()}
-    rewritten = lockfile.rewrite(text, values, "x")
+    rewritten = edit.rewrite(text, values, "x")
     back = {place: {"ref": "x", "rev": "y", "hash": "z", "version": "1", "last_modified": 5}[place[-1]] for place in values}
-    again = lockfile.rewrite(rewritten, back, "x")
+    again = edit.rewrite(rewritten, back, "x")
     # Quotes may have changed from single to double where a value changed; nothing else may have.
     assert again.replace("'", '"') == text.replace("'", '"')
 
@@ -648,13 +653,13 @@ def test_a_rewritten_text_differs_in_nothing_else(text: str, new: dict[str, str]
 )
 def test_what_is_not_there_is_not_rewritten(place: tuple[str, ...], message: str) -> None:
     with pytest.raises(Trouble) as caught:
-        lockfile.rewrite('[source.a]\nrev = "x"\n', {place: "y"}, "x")
+        edit.rewrite('[source.a]\nrev = "x"\n', {place: "y"}, "x")
     assert caught.value.problems == (Problem("x", "has no such key to rewrite", wanted=message.split("wanted ")[1]),)
 
 
 def test_a_value_over_several_lines_is_left_to_a_person() -> None:
     with pytest.raises(Trouble, match=r"x: cannot be rewritten without touching other lines\. Try: writing by hand: a\.rev = 'y'"):
-        lockfile.rewrite('[a]\nrev = """\nlong\n"""\n', {("a", "rev"): "y"}, "x")
+        edit.rewrite('[a]\nrev = """\nlong\n"""\n', {("a", "rev"): "y"}, "x")
 
 
 def test_an_update_to_a_commit_that_nobody_has_read_says_so(server: Server, run: Any) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_support import MARKER, READY, changed
 
-from deepep_bootstrap import losses, slurm_nodes
-from deepep_bootstrap.facts import Port, Rdma
+from deepep_bootstrap.inventory import regressions
+from deepep_bootstrap.inventory.facts import Port, Rdma
+from deepep_bootstrap.slurm import nodes
 
 UP, DOWN = (Port(1, state, "InfiniBand", 400.0) for state in ("ACTIVE", "DOWN"))
 NICS = tuple(Rdma(f"mlx5_{number}", "mlx5_core", "", 0, "", (UP,), virtual=number > 7) for number in range(9))
@@ -35,28 +36,26 @@ BEFORE = changed(READY, {"rdma": NICS, "prepared.fabric_state": "Completed/Succe
 )
 def test_what_a_host_lost_is_known_until_it_is_there_again(changes: Mapping[str, Any], found: tuple[str, ...]) -> None:
     now = changed(BEFORE, changes)
-    assert losses.since(BEFORE, now) == found
-    reason = slurm_nodes.our_reason(
-        f"came back without what was wanted: {'; '.join((*found, 'driver options: found 0, wanted 1'))}", "run-7"
-    )
-    assert losses.still(reason, now) == found
-    assert losses.still(reason, BEFORE) == ()
+    assert regressions.since(BEFORE, now) == found
+    reason = nodes.our_reason(f"came back without what was wanted: {'; '.join((*found, 'driver options: found 0, wanted 1'))}", "run-7")
+    assert regressions.still(reason, now) == found
+    assert regressions.still(reason, BEFORE) == ()
     # A next reboot brings back what was there before the first one, or is not the last.
-    assert losses.since(now, now, reason) == found
+    assert regressions.since(now, now, reason) == found
 
 
 def test_everything_that_can_be_lost_fits_into_a_reason() -> None:
     now = changed(BEFORE, {"gpus": (), "rdma": (), "prepared.fabric_state": "In Progress, Completed/Timeout", "prefix.id": ""})
-    found = losses.since(BEFORE, now)
+    found = regressions.since(BEFORE, now)
     assert len(found) == 5
-    reason = slurm_nodes.our_reason(f"came back without what was wanted: {'; '.join(found)}", "bootstrap-20261121-112102-4711")
-    assert losses.still(reason, now) == found
+    reason = nodes.our_reason(f"came back without what was wanted: {'; '.join(found)}", "bootstrap-20261121-112102-4711")
+    assert regressions.still(reason, now) == found
 
 
 def test_a_host_without_a_prefix_before_misses_none() -> None:
-    assert losses.since(changed(BEFORE, {"prefix.id": ""}), BEFORE) == ()
+    assert regressions.since(changed(BEFORE, {"prefix.id": ""}), BEFORE) == ()
 
 
 @given(st.text() | st.from_regex(r"(GPUs|RDMA devices|active ports): found \d+, wanted \d+"))
 def test_any_reason_can_be_read(reason: str) -> None:
-    losses.still(reason, READY)
+    regressions.still(reason, READY)

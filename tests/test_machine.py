@@ -18,9 +18,9 @@ from facts_support import ROOT, SHELLS, Machine, recipes, run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import facts, machine, survey
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import parse
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory import facts, machine, survey
+from deepep_bootstrap.inventory.facts import parse
 
 CASES = ROOT / "tests" / "cases" / "machine"
 TREES = sorted((CASES / "trees").glob("*.toml"))

@@ -25,13 +25,16 @@ from hypothesis import strategies as st
 from lock_support import BASE, FILES, Server, commit
 from test_wheels import make_wheel
 
-from deepep_bootstrap import archives, command, fetch, lock, mirrordir, mirrors, nar, wheels
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.lock import Lock, Wheel
-from deepep_bootstrap.mirrordir import Index
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import lock as lock_verb
-from deepep_bootstrap.verbs import mirror as verb
+from deepep_bootstrap.cli.commands import lock as lock_verb
+from deepep_bootstrap.cli.commands import mirror as verb
+from deepep_bootstrap.core import filetree, process
+from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
+from deepep_bootstrap.fetch import files, locations, sources, wheels
+from deepep_bootstrap.fetch.mirror import index
+from deepep_bootstrap.fetch.mirror.index import Index, is_inside, parse, read, render
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Lock, Wheel
 
 pytest_plugins = ["lock_support"]
 
@@ -73,7 +76,7 @@ class World:
 
     @property
     def lock(self) -> Lock:
-        return lock.read(self.folder / "lock.toml")
+        return model.read(self.folder / "lock.toml")
 
     @property
     def mirror(self) -> Path:
@@ -89,17 +92,17 @@ class World:
         return verb.mirror(flags, str(self.mirror), check=check, target=target, prune=prune)
 
     def index(self) -> Index:
-        index = mirrordir.read(self.mirror)
+        index = read(self.mirror)
         assert index is not None
         return index
 
     def states(self) -> dict[str, str]:
         """What a check finds, by path."""
-        return {each.path: each.state for each in mirrordir.compare(self.mirror, self.index())}
+        return {each.path: each.state for each in index.compare(self.mirror, self.index())}
 
 
 def pin(name: str, url: str, rev: str, tree: Path, submodules: bool = False) -> str:
-    keys = {"url": url, "ref": "main", "rev": rev, "hash": nar.hash_path(tree), "version": "1.0"}
+    keys = {"url": url, "ref": "main", "rev": rev, "hash": filetree.hash_path(tree), "version": "1.0"}
     text = "\n".join(f'{key} = "{value}"' for key, value in keys.items())
     return f"[source.{name}]\n{text}\nlast_modified = 1\nsubmodules = {'true' if submodules else 'false'}\n"
 
@@ -188,7 +191,7 @@ def served(world: World) -> Iterator[str]:
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     """Which files are there, and which of them anybody wrote again."""
-    return {path: (status.st_ino, status.st_mtime_ns) for path, status in mirrordir.walk(folder).items()}
+    return {path: (status.st_ino, status.st_mtime_ns) for path, status in index.walk(folder).items()}
 
 
 def test_what_a_mirror_holds_and_that_a_second_run_writes_nothing_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,11 +217,11 @@ def test_what_a_mirror_holds_and_that_a_second_run_writes_nothing_again(world: W
 def take_everything(world: World, place: str, cache: Path) -> None:
     """Fetch all that the lock names with nothing but `place` in reach."""
     shutil.rmtree(world.server.folder)
-    found = mirrors.read([place], {}, {})
+    found = locations.read([place], {}, {})
     for source in world.lock.sources.values():
-        assert nar.hash_path(fetch.fetch_source(source, found, cache)) == source.hash
-        assert fetch.measure_source(source, found).hash == source.hash
-    assert archives.fetch_archive(world.lock.archives["data"], found, cache).read_bytes() == b"some data"
+        assert filetree.hash_path(sources.fetch_source(source, found, cache)) == source.hash
+        assert sources.measure_source(source, found).hash == source.hash
+    assert files.fetch_archive(world.lock.archives["data"], found, cache).read_bytes() == b"some data"
     closures = [closure for stack in world.lock.stacks.values() for closure in stack.wheels.values()]
     for closure in (*closures, world.lock.tools["uv"][:1]):
         for file in wheels.fetch_wheels(closure, found, cache, print).values():
@@ -227,7 +230,7 @@ def take_everything(world: World, place: str, cache: Path) -> None:
 
 def test_everything_comes_out_of_a_folder(world: World, tmp_path: Path) -> None:
     """Also of one that was copied by a program that leaves empty folders out, and that nobody may write."""
-    for path in mirrordir.walk(world.mirror):
+    for path in index.walk(world.mirror):
         (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(world.mirror / path, tmp_path / "copy" / path)
     before = snapshot(tmp_path / "copy")
@@ -349,7 +352,7 @@ def test_a_mirror_whose_writing_was_killed_is_incomplete_and_the_next_run_comple
         bare.run(check=True)
     assert caught.value.code == VERDICT
     with pytest.raises(Trouble, match=r"is a mirror that was not finished: it has no mirror\.json"):
-        mirrors.read([str(bare.mirror)], {}, {})
+        locations.read([str(bare.mirror)], {}, {})
     (bare.mirror / ".tmp-left").mkdir()
     assert bare.run() == OK
     assert bare.run(check=True) == OK
@@ -402,7 +405,7 @@ def test_what_cannot_be_fetched_is_named_and_the_rest_is_there(bare: World, caps
 def test_a_tree_that_is_not_the_locked_one_is_no_part_of_the_mirror(bare: World, capsys: pytest.CaptureFixture[str]) -> None:
     text = (bare.folder / "lock.toml").read_text()
     wanted = bare.lock.sources["old"].hash
-    wrong = nar.sri(bytes(32))
+    wrong = filetree.sri(bytes(32))
     (bare.folder / "lock.toml").write_text(text.replace(wanted, wrong))
     assert bare.run() == TROUBLE
     assert (
@@ -417,7 +420,7 @@ def test_a_mirror_for_another_lock(world: World, capsys: pytest.CaptureFixture[s
     text = (world.folder / "lock.toml").read_text()
     new = commit(world.server.engine, [world.server.commits["three"]], {**FILES, "four": "4"}, 11)
     changed = text.replace(world.server.commits["three"], new).replace(
-        world.lock.sources["engine"].hash, nar.hash_path(tree_of(tmp_path / "four", {**FILES, "four": "4"}))
+        world.lock.sources["engine"].hash, filetree.hash_path(tree_of(tmp_path / "four", {**FILES, "four": "4"}))
     )
     wheel = make_wheel(world.folder / "made", "tiny", version="2.0")
     old = world.lock.stacks["one"].wheels["cp311-x86_64"][0]
@@ -426,9 +429,9 @@ def test_a_mirror_for_another_lock(world: World, capsys: pytest.CaptureFixture[s
     lacks = [line for line in capsys.readouterr().err.splitlines() if "the mirror does not have" in line]
     assert [line.split(":")[0] for line in lacks] == ["source engine", "wheel tiny-2.0-py3-none-any.whl"]
     with pytest.raises(Trouble, match=rf"Try: invoke mirror {world.mirror} --check, which names all that it lacks"):
-        fetch.fetch_source(world.lock.sources["engine"], mirrors.read([str(world.mirror)], {}, {}), tmp_path / "c")
+        sources.fetch_source(world.lock.sources["engine"], locations.read([str(world.mirror)], {}, {}), tmp_path / "c")
     with pytest.raises(Trouble, match=rf"wanted tiny-2\.0\S+\. Try: invoke mirror {world.mirror} --check"):
-        wheels.fetch_wheel(wheel, mirrors.read([str(world.mirror)], {}, {}), tmp_path / "c")
+        wheels.fetch_wheel(wheel, locations.read([str(world.mirror)], {}, {}), tmp_path / "c")
     assert world.run() == OK
     assert world.run(check=True) == OK
     new_text = (world.folder / "lock.toml").read_text()
@@ -518,10 +521,10 @@ CASES = json.loads((ROOT / "tests/cases/mirror/hostile.json").read_text())
 @pytest.mark.parametrize("case", CASES, ids=[case["why"] for case in CASES])
 def test_a_hostile_index_is_refused(case: dict[str, Any], mirrored: Path) -> None:
     document = json.loads((mirrored / "mirror/mirror.json").read_text())
-    mirrordir.parse(json.dumps(document).encode(), "mirror.json")
+    index.parse(json.dumps(document).encode(), "mirror.json")
     document.update(case["change"])
     with pytest.raises(Trouble) as caught:
-        mirrordir.parse(json.dumps(document).encode(), "mirror.json")
+        index.parse(json.dumps(document).encode(), "mirror.json")
     assert case["says"] in str(caught.value)
 
 
@@ -553,7 +556,7 @@ RAW = [
 @pytest.mark.parametrize("data", RAW, ids=range(len(RAW)))
 def test_bytes_that_are_no_index(data: bytes) -> None:
     with pytest.raises(Trouble):
-        mirrordir.parse(data, "mirror.json")
+        index.parse(data, "mirror.json")
 
 
 values = st.recursive(
@@ -561,7 +564,7 @@ values = st.recursive(
     | st.booleans()
     | st.integers()
     | st.text(max_size=8)
-    | st.sampled_from(["git/a/b", "../x", nar.sri(bytes(32)), "size", "hash"]),
+    | st.sampled_from(["git/a/b", "../x", filetree.sri(bytes(32)), "size", "hash"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["git/a", "size", "hash", "name", "url", "rev", "/etc/x"]), inner, max_size=3)
@@ -575,11 +578,11 @@ values = st.recursive(
 def test_any_index_is_read_or_refused(changes: dict[str, object]) -> None:
     document = {"format": 1, "lock": "", "stacks": [], "targets": [], "sources": [], "archives": {}, "files": {}, **changes}
     try:
-        index = mirrordir.parse(json.dumps(document).encode(), "mirror.json")
+        index = parse(json.dumps(document).encode(), "mirror.json")
     except Trouble:
         return
-    assert all(mirrordir.is_inside(path) for path in index.files)
-    assert mirrordir.parse(mirrordir.render(index).encode(), "again") == index
+    assert all(is_inside(path) for path in index.files)
+    assert parse(render(index).encode(), "again") == index
 
 
 @settings(deadline=None)
@@ -588,23 +591,23 @@ def test_any_index_is_read_or_refused(changes: dict[str, object]) -> None:
     | st.lists(st.sampled_from(["git", "files", "wheels", "..", ".", "", "a", "\0", "\n", "\ud800", "/"]), max_size=5).map("/".join)
 )
 def test_a_path_of_an_index_stays_inside(path: str) -> None:
-    if mirrordir.is_inside(path):
+    if index.is_inside(path):
         assert os.path.normpath(f"/mirror/{path}") == f"/mirror/{path}"
 
 
 def test_a_file_that_grows_while_it_is_read_is_not_read_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "endless").symlink_to("/dev/zero")
     with pytest.raises(Trouble, match="cannot be read"):
-        mirrordir.measure(tmp_path, "endless")
+        index.measure(tmp_path, "endless")
     with (tmp_path / "sparse").open("wb") as stream:
         stream.truncate(1 << 30)
-    assert mirrordir.measure(tmp_path, "sparse", 10).size == mirrordir.CHUNK
+    assert index.measure(tmp_path, "sparse", 10).size == index.CHUNK
 
 
 def test_a_shallow_repository_is_no_source_of_a_mirror(bare: World, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shallow = tmp_path / "shallow.git"
     words = ("git", "clone", "--quiet", "--bare", "--depth=1", "--branch=main", f"file://{bare.server.engine}", shallow)
-    assert command.run(words).code == 0
+    assert process.run(words).code == 0
     shutil.rmtree(bare.server.engine)
     shallow.rename(bare.server.engine)
     assert bare.run(stack="two") == TROUBLE
@@ -612,7 +615,7 @@ def test_a_shallow_repository_is_no_source_of_a_mirror(bare: World, capsys: pyte
 
 
 def test_wheels_that_were_fetched_before_are_not_fetched_again(bare: World, tmp_path: Path) -> None:
-    found = mirrors.read([f"index:inner={bare.folder}/made"], {}, {})
+    found = locations.read([f"index:inner={bare.folder}/made"], {}, {})
     for wheel in (*bare.lock.stacks["two"].wheels["cp312-x86_64"], *bare.lock.tools["uv"]):
         wheels.fetch_wheel(wheel, found, tmp_path / "cache/deepep-bootstrap")
     shutil.rmtree(bare.folder / "made")

@@ -27,17 +27,21 @@ from hypothesis import strategies as st
 from repos_support import Package, Signer, make_apt_repository, signer
 from test_recipes_packages import Machine, machine, toolkit
 
-from deepep_bootstrap import debrepo, lock, mirrordir, mirrorpeek, mirrors, nar, packageparts, plan, prepare
-from deepep_bootstrap.debclosure import Pool, close
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.lock import Lock
-from deepep_bootstrap.mirrordir import Wanted
-from deepep_bootstrap.mirrorfill import Filled, Job
-from deepep_bootstrap.mirrors import Mirrors
-from deepep_bootstrap.packagefill import Brought, fill_packages, foretell_packages
-from deepep_bootstrap.prepare import BLOCKED, TO_APPLY, Check, Preparation
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import mirror as verb
+from deepep_bootstrap.cli.commands import mirror as verb
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.fetch.mirror import apt_parts, apt_solver, index, peek
+from deepep_bootstrap.fetch.mirror.apt_fill import Brought, fill_packages, foretell_packages
+from deepep_bootstrap.fetch.mirror.debclosure import Pool, close
+from deepep_bootstrap.fetch.mirror.fill import Filled, Job
+from deepep_bootstrap.fetch.mirror.index import Wanted, parse, read, render
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Lock
+from deepep_bootstrap.plan import host_recipes, steps
+from deepep_bootstrap.plan.host_recipes import BLOCKED, TO_APPLY, Check, Preparation
 
 __all__ = ["machine"]  # a fixture
 
@@ -69,7 +73,7 @@ def dpkg_says(left: str, right: str) -> int:
 @settings(max_examples=150, deadline=None)
 @given(VERSIONS, VERSIONS)
 def test_versions_sort_as_dpkg_sorts_them(left: str, right: str) -> None:
-    ours = (debrepo.order(left) > debrepo.order(right)) - (debrepo.order(left) < debrepo.order(right))
+    ours = (apt_solver.order(left) > apt_solver.order(right)) - (apt_solver.order(left) < apt_solver.order(right))
     assert ours == dpkg_says(left, right)
 
 
@@ -77,13 +81,13 @@ def test_versions_sort_as_dpkg_sorts_them(left: str, right: str) -> None:
     ("left", "right"), [("1~~", "1~"), ("1~", "1"), ("1", "1-0"), ("1.0", "1.00"), ("0~", "0"), ("1a", "1+"), ("9" * 5000, "1")]
 )
 def test_versions_that_are_easily_wrong(left: str, right: str) -> None:
-    ours = (debrepo.order(left) > debrepo.order(right)) - (debrepo.order(left) < debrepo.order(right))
+    ours = (apt_solver.order(left) > apt_solver.order(right)) - (apt_solver.order(left) < apt_solver.order(right))
     assert ours == dpkg_says(left, right)
 
 
 @pytest.mark.parametrize("case", read_cases("debclosure"))
 def test_what_is_taken(case: dict[str, Any]) -> None:
-    debs = debrepo.read_packages("\n".join(case["packages"]), "x")
+    debs = apt_solver.read_packages("\n".join(case["packages"]), "x")
     found = close(Pool(debs, "amd64"), case["words"], "packages x")
     assert [f"{deb.name} {deb.version}" for deb in found.debs] == case["takes"], case["says"]
     assert list(found.elsewhere) == case["elsewhere"], case["says"]
@@ -94,11 +98,11 @@ def test_what_is_taken(case: dict[str, Any]) -> None:
 def test_indexes_that_are_refused(case: dict[str, Any]) -> None:
     text = "\n".join(case["lines"])
     read: dict[str, Callable[[], object]] = {
-        "release": lambda: debrepo.read_release(text, "x"),
-        "packages": lambda: debrepo.read_packages(text, "x"),
+        "release": lambda: apt_solver.read_release(text, "x"),
+        "packages": lambda: apt_solver.read_packages(text, "x"),
         "wants": lambda: good[0].wants,
     }
-    good = debrepo.read_packages(text, "x") if case["kind"] == "wants" else ()
+    good = apt_solver.read_packages(text, "x") if case["kind"] == "wants" else ()
     with pytest.raises(Trouble) as caught:
         read[case["kind"]]()
     assert str(caught.value) == case["message"]
@@ -121,21 +125,21 @@ LINES = st.lists(
 
 @given(LINES)
 def test_whatever_an_index_holds_it_is_read_or_refused(text: str) -> None:
-    for read in (debrepo.read_release, lambda text, where: [deb.wants for deb in debrepo.read_packages(text, where)]):
+    for reader in (apt_solver.read_release, lambda text, where: [deb.wants for deb in apt_solver.read_packages(text, where)]):
         with contextlib.suppress(Trouble):
-            read(text, "x")
+            reader(text, "x")
 
 
 @given(st.text("0123456789 ,:+-TuesdayJanGMTUC", max_size=40))
 def test_whatever_a_date_is_it_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(Trouble):
-        debrepo.read_release(f"Valid-Until: {text}\nSHA256:\n {'0' * 64} 1 Packages\n", "x")
+        apt_solver.read_release(f"Valid-Until: {text}\nSHA256:\n {'0' * 64} 1 Packages\n", "x")
 
 
 def test_letters_that_python_takes_for_ends_of_lines_are_none() -> None:
     odd = "Description: x\u2028y\x85z\x0c.\n more\x1c.\n"
     text = f"Package: a\r\nVersion: 1\nArchitecture: all\nFilename: a\nSize: 1\nSHA256: {'0' * 64}\n{odd}"
-    assert [deb.name for deb in debrepo.read_packages(text, "x")] == ["a"]
+    assert [deb.name for deb in apt_solver.read_packages(text, "x")] == ["a"]
 
 
 NAMES = st.sampled_from("abcdefg")
@@ -145,7 +149,7 @@ GROUP = st.lists(NAMES, min_size=1, max_size=3).map(" | ".join)
 @given(st.lists(st.tuples(NAMES, st.sampled_from("123"), st.lists(GROUP, max_size=3), NAMES), max_size=8), st.lists(NAMES, max_size=3))
 def test_nothing_that_is_asked_for_is_left_open(rows: list[tuple[str, str, list[str], str]], words: list[str]) -> None:
     debs = tuple(
-        debrepo.Deb(name, version, "all", f"{name}{version}", 1, "0" * 64, ", ".join(groups), provides)
+        apt_solver.Deb(name, version, "all", f"{name}{version}", 1, "0" * 64, ", ".join(groups), provides)
         for name, version, groups, provides in rows
     )
     found = close(Pool(debs, "amd64"), words, "x")
@@ -287,7 +291,7 @@ class Site:
     key: Signer
     layout: Layout = field(default_factory=Layout)
     said: list[str] = field(default_factory=list)
-    pin: dict[str, str] = field(default_factory=lambda: {"rev": "0" * 40, "hash": nar.sri(bytes(32))})
+    pin: dict[str, str] = field(default_factory=lambda: {"rev": "0" * 40, "hash": filetree.sri(bytes(32))})
 
     @property
     def vendor(self) -> Path:
@@ -307,7 +311,7 @@ class Site:
 
     @property
     def found(self) -> Mirrors:
-        return mirrors.read([f"https://vendor.invalid/={self.vendor}"], {}, {})
+        return locations.read([f"https://vendor.invalid/={self.vendor}"], {}, {})
 
     def remake(self, debs: Sequence[dict[str, str]] = TOOLKIT, layout: Layout | None = None) -> None:
         self.layout = layout or self.layout
@@ -317,13 +321,13 @@ class Site:
         components = "" if self.layout.flat else 'components = ["main"]'
         values = {**self.pin, "url": URL, "suite": self.layout.suite, "components": components}
         (self.folder / "lock.toml").write_text(LOCK.format(**{**values, "fingerprint": self.key.fingerprint, **changes}))
-        return lock.read(self.folder / "lock.toml")
+        return model.read(self.folder / "lock.toml")
 
     def job(self) -> Job:
         return Job(self.mirror, Wanted((), (), ()), self.found, None, False, self.said.append)
 
-    def parts(self, **changes: str) -> tuple[packageparts.Part, ...]:
-        return packageparts.parts(self.write_lock(**changes), ["debian-12"], ["one"], ["cp312-x86_64"])
+    def parts(self, **changes: str) -> tuple[apt_parts.Part, ...]:
+        return apt_parts.parts(self.write_lock(**changes), ["debian-12"], ["one"], ["cp312-x86_64"])
 
     def fill(self, **changes: str) -> tuple[Filled, tuple[Brought, ...]]:
         self.mirror.mkdir(exist_ok=True)
@@ -361,7 +365,7 @@ def test_what_is_taken_is_the_vendors_byte_for_byte(site: Site, layout: Layout) 
     assert set(files_of(site.copy)) == {*TAKEN, "key.pub", *indexes}
     assert all(files_of(site.repository)[name] == content for name, content in files_of(site.copy).items())
     assert {path: record.hash for path, record in filled.files.items()} == {
-        f"{FOLDER}/{name}": nar.sri(hashlib.sha256(content).digest()) for name, content in files_of(site.copy).items()
+        f"{FOLDER}/{name}": filetree.sri(hashlib.sha256(content).digest()) for name, content in files_of(site.copy).items()
     }
     assert [(each.name, len(each.debs), each.elsewhere) for each in brought] == [("debian-12/cuda", 3, ("libc6 (>= 2.34)",))]
     assert site.said[-1] == "packages debian-12/cuda: hosts get from their distribution's own mirror: libc6 (>= 2.34)"
@@ -413,9 +417,9 @@ def test_only_the_toolkits_of_the_stacks_are_taken(site: Site) -> None:
     found = site.write_lock()
     one = dataclasses.replace(found.stacks["one"], cuda="13")
     lock_of_13 = dataclasses.replace(found, stacks={"one": one})
-    parts = packageparts.parts(lock_of_13, ["debian-12"], ["one"], ["cp312-x86_64"])
+    parts = apt_parts.parts(lock_of_13, ["debian-12"], ["one"], ["cp312-x86_64"])
     assert parts[0].copied.wanted == ("cuda-toolkit-13-0=13.0.2-1",)
-    parts = packageparts.parts(dataclasses.replace(found, stacks={"one": dataclasses.replace(one, cuda="14")}), ["debian-12"], ["one"], [])
+    parts = apt_parts.parts(dataclasses.replace(found, stacks={"one": dataclasses.replace(one, cuda="14")}), ["debian-12"], ["one"], [])
     assert parts == ()
 
 
@@ -552,7 +556,7 @@ def command(site: Site) -> Verb:
     tree = site.folder / "git/owner/tiny"
     tree.mkdir(parents=True)
     (tree / "file").write_text("x")
-    hash_ = nar.hash_path(tree)
+    hash_ = filetree.hash_path(tree)
     who = ["-c", "user.name=x", "-c", "user.email=x@example.invalid", "-c", "init.defaultBranch=main"]
     for words in (["init", "-q"], ["add", "file"], ["commit", "-qm", "x"]):
         subprocess.run(["git", *who, *words], cwd=tree, check=True)
@@ -571,10 +575,10 @@ def test_the_mirror_keeps_checks_and_prunes_packages(command: Verb, site: Site, 
     assert command.run(packages="debian-12", check=True) == OK
     assert command.run(packages="debian-12", dry_run=True) == OK
     assert ": 0 to fetch, " in capsys.readouterr().out
-    index = mirrordir.read(site.mirror)
+    index = read(site.mirror)
     assert index is not None
     assert index.packages["debian-12/cuda"] == site.parts()[0].copied
-    assert mirrordir.parse(mirrordir.render(index).encode(), "x") == index
+    assert parse(render(index).encode(), "x") == index
     assert command.run() == OK
     assert command.run(check=True) == OK, "what nobody named stays"
     flip(site.copy / TAKEN[0])
@@ -667,9 +671,9 @@ def test_an_index_with_hostile_packages_is_refused(command: Verb, site: Site) ->
     ]
     for name, value in (("x", good), ("a/b", []), *(("a/b", {**good, **change}) for change in changes)):
         with pytest.raises(Trouble, match="packages: "):
-            mirrordir.parse(json.dumps({**document, "packages": {name: value}}).encode(), "x")
+            index.parse(json.dumps({**document, "packages": {name: value}}).encode(), "x")
     with pytest.raises(Trouble, match="packages: of another kind"):
-        mirrordir.parse(json.dumps({**document, "packages": []}).encode(), "x")
+        index.parse(json.dumps({**document, "packages": []}).encode(), "x")
 
 
 def test_a_dry_run_says_what_it_cannot_know(site: Site) -> None:
@@ -686,22 +690,23 @@ def test_a_dry_run_says_what_it_cannot_know(site: Site) -> None:
 def test_from_where_hosts_get_a_repository(site: Site, tmp_path: Path) -> None:
     assert Mirrors().packages(URL) == URL
     assert (
-        mirrors.read([f"https://vendor.invalid/={site.vendor}/"], {}, {}).packages(f"{URL}/key.pub") == f"file://{site.repository}/key.pub"
+        locations.read([f"https://vendor.invalid/={site.vendor}/"], {}, {}).packages(f"{URL}/key.pub")
+        == f"file://{site.repository}/key.pub"
     )
-    assert mirrors.read([f"{URL}={site.vendor}"], {}, {}).packages(URL) == f"file://{site.vendor}"
-    assert mirrors.read([], {"DEEPEP_MIRRORS": "https://=http://proxy/"}, {}).packages(URL) == "http://proxy/vendor.invalid/repos/x86_64"
+    assert locations.read([f"{URL}={site.vendor}"], {}, {}).packages(URL) == f"file://{site.vendor}"
+    assert locations.read([], {"DEEPEP_MIRRORS": "https://=http://proxy/"}, {}).packages(URL) == "http://proxy/vendor.invalid/repos/x86_64"
     site.fill()
     (site.mirror / "mirror.json").touch()
-    whole = mirrors.read([str(site.mirror)], {}, {})
+    whole = locations.read([str(site.mirror)], {}, {})
     assert whole.packages(URL) == f"file://{site.copy}"
     assert whole.packages(f"{URL}/key.pub") == f"file://{site.copy}/key.pub"
     assert whole.packages("https://vendor.invalid/other") == "https://vendor.invalid/other", "a mirror without it leaves it where it is"
-    assert mirrors.read(["http://server"], {}, {}).packages(URL) == f"http://server/{FOLDER}"
+    assert locations.read(["http://server"], {}, {}).packages(URL) == f"http://server/{FOLDER}"
     (tmp_path / "a b").mkdir()
     with pytest.raises(
         Trouble, match=r"package managers do not take this path — wanted no blanks, % or special letters in it\. Try: another"
     ):
-        mirrors.read([f"https://vendor.invalid/={tmp_path}/a b"], {}, {}).packages(URL)
+        locations.read([f"https://vendor.invalid/={tmp_path}/a b"], {}, {}).packages(URL)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -729,17 +734,17 @@ def serve() -> Iterator[Callable[[Path], str]]:
 def test_a_web_server_is_asked_what_its_mirror_has(command: Verb, site: Site, serve: Callable[[Path], str]) -> None:
     assert command.run() == OK
     address = serve(site.mirror)
-    assert mirrorpeek.look(mirrors.read([address], {}, {})).packages(URL) == URL
+    assert peek.look(locations.read([address], {}, {})).packages(URL) == URL
     assert command.run(packages="debian-12") == OK
-    assert mirrorpeek.look(mirrors.read([address], {}, {})).packages(URL) == f"{address}/{FOLDER}"
-    assert mirrorpeek.look(mirrors.read(["http://127.0.0.1:9"], {}, {})).packages(URL) == f"http://127.0.0.1:9/{FOLDER}", "it is believed"
+    assert peek.look(locations.read([address], {}, {})).packages(URL) == f"{address}/{FOLDER}"
+    assert peek.look(locations.read(["http://127.0.0.1:9"], {}, {})).packages(URL) == f"http://127.0.0.1:9/{FOLDER}", "it is believed"
 
 
 def test_a_repository_is_fetched_over_http_whatever_its_files_are_called(site: Site, serve: Callable[[Path], str]) -> None:
     address = serve(site.vendor)
     filled = Filled()
     site.mirror.mkdir()
-    job = dataclasses.replace(site.job(), mirrors=mirrors.read([f"https://vendor.invalid={address}"], {}, {}))
+    job = dataclasses.replace(site.job(), mirrors=locations.read([f"https://vendor.invalid={address}"], {}, {}))
     fill_packages(job, filled, site.parts())
     assert filled.problems == []
     assert all(files_of(site.repository)[name] == content for name, content in files_of(site.copy).items())
@@ -753,16 +758,16 @@ def test_the_plan_says_from_where(tmp_path: Path) -> None:
     facts = {"n001": plan_support.changed(plan_support.READY, {"os_id": "debian", "os_version": "12", "toolkits": ()})}
     nvidia = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
     wish = plan_support.request(
-        "defaults prefix=/shared/deepep\nn001\n", mirrors=mirrors.read(["https://developer.download.nvidia.com/=http://m/"], {}, {})
+        "defaults prefix=/shared/deepep\nn001\n", mirrors=locations.read(["https://developer.download.nvidia.com/=http://m/"], {}, {})
     )
-    inputs = prepare.wanted(wish, facts)
+    inputs = host_recipes.wanted(wish, facts)
     fields = inputs["n001"]["cuda-toolkit"]["REPOSITORIES"].split()
-    plain = prepare.wanted(dataclasses.replace(wish, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"]["REPOSITORIES"].split()
+    plain = host_recipes.wanted(dataclasses.replace(wish, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"]["REPOSITORIES"].split()
     assert [fields[1], fields[4]] == [each.replace("https://developer.download.nvidia.com/", "http://m/") for each in (plain[1], plain[4])]
     assert (plain[1], fields[5]) == (nvidia, plain[5]), "the fingerprint is the lock's"
-    for state, noted in ((TO_APPLY, True), (BLOCKED, True), (prepare.OK, False)):
+    for state, noted in ((TO_APPLY, True), (BLOCKED, True), (host_recipes.OK, False)):
         checks = {"n001": {"cuda-toolkit": Check("cuda-toolkit", state, "no toolkit", "CUDA 12 with nvcc")}}
-        made = plan.make(wish, facts, Preparation(inputs, checks), anyhow=True)
+        made = steps.make(wish, facts, Preparation(inputs, checks), anyhow=True)
         told = f"n001: repository cuda from http://m/compute/cuda/repos/debian12/x86_64, instead of {nvidia}"
         assert (told in made.notes) == noted
 
@@ -772,7 +777,7 @@ def test_a_mirror_that_no_host_sees_is_the_reason_that_is_told() -> None:
     facts = {name: plan_support.changed(plan_support.READY, bare) for name in ("n001", "n002")}
     unseen = Check("cuda-toolkit", BLOCKED, "no toolkit", "CUDA 12 with nvcc", "the repository cuda is mirrored in the directory /srv/x")
     with pytest.raises(Trouble) as caught:
-        plan.make(
+        steps.make(
             plan_support.request("defaults prefix=/shared/deepep\nn[001-002]\n"),
             facts,
             Preparation({}, {n: {"cuda-toolkit": unseen} for n in facts}),

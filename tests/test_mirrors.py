@@ -6,31 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import mirrors
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.locations import Mirrors
 
 URL = "https://host.invalid/owner/name"
 
 
 def test_no_mirrors_change_nothing() -> None:
-    assert mirrors.read([], {}, {}) == mirrors.read([], {"DEEPEP_MIRRORS": "\n # a comment\n"}, {})
+    assert locations.read([], {}, {}) == locations.read([], {"DEEPEP_MIRRORS": "\n # a comment\n"}, {})
     assert Mirrors().source(URL) == URL
     assert Mirrors().index("pypi") == ""
 
 
 def test_the_longest_prefix_wins() -> None:
     flags = ["https://=https://a/", "https://host.invalid/owner/=https://b/", "https://host.invalid/=https://c/"]
-    assert mirrors.read(flags, {}, {}).source(URL) == "https://b/name"
-    assert mirrors.read(flags, {}, {}).source("https://host.invalid/other/x") == "https://c/other/x"
-    assert mirrors.read(flags, {}, {}).source("https://elsewhere.invalid/x") == "https://a/elsewhere.invalid/x"
-    assert mirrors.read(flags, {}, {}).source("ssh://git@host.invalid/x") == "ssh://git@host.invalid/x"
+    assert locations.read(flags, {}, {}).source(URL) == "https://b/name"
+    assert locations.read(flags, {}, {}).source("https://host.invalid/other/x") == "https://c/other/x"
+    assert locations.read(flags, {}, {}).source("https://elsewhere.invalid/x") == "https://a/elsewhere.invalid/x"
+    assert locations.read(flags, {}, {}).source("ssh://git@host.invalid/x") == "ssh://git@host.invalid/x"
 
 
 def test_the_flag_wins_over_the_environment_over_the_lock(tmp_path: Path) -> None:
     environment = {"DEEPEP_MIRRORS": f"{URL}=https://environment/\n\n  index:inner=https://environment/simple  \nindex:other={tmp_path}\n"}
     locked = {"inner": "https://lock/simple", "other": "https://lock/simple", "third": "https://lock/simple"}
-    both = mirrors.read(["https://=https://flag/", "index:inner=https://flag/simple"], environment, locked)
+    both = locations.read(["https://=https://flag/", "index:inner=https://flag/simple"], environment, locked)
     assert both.source(URL) == "https://flag/host.invalid/owner/name"
     assert [both.index(name) for name in ("inner", "other", "third", "pypi")] == [
         "https://flag/simple",
@@ -38,12 +38,12 @@ def test_the_flag_wins_over_the_environment_over_the_lock(tmp_path: Path) -> Non
         "https://lock/simple",
         "",
     ]
-    assert mirrors.read([], environment, locked).source(URL) == "https://environment/"
+    assert locations.read([], environment, locked).source(URL) == "https://environment/"
 
 
 def test_split_at_the_last_equals_sign() -> None:
-    assert mirrors.read(["https://host.invalid/?a=b/=https://c/"], {}, {}).source("https://host.invalid/?a=b/x") == "https://c/x"
-    assert mirrors.read(["index:inner=https://c/simple?a=b"], {}, {}).index("inner") == "https://c/simple?a=b"
+    assert locations.read(["https://host.invalid/?a=b/=https://c/"], {}, {}).source("https://host.invalid/?a=b/x") == "https://c/x"
+    assert locations.read(["index:inner=https://c/simple?a=b"], {}, {}).index("inner") == "https://c/simple?a=b"
 
 
 @pytest.mark.parametrize("made", ["owner/name", "owner/name.git"])
@@ -51,13 +51,13 @@ def test_split_at_the_last_equals_sign() -> None:
 def test_a_directory_of_repositories(made: str, asked: str, tmp_path: Path) -> None:
     (tmp_path / made).mkdir(parents=True)
     for prefix in ("https://host.invalid/", "https://host.invalid"):
-        read = mirrors.read([f"{prefix}={tmp_path}/"], {}, {})
+        read = locations.read([f"{prefix}={tmp_path}/"], {}, {})
         assert read.source(URL + asked) == str(tmp_path / made)
-    assert mirrors.read([f"https://host.invalid/=file://{tmp_path}"], {}, {}).source(URL) == str(tmp_path / made)
+    assert locations.read([f"https://host.invalid/=file://{tmp_path}"], {}, {}).source(URL) == str(tmp_path / made)
 
 
 def test_a_directory_without_the_repository(tmp_path: Path) -> None:
-    read = mirrors.read([f"https://host.invalid/={tmp_path}"], {}, {})
+    read = locations.read([f"https://host.invalid/={tmp_path}"], {}, {})
     with pytest.raises(Trouble) as caught:
         read.source(URL)
     assert str(caught.value) == (
@@ -72,7 +72,7 @@ def test_a_directory_without_the_repository(tmp_path: Path) -> None:
 def test_relative_directories_are_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wheels").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert mirrors.read(["index:pypi=wheels"], {}, {}).index("pypi") == str(tmp_path / "wheels")
+    assert locations.read(["index:pypi=wheels"], {}, {}).index("pypi") == str(tmp_path / "wheels")
 
 
 def written(root: Path) -> Path:
@@ -88,7 +88,7 @@ def written(root: Path) -> Path:
 def test_a_directory_written_by_mirror(url: str, tmp_path: Path) -> None:
     written(tmp_path / "mirror")
     for value in (f"{tmp_path}/mirror", f"{tmp_path}/mirror/", f"file://{tmp_path}/mirror"):
-        read = mirrors.read([value], {}, {"inner": "https://lock/simple"})
+        read = locations.read([value], {}, {"inner": "https://lock/simple"})
         assert read.source(url) == f"{tmp_path}/mirror/git/host.invalid/owner/name.git"
         assert read.index("pypi") == f"{tmp_path}/mirror/wheels/pypi"
         assert read.index("inner") == f"{tmp_path}/mirror/wheels/inner"
@@ -97,7 +97,7 @@ def test_a_directory_written_by_mirror(url: str, tmp_path: Path) -> None:
 
 def test_a_web_server_with_what_mirror_wrote() -> None:
     for value in ("http://user:secret@mirror.invalid/deepep", "http://user:secret@mirror.invalid/deepep/"):
-        read = mirrors.read([value], {}, {})
+        read = locations.read([value], {}, {})
         assert read.source(URL) == "http://user:secret@mirror.invalid/deepep/git/host.invalid/owner/name.git"
         assert read.index("pypi") == "http://user:secret@mirror.invalid/deepep/wheels/pypi"
         assert read.file("https://host.invalid/dl/a%20b.tar.gz?v=1/2") == (
@@ -107,7 +107,7 @@ def test_a_web_server_with_what_mirror_wrote() -> None:
 
 def test_what_is_named_wins_over_what_mirror_wrote(tmp_path: Path) -> None:
     flags = [str(written(tmp_path)), f"{URL}=https://b/name", "index:pypi=https://b/simple", "http://second.invalid/mirror"]
-    read = mirrors.read(flags, {"DEEPEP_MIRRORS": "https://=https://c/"}, {})
+    read = locations.read(flags, {"DEEPEP_MIRRORS": "https://=https://c/"}, {})
     assert (read.source(URL), read.index("pypi")) == ("https://b/name", "https://b/simple")
     assert read.index("inner") == f"{tmp_path}/wheels/inner"
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_what_is_named_wins_over_what_mirror_wrote(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_mirror_keeps_a_repository(url: str, path: str) -> None:
-    assert mirrors.repository_path(url) == path
+    assert locations.repository_path(url) == path
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_where_a_mirror_keeps_a_repository(url: str, path: str) -> None:
     ],
 )
 def test_no_address_leads_out_of_a_mirror(url: str, tmp_path: Path) -> None:
-    for path_of in (mirrors.repository_path, mirrors.file_path):
+    for path_of in (locations.repository_path, locations.file_path):
         with pytest.raises(Trouble, match=r"has no place in a mirror"):
             path_of(url)
     with pytest.raises(Trouble):
-        mirrors.read([str(written(tmp_path))], {}, {}).source(url)
+        locations.read([str(written(tmp_path))], {}, {}).source(url)
 
 
 def test_no_symbolic_link_leads_out_of_a_mirror(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_no_symbolic_link_leads_out_of_a_mirror(tmp_path: Path) -> None:
     for kind in ("git", "files"):
         (root / kind / "linked.invalid").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "short").symlink_to(root)
-    read = mirrors.read([str(tmp_path / "short")], {}, {})
+    read = locations.read([str(tmp_path / "short")], {}, {})
     assert read.source(URL) == f"{tmp_path}/short/git/host.invalid/owner/name.git"
     for ask, url in ((read.source, "https://linked.invalid/owner/name"), (read.file, "https://linked.invalid/dl/x")):
         with pytest.raises(Trouble, match="a symbolic link leads to another "):
@@ -164,7 +164,7 @@ def test_everything_that_is_no_mirror_at_once(tmp_path: Path) -> None:
     (tmp_path / "half/git").mkdir(parents=True)
     flags = [str(tmp_path), f"{tmp_path}/half", "ssh://host.invalid/m", "=x", "https://x/=", "index:=x", "https://x/=/no/where"]
     with pytest.raises(Trouble) as caught:
-        mirrors.read(flags, {"DEEPEP_MIRRORS": "index:pypi=/no/where"}, {})
+        locations.read(flags, {"DEEPEP_MIRRORS": "index:pypi=/no/where"}, {})
     whats = [(problem.where, problem.what) for problem in caught.value.problems]
     assert whats == [
         (f"--mirror {tmp_path}", "is no mirror: a plain directory has to be one that invoke mirror wrote"),

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import kinds, modules, offercheck, rendering
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.offer import Offer, Site, StackRecord, offer_digest, read_offer
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix import modulefiles, offercheck, rendering, test_kinds
+from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_digest, read_offer
 
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
 SHELLS = [["bash"], ["bash", "--posix"], ["dash"]]
@@ -27,7 +27,7 @@ COPIED = ("programs/", "examples/")
 
 
 def rendered(offer: Offer | None = None) -> dict[str, str]:
-    files = modules.render(offer or support.offer(), support.templates())
+    files = modulefiles.render(offer or support.offer(), support.templates())
     return {name: file.content.decode() for name, file in files.items()}
 
 
@@ -65,7 +65,7 @@ def test_files_name_entries_never_current() -> None:
 
 
 def test_only_batch_files_may_be_run() -> None:
-    for name, file in modules.render(support.offer(), support.templates()).items():
+    for name, file in modulefiles.render(support.offer(), support.templates()).items():
         assert file.executable == name.endswith((".sbatch", "node.sh"))
 
 
@@ -79,8 +79,8 @@ def test_batch_files_are_clean() -> None:
 def test_directives(kind: str) -> None:
     lines = rendered()[f"sbatch/v1-cu13/{kind}-test.sbatch"].splitlines()
     found = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
-    assert f"--nodes={kinds.KINDS[kind].nodes}" in found
-    assert f"--time={kinds.KINDS[kind].minutes // 60:02}:{kinds.KINDS[kind].minutes % 60:02}:00" in found
+    assert f"--nodes={test_kinds.KINDS[kind].nodes}" in found
+    assert f"--time={test_kinds.KINDS[kind].minutes // 60:02}:{test_kinds.KINDS[kind].minutes % 60:02}:00" in found
     assert "--ntasks-per-node=1" in found
     assert found[-5:] == ["--partition=batch", "--account=ml", "--qos=high", "--gres=gpu:8", "-C h200 --reservation=maint"]
     # Slurm stops reading directives at the first command.
@@ -143,7 +143,7 @@ def test_default_stack_must_be_offered() -> None:
 
 def test_manifest_holds_the_offer() -> None:
     offer = support.offer()
-    text = modules.manifest(offer, generation=3, created="2026-01-02T03:04:05Z", by="me@here", lock_digest="abc", hosts=("n1", "n2"))
+    text = modulefiles.manifest(offer, generation=3, created="2026-01-02T03:04:05Z", by="me@here", lock_digest="abc", hosts=("n1", "n2"))
     found = json.loads(text)
     assert read_offer(text) == offer
     assert {**found, "offer": None} == {
@@ -160,7 +160,7 @@ def test_manifest_holds_the_offer() -> None:
 
 def test_a_manifest_of_an_earlier_version_can_be_read() -> None:
     offer = support.offer()
-    found = json.loads(modules.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
+    found = json.loads(modulefiles.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
     for stack in found["offer"]["stacks"].values():
         for later in ("by_host", "by_kind", "gib"):
             del stack[later]
@@ -169,7 +169,7 @@ def test_a_manifest_of_an_earlier_version_can_be_read() -> None:
 
 def test_what_differs_between_hosts_survives_the_manifest() -> None:
     offer = support.offer("/opt/deepep", support.cloud_record())
-    found = read_offer(modules.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
+    found = read_offer(modulefiles.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
     assert found == offer
     assert found is not None
     assert offer_digest(found) == offer_digest(offer)
@@ -203,7 +203,7 @@ def entry_of(record: StackRecord, name: str, below: str) -> str:
 
 @pytest.fixture
 def generation(tmp_path: Path) -> Path:
-    support.write(tmp_path, modules.render(support.offer(str(tmp_path)), support.templates()))
+    support.write(tmp_path, modulefiles.render(support.offer(str(tmp_path)), support.templates()))
     return tmp_path
 
 
@@ -212,7 +212,7 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
     record = support.record(str(generation))
     found = source([generation / "env.sh"], shell=tuple(shell), TORCH_NCCL_USE_COMM_NONBLOCKING="1", LD_LIBRARY_PATH="/a::/a:")
     assert found == {
-        **{name: value for name, value in modules.variables(record) if value},
+        **{name: value for name, value in modulefiles.variables(record) if value},
         "PATH": f"{entry_of(record, record.python, 'bin')}:/usr/bin:/bin",
         "PYTHONPATH": f"{entry_of(record, record.deepep, 'lib/python')}:{record.prefix}/tuning/python",
         "LD_LIBRARY_PATH": f"{entry_of(record, record.nvshmem, 'lib')}:{entry_of(record, record.gdrcopy, 'lib')}:/a::/a:",
@@ -223,7 +223,7 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
 @pytest.mark.parametrize(("before", "after"), [("/usr/bin:/bin", ":/usr/sbin"), ("/usr/sbin:/usr/bin:/bin", "")])
 def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str, tmp_path: Path) -> None:
     record = support.v2_record(str(tmp_path))
-    support.write(tmp_path, modules.render(support.offer(str(tmp_path), record), support.templates()))
+    support.write(tmp_path, modulefiles.render(support.offer(str(tmp_path), record), support.templates()))
     for times in (1, 2):
         found = source([tmp_path / "env.sh"] * times, shell=tuple(shell), PATH=before)
         assert found["PATH"] == f"{entry_of(record, record.python, 'bin')}:{before}{after}"

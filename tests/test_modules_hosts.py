@@ -11,8 +11,8 @@ import module_systems
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import modules
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix import modulefiles
 
 VARIANTS = ("lmod", "environment-modules", "environment-modules without pushenv")
 MAP, INTERFACE, LEVEL = "DEEP_EP_DEVICE_TO_HCA_MAPPING", "NCCL_SOCKET_IFNAME", "NVSHMEM_IB_SL"
@@ -37,7 +37,7 @@ class Prefix:
         templates = support.templates()
         if variant.endswith("without pushenv"):
             templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace("info commands pushenv", "info commands no-such")
-        support.write(path / "generations" / "1", modules.render(support.offer(str(path), self.record), templates))
+        support.write(path / "generations" / "1", modulefiles.render(support.offer(str(path), self.record), templates))
         for name, target in {"current": "generations/1", "modulefiles": "current/modulefiles", "sbatch": "current/sbatch"}.items():
             (path / name).symlink_to(target)
         (path / "session").mkdir()
@@ -202,5 +202,5 @@ BAD = {
 @pytest.mark.parametrize("changes", BAD.values(), ids=BAD)
 def test_what_cannot_be_written_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(Trouble) as caught:
-        modules.render(support.offer("/opt/deepep", support.cloud_record(**changes)), support.templates())
+        modulefiles.render(support.offer("/opt/deepep", support.cloud_record(**changes)), support.templates())
     assert len(caught.value.problems) == 1, caught.value

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import modules, offercheck
-from deepep_bootstrap.offer import StackRecord
+from deepep_bootstrap.prefix import modulefiles, offercheck
+from deepep_bootstrap.prefix.offer import StackRecord
 
 SYSTEMS = ("lmod", "environment-modules")
 # Environment Modules before 5.1 has no pushenv: the same files, told that there is none.
@@ -39,7 +39,7 @@ class Generation:
                 "info commands pushenv", "info commands no-such-command"
             )
         offer = support.offer(str(prefix), *records)
-        support.write(prefix / "generations" / "1", modules.render(offer, templates))
+        support.write(prefix / "generations" / "1", modulefiles.render(offer, templates))
         (prefix / "current").symlink_to("generations/1")
         (prefix / "modulefiles").symlink_to("current/modulefiles")
         self.prefix = prefix
@@ -69,7 +69,7 @@ def generation(tmp_path: Path) -> Generation:
 
 
 def named(record: StackRecord) -> set[str]:
-    return {name for name, _ in modules.variables(record)} | set(offercheck.LISTS)
+    return {name for name, _ in modulefiles.variables(record)} | set(offercheck.LISTS)
 
 
 def exports(values: dict[str, str]) -> str:
@@ -79,7 +79,7 @@ def exports(values: dict[str, str]) -> str:
 @st.composite
 def former(draw: st.DrawFn, record: StackRecord) -> dict[str, str]:
     """Values a user may have before: every variable the files name unset, empty or set, lists with repeats and empty elements."""
-    ours = {lead.name: lead.entries for lead in modules.lists(record)}
+    ours = {lead.name: lead.entries for lead in modulefiles.lists(record)}
     values = {}
     for name in sorted(named(record)):
         if name in offercheck.LISTS:
@@ -114,9 +114,9 @@ def test_unload_restores_everything(name: str, kind: str, tmp_path_factory: pyte
         states = session.environments
         assert states["loaded"].get("DEEPEP_STACK") == record.stack, session.err
         assert differences(states["before"], states["after"]) == {}
-        for variable, value in modules.variables(record):
+        for variable, value in modulefiles.variables(record):
             assert states["loaded"].get(variable) == (value or None)
-        for lead in modules.lists(record):
+        for lead in modulefiles.lists(record):
             if lead.entries and (driver or not lead.driver_only):
                 first = states["loaded"][lead.name].split(":")[: len(lead.entries)]
                 assert tuple(first) == lead.entries
@@ -222,7 +222,7 @@ def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -
     assert session.code == 0, session.err
     assert states.get("refused", states["first"]) == states["first"]
     record = support.external_record(str(tmp_path))
-    for name, value in modules.variables(record):
+    for name, value in modulefiles.variables(record):
         assert states["second"].get(name) == value
     assert states["second"]["PATH"] == states["before"]["PATH"]
     assert ("LD_PRELOAD" in states["second"]) == driver
@@ -241,10 +241,10 @@ def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
     session = generation.run(variant, script)
     states = session.environments
     assert session.code == 0, session.err
-    for name, value in modules.variables(v2):
+    for name, value in modulefiles.variables(v2):
         assert states["v2"].get(name) == (value or None)
     assert states["v2"]["EP_JIT_CACHE_DIR"] == f"/tmp/deepep-jit-{os.getuid()}-{v2.deepep[:12]}"
-    assert states["v2"][LIST].split(":")[0] == f"{modules.nccl_folder(v2)}/lib"
+    assert states["v2"][LIST].split(":")[0] == f"{modulefiles.nccl_folder(v2)}/lib"
     assert states["v2"][LIST].count("/store/") == 2
     assert states["v1"]["EP_JIT_CACHE_DIR"] == states["again"]["EP_JIT_CACHE_DIR"] == "/home/me/.deep_ep"
     assert differences(states["v1"], states["again"]) == {}
@@ -268,6 +268,6 @@ def test_preload_leaves_with_the_driver(variant: str, tmp_path: Path) -> None:
 
 def test_no_directory_of_a_system_library(generation: Generation) -> None:
     # libibverbs of a vendor directory and the system's providers do not fit: only directories of the store may come in front.
-    added: Iterator[str] = (item for record in RECORDS.values() for lead in modules.lists(record("/p")) for item in lead.entries)
-    assert all(lead.last in {"", "/usr/sbin"} for record in RECORDS.values() for lead in modules.lists(record("/p")))
+    added: Iterator[str] = (item for record in RECORDS.values() for lead in modulefiles.lists(record("/p")) for item in lead.entries)
+    assert all(lead.last in {"", "/usr/sbin"} for record in RECORDS.values() for lead in modulefiles.lists(record("/p")))
     assert all(entry.startswith("/p/store/") or entry == "/p/tuning/python" for entry in added)

@@ -12,8 +12,8 @@ import module_systems
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import kinds, modules
-from deepep_bootstrap.offer import StackRecord
+from deepep_bootstrap.prefix import modulefiles, test_kinds
+from deepep_bootstrap.prefix.offer import StackRecord
 
 MODULE = "deepep/1.2.1-8a07e7e-v1"
 SYSTEMS = ("lmod", "environment-modules")
@@ -32,12 +32,12 @@ class Prefix:
     def __init__(self, path: Path, *records: StackRecord) -> None:
         self.path = path
         self.offer = support.offer(str(path), *records)
-        support.write(path / "generations" / "1", modules.render(self.offer, support.templates()))
+        support.write(path / "generations" / "1", modulefiles.render(self.offer, support.templates()))
         for name, target in {"current": "generations/1", "modulefiles": "current/modulefiles", "sbatch": "current/sbatch"}.items():
             (path / name).symlink_to(target)
         for record in self.offer.stacks.values():
             tests = path / "store" / record.deepep / "tests"
-            for name in {run.script for kind in kinds.KINDS.values() if not kind.ours and (run := kind.run_for(record))}:
+            for name in {run.script for kind in test_kinds.KINDS.values() if not kind.ours and (run := kind.run_for(record))}:
                 (tests / name).parent.mkdir(parents=True, exist_ok=True)
                 (tests / name).write_text(SCRIPT)
                 (tests / name).with_name("utils.py").write_text(UTILS)
@@ -61,11 +61,11 @@ def prefix(tmp_path: Path) -> Prefix:
 
 
 def lists(record: StackRecord) -> dict[str, str]:
-    return {lead.name: ":".join(lead.entries) for lead in modules.lists(record) if lead.entries and not lead.driver_only}
+    return {lead.name: ":".join(lead.entries) for lead in modulefiles.lists(record) if lead.entries and not lead.driver_only}
 
 
 def check_environment(seen: dict, record: StackRecord) -> None:
-    for name, value in modules.variables(record):
+    for name, value in modulefiles.variables(record):
         assert seen["env"].get(name) == (value or None)
     for name, first in lists(record).items():
         assert seen["env"][name].startswith(first)
@@ -197,7 +197,7 @@ def test_job_from_a_login_node_without_a_driver(system: str, external: Prefix) -
 def second(tmp_path: Path) -> Iterator[tuple[Prefix, StackRecord, Path]]:
     """A prefix with V2 alone, its record, and the folder on this node for its compiled kernels, which is not there yet."""
     record = support.v2_record(str(tmp_path), deepep=f"{os.urandom(16).hex()}-deepep-2.1.0")
-    before, behind = modules.jit_cache(record)
+    before, behind = modulefiles.jit_cache(record)
     folder = Path(f"{before}{os.getuid()}{behind}")
     yield Prefix(tmp_path, record), record, folder
     if folder.is_symlink():

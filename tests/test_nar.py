@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import nar
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.errors import Trouble
 
 CASES = sorted(Path(__file__).parent.glob("cases/nar/*.json"))
 NIX = shutil.which("nix")
@@ -78,7 +78,7 @@ def sri_of(node: bytes) -> str:
 def test_recorded_values_of_nix(case: Path, tmp_path: Path) -> None:
     recorded = json.loads(case.read_text())
     make(os.fsencode(tmp_path / "tree"), recorded["tree"])
-    assert nar.hash_path(tmp_path / "tree") == recorded["hash"]
+    assert filetree.hash_path(tmp_path / "tree") == recorded["hash"]
     assert NIX is None or hash_with_nix(tmp_path / "tree") == [recorded["hash"]]
 
 
@@ -95,7 +95,7 @@ TREES = st.recursive(st.one_of(FILES, LINKS), lambda inner: st.dictionaries(QUOT
 def test_random_trees(tree: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make(os.fsencode(Path(folder, "tree")), tree)
-        assert nar.hash_path(Path(folder, "tree")) == sri_of(archive(tree))
+        assert filetree.hash_path(Path(folder, "tree")) == sri_of(archive(tree))
 
 
 @pytest.mark.skipif(NIX is None, reason="nix is not installed here; the recorded values stand for it")
@@ -107,7 +107,7 @@ def test_two_hundred_random_trees_against_nix(tmp_path: Path) -> None:
     def hash_tree(tree: Any) -> None:
         path = tmp_path / str(len(ours))
         make(os.fsencode(path), tree)
-        ours.append(nar.hash_path(path))
+        ours.append(filetree.hash_path(path))
 
     hash_tree()
     assert len(ours) >= 200
@@ -121,23 +121,23 @@ def test_only_content_counts(tmp_path: Path) -> None:
     os.chmod(tmp_path / "two/d/b", 0o677)
     os.chmod(tmp_path / "two/d", 0o700)
     os.utime(tmp_path / "two/a", (1, 1))
-    assert nar.hash_path(tmp_path / "one") == nar.hash_path(tmp_path / "two")
+    assert filetree.hash_path(tmp_path / "one") == filetree.hash_path(tmp_path / "two")
     os.chmod(tmp_path / "two/d/b", 0o744)
-    assert nar.hash_path(tmp_path / "one") != nar.hash_path(tmp_path / "two")
+    assert filetree.hash_path(tmp_path / "one") != filetree.hash_path(tmp_path / "two")
 
 
 def test_overlay_hashes_as_if_the_file_had_that_content(tmp_path: Path) -> None:
     for name, text in (("old", "before"), ("new", "the text after")):
         make(os.fsencode(tmp_path / name), {"d": {"f": ["755", text]}, "f": ["644", "same"]})
-    assert nar.hash_path(tmp_path / "old", {b"d/f": b"the text after"}) == nar.hash_path(tmp_path / "new")
-    assert nar.hash_path(tmp_path / "old", {b"d/f": b"other"}) != nar.hash_path(tmp_path / "new")
+    assert filetree.hash_path(tmp_path / "old", {b"d/f": b"the text after"}) == filetree.hash_path(tmp_path / "new")
+    assert filetree.hash_path(tmp_path / "old", {b"d/f": b"other"}) != filetree.hash_path(tmp_path / "new")
 
 
 def test_large_files_in_constant_memory(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as stream:
         stream.truncate(96 << 20)
     tracemalloc.start()
-    nar.hash_path(tmp_path)
+    filetree.hash_path(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -153,7 +153,7 @@ def test_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
             os.chdir("d")
             node = directory((b"d", node))
         os.chdir(tmp_path)
-        assert nar.hash_path(".") == sri_of(node)
+        assert filetree.hash_path(".") == sri_of(node)
     finally:
         os.chdir(here)
         # shutil.rmtree of older Pythons recurses; pytest would fail to clean up.
@@ -164,14 +164,14 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     os.mkfifo(tmp_path / "d/fifo")
     with pytest.raises(Trouble, match="d/fifo: is neither a file, a directory nor a symbolic link"):
-        nar.hash_path(tmp_path)
+        filetree.hash_path(tmp_path)
     (tmp_path / "d/fifo").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "d/socket"))
         with pytest.raises(Trouble, match="d/socket: is neither"):
-            nar.hash_path(tmp_path)
+            filetree.hash_path(tmp_path)
     with pytest.raises(Trouble, match="/dev/null: is neither"):
-        nar.hash_path("/dev/null")
+        filetree.hash_path("/dev/null")
 
 
 def test_a_file_that_grows_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,12 +186,14 @@ def test_a_file_that_grows_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "fstat", grow)
     with pytest.raises(Trouble, match="log: changed while it was read — found 9 bytes, wanted 5 bytes"):
-        nar.hash_path(tmp_path / "log")
+        filetree.hash_path(tmp_path / "log")
 
 
 def run_module(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[1]
-    return subprocess.run([sys.executable, "-m", "deepep_bootstrap.nar", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "deepep_bootstrap.core.filetree", *arguments], cwd=root, capture_output=True, text=True, check=False
+    )
 
 
 def test_command_line_prints_the_hash(tmp_path: Path) -> None:
@@ -199,15 +201,15 @@ def test_command_line_prints_the_hash(tmp_path: Path) -> None:
     os.mkdir(folder)
     done = run_module(folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == nar.hash_path(os.fsdecode(folder)) + "\n"
+    assert done.stdout == filetree.hash_path(os.fsdecode(folder)) + "\n"
     assert len(base64.b64decode(done.stdout.strip().removeprefix("sha256-"))) == 32
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nar: takes one path — found 0 arguments. Try: python -m deepep_bootstrap.nar DIR\n"),
-        (["a", "b"], "nar: takes one path — found 2 arguments. Try: python -m deepep_bootstrap.nar DIR\n"),
+        ([], "nar: takes one path — found 0 arguments. Try: python -m deepep_bootstrap.core.filetree DIR\n"),
+        (["a", "b"], "nar: takes one path — found 2 arguments. Try: python -m deepep_bootstrap.core.filetree DIR\n"),
         (["/nowhere/at all"], "/nowhere/at all: cannot be hashed: No such file or directory\n"),
     ],
 )

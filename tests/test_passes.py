@@ -15,16 +15,18 @@ from types import ModuleType
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import kinds, modules, onhosts, passes, refsite
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu
-from deepep_bootstrap.figures import LowLatency, Pass
-from deepep_bootstrap.figures import Tested as Found
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.refbook import read_book
-from deepep_bootstrap.references import judge
-from deepep_bootstrap.results import read_logs
-from deepep_bootstrap.runcompose import keyed
+from deepep_bootstrap.analysis import site_references
+from deepep_bootstrap.analysis.compare import judge
+from deepep_bootstrap.analysis.reference_file import read_book
+from deepep_bootstrap.analysis.results.model import LowLatency, Pass
+from deepep_bootstrap.analysis.results.model import Tested as Found
+from deepep_bootstrap.analysis.results.read import read_logs
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Facts, Gpu
+from deepep_bootstrap.prefix import modulefiles, passes, test_kinds
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.report.compose import keyed
+from deepep_bootstrap.testing import ssh_run
 
 PROGRAM = support.REPOSITORY / "env" / "programs" / "passes.py"
 ENV = support.templates()
@@ -53,7 +55,7 @@ def test_a_fault_in_one_call_of_a_hundred_is_seen() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 72])
 def test_the_time_limit_suffices(ranks: int) -> None:
     runs = sum(max(1, -(-one.checked // (one.calls * ranks))) for one in TABLE)
-    assert runs * 30 < kinds.KINDS["low-latency"].minutes * 60
+    assert runs * 30 < test_kinds.KINDS["low-latency"].minutes * 60
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_a_table_that_cannot_be_read(text: str, said: str) -> None:
     ],
 )
 def test_the_file_of_a_stack_has_the_passes_of_its_gpus(archs: tuple[str, ...], options: list[str], asks: bool, known: str) -> None:
-    files = modules.render(support.offer("/p", support.record("/p", archs=archs)), ENV)
+    files = modulefiles.render(support.offer("/p", support.record("/p", archs=archs)), ENV)
     text = files["sbatch/low-latency-test.sbatch"].content.decode()
     assert [word.split("=")[1].split(":")[0] for word in text.split() if word.startswith("--pass=")] == options
     assert (text.count("ask_gpus"), known in text) == (4 if asks else 0, True)
@@ -98,8 +100,8 @@ def test_hosts_go_by_the_newest_gpu_among_them() -> None:
         return Facts(gpus=tuple(Gpu(index, "x", 1, value, "580", "", "", 0, 0) for index, value in enumerate(values)))
 
     hosts = (Host("a"), Host("b"))
-    assert onhosts.capability(hosts, {"a": facts("9.0", "[N/A]"), "b": facts("10.0")}) == "10.0"
-    assert onhosts.capability(hosts, {"a": facts(), "b": facts("")}) == ""
+    assert ssh_run.capability(hosts, {"a": facts("9.0", "[N/A]"), "b": facts("10.0")}) == "10.0"
+    assert ssh_run.capability(hosts, {"a": facts(), "b": facts("")}) == ""
 
 
 # The program.
@@ -246,7 +248,7 @@ def test_only_the_first_pass_is_compared_and_kept() -> None:
         for us, turn in ((70.0, Pass(1, 128, 1, 1, 64)), (900.0, Pass(2, 256, 8, 8, 512)))
     )
     book = read_book(ENV)
-    made = refsite.recorded([first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, book=book)
+    made = site_references.recorded([first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, book=book)
     assert [(one.value, one.config["num_tokens"]) for one in made] == [(70.0, (128,))]
     verdicts = judge([first, second], gpu="H200", fabric="nvlink", nodes=1, references=book)
     assert [(each.test, each.state, each.wanted is None) for each in verdicts] == [

@@ -10,18 +10,20 @@ import pytest
 from plan_support import ROOT, cluster, request
 from store_support import Prefix
 
-from deepep_bootstrap import lock, plan, recipes
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Modules, Slurm
-from deepep_bootstrap.generations import Content
-from deepep_bootstrap.hosts import parse
-from deepep_bootstrap.phases import copy_tests, publish_offer
-from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.runs import Run
-from deepep_bootstrap.survey import Flags, Survey
-from deepep_bootstrap.verbs.bootstrap import next_commands
-from deepep_bootstrap.work import Work
+from deepep_bootstrap.bootstrap.context import Work
+from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
+from deepep_bootstrap.bootstrap.reboot.reboots import Reboots
+from deepep_bootstrap.cli.commands.bootstrap import next_commands
+from deepep_bootstrap.core import recipes
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Modules, Slurm
+from deepep_bootstrap.inventory.hostsfile import parse
+from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.plan import steps
+from deepep_bootstrap.prefix.generations import Content
 
 pytest_plugins = ["store_support"]
 
@@ -53,7 +55,7 @@ def test_a_folder_that_is_gone_is_trouble(tmp_path: Path) -> None:
 )
 def test_what_to_type_next_is_for_the_stack_that_was_bootstrapped(default: str, changes: dict[str, object], said: list[str]) -> None:
     wanted = request(stack="v1-wheel")
-    planned = plan.make(wanted, cluster(n001=changes, n002=changes, login1=changes))
+    planned = steps.make(wanted, cluster(n001=changes, n002=changes, login1=changes))
     offer = replace(planned.choice.offer, default_stack=default)
     made = replace(planned, decided=replace(planned.choice, offer=offer))
     assert next_commands(wanted, made) == [command.format(wanted.prefix) for command in said]
@@ -63,9 +65,9 @@ def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_fi
     file = tmp_path / "deepep.lock.toml"
     read = shutil.copyfile(ROOT / "deepep.lock.toml", file).read_bytes()
     inventory = parse(f"defaults prefix={prefix.path} connection=local\nn001\n", "hosts.txt")
-    wanted = replace(request(), lock=lock.read(file), inventory=inventory, prefix=str(prefix.path))
+    wanted = replace(request(), lock=model.read(file), inventory=inventory, prefix=str(prefix.path))
     facts = {"n001": cluster(n001={"prefix.path": str(prefix.path), "slurm.node": ""})["n001"]}
-    planned = plan.make(wanted, facts)
+    planned = steps.make(wanted, facts)
     for entry in planned.choice.entries:
         prefix.entry(entry.name)
     survey = Survey(inventory, str(prefix.path), facts)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from plan_support import READY, changed, cluster, request
 
-from deepep_bootstrap import errors, plan, prepare
-from deepep_bootstrap.facts import Facts, Python, Rdma, Toolkit
-from deepep_bootstrap.machine import Machine
-from deepep_bootstrap.prepare import Check, Preparation
+from deepep_bootstrap.core import errors
+from deepep_bootstrap.inventory.facts import Facts, Python, Rdma, Toolkit
+from deepep_bootstrap.inventory.machine import Machine
+from deepep_bootstrap.plan import host_recipes, steps
+from deepep_bootstrap.plan.host_recipes import Check, Preparation
 
 NICS = {"prepared": Machine(mellanox_devices=8)}
 MLX5 = {"rdma": tuple(Rdma(f"mlx5_{index}", "mlx5_core", "", 0, "") for index in range(8)), **NICS}
@@ -40,7 +41,7 @@ CASES: dict[str, tuple[Mapping[str, Any], list[str]]] = {
 @pytest.mark.parametrize(("changes", "recipes"), CASES.values(), ids=CASES)
 def test_a_host_gets_the_recipes_that_are_meant_for_it(changes: Mapping[str, Any], recipes: list[str]) -> None:
     facts = {name: changed(seen, changes) for name, seen in cluster().items() if name != "login1"} | {"login1": READY}
-    found = prepare.wanted(request(), facts)
+    found = host_recipes.wanted(request(), facts)
     assert {host: list(by_recipe) for host, by_recipe in found.items()} == {"n001": recipes, "n002": recipes}
 
 
@@ -55,14 +56,14 @@ def test_a_host_gets_the_recipes_that_are_meant_for_it(changes: Mapping[str, Any
 )
 def test_the_fabric_manager_is_told_which_driver_is_ours(system: tuple[str, str], package: str, driver: str) -> None:
     changes = {"prepared": Machine(nvswitches=4), "os_id": system[0], "os_version": system[1]}
-    env = prepare.wanted(request(), cluster(n001=changes))["n001"]["fabric-manager"]
+    env = host_recipes.wanted(request(), cluster(n001=changes))["n001"]["fabric-manager"]
     assert (env.get("PACKAGES", ""), env["DRIVER_PACKAGES"], env["NVSWITCHES"]) == (package, driver, "4")
     if system[0] in {"debian", "rocky"}:
         assert env["REPOSITORIES"].startswith("cuda https://developer.download.nvidia.com/")
 
 
 def test_what_deepep_v2_asks_for_the_speed_of_a_nic_is_installed_for_it() -> None:
-    v1, v2 = (prepare.wanted(request(stack=name), cluster(n001=MLX5))["n001"]["rdma-userspace"] for name in ("v1", "v2"))
+    v1, v2 = (host_recipes.wanted(request(stack=name), cluster(n001=MLX5))["n001"]["rdma-userspace"] for name in ("v1", "v2"))
     assert ("TOOLS" in v1, v2["TOOLS"]) == (False, "ibstat")
     for name, system in request().lock.systems.items():
         assert "infiniband-diags" in system.packages["rdma-userspace"], name
@@ -71,7 +72,7 @@ def test_what_deepep_v2_asks_for_the_speed_of_a_nic_is_installed_for_it() -> Non
 @pytest.mark.parametrize(("mib", "wish"), [(64, "1024"), (1024, None), (1 << 19, None), (0, None)])
 def test_small_shared_memory_is_to_grow(mib: int, wish: str | None) -> None:
     facts = cluster(n001={**MLX5, "prepared": Machine(mellanox_devices=8, shm_mib=mib)})
-    assert prepare.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wish
+    assert host_recipes.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wish
 
 
 def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
@@ -79,35 +80,40 @@ def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
     old = changed(READY.toolkits[0], {"version": "12.6.85"})
     newer = changed(old, {"path": "/usr/local/cuda-12.8", "version": "12.8.93"})
     facts = cluster(n001={"gpus": gpus, "toolkits": (old,)}, n002={"gpus": gpus, "toolkits": (old,)})
-    found = prepare.wanted(request(), facts)
+    found = host_recipes.wanted(request(), facts)
     assert list(found["n001"]) == ["cuda-toolkit"]
     assert found["n001"]["cuda-toolkit"]["CUDA_FLOOR"] == "12.8"
     assert found["n002"] == {}, "V1 compiles nothing where it is not built"
     elsewhere = request("defaults prefix=/shared/deepep build_host=n002\nn[001-002]\n")
-    assert {host: list(recipes) for host, recipes in prepare.wanted(elsewhere, facts).items()} == {"n001": [], "n002": ["cuda-toolkit"]}
+    assert {host: list(recipes) for host, recipes in host_recipes.wanted(elsewhere, facts).items()} == {
+        "n001": [],
+        "n002": ["cuda-toolkit"],
+    }
     facts["n001"] = changed(facts["n001"], {"toolkits": (old, newer)})
-    assert prepare.wanted(request(), facts) == {"n001": {}, "n002": {}}
-    assert "CUDA_FLOOR" not in prepare.wanted(request(stack="v2"), facts)["n001"]["cuda-toolkit"], "CUDA 13 is newer than any rule asks"
+    assert host_recipes.wanted(request(), facts) == {"n001": {}, "n002": {}}
+    assert "CUDA_FLOOR" not in host_recipes.wanted(request(stack="v2"), facts)["n001"]["cuda-toolkit"], (
+        "CUDA 13 is newer than any rule asks"
+    )
 
 
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
     facts = cluster(n001=MLX5, n002=MLX5)
     text = "defaults prefix=/shared/deepep profile=single-node\nn[001-002]\n"
-    assert prepare.wanted(request(text), facts) == {"n001": {}, "n002": {}}
+    assert host_recipes.wanted(request(text), facts) == {"n001": {}, "n002": {}}
 
 
 def test_the_cpu_handler_asks_for_the_kernel_module() -> None:
     wish = request("defaults prefix=/shared/deepep profile=by-cpu\nn001\n")
     profile = 'title = "x"\nlink_layer = "Ethernet"\nhandler = "cpu"\n'
     wish = changed(wish, {"templates": {**wish.templates, "profiles/by-cpu.toml": profile}})
-    found = prepare.wanted(wish, {"n001": changed(READY, MLX5)})["n001"]
+    found = host_recipes.wanted(wish, {"n001": changed(READY, MLX5)})["n001"]
     assert found["gdrdrv"]["GDRCOPY_VERSION"] == wish.lock.sources["gdrcopy"].version
 
 
 def test_skipped_recipes_are_not_even_asked() -> None:
     facts = cluster(n001=MLX5, n002=MLX5)
-    assert list(prepare.wanted(request(skip=("limits", "driver-options")), facts)["n001"]) == ["peer-memory", "rdma-userspace"]
-    assert prepare.wanted(request(skip=("all",)), facts) == {}
+    assert list(host_recipes.wanted(request(skip=("limits", "driver-options")), facts)["n001"]) == ["peer-memory", "rdma-userspace"]
+    assert host_recipes.wanted(request(skip=("all",)), facts) == {}
 
 
 RECIPES = {
@@ -137,8 +143,8 @@ main "$@"
 def ask(*names: str) -> dict[str, Check]:
     texts = {**RECIPES, "lib.sh": request().recipes["lib.sh"]}
     inputs = {name: {"NAME": 'it\'s "$HOME"'} for name in names}
-    done = subprocess.run(["bash", "-c", prepare.script(texts, inputs)], capture_output=True, text=True, check=True)
-    return prepare.parse(done.stdout, done.stderr, names, "n001")
+    done = subprocess.run(["bash", "-c", host_recipes.script(texts, inputs)], capture_output=True, text=True, check=True)
+    return host_recipes.parse(done.stdout, done.stderr, names, "n001")
 
 
 def test_one_script_asks_all_recipes_and_none_meets_another() -> None:
@@ -153,7 +159,7 @@ def test_one_script_asks_all_recipes_and_none_meets_another() -> None:
 
 
 def test_an_answer_that_was_cut_off_says_nothing() -> None:
-    assert prepare.parse("recipe=limits\nstate=ok\n", "", ["limits", "python"], "n001") == {
+    assert host_recipes.parse("recipe=limits\nstate=ok\n", "", ["limits", "python"], "n001") == {
         name: Check(name, "blocked", "its check failed", "an answer", "the answer is cut off") for name in ("limits", "python")
     }
 
@@ -167,27 +173,27 @@ def prepared(facts: Mapping[str, Facts], **checks: Check) -> Preparation:
 def test_steps_fold_over_hosts_and_what_needs_a_reboot_stands_apart() -> None:
     facts = cluster()
     todo = Check("limits", "todo", "8192 KiB", "unlimited")
-    made = plan.make(request(), facts, prepared(facts, n001=todo, n002=todo))
+    made = steps.make(request(), facts, prepared(facts, n001=todo, n002=todo))
     assert [(step.kind, step.name, step.hosts) for step in made.steps][:2] == [
         ("prefix", "prefix", ("n001", "n002", "login1")),
         ("host", "limits", ("n001", "n002")),
     ]
     reboot = Check("driver-options", "todo", "0", "1", needs_reboot=True)
     written = Check("driver-options", "reboot", "0", "1")
-    made = plan.make(request(), facts, prepared(facts, n001=reboot, n002=written))
+    made = steps.make(request(), facts, prepared(facts, n001=reboot, n002=written))
     assert [(step.kind, step.hosts) for step in made.of_kind("reboot")] == [("reboot", ("n001", "n002"))]
 
 
 def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_preparation() -> None:
     facts = {name: changed(seen, {"toolkits": ()}) for name, seen in cluster().items()}
     todo = Check("cuda-toolkit", "todo", "none", "12.9")
-    made = plan.make(request(), facts, prepared(facts, n001=todo))
+    made = steps.make(request(), facts, prepared(facts, n001=todo))
     assert [step.name for step in made.steps] == ["cuda-toolkit"]
     assert "no CUDA toolkit fits the stack" in made.undecided[0].what
     with pytest.raises(errors.Trouble, match="no CUDA toolkit"):
         _ = made.choice
     with pytest.raises(errors.Trouble, match="no CUDA toolkit"):
-        plan.make(request(), facts)
+        steps.make(request(), facts)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +208,8 @@ def test_what_cannot_be_decided_before_the_hosts_are_prepared_ends_with_their_pr
 )
 def test_only_what_we_drained_and_what_needs_nothing_is_resumed(state: str, reason: str, check: str, *, resumed: bool) -> None:
     facts = cluster(n001={"slurm.state": state, "prepared.slurm_reason": reason})
-    made = plan.make(request(), facts, prepared(facts, n001=Check("driver-options", check, "", "")))
-    assert [step.hosts for step in made.of_kind(plan.RESUME)] == ([("n001",)] if resumed else [])
+    made = steps.make(request(), facts, prepared(facts, n001=Check("driver-options", check, "", "")))
+    assert [step.hosts for step in made.of_kind(steps.RESUME)] == ([("n001",)] if resumed else [])
 
 
 @pytest.mark.parametrize(
@@ -222,12 +228,12 @@ def test_only_what_we_drained_and_what_needs_nothing_is_resumed(state: str, reas
 def test_a_node_is_resumed_when_what_it_was_drained_for_is_asked_and_mended(reason: str, skip: tuple[str, ...], *, resumed: bool) -> None:
     facts = cluster(n001={"slurm.state": "IDLE+DRAIN", "prepared.slurm_reason": f"deepep-bootstrap: {reason} (run 7)"})
     checks = [] if skip else [Check("driver-options", "ok", "", "")]
-    made = plan.make(request(skip=skip), facts, prepared(facts, **({"n001": checks[0]} if checks else {})))
-    assert [step.hosts for step in made.of_kind(plan.RESUME)] == ([("n001",)] if resumed else [])
+    made = steps.make(request(skip=skip), facts, prepared(facts, **({"n001": checks[0]} if checks else {})))
+    assert [step.hosts for step in made.of_kind(steps.RESUME)] == ([("n001",)] if resumed else [])
 
 
 def test_what_nobody_here_can_do_is_a_note_once_for_all_hosts() -> None:
     facts = cluster()
     blocked = Check("rdma-userspace", "blocked", "two libibverbs", "one", "remove one of them")
-    made = plan.make(request(), facts, prepared(facts, n001=blocked, n002=blocked))
+    made = steps.make(request(), facts, prepared(facts, n001=blocked, n002=blocked))
     assert "n[001-002] (2): RDMA user space: found two libibverbs, wanted one. remove one of them" in made.notes

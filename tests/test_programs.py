@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from upstreams import make
 
-from deepep_bootstrap import results_ours
-from deepep_bootstrap.figures import Spread
+from deepep_bootstrap.analysis.results import own_programs
+from deepep_bootstrap.analysis.results.model import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "env" / "programs"
@@ -374,7 +374,7 @@ def test_what_programs_print_is_what_results_read(capfd: pytest.CaptureFixture[s
     launching.say("pairs", "failed")
     launching.say("nccl", "1 node x 8 ranks, gloo, torch 2.11.0")
     launching.say("nccl", str(nccl.Figure("all_to_all", 10**9, 0.01, 8)))
-    reduce, pair = results_ours.read({"a.out": capfd.readouterr().out})
+    reduce, pair = own_programs.read_own_programs({"a.out": capfd.readouterr().out})
     assert (reduce.operations["all_to_all"].bus_gbs, reduce.ended, reduce.passed) == (Spread(87.5, 87.5, 87.5), False, 1)
     assert (pair.operations["pair"].gpu_gbs, pair.ok) == (Spread(10.0, 44.5, 45.2), False)
     assert [error.partition(":")[0] for error in pair.errors] == ["absent", "slow"]

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from plan_support import PREFIX, READY, changed, cluster, request
 
-from deepep_bootstrap import reboots
-from deepep_bootstrap.drained import drained_and_silent, left_behind
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.orders import Order
-from deepep_bootstrap.prepare import Check
-from deepep_bootstrap.reboots import Reboots
-from deepep_bootstrap.remote import Fleet, Options
-from deepep_bootstrap.rolling import done_at_once, held_up, lacking, permitted, refusal
-from deepep_bootstrap.slurm_nodes import read_reason
-from deepep_bootstrap.survey import Survey
-from deepep_bootstrap.text import parse_time
+from deepep_bootstrap.bootstrap.reboot import reboots
+from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, left_behind
+from deepep_bootstrap.bootstrap.reboot.policy import Order
+from deepep_bootstrap.bootstrap.reboot.reboots import Reboots
+from deepep_bootstrap.bootstrap.reboots import done_at_once, held_up, lacking, permitted, refusal
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.text import parse_time
+from deepep_bootstrap.inventory.survey import Survey
+from deepep_bootstrap.plan.host_recipes import Check
+from deepep_bootstrap.remote.fleet import Fleet, Options
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm.nodes import read_reason
 
 
 @pytest.mark.parametrize(

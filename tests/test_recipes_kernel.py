@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from host_support import Host
 
-from deepep_bootstrap import checks_gpu
+from deepep_bootstrap.doctor import gpu
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"
@@ -492,7 +492,7 @@ START, DRAIN = "systemctl enable --now nvidia-fabricmanager", "systemctl enable 
 BY_HAND = "the driver did not come from the lock's packages: install {} by hand, then {}"
 NEWER, OLDER = "nvidia-fabricmanager=580.95.05-*", "nvidia-fabricmanager-580=580.95.05-*"
 SERVER = {"libnvidia-compute-580-server": "580.95.05-0ubuntu0.24.04.2"}
-NVLSM = checks_gpu.NVLSM.format  # the doctor says the same
+NVLSM = gpu.NVLSM.format  # the doctor says the same
 PROGRESS, BOTH = "In Progress, N/A\n", "Completed, Success\nIn Progress, [N/A]\n"
 OLD = 'Field "fabric.state" is not a valid field to query.\n'
 NO_SWITCHES = {"NVSWITCHES": "0"}

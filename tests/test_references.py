@@ -15,15 +15,16 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import limits, references, refsite, results, verdicts
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Port, Rdma
-from deepep_bootstrap.figures import Best, LowLatency, Operation, Rank, Spread
-from deepep_bootstrap.figures import Tested as Found
-from deepep_bootstrap.limits import Limits
-from deepep_bootstrap.machine import Machine, Reached
-from deepep_bootstrap.refbook import Book, Reference, gpu_type, joined, load, read_book
-from deepep_bootstrap.verdicts import Verdict
+from deepep_bootstrap.analysis import compare, limits, site_references, verdict
+from deepep_bootstrap.analysis.limits import Limits
+from deepep_bootstrap.analysis.reference_file import Book, Reference, gpu_type, joined, load, read_book
+from deepep_bootstrap.analysis.results import read
+from deepep_bootstrap.analysis.results.model import Best, LowLatency, Operation, Rank, Spread
+from deepep_bootstrap.analysis.results.model import Tested as Found
+from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma
+from deepep_bootstrap.inventory.machine import Machine, Reached
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = load((ROOT / "env/references.toml").read_text(encoding="utf-8"), "env/references.toml")
@@ -51,7 +52,7 @@ def run_of(given: dict[str, Any]) -> Found:
 
 
 def judged(tests: list[Found], **changes: Any) -> tuple[Verdict, ...]:
-    return references.judge(tests, **{"gpu": "H200", "fabric": "", "nodes": 1, "references": SHIPPED, **changes})
+    return compare.judge(tests, **{"gpu": "H200", "fabric": "", "nodes": 1, "references": SHIPPED, **changes})
 
 
 # --- cases -----------------------------------------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def judged(tests: list[Found], **changes: Any) -> tuple[Verdict, ...]:
 def test_case(path: Path) -> None:
     case = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
     args = shlex.split(case.get("args", ""))
-    tests = [references.configured(run_of(given), args) for given in case["test"]]
+    tests = [compare.configured(run_of(given), args) for given in case["test"]]
     setting = {name: case[name] for name in ("gpu", "fabric", "nodes")}
     found = {one.subject: one for one in judged(tests, **setting, limits=Limits(**case.get("limits", {})))}
     assert {figure: one.state for figure, one in found.items()} == case["states"]
@@ -89,7 +90,7 @@ def test_a_verdict_says_all_of_it_as_json() -> None:
 
 def test_the_worst_comes_first() -> None:
     mixed = [Verdict("figure", str(number), state, "") for number, state in enumerate(("ok", "none", "below", "note", "above", "below"))]
-    assert [one.subject for one in verdicts.worst_first(mixed)] == ["2", "5", "4", "3", "1", "0"]
+    assert [one.subject for one in verdict.worst_first(mixed)] == ["2", "5", "4", "3", "1", "0"]
 
 
 # --- the shipped file ------------------------------------------------------------------------------------------------------------------
@@ -134,10 +135,10 @@ def test_every_hint_can_be_said() -> None:
         free = [sentence for sentence in hint.when if sentence.split()[0] in ("percent", "limit", "value")]
         known = {**things, **words}
         fixed = [sentence for sentence in hint.when if sentence not in free]
-        assert all(references._holds(sentence, known) for sentence in fixed), hint.name
+        assert all(compare._holds(sentence, known) for sentence in fixed), hint.name
         for thing in {sentence.split()[0] for sentence in free}:
             mine = [sentence for sentence in free if sentence.startswith(thing)]
-            assert any(all(references._holds(sentence, {thing: number}) for sentence in mine) for number in numbers), hint.name
+            assert any(all(compare._holds(sentence, {thing: number}) for sentence in mine) for number in numbers), hint.name
 
 
 def test_the_runs_on_h200_are_as_expected() -> None:
@@ -165,7 +166,7 @@ def test_the_runs_on_h200_are_as_expected() -> None:
 def test_the_logs_of_h200_are_as_expected() -> None:
     """What the parser calls figures and settings is what references call them."""
     logs = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/cases/references/h200").glob("*.log"))}
-    found = judged(list(results.read_logs(logs)), gpu="NVIDIA H200", limits=limits.limits([host()], SHIPPED))
+    found = judged(list(read.read_logs(logs)), gpu="NVIDIA H200", limits=limits.limits([host()], SHIPPED))
     assert [(one.test, one.state) for one in found] == [("intranode", "ok")] * 6 + [("low-latency", "ok")] * 5
     assert [one.percent for one in found] == pytest.approx([100] * 11)
     assert all(0 < one.of_limit < 100 for one in found if one.of_limit is not None)
@@ -174,10 +175,10 @@ def test_the_logs_of_h200_are_as_expected() -> None:
 def test_settings_of_v2_have_the_names_that_its_log_gives_them() -> None:
     lines = ["Config:", " > Ranks: 2 x 8", " > Experts: 8/256", " > Tokens: 8192 (max: 8192), hidden: 7168", " > #SM: 12, #QPs: 13/13"]
     lines += [f"EP: {rank}/16 | dispatch: 85.0 GB/s (SO), 300.0 GB/s (SU), 900.0 us, 9 bytes" for rank in range(16)]
-    tests = results.read_logs({"node-0-n1.log": "\n".join(lines) + "\n"})
+    tests = read.read_logs({"node-0-n1.log": "\n".join(lines) + "\n"})
     found = {one.subject: one for one in judged(list(tests), gpu="H100", fabric="infiniband", nodes=2)}
     assert found["operations.dispatch.so_gbs"].state == "ok"
-    few = results.read_logs({"node-0-n1.log": "\n".join(lines).replace("8/256", "6/256") + "\n"})
+    few = read.read_logs({"node-0-n1.log": "\n".join(lines).replace("8/256", "6/256") + "\n"})
     assert "num_topk 8 (here 6)" in judged(list(few), gpu="H100", fabric="infiniband", nodes=2)[0].text
 
 
@@ -238,9 +239,9 @@ tests = st.builds(
 )
 def test_whatever_was_measured_there_is_a_verdict(many: list[Found], gpu: str, fabric: str, nodes: int, most: Limits | None) -> None:
     found = judged(many, gpu=gpu, fabric=fabric, nodes=nodes, limits=most)
-    alone = [one for one in many if references.nodes_of(one, nodes) == 1]
-    between = sum(figure.endswith("so_gbs") for one in alone for figure in references.figures_of(one))
-    assert len(found) == sum(len(references.figures_of(one)) for one in many) - between
+    alone = [one for one in many if compare.nodes_of(one, nodes) == 1]
+    between = sum(figure.endswith("so_gbs") for one in alone for figure in compare.figures_of(one))
+    assert len(found) == sum(len(compare.figures_of(one)) for one in many) - between
     for one in found:
         assert one.state in ("ok", "below", "above", "none")
         assert one.lines()[0].startswith(one.state)
@@ -252,7 +253,7 @@ def test_whatever_was_measured_there_is_a_verdict(many: list[Found], gpu: str, f
 
 def test_words_for_the_script_are_settings_unless_the_log_says_otherwise() -> None:
     bare = Found("intranode", "v1", True, True, config={"num_tokens": 4096})
-    found = references.configured(bare, ["--num-tokens", "64", "--hidden=2048", "--num-topk", "--num-experts", "x", "--num-processes", "2"])
+    found = compare.configured(bare, ["--num-tokens", "64", "--hidden=2048", "--num-topk", "--num-experts", "x", "--num-processes", "2"])
     assert found.config == {"num_tokens": 4096, "hidden": 2048, "num_processes": 2}
 
 
@@ -489,17 +490,19 @@ RUN = Found("intranode", "v1", True, True, config=H200, best={"combine": Best(nv
 
 def saved(existing: str, *tests: Found, **changes: Any) -> str:
     run = changes.pop("run", "r1")
-    made = refsite.recorded(tests, run, "2026-11-21", **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "book": SHIPPED, **changes})
-    return refsite.site_text(existing, made)
+    made = site_references.recorded(
+        tests, run, "2026-11-21", **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "book": SHIPPED, **changes}
+    )
+    return site_references.site_text(existing, made)
 
 
 def test_a_sites_own_reference_wins() -> None:
     assert judged([RUN])[0].state == "below"
     both = joined(SHIPPED, load(saved("", RUN), "references.toml", site=True))
-    for found in references.judge([RUN], gpu="H200", fabric="roce", nodes=2, references=both):
+    for found in compare.judge([RUN], gpu="H200", fabric="roce", nodes=2, references=both):
         assert (found.state, found.percent, found.source) == ("ok", pytest.approx(100), "this site, 2026-11-21, run r1")
     few = replace(RUN, config={**H200, "num_tokens": 64})
-    assert {one.state for one in references.judge([few], gpu="H200", fabric="", nodes=1, references=both)} == {"none"}
+    assert {one.state for one in compare.judge([few], gpu="H200", fabric="", nodes=1, references=both)} == {"none"}
 
 
 def test_saving_the_same_again_changes_nothing() -> None:
@@ -518,7 +521,7 @@ def test_saving_replaces_what_it_measured_and_keeps_the_rest() -> None:
     found = {(one.figure, one.value, one.source.rpartition(" ")[2]) for one in book.references}
     assert found == {("best.combine.nvl_gbs", 260.0, "r2"), ("best.combine.us", 1200.0, "r1"), ("low_latency.combine_us", 70.0, "r1")}
     assert "# ours is old" in again
-    assert again.startswith(refsite.HEAD)
+    assert again.startswith(site_references.HEAD)
     assert book.hints[0].means == "my own"
     assert judged([RUN], references=joined(SHIPPED, book), nodes=1)[1].state == "ok"
 
@@ -541,8 +544,8 @@ def test_a_network_below_the_least_can_be_the_sites_own() -> None:
 
 
 def test_only_tests_that_are_well_are_kept() -> None:
-    assert saved("", replace(RUN, ok=False)) == refsite.HEAD
-    assert saved("", replace(RUN, best={"combine": Best(nvl_gbs=0.0)})) == refsite.HEAD
+    assert saved("", replace(RUN, ok=False)) == site_references.HEAD
+    assert saved("", replace(RUN, best={"combine": Best(nvl_gbs=0.0)})) == site_references.HEAD
 
 
 def test_between_nodes_the_fabric_is_kept() -> None:
@@ -562,7 +565,7 @@ def test_between_nodes_the_fabric_is_kept() -> None:
 )
 def test_a_sites_file_can_always_be_read_again(hosts: list[Facts], why: str) -> None:
     run = Found("internode", "v1", True, True, config=H200, best={"combine": Best(rdma_gbs=12.0)})
-    made = refsite.saved("", [run], hosts, run="r1", date="2026-11-21", nodes=2, book=SHIPPED)
+    made = site_references.saved("", [run], hosts, run="r1", date="2026-11-21", nodes=2, book=SHIPPED)
     assert len(load(made.text, "references.toml", site=True).references) == made.count == (0 if why else 1)
     assert why in made.why_not
 
@@ -572,7 +575,7 @@ def test_a_site_with_four_gpus_a_node_finds_its_own_again() -> None:
     setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(gpus=4)}
     book = load(saved("", run, **setting), "references.toml", site=True)
     assert book.references[0].config["num_processes"] == (4,)
-    assert references.judge([run], references=joined(SHIPPED, book), **setting)[0].state == "ok"
+    assert compare.judge([run], references=joined(SHIPPED, book), **setting)[0].state == "ok"
 
 
 def test_figures_of_v1_hold_for_its_tests_in_v2_until_there_are_others() -> None:

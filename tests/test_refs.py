@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lock_support import BASE, FILES, Server, commit, git
 
-from deepep_bootstrap import mirrors, refs, sources
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.refs import Found
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.fetch import git_refs, locations
+from deepep_bootstrap.fetch.git_refs import Found
+from deepep_bootstrap.lock import sources
 
 pytest_plugins = ["lock_support"]
 
@@ -38,23 +39,23 @@ A, B, C = "a" * 40, "b" * 40, "c" * 40
     ],
 )
 def test_every_kind_of_ref(asked: str, ref: str, rev: str, kind: str, server: Server) -> None:
-    assert refs.resolve(server.source("main", "one"), asked, server.mirrors) == Found(ref, server.commits[rev], kind)
+    assert git_refs.resolve(server.source("main", "one"), asked, server.mirrors) == Found(ref, server.commits[rev], kind)
 
 
 def test_commits(server: Server) -> None:
     source, rev = server.source("main", "one"), server.commits["pull"]
-    assert refs.resolve(source, rev, server.mirrors) == Found(rev, rev, "commit")
-    assert refs.resolve(source, rev[:7], server.mirrors) == Found(rev, rev, "commit")
-    assert refs.resolve(source, rev[:39], server.mirrors) == Found(rev, rev, "commit")
+    assert git_refs.resolve(source, rev, server.mirrors) == Found(rev, rev, "commit")
+    assert git_refs.resolve(source, rev[:7], server.mirrors) == Found(rev, rev, "commit")
+    assert git_refs.resolve(source, rev[:39], server.mirrors) == Found(rev, rev, "commit")
     # A commit that is no tip of any ref, and the name of a branch that looks like the beginning of one.
-    assert refs.resolve(source, server.commits["two"][:10], server.mirrors).rev == server.commits["two"]
+    assert git_refs.resolve(source, server.commits["two"][:10], server.mirrors).rev == server.commits["two"]
     server.point(f"refs/heads/{rev[:8]}", "one")
-    assert refs.resolve(source, rev[:8], server.mirrors) == Found(f"refs/heads/{rev[:8]}", server.commits["one"], "branch")
+    assert git_refs.resolve(source, rev[:8], server.mirrors) == Found(f"refs/heads/{rev[:8]}", server.commits["one"], "branch")
 
 
 def refused(source: sources.Source, asked: str, server: Server) -> str:
     with pytest.raises(Trouble) as caught:
-        refs.resolve(source, asked, server.mirrors)
+        git_refs.resolve(source, asked, server.mirrors)
     return str(caught.value)
 
 
@@ -109,13 +110,13 @@ def plain_server(server: Server) -> Iterator[str]:
 
 
 def test_a_simple_server(server: Server, plain_server: str) -> None:
-    over_http = mirrors.read([f"{BASE}owner/engine={plain_server}owner/engine.git"], {}, {})
+    over_http = locations.read([f"{BASE}owner/engine={plain_server}owner/engine.git"], {}, {})
     source = server.source("main", "one")
-    assert refs.resolve(source, "v1.1", over_http).rev == server.commits["two"]
-    assert refs.resolve(source, server.commits["two"][:9], over_http).rev == server.commits["two"]
-    assert refs.relation(source, Found("refs/heads/main", server.commits["three"], "branch"), over_http) == "2 commits later"
+    assert git_refs.resolve(source, "v1.1", over_http).rev == server.commits["two"]
+    assert git_refs.resolve(source, server.commits["two"][:9], over_http).rev == server.commits["two"]
+    assert git_refs.relation(source, Found("refs/heads/main", server.commits["three"], "branch"), over_http) == "2 commits later"
     with pytest.raises(Trouble) as caught:
-        refs.resolve(source, "nothing", over_http)
+        git_refs.resolve(source, "nothing", over_http)
     assert "secret" not in str(caught.value)
 
 
@@ -134,13 +135,13 @@ def test_a_simple_server(server: Server, plain_server: str) -> None:
 )
 def test_how_the_new_commit_follows_the_old(followed: str, locked: str, asked: str, words: str, server: Server) -> None:
     source = server.source(followed, locked)
-    assert refs.relation(source, refs.resolve(source, asked, server.mirrors), server.mirrors) == words
+    assert git_refs.relation(source, git_refs.resolve(source, asked, server.mirrors), server.mirrors) == words
 
 
 def test_commits_of_both_sides_of_a_merge_count(server: Server) -> None:
     server.point("refs/heads/main", "merge")
     source = server.source("main", "two")
-    assert refs.relation(source, refs.resolve(source, "main", server.mirrors), server.mirrors) == "3 commits later"
+    assert git_refs.relation(source, git_refs.resolve(source, "main", server.mirrors), server.mirrors) == "3 commits later"
 
 
 def test_a_locked_commit_that_was_collected(server: Server) -> None:
@@ -150,43 +151,43 @@ def test_a_locked_commit_that_was_collected(server: Server) -> None:
     git(server.engine, "reflog", "expire", "--expire=now", "--all")
     git(server.engine, "gc", "--quiet", "--prune=now")
     source = server.source("refs/pull/7/head", "pull")
-    assert "force-pushed" in refs.relation(source, refs.resolve(source, source.ref, server.mirrors), server.mirrors)
+    assert "force-pushed" in git_refs.relation(source, git_refs.resolve(source, source.ref, server.mirrors), server.mirrors)
 
 
 def test_moved_tags(server: Server) -> None:
     server.point("refs/tags/v1.0", "three")
     for follows, moved in (("v1.0", True), ("refs/tags/v1.0", True), ("tags/v1.0", True), ("v1.1", False), ("main", False)):
         source = server.source(follows, "one")
-        assert refs.moved_tag(source, refs.resolve(source, "v1.0", server.mirrors)) is moved, follows
-    assert not refs.moved_tag(server.source("v1.0", "three"), Found("refs/tags/v1.0", server.commits["three"], "tag"))
-    assert not refs.moved_tag(server.source("v1.0", "0" * 40), Found("refs/tags/v1.0", server.commits["three"], "tag"))
-    assert not refs.moved_tag(server.source("main", "one"), Found("refs/heads/main", server.commits["three"], "branch"))
+        assert git_refs.moved_tag(source, git_refs.resolve(source, "v1.0", server.mirrors)) is moved, follows
+    assert not git_refs.moved_tag(server.source("v1.0", "three"), Found("refs/tags/v1.0", server.commits["three"], "tag"))
+    assert not git_refs.moved_tag(server.source("v1.0", "0" * 40), Found("refs/tags/v1.0", server.commits["three"], "tag"))
+    assert not git_refs.moved_tag(server.source("main", "one"), Found("refs/heads/main", server.commits["three"], "branch"))
 
 
 def test_beginnings_of_several_commits() -> None:
     commits = (f"1234567a{'0' * 32}", f"1234567ab{'0' * 31}", f"1234567b{'0' * 32}")
     with pytest.raises(Trouble) as caught:
-        refs.only("1234567", commits, "source x")
+        git_refs.only("1234567", commits, "source x")
     assert str(caught.value) == (
         "source x: 1234567 is the beginning of several commits — found 1234567a0, 1234567ab, 1234567b0, wanted more digits"
     )
-    assert refs.only("1234567", commits[:1], "x") == Found(commits[0], commits[0], "commit")
-    assert refs.only("1234567", (), "x") is None
+    assert git_refs.only("1234567", commits[:1], "x") == Found(commits[0], commits[0], "commit")
+    assert git_refs.only("1234567", (), "x") is None
 
 
 def test_listing() -> None:
     text = f"{A}\tHEAD\n{A}\trefs/tags/v1\n{B}\trefs/tags/v1^{{}}\n{C}\trefs/heads/x\nwarning: odd\nabc\trefs/heads/short\n\n"
-    assert refs.parse(text) == {"HEAD": A, "refs/tags/v1": B, "refs/heads/x": C}
+    assert git_refs.parse(text) == {"HEAD": A, "refs/tags/v1": B, "refs/heads/x": C}
 
 
 @given(st.text(alphabet=f"ab\t\n^{{}}refs/heads/tags/v{A[:1]}", max_size=200), st.text(max_size=20))
 def test_any_listing_and_any_question(text: str, asked: str) -> None:
-    there = refs.parse(f"{A}\t{asked}\n{text}")
+    there = git_refs.parse(f"{A}\t{asked}\n{text}")
     names = [name for name in (asked, f"refs/{asked}", f"refs/tags/{asked}", f"refs/heads/{asked}") if name in there]
     if len(names) > 1:
         with pytest.raises(Trouble, match="is the name of several refs"):
-            refs.choose(asked, there, "x")
+            git_refs.choose(asked, there, "x")
     else:
-        found = refs.choose(asked, there, "x")
+        found = git_refs.choose(asked, there, "x")
         assert ([(found.ref, found.rev)] if found else []) == [(name, there[name]) for name in names]
-    assert len(refs.nearest(asked, there)) <= refs.NEAR
+    assert len(git_refs.nearest(asked, there)) <= git_refs.NEAR

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 from sshd_support import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
 
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.hosts import from_flag
-from deepep_bootstrap.launch import Secret
-from deepep_bootstrap.remote import Fleet, Job, Options, Reply
-from deepep_bootstrap.sshlink import Timeouts
-from deepep_bootstrap.survey import fold_problems
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.hostsfile import from_flag
+from deepep_bootstrap.inventory.survey import fold_problems
+from deepep_bootstrap.remote.fleet import Fleet, Job, Options, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.loader import Secret
+from deepep_bootstrap.remote.ssh import Timeouts
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,15 +14,16 @@ import pytest
 from build_support import RECIPES, ROOT
 from store_support import Prefix
 
-from deepep_bootstrap import generations, hosts, modules, prefixfacts
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts
-from deepep_bootstrap.generations import Content
-from deepep_bootstrap.holdings import entry_names
-from deepep_bootstrap.offer import offer_document
-from deepep_bootstrap.remote import Fleet, Options
-from deepep_bootstrap.survey import Flags, Survey
-from deepep_bootstrap.verbs.remove import Written, offered, remove, seat, withdraw, without, written
+from deepep_bootstrap.cli.commands.remove import Written, offered, remove, seat, withdraw, without, written
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory import hostsfile, prefixfacts
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.prefix import generations, modulefiles
+from deepep_bootstrap.prefix.contents import entry_names
+from deepep_bootstrap.prefix.generations import Content
+from deepep_bootstrap.prefix.offer import offer_document
+from deepep_bootstrap.remote.fleet import Fleet, Options
 
 pytest_plugins = ["store_support"]
 
@@ -41,7 +42,7 @@ DOWN = "127.0.0.1"
     ],
 )
 def test_the_host_is_that_of_every_verb_on_the_prefix(settings: str, answered: str, wanted: str) -> None:
-    inventory = hosts.parse(f"defaults prefix=/p {settings}\na role=login\nb\nc\n", "hosts.txt")
+    inventory = hostsfile.parse(f"defaults prefix=/p {settings}\na role=login\nb\nc\n", "hosts.txt")
     survey = Survey(inventory, "/p", {name: Facts() for name in answered})
     if len(wanted) > 1:
         with pytest.raises(Trouble, match=wanted):
@@ -54,11 +55,11 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     offer = support.offer(str(prefix.path))
     for name in entry_names(offer_document(offer)):
         prefix.entry(name)
-    text = modules.manifest(offer, generation=1, created="2026-01-01T00:00:00Z", by="admin", lock_digest="", hosts=("a", "b"))
+    text = modulefiles.manifest(offer, generation=1, created="2026-01-01T00:00:00Z", by="admin", lock_digest="", hosts=("a", "b"))
     generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
     # Another host's view of a network filesystem may be a minute old, or of another directory.
     old = prefixfacts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
-    inventory = hosts.parse("defaults build_host=b\na connection=local\nb connection=local\n", "hosts.txt")
+    inventory = hostsfile.parse("defaults build_host=b\na connection=local\nb connection=local\n", "hosts.txt")
     # The one before was made for `c` too, which is down now.
     text = text.replace('"a",', '"c", "a",')
     seen = {"a": Facts(prefix=old), "b": Facts(prefix=prefixfacts.Prefix(generation=1, manifest=text))}
@@ -110,7 +111,7 @@ def gone() -> Iterator[int]:
 def test_a_host_that_cannot_say_what_was_written_is_named_and_the_others_are_heard(
     machine: Path, gone: int, tmp_path: Path, text: str, said: dict[str, str]
 ) -> None:
-    inventory = hosts.parse(f"defaults prefix=/p\na connection=local\n{DOWN} port={gone}\n", "hosts.txt")
+    inventory = hostsfile.parse(f"defaults prefix=/p\na connection=local\n{DOWN} port={gone}\n", "hosts.txt")
     survey = Survey(inventory, "/p", {"a": Facts(), DOWN: Facts()})
     recipes = {**RECIPES, "host/written.sh": f"{text}\n{RECIPES['host/written.sh']}"}
     door = Fleet(inventory.hosts, Options(ssh_config="", known_hosts=(str(tmp_path / "known"),)))
@@ -128,7 +129,7 @@ def test_hosts_are_undone_although_the_offer_cannot_be_changed(
     offer = support.offer(str(prefix.path))
     for name in entry_names(offer_document(offer)):
         (prefix.path / "store" / name).mkdir()
-    text = modules.manifest(offer, generation=1, created="", by="admin", lock_digest="", hosts=("a",))
+    text = modulefiles.manifest(offer, generation=1, created="", by="admin", lock_digest="", hosts=("a",))
     generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
     (prefix.path / "store").rename(prefix.path / "elsewhere")
     names = tmp_path / "hosts.txt"

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deepep_bootstrap import apply, launch, report
-from deepep_bootstrap.errors import Problem, Trouble, plain
-from deepep_bootstrap.outcome import Outcome
-from deepep_bootstrap.plan import Reason, Step
-from deepep_bootstrap.plantable import plan_line, plan_table
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.text import seconds, shortened, size
-from deepep_bootstrap.verbs.facts import folded as folded_facts
+from deepep_bootstrap.bootstrap import apply
+from deepep_bootstrap.cli.commands.facts import folded as folded_facts
+from deepep_bootstrap.core import console
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Problem, Trouble, plain
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.text import seconds, shortened, size
+from deepep_bootstrap.plan.steps import Reason, Step
+from deepep_bootstrap.plan.table import plan_line, plan_table
+from deepep_bootstrap.remote import loader
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "report"
 ENTRY = "rphb44wma7mcibyvgqxx9pzhc9wy5g4z-nvshmem-3.4.5"
@@ -57,7 +59,7 @@ def test_a_plan_as_a_table() -> None:
 def test_recipes_that_cannot_become_root_keep_their_remedy_and_hosts_that_differ_in_an_address_are_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = launch.explain_no_start(1, "sudo: a password is required")
+    lines = loader.explain_no_start(1, "sudo: a password is required")
     gone = [Problem(host, "no answer", try_=f"ssh root@10.0.0.{number}") for number, host in enumerate(("n1", "n2"))]
     troubles = {"login": Problem("login", *lines), **{problem.where: problem for problem in gone}}
     Screen("bootstrap").outcomes(apply.judge(STEPS[1], host, Trouble(problem), 0.1)[0] for host, problem in troubles.items())
@@ -101,7 +103,7 @@ def test_with_json_there_is_nothing_beside_the_document(capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "")
 
 
-def rendered(progress: report._Progress, width: int) -> list[str]:
+def rendered(progress: console._Progress, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(progress)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -110,7 +112,7 @@ def rendered(progress: report._Progress, width: int) -> list[str]:
 def test_the_live_table_has_one_row_a_step_and_fits_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    progress = report._Progress()
+    progress = console._Progress()
     progress.start("MODULEPATH hook", HOSTS)
     progress.start("build nvshmem 3.4.5", ["b200-001"])
     progress.line("build nvshmem 3.4.5", "b200-001", "\x1b[31m[14/18]\x1b[0m Compiling\ttransfer_device.o\r\n")
@@ -134,7 +136,7 @@ def test_the_live_table_has_one_row_a_step_and_fits_any_width(monkeypatch: pytes
 
 
 def test_the_live_table_is_safe_from_many_threads() -> None:
-    progress = report._Progress()
+    progress = console._Progress()
 
     def work(host: str) -> None:
         for number in range(50):

@@ -17,12 +17,15 @@ from report_support import ROOT, RUNS, TEXTS, files_of, make_history, page_of, r
 from rich.console import Console
 from test_json_doc import TEXT, keys, merge, shape
 
-from deepep_bootstrap import factlines, figures, pastruns, runfiles, runreading, runscreen, runviews, savedfacts
-from deepep_bootstrap.errors import OK, Trouble
-from deepep_bootstrap.front import as_written, common_parameters
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs.report import report
+from deepep_bootstrap.analysis.results import model
+from deepep_bootstrap.cli.app import as_written, common_parameters
+from deepep_bootstrap.cli.commands.report import report
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, Trouble
+from deepep_bootstrap.inventory import facts_json, facts_text
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.report import load, pastruns, runviews, terminal
+from deepep_bootstrap.testing import runfiles
 
 FACTORS = (0.97, 1.02, 0.8, 1.01)
 
@@ -105,7 +108,7 @@ def test_a_terminal_that_has_no_blocks_and_a_narrow_one() -> None:
         screen._console = Console(file=stream, width=width, force_terminal=True, color_system="256", soft_wrap=True, highlight=False)
         if encoding == "ascii":
             run = report_of("nic-frozen", edit=lambda files: files.update({"facts.json": ""}))
-        runscreen.show(screen, run)
+        terminal.show(screen, run)
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in raw.getvalue().decode(encoding).splitlines()]
         assert ("#####" if encoding == "ascii" else "█████") in "\n".join(lines)
         tables = [line for line in lines if re.match(r"  mlx5_\d/1 +[#█.]|  +\d+ +[\d.]+ ", line)]
@@ -279,10 +282,10 @@ def test_facts_come_back_as_they_were_written() -> None:
     text = files_of("healthy")["facts.json"]
     from dataclasses import asdict
 
-    facts = savedfacts.read(text, "f")
+    facts = facts_json.read(text, "f")
     assert json.loads(json.dumps({name: asdict(seen) for name, seen in facts.items()})) == json.loads(text)["hosts"]
-    assert dict(factlines.lines(facts["b200-001"]))["RDMA"] == "8 of 8 devices active (Ethernet), OFED 25.10-1.7.1"
-    assert savedfacts.read("", "f") == {}
+    assert dict(facts_text.lines(facts["b200-001"]))["RDMA"] == "8 of 8 devices active (Ethernet), OFED 25.10-1.7.1"
+    assert facts_json.read("", "f") == {}
     for wrong in (
         "{",
         "[]",
@@ -291,7 +294,7 @@ def test_facts_come_back_as_they_were_written() -> None:
         '{"schema": 1, "hosts": {"a": {"cpus": "2"}}}',
     ):
         with pytest.raises(Trouble):
-            savedfacts.read(wrong, "f")
+            facts_json.read(wrong, "f")
 
 
 def test_a_long_log_is_cut_in_its_middle() -> None:
@@ -352,10 +355,10 @@ def test_names_of_ranks_figures(name: str, title: str) -> None:
 
 
 def test_a_sweep_lies_upright() -> None:
-    points = tuple(figures.Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
-    points = tuple(figures.Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
-    default = figures.Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
-    (grid,) = runviews.grids([figures.Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(figures.Rank(0),))])
+    points = tuple(model.Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
+    points = tuple(model.Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
+    default = model.Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
+    (grid,) = runviews.grids([model.Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(model.Rank(0),))])
     assert (grid.row_name, grid.rows, grid.column_name, grid.columns) == ("NVL chunk", tuple(range(1, 17)), "SMs", (24,))
     assert (grid.best, grid.span) == ((16, 24), (101.0, 116.0))
     assert grid.gain == pytest.approx(100 * (116 / 110 - 1))
@@ -372,4 +375,4 @@ def test_only_runs_alike_and_earlier_are_compared() -> None:
 
 def test_texts_of_env_are_all_that_a_page_needs() -> None:
     assert {"report.html.j2", "report.css"} <= set(TEXTS)
-    assert runreading.made(runfiles.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"
+    assert load.made(runfiles.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"

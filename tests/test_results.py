@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_json_doc import EXAMPLES, FREE_KEYS, keys
 
-from deepep_bootstrap import figures, logfiles, results_ranks, results_text
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.figures import as_json, document
-from deepep_bootstrap.results import read_logs
-from deepep_bootstrap.verbs import results as verb
+from deepep_bootstrap.analysis.results import model, ranks, wording
+from deepep_bootstrap.analysis.results.model import as_json, document
+from deepep_bootstrap.analysis.results.read import read_logs
+from deepep_bootstrap.analysis.results.wording import faults, lines
+from deepep_bootstrap.cli import logs
+from deepep_bootstrap.cli.commands import results as verb
+from deepep_bootstrap.core.errors import Trouble
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases" / "results"
@@ -41,7 +43,7 @@ LOGS = {name: logs_of(name) for name in NAMES}
 EXPECTED: dict[str, list[dict[str, Any]]] = {name: json.loads((CASES / name / "expected.json").read_text("utf-8")) for name in NAMES}
 
 
-def seen(tested: figures.Tested, key: str) -> Any:
+def seen(tested: model.Tested, key: str) -> Any:
     """Return what expected.json calls `key`."""
     if key == "sweep_counts":
         return dict(Counter(point.operation for point in tested.sweep))
@@ -108,8 +110,8 @@ def test_figures_of_two_passes_do_not_mix_where_one_node_is_behind() -> None:
 
 def test_people_read_at_which_tokens_results_were_wrong() -> None:
     first, second = read_logs(LOGS["low-latency-second-pass-wrong"])
-    assert (first.ok, results_text.wrong(first)) == (True, "")
-    lines = list(results_text.lines(second))
+    assert (first.ok, wording.wrong(first)) == (True, "")
+    lines = list(wording.lines(second))
     assert lines[0].startswith("low-latency test (DeepEP V1), 256 tokens: NOT OK")
     assert "wrong results at 256 tokens a rank, in run 2 of 4: the test ran, and its own comparison" in lines[1]
     assert any("128 combine calls at 256 tokens, in 1 of 4 runs" in line for line in lines)
@@ -232,7 +234,7 @@ def test_line_ends_holes_and_bytes_of_no_alphabet_change_nothing() -> None:
 
 def test_a_rank_is_slow_by_median_and_deviation() -> None:
     def slow(*values: float) -> list[int]:
-        return [rank for rank, _, _ in results_ranks.outliers(dict(enumerate(values)))]
+        return [rank for rank, _, _ in ranks.outliers(dict(enumerate(values)))]
 
     assert slow(36, 36, 37, 35, 36, 60) == [5]
     assert slow(36, 36, 37, 35, 36, 41) == []  # within a quarter
@@ -243,18 +245,18 @@ def test_a_rank_is_slow_by_median_and_deviation() -> None:
 
 
 def test_numbers_are_folded() -> None:
-    assert results_ranks.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
+    assert ranks.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
 
 
 def test_people_read_why_a_test_is_not_ok() -> None:
     tested = read_logs(LOGS["ep-16-missing-ranks"])[0]
-    text = "\n".join(results_text.lines(tested))
+    text = "\n".join(lines(tested))
     assert "NOT OK" in text
     assert "figures are missing of ranks 6, 13" in text
     assert "missing 6: printed no figures" in text
     assert "missing 13: printed no reduced combine in case 3" in text
-    assert results_text.faults(read_logs(LOGS["h200-intranode"])[0]) == ()
-    slow = "\n".join(results_text.lines(read_logs(LOGS["low-latency-slow-rank"])[0]))
+    assert faults(read_logs(LOGS["h200-intranode"])[0]) == ()
+    slow = "\n".join(lines(read_logs(LOGS["low-latency-slow-rank"])[0]))
     assert "7 ok, 1 slow" in slow
     assert "slow 5: dispatch 5" in slow
 
@@ -295,7 +297,7 @@ def test_a_run_folder_counts_each_log_once(tmp_path: Path) -> None:
     (run / "job.log").symlink_to(tmp_path / "slurm-7.out")
     names = verb.files([str(tmp_path), str(run / "job.log")])
     assert sorted(Path(name).name for name in names) == sorted(LOGS["internode-run-folder"])
-    tests = read_logs({name: logfiles.read(name, "") for name in names})
+    tests = read_logs({name: logs.read(name, "") for name in names})
     assert [(tested.ok, tested.passed, tested.log) for tested in tests] == [(True, 32, str(run / "node-0-gpu-001.log"))]
 
 
@@ -304,7 +306,7 @@ def test_what_cannot_be_read_is_trouble(tmp_path: Path) -> None:
         with pytest.raises(Trouble, match="no log there"):
             verb.files(words)
     with pytest.raises(Trouble, match="cannot be read"):
-        logfiles.read(str(tmp_path), "")
+        logs.read(str(tmp_path), "")
 
 
 NAMES_OF_ALL_KEYS = ("ep-16-missing-ranks", "two-tests", "internode-merged", "low-latency-two-passes")

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import choose, lock, plan, rulebook, rules
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.lock import Lock, Stack
-from deepep_bootstrap.planning import read_usable
-from deepep_bootstrap.survey import Flags, read_tree
+from deepep_bootstrap.bootstrap.planning import read_usable
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.lock import compatibility, model, rules
+from deepep_bootstrap.lock.model import Lock, Stack
+from deepep_bootstrap.plan import decisions, steps
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = read_tree(ROOT / "env")
-SHIPPED = lock.read(ROOT / "deepep.lock.toml")
+SHIPPED = model.read(ROOT / "deepep.lock.toml")
 CLOSURE = SHIPPED.stacks["v1"].wheels["cp312-x86_64"]
 PARENT = "29d31c095796f3c8ece47ee9cdcc167051bbeed9"
 D4F41E4 = "d4f41e4e93602a15e95f55f6ee8df8f1aaa0e4bb"
@@ -115,7 +116,7 @@ def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
 
 def test_what_is_shipped_breaks_no_rule() -> None:
     assert rules.check(SHIPPED, TEXTS) == ()
-    assert rules.check(lock.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
+    assert rules.check(model.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
 
 
 def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it_matters() -> None:
@@ -127,14 +128,14 @@ def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it
     read = recorded("f" * 40, "pull-564")
     assert rules.check(unread, read) == ()
     assert rules.unrecorded("f" * 40, read) == rules.unrecorded(PARENT, TEXTS) == ""
-    assert rules.unrecorded("f" * 40, {rulebook.FILE: ""}) == ""
+    assert rules.unrecorded("f" * 40, {compatibility.FILE: ""}) == ""
     said = rules.unrecorded("f" * 40, TEXTS)
     assert said.startswith("nobody has recorded what this commit has of what the rules ask for (ll-combine-fence, ")
 
 
 def recorded(rev: str, *has: str) -> dict[str, str]:
     """Return the texts of env/ with one more commit."""
-    return {**TEXTS, rulebook.FILE: f"{TEXTS[rulebook.FILE]}\n[commit.{rev}]\nof = 'another head'\nhas = {list(has)}\n"}
+    return {**TEXTS, compatibility.FILE: f"{TEXTS[compatibility.FILE]}\n[commit.{rev}]\nof = 'another head'\nhas = {list(has)}\n"}
 
 
 @pytest.mark.parametrize("rev", [D4F41E4, NEWER_V2, LAST_V2, SHIPPED.sources["deepep-v2"].rev, "f" * 40])
@@ -285,7 +286,7 @@ def test_a_plan_is_refused_before_it_is_made() -> None:
         "gpus": (replace(plan_support.GPU, capability="10.0"),),
     }
     with pytest.raises(Trouble, match="nvcc knows Blackwell's architectures"):
-        choose.choose(plan_support.request(), plan_support.cluster(n001=old, n002=old))
+        decisions.choose(plan_support.request(), plan_support.cluster(n001=old, n002=old))
 
 
 BLACKWELL = {"gpus": tuple(replace(plan_support.GPU, index=index, capability="10.0") for index in range(8))}
@@ -294,13 +295,13 @@ BLACKWELL = {"gpus": tuple(replace(plan_support.GPU, index=index, capability="10
 def test_a_plan_for_b200_without_the_fence_is_refused_and_names_the_issue() -> None:
     facts = plan_support.cluster(n001=BLACKWELL, n002=BLACKWELL)
     wish = plan_support.request()
-    assert plan.make(wish, facts).choice.record.archs == ("10.0",)
+    assert steps.make(wish, facts).choice.record.archs == ("10.0",)
     bare = replace(wish, lock=source(wish.lock, "deepep-v1", substitutes=()))
     with pytest.raises(Trouble) as caught:
-        plan.make(bare, facts)
+        steps.make(bare, facts)
     assert "returns wrong rows on Blackwell" in str(caught.value)
     assert "(DeepEP issues 700 and 621, pull request 642)" in str(caught.value)
-    assert plan.make(bare, plan_support.cluster()).choice.record.archs == ("9.0",)
+    assert steps.make(bare, plan_support.cluster()).choice.record.archs == ("9.0",)
 
 
 def test_a_plan_tells_of_a_map_that_this_deepep_does_not_read() -> None:
@@ -308,10 +309,10 @@ def test_a_plan_tells_of_a_map_that_this_deepep_does_not_read() -> None:
     facts = plan_support.cluster(n001=with_nic, n002=with_nic)
     wish = plan_support.request()
     told = "ignores the map from GPU to NIC"
-    assert told not in "\n".join(plan.make(wish, facts).notes)
+    assert told not in "\n".join(steps.make(wish, facts).notes)
     older = replace(wish, lock=source(wish.lock, "deepep-v1", rev=PARENT))
-    assert told in "\n".join(plan.make(older, facts).notes)
-    assert told not in "\n".join(plan.make(older, plan_support.cluster()).notes)
+    assert told in "\n".join(steps.make(older, facts).notes)
+    assert told not in "\n".join(steps.make(older, plan_support.cluster()).notes)
 
 
 def test_a_broken_stack_is_refused_when_the_lock_is_read(tmp_path: Path) -> None:
@@ -346,7 +347,7 @@ FAULTS = {
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_fault_of_the_file_is_named(text: str) -> None:
     with pytest.raises(Trouble) as caught:
-        rulebook.read_book({rulebook.FILE: text})
+        compatibility.read_book({compatibility.FILE: text})
     assert any(FAULTS[text] in str(problem) for problem in caught.value.problems), [str(problem) for problem in caught.value.problems]
     assert all(problem.where.startswith("env/compatibility.toml") for problem in caught.value.problems)
 
@@ -357,7 +358,7 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_every_shipped_rule_has_a_name_of_its_own_a_reason_and_a_source() -> None:
-    book = rulebook.read_book(TEXTS)
+    book = compatibility.read_book(TEXTS)
     names = [rule.name for rule in book.rules]
     assert len(set(names)) == len(names)
     for rule in book.rules:

@@ -20,42 +20,44 @@ from packageurl import PackageURL
 from standins import FACTS
 from store_support import Prefix
 
-from deepep_bootstrap import build, lock, offer, provenance, sbom, store
-from deepep_bootstrap.facts import Python, Toolkit
-from deepep_bootstrap.holdings import Holdings, StoreEntry
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.inventory.facts import Python, Toolkit
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix import entries, offer, provenance, sbom
+from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
 
 pytest_plugins = ["store_support"]
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = lock.read(ROOT / "deepep.lock.toml")
+SHIPPED = model.read(ROOT / "deepep.lock.toml")
 RECIPES = read_tree(ROOT / "recipes")
 REV = SHIPPED.sources[SHIPPED.stacks["v1"].deepep].rev
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 
 
-def entries_of(stack: str, external: str = "") -> tuple[store.Entry, ...]:
+def entries_of(stack: str, external: str = "") -> tuple[entries.Entry, ...]:
     """Return the entries of a shipped stack on a made-up host."""
     wish = SHIPPED.stacks[stack]
     target = "" if external else "cp312-x86_64"
     python = Python(external or "/usr/bin/python3.12", "3.12.3", torch="2.10.0" if external else "", torch_cuda="12.8" if external else "")
     toolkit = Toolkit("/usr/local/cuda", f"{wish.cuda}.9.86", split_compile=True, stubs=True)
-    return store.entries(store.Wanted(SHIPPED, wish, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, target))
+    return entries.name_entries(entries.Wanted(SHIPPED, wish, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, target))
 
 
-def holdings_of(*entries: store.Entry, **built: object) -> Holdings:
+def holdings_of(*entries: entries.Entry, **built: object) -> Holdings:
     """Return a look at a store that holds these entries, with something in their manifests that differs from build to build."""
     manifests = {entry.name: {**json.loads(build.manifest(entry)), "built": built} for entry in entries}
     return Holdings(1, (), {name: StoreEntry(name, 1, manifest) for name, manifest in manifests.items()})
 
 
-def offer_of(**stacks: tuple[store.Entry, ...]) -> offer.Offer:
+def offer_of(**stacks: tuple[entries.Entry, ...]) -> offer.Offer:
     """Return an offer of these stacks."""
     example = made_offer()
     record = example.stacks[example.default_stack]
     records = {}
-    for stack, entries in stacks.items():
-        names = {entry.kind: entry.name for entry in entries}
+    for stack, built in stacks.items():
+        names = {entry.kind: entry.name for entry in built}
         kinds = {kind: names.get(kind, "") for kind in ("deepep", "nvshmem", "gdrcopy", "python")}
         records[stack] = replace(record, stack=stack, module=f"deepep/1-{stack}", **kinds)
     return offer.Offer(next(iter(stacks)), records, "")
@@ -76,7 +78,7 @@ def properties(component: Mapping[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def v1() -> tuple[store.Entry, ...]:
+def v1() -> tuple[entries.Entry, ...]:
     return entries_of("v1")
 
 
@@ -97,14 +99,14 @@ def test_every_shipped_stack_has_a_valid_bill_of_everything_pinned(stack: str) -
         assert not entry.source or f"source:{SHIPPED.sources[entry.source].hash}" in needed[entry.name]
 
 
-def test_the_same_entries_give_the_same_bytes_whenever_and_wherever_they_were_built(v1: tuple[store.Entry, ...]) -> None:
+def test_the_same_entries_give_the_same_bytes_whenever_and_wherever_they_were_built(v1: tuple[entries.Entry, ...]) -> None:
     pins, offer = sbom.Pins.of([SHIPPED]), offer_of(v1=v1)
     one = sbom.make(offer, holdings_of(*v1, at="2026-01-01T00:00:00Z", host="n001"), pins)
     two = sbom.make(offer, holdings_of(*reversed(v1), at="2026-02-02T00:00:00Z", host="n002"), pins)
     assert one == two
 
 
-def test_the_serial_number_follows_the_content_and_the_time_the_newest_source(v1: tuple[store.Entry, ...]) -> None:
+def test_the_serial_number_follows_the_content_and_the_time_the_newest_source(v1: tuple[entries.Entry, ...]) -> None:
     offer, holdings = offer_of(v1=v1), holdings_of(*v1)
     document = read(sbom.make(offer, holdings, sbom.Pins.of([SHIPPED])))
     other = read(sbom.make(replace(offer, templates="x"), holdings, sbom.Pins.of([SHIPPED])))
@@ -114,7 +116,7 @@ def test_the_serial_number_follows_the_content_and_the_time_the_newest_source(v1
     assert document["metadata"]["timestamp"] == stamp.stdout.strip()
 
 
-def test_a_source_tells_commit_hash_and_address_and_its_entry_what_was_replaced(v1: tuple[store.Entry, ...]) -> None:
+def test_a_source_tells_commit_hash_and_address_and_its_entry_what_was_replaced(v1: tuple[entries.Entry, ...]) -> None:
     document = read(sbom.make(offer_of(v1=v1), holdings_of(*v1), sbom.Pins.of([SHIPPED])))
     found = by_ref(document)
     source = SHIPPED.sources[SHIPPED.stacks["v1"].deepep]
@@ -130,7 +132,7 @@ def test_a_source_tells_commit_hash_and_address_and_its_entry_what_was_replaced(
         assert any(f"--- a/{each.file}\n" in text and f"\n-{each.text.splitlines()[0]}" in text for text in differences)
 
 
-def test_wheels_have_the_hash_of_their_file_and_tools_their_version(v1: tuple[store.Entry, ...]) -> None:
+def test_wheels_have_the_hash_of_their_file_and_tools_their_version(v1: tuple[entries.Entry, ...]) -> None:
     document = read(sbom.make(offer_of(v1=v1), holdings_of(*v1), sbom.Pins.of([SHIPPED])))
     found = by_ref(document)
     torch = SHIPPED.stacks["v1"].pinned("torch", "cp312-x86_64")
@@ -147,7 +149,7 @@ def test_somebody_elses_python_is_in_the_bill() -> None:
     assert properties(found["tool:python-3.12.3"])["torch"] == "2.10.0"
 
 
-def test_what_no_lock_knows_and_an_entry_that_tells_nothing_are_named_all_the_same(v1: tuple[store.Entry, ...]) -> None:
+def test_what_no_lock_knows_and_an_entry_that_tells_nothing_are_named_all_the_same(v1: tuple[entries.Entry, ...]) -> None:
     document = read(sbom.make(offer_of(v1=v1), Holdings(1, (), {v1[0].name: holdings_of(*v1).entries[v1[0].name]}), sbom.Pins()))
     found = by_ref(document)
     assert {entry.name for entry in v1} <= set(found)
@@ -162,7 +164,7 @@ def test_an_address_with_a_password_is_shown_without() -> None:
     assert PackageURL.from_string(purl).qualifiers["vcs_url"] == f"git+https://git.example.com/team/nvshmem.git@{source.rev}"
 
 
-def test_two_stacks_of_one_prefix_share_one_bill_from_the_locks_of_both(prefix: Prefix, v1: tuple[store.Entry, ...]) -> None:
+def test_two_stacks_of_one_prefix_share_one_bill_from_the_locks_of_both(prefix: Prefix, v1: tuple[entries.Entry, ...]) -> None:
     other = entries_of("v1-cu13")
     for entry in {entry.name: entry for entry in (*v1, *other)}.values():
         prefix.entry(entry.name, entry.needs, inputs=entry.inputs)

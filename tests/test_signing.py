@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import signing
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix.archive import signing
 
 DATA = b'{"format": "deepep-bootstrap-archive"}\n'
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import slurm
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.slurm import commands
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -35,25 +35,25 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_recorded_output(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
-    assert plain(getattr(slurm, case["parser"])(case["input"])) == case["expected"]
+    assert plain(getattr(commands, case["parser"])(case["input"])) == case["expected"]
 
 
 @pytest.mark.parametrize("parser", ["parse_job", "parse_nodes", "parse_exit", "unfold", "gpus_of"])
 @given(text=st.text() | st.from_regex(r"(JobId=1 (JobState|NodeList|ExitCode)=\S*)|NodeName=\S* Gres=\S*|\d+\|\w+\|n\[\d-\d+\]\|"))
 def test_any_text_is_a_value_or_trouble(parser: str, text: str) -> None:
     with contextlib.suppress(Trouble):
-        getattr(slurm, parser)(text)
+        getattr(commands, parser)(text)
 
 
 @given(st.lists(st.integers(0, 300), unique=True, max_size=40))
 def test_folding_comes_back(numbers: list[int]) -> None:
     names = [f"b200-{number:03d}" for number in numbers]
-    assert sorted(slurm.unfold(slurm.fold(names))) == sorted(names)
+    assert sorted(commands.unfold(commands.fold(names))) == sorted(names)
 
 
 def test_a_huge_node_list_is_refused_and_not_unfolded() -> None:
     with pytest.raises(Trouble, match="10000"):
-        slurm.unfold("n[1-999999999]")
+        commands.unfold("n[1-999999999]")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_huge_node_list_is_refused_and_not_unfolded() -> None:
     ],
 )
 def test_gpus_of_a_node(gres: str, gpus: int) -> None:
-    assert slurm.gpus_of(gres) == gpus
+    assert commands.gpus_of(gres) == gpus
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_gpus_of_a_node(gres: str, gpus: int) -> None:
     ],
 )
 def test_what_a_job_asks_for(setting: str, nodes: list[str], wanted: str) -> None:
-    assert slurm.resolve_gres(setting, nodes) == wanted
+    assert commands.resolve_gres(setting, nodes) == wanted
 
 
 @pytest.mark.parametrize(("setting", "nodes"), [("auto", ["gpu:8", "(null)"]), ("8", ["gpu:8"]), ("gpu:8 --wrap=x", []), ("", [])])
 def test_a_request_that_nobody_can_fill_is_trouble(setting: str, nodes: list[str]) -> None:
     with pytest.raises(Trouble, match="gres"):
-        slurm.resolve_gres(setting, nodes)
+        commands.resolve_gres(setting, nodes)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_a_request_that_nobody_can_fill_is_trouble(setting: str, nodes: list[str
      ("idle*", False), ("IDLE+NOT_RESPONDING", False), ("DOWN+DRAIN", False), ("IDLE+REBOOT_REQUESTED", False), ("INVAL", False)],
 )  # fmt: skip
 def test_usable_nodes(state: str, usable: bool) -> None:
-    assert slurm.is_usable(state) is usable
+    assert commands.is_usable(state) is usable
 
 
 @pytest.mark.parametrize(
     ("state", "usable"), [("IDLE+RESERVED", True), ("IDLE+MAINTENANCE+RESERVED", True), ("maint", True), ("IDLE+DRAIN+RESERVED", False)]
 )
 def test_reserved_nodes_are_usable_for_whoever_names_a_reservation(state: str, usable: bool) -> None:
-    assert slurm.is_usable(state, reservation="maint") is usable
-    assert not slurm.is_usable(state)
+    assert commands.is_usable(state, reservation="maint") is usable
+    assert not commands.is_usable(state)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_reserved_nodes_are_usable_for_whoever_names_a_reservation(state: str, u
     ],
 )
 def test_what_a_build_takes_over_of_the_sites_words_for_sbatch(words: list[str], kept: list[str]) -> None:
-    assert slurm.place_words(words) == tuple(kept)
-    assert slurm.reservation_of(words) == ("maint" if any("maint" in word for word in kept) else "")
+    assert commands.place_words(words) == tuple(kept)
+    assert commands.reservation_of(words) == ("maint" if any("maint" in word for word in kept) else "")
 
 
 def test_command_lines_are_argument_lists_with_the_sites_words_last() -> None:
-    request = slurm.Request(
+    request = commands.Request(
         name="deepep build", nodes=("n002", "n001"), partition="gpu", account="ml", qos="high", gres="gpu:8", minutes=60, exclusive=True,
         extra=("--reservation=deepep", "--time=10"),
     )  # fmt: skip
     wanted = ("--job-name=deepep build", "--nodelist=n[001-002]", "--partition=gpu", "--account=ml", "--qos=high", "--gres=gpu:8")
-    assert slurm.request_options(request) == (*wanted, "--time=60", "--exclusive", "--reservation=deepep", "--time=10")
-    assert (slurm.request_options(slurm.Request(count=2)), slurm.request_options(slurm.Request())) == (("--nodes=2",), ())
+    assert commands.request_options(request) == (*wanted, "--time=60", "--exclusive", "--reservation=deepep", "--time=10")
+    assert (commands.request_options(commands.Request(count=2)), commands.request_options(commands.Request())) == (("--nodes=2",), ())
 
 
 @pytest.mark.e2e
@@ -146,23 +146,23 @@ def test_a_real_job_from_submission_to_its_end(lab: LiveLab) -> None:
         return done.stdout
 
     lab.ssh("login1", "printf '#!/bin/bash\\nsrun hostname; exit 7\\n' >/shared/seven.sh")
-    request = slurm.Request(
+    request = commands.Request(
         name="JobState=FAILED UserId=x(0)", count=2, gres="gpu:8", extra=("--output=/shared/seven.out", "--wait-all-nodes=1")
     )
-    job = run("sbatch", "--parsable", *slurm.request_options(request), "/shared/seven.sh").strip()
+    job = run("sbatch", "--parsable", *commands.request_options(request), "/shared/seven.sh").strip()
     while True:
-        seen = slurm.parse_job(run("scontrol", "show", "job", "-o", job))
+        seen = commands.parse_job(run("scontrol", "show", "job", "-o", job))
         assert seen is not None
         if seen.ended:
             break
     assert (seen.state, seen.code, seen.output, seen.nodes) == ("FAILED", 7, "/shared/seven.out", ("n001", "n002"))
-    nodes = slurm.parse_nodes(run("scontrol", "show", "node", "-o"))
-    assert [(node.name, node.usable, slurm.gpus_of(node.gres)) for node in nodes] == [("n001", True, 8), ("n002", True, 8)]
+    nodes = commands.parse_nodes(run("scontrol", "show", "node", "-o"))
+    assert [(node.name, node.usable, commands.gpus_of(node.gres)) for node in nodes] == [("n001", True, 8), ("n002", True, 8)]
 
 
 @pytest.mark.e2e
 def test_a_real_step_inside_a_held_allocation(lab: LiveLab) -> None:
-    step = " ".join(slurm.srun("$SLURM_JOB_ID", ["hostname"], node="n002"))
-    request = slurm.Request(nodes=("n002",), gres="gpu:8")
-    done = lab.ssh("login1", f"salloc {' '.join(slurm.request_options(request))} sh -c '{step}'")
+    step = " ".join(commands.srun("$SLURM_JOB_ID", ["hostname"], node="n002"))
+    request = commands.Request(nodes=("n002",), gres="gpu:8")
+    done = lab.ssh("login1", f"salloc {' '.join(commands.request_options(request))} sh -c '{step}'")
     assert (done.returncode, done.stdout) == (0, "n002\n"), done

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import slurm, slurm_nodes
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.slurm_nodes import Reason
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.slurm import commands, nodes
+from deepep_bootstrap.slurm.nodes import Reason
 
 CASES = sorted((Path(__file__).parent / "cases" / "slurm_nodes").glob("*.json"))
 
@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_recorded_output(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
-    found = plain(getattr(slurm_nodes, case["parser"])("\n".join(case["input"])))
+    found = plain(getattr(nodes, case["parser"])("\n".join(case["input"])))
     assert found == case["expected"]
 
 
@@ -44,22 +44,22 @@ def test_recorded_output(path: Path) -> None:
 @given(text=st.text() | st.from_regex(r"@now\n\d{4}-01-\d\dT00:00:00|\d+\|n\[\d-\d\]|ReservationName=\S* StartTime=\S* Nodes=\S*"))
 def test_any_text_is_a_value_or_trouble(parser: str, text: str) -> None:
     with contextlib.suppress(Trouble):
-        getattr(slurm_nodes, parser)(text)
+        getattr(nodes, parser)(text)
 
 
 @given(st.text(), st.from_regex(r"[a-z0-9-]{0,30}", fullmatch=True))
 def test_our_reason_is_one_short_line_that_is_known_again(why: str, run: str) -> None:
-    reason = slurm_nodes.our_reason(why, run)
-    assert len(reason) <= slurm_nodes.LONGEST_REASON
+    reason = nodes.our_reason(why, run)
+    assert len(reason) <= nodes.LONGEST_REASON
     assert len(reason.splitlines()) == 1
-    assert slurm_nodes.is_ours(reason)
+    assert nodes.is_ours(reason)
     assert not run or reason.endswith(f" (run {run})")
     for words in ("reboot issued", "reboot issued : reboot timed out"):
-        assert slurm_nodes.read_reason(f"{reason} : {words} [slurm@2026-11-21T03:18:56]") == Reason(reason, "slurm")
+        assert nodes.read_reason(f"{reason} : {words} [slurm@2026-11-21T03:18:56]") == Reason(reason, "slurm")
 
 
-def node(state: str, reason: str = "") -> slurm.Node:
-    return slurm.Node("n001", "n001", state, "gpu:8", ("batch",), reason)
+def node(state: str, reason: str = "") -> commands.Node:
+    return commands.Node("n001", "n001", state, "gpu:8", ("batch",), reason)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def node(state: str, reason: str = "") -> slurm.Node:
     ],
 )
 def test_what_somebody_else_keeps_out_of_use(state: str, reason: str, *, kept: bool) -> None:
-    assert slurm_nodes.set_by_somebody(node(state, reason)) is kept
+    assert nodes.set_by_somebody(node(state, reason)) is kept
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_somebody_else_keeps_out_of_use(state: str, reason: str, *, kept: b
     ],
 )
 def test_whose_a_drained_node_is_now(state: str, reason: str, said: str) -> None:
-    found = slurm_nodes.not_ours_any_more(node(state, reason), "deepep-bootstrap: x (run 7)")
+    found = nodes.not_ours_any_more(node(state, reason), "deepep-bootstrap: x (run 7)")
     assert found.startswith(said)
     assert bool(found) == bool(said)
 
@@ -116,7 +116,7 @@ def test_whose_a_drained_node_is_now(state: str, reason: str, said: str) -> None
     ],
 )
 def test_states(state: str, *, drained: bool, down: bool, answers: bool) -> None:
-    found = (slurm_nodes.is_drained(state), slurm_nodes.is_down(state), slurm_nodes.answers(state))
+    found = (nodes.is_drained(state), nodes.is_down(state), nodes.answers(state))
     assert found == (drained, down, answers)
 
 
@@ -135,7 +135,7 @@ def test_states(state: str, *, drained: bool, down: bool, answers: bool) -> None
 )
 def test_who_has_registered_since_a_reboot(state: str, started: str, *, registered: bool) -> None:
     now = dataclasses.replace(node(state), started=started)
-    assert slurm_nodes.has_registered(now, "2026-11-21T03:18:19") is registered
+    assert nodes.has_registered(now, "2026-11-21T03:18:19") is registered
 
 
 @pytest.mark.parametrize(
@@ -143,17 +143,17 @@ def test_who_has_registered_since_a_reboot(state: str, started: str, *, register
     [("IDLE+DRAIN", False), ("MIXED+DRAIN", True), ("ALLOCATED+DRAIN", True), ("IDLE+COMPLETING+DRAIN", True), ("DOWN*+DRAIN", False)],
 )
 def test_jobs_show_in_the_state_too(state: str, *, occupied: bool) -> None:
-    assert slurm_nodes.is_occupied(state) is occupied
+    assert nodes.is_occupied(state) is occupied
 
 
 def test_keys_behind_a_reason_are_no_part_of_it() -> None:
     said = "fan [ticket@7] [joe@2026-11-21T03:25:09] Comment=a b Extra=x InstanceId=i-1 InstanceType=a4"
-    assert slurm_nodes.read_reason(said) == Reason("fan [ticket@7]", "joe")
+    assert nodes.read_reason(said) == Reason("fan [ticket@7]", "joe")
 
 
 def test_a_reason_keeps_brackets_that_are_its_own() -> None:
-    assert slurm_nodes.read_reason("fan [ticket@7] [joe@2026-11-21T03:25:09]") == Reason("fan [ticket@7]", "joe")
-    assert slurm_nodes.read_reason("") == Reason("", "")
+    assert nodes.read_reason("fan [ticket@7] [joe@2026-11-21T03:25:09]") == Reason("fan [ticket@7]", "joe")
+    assert nodes.read_reason("") == Reason("", "")
 
 
 @pytest.mark.parametrize(
@@ -173,18 +173,18 @@ def test_reservations_in_the_way(name: str, seconds: float, allowed: str, found:
         f"ReservationName={key} StartTime=2026-11-21T{start}:00 EndTime=2026-11-21T{end}:00 Nodes={nodes} State=X"
         for key, (nodes, start, end) in times.items()
     )
-    look = slurm_nodes.parse_look(f"@nodes\n@jobs\n@reservations\n{text}\n@reboot_program\n(null)\n@now\n2026-11-21T03:25:00\n")
-    other = slurm_nodes.in_the_way(look, name, seconds, allowed)
+    look = nodes.parse_look(f"@nodes\n@jobs\n@reservations\n{text}\n@reboot_program\n(null)\n@now\n2026-11-21T03:25:00\n")
+    other = nodes.in_the_way(look, name, seconds, allowed)
     assert (other.name if other else "") == found
 
 
 def test_commands() -> None:
-    assert slurm_nodes.drain("n001", "a b")[1:] == ("update", "nodename=n001", "state=drain", "reason=a b")
+    assert nodes.drain("n001", "a b")[1:] == ("update", "nodename=n001", "state=drain", "reason=a b")
     # Never ASAP, which takes the drain back on return, and never a next state: we bring the node back, after looking at it.
-    assert slurm_nodes.reboot("n001") == ("scontrol", "reboot", "n001")
+    assert nodes.reboot("n001") == ("scontrol", "reboot", "n001")
 
 
 @pytest.mark.parametrize("text", ["slurm_update error: Invalid user id", "scontrol_reboot_nodes error: Permission denied"])
 def test_a_refusal_is_known(text: str) -> None:
-    assert slurm_nodes.says_refused(text)
-    assert not slurm_nodes.says_away(text)
+    assert nodes.says_refused(text)
+    assert not nodes.says_away(text)

@@ -14,14 +14,16 @@ from build_support import RECIPES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap import lock, offer, recipes, store
-from deepep_bootstrap.comments import strip_comments
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Python, Toolkit
-from deepep_bootstrap.lock import Lock, Stack, Wheel
-from deepep_bootstrap.offer import Offer, Site, StackRecord, offer_digest
-from deepep_bootstrap.sources import Source, Substitute
-from deepep_bootstrap.store import Wanted
+from deepep_bootstrap.core import recipes
+from deepep_bootstrap.core.comments import strip_comments
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Lock, Stack, Wheel
+from deepep_bootstrap.lock.sources import Source, Substitute
+from deepep_bootstrap.prefix import entries, offer
+from deepep_bootstrap.prefix.entries import Wanted, name_entries
+from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_digest
 
 WHEELS = (Wheel("torch", "2.10.0", "pypi", "torch.whl", "sha256-a", 1), Wheel("numpy", "2.3.0", "pypi", "numpy.whl", "sha256-b", 2))
 JSON = st.recursive(
@@ -53,7 +55,7 @@ def external(**changes: str) -> Wanted:
 
 
 def names(asked: Wanted) -> dict[str, str]:
-    return {entry.kind: entry.name for entry in store.entries(asked)}
+    return {entry.kind: entry.name for entry in entries.name_entries(asked)}
 
 
 def with_source(name: str, **changes: Any) -> Wanted:
@@ -140,7 +142,7 @@ def test_the_reason_of_a_substitution_changes_no_entry() -> None:
     told = with_source("nvshmem", substitutes=(each,))
     untold = with_source("nvshmem", substitutes=(replace(each, reason=""),))
     assert names(told) == names(untold)
-    assert "it is wrong" not in json.dumps([dict(entry.inputs) for entry in store.entries(told)])
+    assert "it is wrong" not in json.dumps([dict(entry.inputs) for entry in entries.name_entries(told)])
 
 
 @pytest.mark.parametrize("key", ["path", "version", "soabi", "torch", "torch_git", "torch_cuda", "torch_abi"])
@@ -150,7 +152,7 @@ def test_everything_of_an_external_python_counts(key: str) -> None:
 
 
 def test_an_external_python_makes_no_python_entry() -> None:
-    entries = store.entries(external())
+    entries = name_entries(external())
     assert [entry.kind for entry in entries] == ["gdrcopy", "nvshmem", "deepep"]
     assert entries[-1].needs == (entries[1].name,)
     assert "PYTHON_ENTRY" not in entries[-1].env
@@ -158,14 +160,14 @@ def test_an_external_python_makes_no_python_entry() -> None:
 
 def test_entries_come_after_what_they_need() -> None:
     seen: set[str] = set()
-    for entry in store.entries(wanted()):
+    for entry in entries.name_entries(wanted()):
         assert set(entry.needs) <= seen
         assert set(entry.early) <= set(entry.needs)
         seen.add(entry.name)
 
 
 def test_the_prefix_is_in_no_digest() -> None:
-    text = json.dumps([dict(entry.inputs) for entry in store.entries(wanted())])
+    text = json.dumps([dict(entry.inputs) for entry in entries.name_entries(wanted())])
     assert "prefix/publish.sh" in text
     assert '"prefix"' not in text
 
@@ -213,7 +215,7 @@ def test_comments_and_blank_lines_are_left_out(text: str, stripped: str) -> None
     assert strip_comments(text) == stripped
 
 
-@pytest.mark.parametrize("name", [*store.COMMON_RECIPES, *(name for own in store.OWN_RECIPES.values() for name in own)])
+@pytest.mark.parametrize("name", [*entries.COMMON_RECIPES, *(name for own in entries.OWN_RECIPES.values() for name in own)])
 def test_stripped_recipes_still_are_the_same_program(name: str) -> None:
     """Bash prints a function as it understood it: with and without comments it must print the same."""
 
@@ -226,16 +228,16 @@ def test_stripped_recipes_still_are_the_same_program(name: str) -> None:
 
 
 def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
-    for kind in store.OWN_RECIPES:
-        assert set(store.recipe_names(kind)) <= set(RECIPES)
-    assert store.RELOCATOR in RECIPES
+    for kind in entries.OWN_RECIPES:
+        assert set(entries.recipe_names(kind)) <= set(RECIPES)
+    assert entries.RELOCATOR in RECIPES
 
 
 def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
-    shipped = lock.read(Path(__file__).resolve().parent.parent / "deepep.lock.toml")
+    shipped = model.read(Path(__file__).resolve().parent.parent / "deepep.lock.toml")
     for stack in shipped.stacks.values():
         for target in stack.wheels:
-            entries = store.entries(replace(wanted(), lock=shipped, stack=stack, recipes=RECIPES, target=target))
+            entries = name_entries(replace(wanted(), lock=shipped, stack=stack, recipes=RECIPES, target=target))
             assert [entry.kind for entry in entries] == [*(["gdrcopy"] if stack.gdrcopy else []), "nvshmem", "python", "deepep"]
             recipes = {entry.kind: entry.recipe or entry.kind for entry in entries}
             assert recipes["nvshmem"] == ("nvshmem-wheel" if stack.nvshmem_wheel else "nvshmem")

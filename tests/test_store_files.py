@@ -16,13 +16,14 @@ from build_support import BUILD_SMALL, PUBLISH, ROOT, environment, run_bash, scr
 from sshd_support import with_accounts
 from store_support import Prefix, entry_name
 
-from deepep_bootstrap import build, generations, history
-from deepep_bootstrap.errors import OK, VERDICT, Trouble
-from deepep_bootstrap.generations import Content
-from deepep_bootstrap.history import Change, differences
-from deepep_bootstrap.holdings import rollback_target
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs.verify import verify
+from deepep_bootstrap.bootstrap import build
+from deepep_bootstrap.cli.commands.verify import verify
+from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
+from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.prefix import generations, history
+from deepep_bootstrap.prefix.contents import rollback_target
+from deepep_bootstrap.prefix.generations import Content
+from deepep_bootstrap.prefix.history import Change, differences
 
 pytest_plugins = ["store_support"]
 

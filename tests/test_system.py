@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import lock, system
-from deepep_bootstrap.errors import Problem
-from deepep_bootstrap.system import Repository, System, recipe_env
-from deepep_bootstrap.tables import Table, load
+from deepep_bootstrap.core.errors import Problem
+from deepep_bootstrap.core.toml import Table, load
+from deepep_bootstrap.lock import model, packages
+from deepep_bootstrap.lock.packages import Repository, System, recipe_env
 
 REAL = Path(__file__).resolve().parent.parent / "deepep.lock.toml"
 PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
@@ -48,7 +48,7 @@ INNER = Repository(
 
 def read(text: str) -> tuple[System, list[str]]:
     problems: list[Problem] = []
-    found = system.read_system("debian-12", Table(load(text, "x.toml"), "x.toml: system.debian-12", problems))
+    found = packages.read_system("debian-12", Table(load(text, "x.toml"), "x.toml: system.debian-12", problems))
     return found, [str(problem) for problem in problems]
 
 
@@ -134,10 +134,10 @@ def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:
 
 
 def test_the_rows_that_are_shipped() -> None:
-    systems = lock.read(REAL).systems
+    systems = model.read(REAL).systems
     assert set(systems) == {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"}
     for row in systems.values():
-        assert set(row.packages) == set(system.PURPOSES), row.id
+        assert set(row.packages) == set(packages.PURPOSES), row.id
         assert row.manager == ("dnf" if row.id in ("rocky-9", "rhel-9") else "apt")
         for purpose in ("cuda-toolkit-12", "cuda-toolkit-13"):
             env = recipe_env(row, purpose, "6.8.0-50-generic")

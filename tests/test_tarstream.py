@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import nar, tarstream
-from deepep_bootstrap.errors import Trouble
+from deepep_bootstrap.core import filetree, tarstream
+from deepep_bootstrap.core.errors import Trouble
 
 
 def make(tree: Path) -> None:
@@ -39,7 +39,7 @@ def test_tar_unpacks_what_went_in(tmp_path: Path) -> None:
     stream = b"".join(tarstream.tar_tree(entries))
     assert len(stream) % 10240 == 0
     unpack(stream, tmp_path / "out")
-    assert nar.hash_path(tmp_path / "out/src/engine") == nar.hash_path(tmp_path / "tree")
+    assert filetree.hash_path(tmp_path / "out/src/engine") == filetree.hash_path(tmp_path / "tree")
     assert (tmp_path / "out/wheels/a.whl").read_text() == "one file"
     assert os.readlink(tmp_path / "out/ln") == "run"
     assert (tmp_path / "out/src/engine/block").stat().st_mtime == tarstream.MTIME

@@ -12,18 +12,20 @@ from pathlib import Path
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import collecting, kinds, lasttests, onhosts, runfiles, testing, testplace
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.facts import Facts, Gpu, Slurm
-from deepep_bootstrap.generations import Place
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.hosts import Inventory, Settings
-from deepep_bootstrap.kinds import KINDS
-from deepep_bootstrap.prefixfacts import Prefix
-from deepep_bootstrap.remote import Fleet, Reply
-from deepep_bootstrap.survey import Survey, read_tree
-from deepep_bootstrap.testing import Said, Wish
-from deepep_bootstrap.testruns import parse_counters
+from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Slurm
+from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
+from deepep_bootstrap.inventory.prefixfacts import Prefix
+from deepep_bootstrap.inventory.survey import Survey, read_tree
+from deepep_bootstrap.prefix import test_kinds
+from deepep_bootstrap.prefix.generations import Place
+from deepep_bootstrap.prefix.test_kinds import KINDS
+from deepep_bootstrap.remote.fleet import Fleet, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.report import lasttests
+from deepep_bootstrap.testing import collect, placement, runfiles, slurm_run, ssh_run
+from deepep_bootstrap.testing.run_folder import parse_counters
+from deepep_bootstrap.testing.slurm_run import Said, Wish
 
 RECIPES = read_tree(support.REPOSITORY / "recipes")
 NODE = support.REPOSITORY / "env" / "programs" / "node.sh"
@@ -31,7 +33,7 @@ RECORD = "JobId=7 JobName=x UserId=root(0) GroupId=root(0) JobState={} Reason={}
 
 
 def wish(prefix: Path, kind: str = "intranode", *args: str, limit: int = 60) -> Wish:
-    return Wish(KINDS[kind], support.record(str(prefix)), testing.run_name(kind), 1, limit, args=args)
+    return Wish(KINDS[kind], support.record(str(prefix)), slurm_run.run_name(kind), 1, limit, args=args)
 
 
 # Where it runs.
@@ -54,14 +56,14 @@ CLUSTER = {"n1": node("n1"), "n2": node("n2"), "n3": node("n3", "DOWN"), "login"
 
 def test_slurm_does_it_where_it_runs() -> None:
     there = survey(CLUSTER, {"login": "login"})
-    spot = testplace.find_spot(there, KINDS["internode"], 0)
+    spot = placement.find_spot(there, KINDS["internode"], 0)
     assert (spot.where, spot.count, spot.named) == ("login", 2, ())
-    assert testplace.find_spot(there, KINDS["internode"], 3).count == 3
-    assert testplace.find_spot(there, KINDS["intranode"], 0, limited=True).named == ("n1",)
-    assert testplace.find_spot(there, KINDS["pairs"], 0).count == 2, "all nodes that can run a job"
+    assert placement.find_spot(there, KINDS["internode"], 3).count == 3
+    assert placement.find_spot(there, KINDS["intranode"], 0, limited=True).named == ("n1",)
+    assert placement.find_spot(there, KINDS["pairs"], 0).count == 2, "all nodes that can run a job"
     with pytest.raises(Trouble, match="too few nodes"):
-        testplace.find_spot(there, KINDS["nccl"], 3, limited=True)
-    ssh = testplace.find_spot(there, KINDS["internode"], 0, via="ssh")
+        placement.find_spot(there, KINDS["nccl"], 3, limited=True)
+    ssh = placement.find_spot(there, KINDS["internode"], 0, via="ssh")
     assert (ssh.client, ssh.where) == (None, "n[1-2] (2)")
     assert ssh.notes == ("n3 is busy (down in Slurm) and is left alone",)
 
@@ -69,42 +71,42 @@ def test_slurm_does_it_where_it_runs() -> None:
 def test_nodes_in_the_reservation_that_jobs_name_are_nodes_to_test_on() -> None:
     nodes = {"n1": node("n1", "IDLE+RESERVED"), "n2": node("n2", "IDLE+MAINTENANCE+RESERVED"), "n3": node("n3", "IDLE+DRAIN+RESERVED")}
     there = survey(nodes, sbatch_args=("--requeue", "--reservation=acceptance"))
-    assert testplace.find_spot(there, KINDS["internode"], 0, limited=True).named == ("n1", "n2")
-    assert testplace.find_spot(there, KINDS["internode"], 0, via="ssh").where == "n[1-2] (2)"
+    assert placement.find_spot(there, KINDS["internode"], 0, limited=True).named == ("n1", "n2")
+    assert placement.find_spot(there, KINDS["internode"], 0, via="ssh").where == "n[1-2] (2)"
     with pytest.raises(Trouble, match="too few nodes"):
-        testplace.find_spot(survey(nodes), KINDS["internode"], 0, limited=True)
+        placement.find_spot(survey(nodes), KINDS["internode"], 0, limited=True)
 
 
 def test_without_slurm_on_free_hosts() -> None:
     there = survey({"a": ALONE, "b": BUSY, "c": ALONE})
-    spot = testplace.find_spot(there, KINDS["low-latency"], 2)
+    spot = placement.find_spot(there, KINDS["low-latency"], 2)
     assert ([host.name for host in spot.hosts], spot.client) == (["a", "c"], None)
     assert spot.notes == ("b is busy (3 GPU processes) and is left alone",)
     with pytest.raises(Trouble, match="--on-busy-host=use"):
-        testplace.find_spot(there, KINDS["internode"], 3)
-    assert testplace.find_spot(there, KINDS["internode"], 3, use_busy=True).count == 3
+        placement.find_spot(there, KINDS["internode"], 3)
+    assert placement.find_spot(there, KINDS["internode"], 3, use_busy=True).count == 3
     with pytest.raises(Trouble, match="--via=ssh"):
-        testplace.find_spot(there, KINDS["internode"], 0, via="slurm")
+        placement.find_spot(there, KINDS["internode"], 0, via="slurm")
 
 
 @pytest.mark.parametrize(("kind", "nodes"), [("intranode", 2), ("smoke", 8), ("internode", 1), ("pairs", 1)])
 def test_a_number_of_nodes_it_cannot_take(kind: str, nodes: int) -> None:
     with pytest.raises(Trouble, match=f"the {kind} test cannot run on that many nodes"):
-        testplace.find_spot(survey(CLUSTER), KINDS[kind], nodes)
+        placement.find_spot(survey(CLUSTER), KINDS[kind], nodes)
 
 
 @pytest.mark.parametrize(("via", "host"), [("nothing", "n1"), ("", "n9")])
 def test_what_is_not_there(via: str, host: str) -> None:
     with pytest.raises(Trouble, match=r"--via|did not answer"):
-        testplace.find_spot(survey(CLUSTER, slurm_host=host), KINDS["internode"], 0, via=via)
+        placement.find_spot(survey(CLUSTER, slurm_host=host), KINDS["internode"], 0, via=via)
 
 
 def test_v1_has_no_ep() -> None:
     with pytest.raises(Trouble, match="DeepEP V1, which has no such test"):
-        kinds.find_kind("ep", support.record())
-    assert kinds.find_kind("ep", support.v2_record()).name == "ep"
+        test_kinds.find_kind("ep", support.record())
+    assert test_kinds.find_kind("ep", support.v2_record()).name == "ep"
     with pytest.raises(Trouble, match="no such test"):
-        kinds.find_kind("eq", support.v2_record())
+        test_kinds.find_kind("eq", support.v2_record())
 
 
 def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None:
@@ -119,41 +121,41 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "state", "code", "detail"),
     [
-        ("refused=sbatch: error: no", testing.REFUSED, TROUBLE, "sbatch: error: no"),
-        ("refused=no such file", testing.REFUSED, TROUBLE, "sbatch: no such file"),
+        ("refused=sbatch: error: no", slurm_run.REFUSED, TROUBLE, "sbatch: error: no"),
+        ("refused=no such file", slurm_run.REFUSED, TROUBLE, "sbatch: no such file"),
         (
             "job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "0:53"),
-            testing.UNWRITTEN,
+            slurm_run.UNWRITTEN,
             TROUBLE,
             "job 7 on n[001-002]: the node cannot write /p — wanted a folder that all nodes see",
         ),
-        ("job=7\nrecord=", testing.LOST, TROUBLE, "job 7: Slurm has lost sight of it"),
+        ("job=7\nrecord=", slurm_run.LOST, TROUBLE, "job 7: Slurm has lost sight of it"),
         (
             "job=7\nlate=yes\nrecord=" + RECORD.format("PENDING", "Resources", "0:0"),
-            testing.LATE,
+            slurm_run.LATE,
             TROUBLE,
             "did not start in 600 s: Resources",
         ),
-        ("job=7\nhung=yes\nrecord=" + RECORD.format("CANCELLED", "None", "0:15"), testing.HUNG, VERDICT, "n[001-002]: no end after 60 s"),
-        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), testing.HUNG, VERDICT, "no end after 60 s"),
-        ("job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"), testing.ENDED, VERDICT, "FAILED, exit code 7"),
-        ("job=7\nrecord=" + RECORD.format("COMPLETED", "None", "0:0"), testing.ENDED, OK, "job 7 on n[001-002] passed"),
+        ("job=7\nhung=yes\nrecord=" + RECORD.format("CANCELLED", "None", "0:15"), slurm_run.HUNG, VERDICT, "n[001-002]: no end after 60 s"),
+        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), slurm_run.HUNG, VERDICT, "no end after 60 s"),
+        ("job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"), slurm_run.ENDED, VERDICT, "FAILED, exit code 7"),
+        ("job=7\nrecord=" + RECORD.format("COMPLETED", "None", "0:0"), slurm_run.ENDED, OK, "job 7 on n[001-002] passed"),
     ],
 )
 def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path: Path) -> None:
-    went = testing.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
+    went = slurm_run.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
     assert (went.state, went.outcome.code) == (state, code)
     assert detail in went.outcome.detail
     assert "sbatch: sbatch: " not in went.outcome.detail
-    assert bool(went.outcome.log) == (state in {testing.ENDED, testing.HUNG})
-    assert went.began == (state in {testing.ENDED, testing.HUNG, testing.LOST})
+    assert bool(went.outcome.log) == (state in {slurm_run.ENDED, slurm_run.HUNG})
+    assert went.began == (state in {slurm_run.ENDED, slurm_run.HUNG, slurm_run.LOST})
 
 
 def test_who_is_silent() -> None:
     logs = {"node-0-a.log": (2, 9, "[testing] x ..."), "node-1-b.log": (40, 2, "")}
     ranks = {"rank-0.log": (2, 9, "x"), "rank-1.log": (50, 0, ""), "rank-2.log": (40, 2, "begin"), "rank-3.log": (50, 0, "")}
     said = [Said(name, *values) for name, values in (logs | ranks).items()]
-    assert testing.silent(said, ("a", "b")) == (
+    assert slurm_run.silent(said, ("a", "b")) == (
         "node 1 (b) said nothing at all",
         "node 0 (a) said last, 2 s before: [testing] x ...",
         "rank 2 is 7 lines behind; it said last: begin",
@@ -172,11 +174,11 @@ def prefix(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[testing.Went, list[str]]:
+def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[slurm_run.Went, list[str]]:
     host, lines = Host("here", connection="local"), list[str]()
     fleet = Fleet((host,))
     try:
-        return onhosts.run(fleet, (host,), wish(prefix, "intranode", *args, limit=limit), RECIPES, on_line=lines.append), lines
+        return ssh_run.run(fleet, (host,), wish(prefix, "intranode", *args, limit=limit), RECIPES, on_line=lines.append), lines
     finally:
         fleet.close()
 
@@ -185,14 +187,14 @@ def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[testing.Went, l
 def test_on_one_host(code: int, prefix: Path) -> None:
     went, lines = run_here(prefix, f"exit {code}")
     assert [line for line in lines if line] == [f"arguments: exit {code}, via ssh, on here", "complaint"]
-    assert (went.state, went.outcome.state, went.outcome.code) == (testing.ENDED, "failed" if code else "done", VERDICT if code else OK)
+    assert (went.state, went.outcome.state, went.outcome.code) == (slurm_run.ENDED, "failed" if code else "done", VERDICT if code else OK)
     assert Path(went.place).parent == prefix / "logs" / "tests"
     assert went.log.splitlines()[:2] == lines[:2]
 
 
 def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
     went, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
-    assert (went.state, went.outcome.code) == (testing.HUNG, VERDICT)
+    assert (went.state, went.outcome.code) == (slurm_run.HUNG, VERDICT)
     assert "no end after 1 s" in went.outcome.detail
     assert [(one.log, one.last) for one in went.said] == [("node-0-here.log", "complaint")]
     assert not is_running((prefix / "child").read_text().strip())
@@ -209,20 +211,20 @@ def test_a_host_that_goes_away(prefix: Path) -> None:
     host = Host("here", connection="local")
     fleet = Fleet((host,))
     threading.Timer(1.0, fleet.close).start()
-    went = onhosts.run(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
-    assert (went.state, went.outcome.code) == (testing.LOST, TROUBLE)
+    went = ssh_run.run(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
+    assert (went.state, went.outcome.code) == (slurm_run.LOST, TROUBLE)
 
 
 # What comes back.
 
 
-def collected(folder: Path, largest: int, total: int) -> collecting.Collected:
+def collected(folder: Path, largest: int, total: int) -> collect.Collected:
     host = Host("here", connection="local")
     env = {"PLACE": str(folder), "LARGEST": str(largest), "TOTAL": str(total), "PATIENCE": "0"}
-    script = "\n".join([*(RECIPES[name] for name in collecting.COLLECT)])
+    script = "\n".join([*(RECIPES[name] for name in collect.COLLECT)])
     assert host.connection == "local"
     done = subprocess.run(["bash", "-c", script], env={**os.environ, **env}, capture_output=True, check=True)
-    return collecting.parse(done.stdout, "here")
+    return collect.parse(done.stdout, "here")
 
 
 def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
@@ -236,14 +238,14 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
     fleet = Fleet((host,))
     place = Place(host, str(tmp_path), RECIPES)
     try:
-        found = collecting.collect(fleet, place, str(tmp_path))
+        found = collect.collect(fleet, place, str(tmp_path))
         assert (dict(found.files), found.cut) == (files, {})
-        collecting.keep(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
-        collecting.write_site(fleet, place, "references.toml", "[x]\n")
-        assert collecting.read_site(fleet, place, "references.toml") == "[x]\n"
-        assert collecting.read_site(fleet, place, "causes.toml") == ""
+        collect.keep(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
+        collect.write_site(fleet, place, "references.toml", "[x]\n")
+        assert collect.read_site(fleet, place, "references.toml") == "[x]\n"
+        assert collect.read_site(fleet, place, "causes.toml") == ""
         with pytest.raises(Trouble, match="cannot be read"):
-            collecting.collect(fleet, place, f"{tmp_path}/nowhere")
+            collect.collect(fleet, place, f"{tmp_path}/nowhere")
     finally:
         fleet.close()
     run = runfiles.of_files("r", runfiles.of_folder(tmp_path))
@@ -261,7 +263,7 @@ def test_of_a_long_log_both_ends_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"file a 3 3\nab", b"file a 3 3\nabc", b"file a 1 1\nxend", b"error: no\n"])
 def test_what_is_cut_off_is_no_run(data: bytes) -> None:
     with pytest.raises(Trouble, match="cut off"):
-        collecting.parse(data, "here")
+        collect.parse(data, "here")
 
 
 # What `status` says of runs.

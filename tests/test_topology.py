@@ -11,11 +11,12 @@ import plan_support
 import pytest
 import tomlkit
 
-from deepep_bootstrap import choose, profiles
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.facts import Facts, Gid, Gpu, Port, Rdma, parse
-from deepep_bootstrap.machine import Address, Machine, Reached, Route
-from deepep_bootstrap.topology import Derived, derive, missing_peers
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory import profiles
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Rdma, parse
+from deepep_bootstrap.inventory.machine import Address, Machine, Reached, Route
+from deepep_bootstrap.inventory.network_env import Derived, derive, missing_peers
+from deepep_bootstrap.plan import decisions
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = sorted((ROOT / "tests" / "cases" / "topology").glob("*.json"))
@@ -247,7 +248,7 @@ def test_an_offer_takes_what_was_derived() -> None:
         templates={**request.templates, "profiles/site.toml": profile},
         inventory=replace(request.inventory, settings=replace(request.inventory.settings, profile="site")),
     )
-    record = choose.choose(request, facts).record
+    record = decisions.choose(request, facts).record
     assert record.by_host["n002"]["DEEP_EP_DEVICE_TO_HCA_MAPPING"].startswith("0:mlx5_1:1,1:mlx5_2:1,")
     assert record.by_kind == {"low-latency": {"NVSHMEM_IB_SL": "2"}}
     assert record.gib == "/usr/local/gib/scripts/set_nccl_env.sh"

@@ -12,10 +12,11 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap import testruns, traffic, verdicts
-from deepep_bootstrap.refbook import load
-from deepep_bootstrap.testruns import Counter, Counters, GpuCounter
-from deepep_bootstrap.testruns import TestRun as Run
+from deepep_bootstrap.analysis import traffic, verdict
+from deepep_bootstrap.analysis.reference_file import load
+from deepep_bootstrap.testing import run_folder
+from deepep_bootstrap.testing.run_folder import Counter, Counters, GpuCounter
+from deepep_bootstrap.testing.run_folder import TestRun as Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = load((ROOT / "env/references.toml").read_text(encoding="utf-8"), "env/references.toml")
@@ -27,8 +28,8 @@ def run_of(case: Mapping[str, Any]) -> Run:
     hosts = [name for name, value in case.items() if isinstance(value, dict) and name != "expected"]
     counters = {
         host: (
-            testruns.parse_counters(case[host]["before"].strip(), f"{host}.before"),
-            testruns.parse_counters(case[host]["after"].strip(), f"{host}.after") if "after" in case[host] else None,
+            run_folder.parse_counters(case[host]["before"].strip(), f"{host}.before"),
+            run_folder.parse_counters(case[host]["after"].strip(), f"{host}.after") if "after" in case[host] else None,
         )
         for host in hosts
     }
@@ -156,7 +157,7 @@ def test_whatever_was_counted_there_is_a_verdict(
     hosts = {*filter(None, nodes.split(",")), *found}
     for host in hosts:
         assert len(hosts) == 1 or any(one.host == host for one in said), host
-    assert all(one.state in verdicts.STATES and one.text for one in said)
+    assert all(one.state in verdict.STATES and one.text for one in said)
     for nic in traffic.nic_traffic(run, expected):
         assert 0 <= nic.share <= 1
         assert not nic.problem or nic.sent == nic.received == 0

@@ -17,12 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_support import MADE, MODULE, ROOT, document, point, real_document, real_sweep, swept
 
-from deepep_bootstrap import testruns, tuned, tuning, tuningdoc
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.figures import OPERATIONS, Point
-from deepep_bootstrap.generations import Place
-from deepep_bootstrap.remote import Fleet
-from deepep_bootstrap.tuningdoc import Document
+from deepep_bootstrap.analysis.results.model import OPERATIONS, Point
+from deepep_bootstrap.analysis.tuning import shelf, sweep
+from deepep_bootstrap.analysis.tuning.document import NAME, Document, parse, render
+from deepep_bootstrap.analysis.tuning.shelf import read, store
+from deepep_bootstrap.analysis.tuning.sweep import heat_maps
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix.generations import Place
+from deepep_bootstrap.remote.fleet import Fleet
+from deepep_bootstrap.testing import run_folder
 
 GOLDEN = ROOT / "tests/golden/tuning-h200.json"
 
@@ -31,7 +34,7 @@ GOLDEN = ROOT / "tests/golden/tuning-h200.json"
 
 
 def test_a_real_sweep_gives_exactly_this_document() -> None:
-    assert tuningdoc.render(real_document()) == GOLDEN.read_text()
+    assert render(real_document()) == GOLDEN.read_text()
 
 
 def test_the_settings_are_what_upstream_called_best() -> None:
@@ -54,20 +57,20 @@ POINTS = st.builds(
 @given(st.builds(document, us=FLOATS, run=NAMES, deepep=NAMES, stack=NAMES), st.lists(POINTS, max_size=5))
 def test_a_document_reads_back_as_it_was_written(written: Document, sweep: list[Point]) -> None:
     written = replace(written, sweep=tuple(sweep))
-    assert tuningdoc.parse(tuningdoc.render(written), "x") == written
+    assert parse(render(written), "x") == written
 
 
 def test_names_of_documents_are_plain_whatever_the_stack_is_called() -> None:
     assert document().key.file == "h200-1n-8r-4096x7168-top8of256-v1.json"
     strange = document(stack="../V 1\n/x", gpu="rtx-pro-6000").key.file
-    assert tuningdoc.NAME.fullmatch(strange), strange
+    assert NAME.fullmatch(strange), strange
 
 
 def test_a_document_cut_anywhere_is_refused_by_its_name() -> None:
-    text = tuningdoc.render(document())
+    text = render(document())
     for end in range(len(text) - 2):
         with pytest.raises(Trouble, match=r"PREFIX/tuning/a\.json"):
-            tuningdoc.parse(text[:end], "PREFIX/tuning/a.json")
+            parse(text[:end], "PREFIX/tuning/a.json")
 
 
 BROKEN: dict[str, tuple[Any, ...]] = {
@@ -89,20 +92,20 @@ BROKEN: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("steps", BROKEN.values(), ids=BROKEN.keys())
 def test_a_document_with_a_wrong_value_is_refused(steps: tuple[Any, ...]) -> None:
-    found = json.loads(tuningdoc.render(document()))
+    found = json.loads(render(document()))
     *path, last, value = steps
     inner = found
     for step in path:
         inner = inner[step]
     inner[last] = value
     with pytest.raises(Trouble, match="no tuning document"):
-        tuningdoc.parse(json.dumps(found), "a.json")
+        parse(json.dumps(found), "a.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "7", '"x"', "[" * 100_000, '{"schema": 1}', "\0"])
 def test_texts_that_are_no_documents_are_refused(text: str) -> None:
     with pytest.raises(Trouble):
-        tuningdoc.parse(text, "a.json")
+        parse(text, "a.json")
 
 
 # what becomes of a test
@@ -112,7 +115,7 @@ def test_dispatch_and_combine_get_one_number_of_sms() -> None:
     # The best of each alone: dispatch with 24 SMs, combine with 20. Together 20 is faster.
     times = {("dispatch_fp8", 24): 500, ("dispatch_fp8", 20): 510, ("dispatch_bf16", 24): 900, ("dispatch_bf16", 20): 905,
              ("combine", 24): 1000, ("combine", 20): 950}  # fmt: skip
-    chosen = tuning.choose(swept([point(name, sms, 8, us) for (name, sms), us in times.items()], test="intranode"), 8)
+    chosen = sweep.choose(swept([point(name, sms, 8, us) for (name, sms), us in times.items()], test="intranode"), 8)
     assert {name: (setting.sms, setting.us) for name, setting in chosen.items()} == {
         "dispatch_fp8": (20, 510), "dispatch_bf16": (20, 905), "combine": (20, 950),
     }  # fmt: skip
@@ -127,7 +130,7 @@ def internode(us: float = 1000.0) -> list[Point]:
     ("nodes", "buffer"), [(2, 512), (3, 720), (4, 512), (6, 720), (8, 512), (12, 720), (16, 512), (18, 720), (20, 720)]
 )
 def test_internode_settings_have_the_buffers_of_the_test(nodes: int, buffer: int) -> None:
-    (found,), _ = tuning.documents([swept(internode())], replace(MADE, nodes=nodes))
+    (found,), _ = sweep.documents([swept(internode())], replace(MADE, nodes=nodes))
     assert (found.key.nodes, found.key.ranks) == (nodes, 8 * nodes)
     for setting in found.settings.values():
         assert (setting.nvl_chunk, setting.nvl_buffer, setting.rdma_chunk, setting.rdma_buffer) == (8, buffer, 16, 128)
@@ -136,7 +139,7 @@ def test_internode_settings_have_the_buffers_of_the_test(nodes: int, buffer: int
 
 def test_what_arguments_and_output_say_of_the_shape_is_in_the_key() -> None:
     made = replace(MADE, args=("--num-experts=128", "--num-processes", "4", "--num-topk", "6", "--flag", "--test-name", "8x"))
-    (found,), _ = tuning.documents([swept(internode(), config={"num_tokens": 512, "hidden": 4096, "num_topk": 4})], made)
+    (found,), _ = sweep.documents([swept(internode(), config={"num_tokens": 512, "hidden": 4096, "num_topk": 4})], made)
     key = found.key
     assert (key.ranks, key.tokens, key.hidden, key.topk, key.experts) == (4, 512, 4096, 4, 128), "the output goes before the arguments"
 
@@ -144,7 +147,7 @@ def test_what_arguments_and_output_say_of_the_shape_is_in_the_key() -> None:
 def test_a_default_is_no_setting_and_logs_of_several_nodes_count_once() -> None:
     points = [*internode(), point("combine", 24, None, 1.0)]
     first, second = swept(points), swept([replace(each, us=each.us * 2) for each in points])
-    (found,), reasons = tuning.documents([first, second], MADE)
+    (found,), reasons = sweep.documents([first, second], MADE)
     assert found.settings["combine"].us == 1000.0
     assert not reasons
 
@@ -153,7 +156,7 @@ def test_what_two_ranks_measured_of_a_setting_is_averaged() -> None:
     points = [point("combine", 24, 4, us, 8) for us in (100.0, 300.0)] + [point("combine", 24, 8, us, 8) for us in (150.0, 170.0)]
     others = [point(name, 24, 8, 100.0, 8) for name in ("dispatch_fp8", "dispatch_bf16")]
     tested = swept([*points, *others])
-    chosen = tuning.choose(replace(tested, best={}), 16)
+    chosen = sweep.choose(replace(tested, best={}), 16)
     assert (chosen["combine"].nvl_chunk, chosen["combine"].us) == (8, 160.0)
 
 
@@ -167,21 +170,21 @@ NOT_KEPT = {
 @pytest.mark.parametrize("name", NOT_KEPT)
 def test_half_a_test_gives_no_document_but_a_reason(name: str) -> None:
     tested, words = NOT_KEPT[name]
-    found, (reason,) = tuning.documents([tested], MADE)
+    found, (reason,) = sweep.documents([tested], MADE)
     assert not found
     assert words in reason
 
 
 def test_tests_without_a_sweep_are_passed_over() -> None:
     low, second = replace(swept([]), test="low-latency"), replace(swept(internode()), generation="v2")
-    assert tuning.documents([low, second], MADE) == ((), ())
+    assert sweep.documents([low, second], MADE) == ((), ())
 
 
 def test_how_a_run_was_made_is_read_from_its_folder() -> None:
     values = {"nodes": "n1,n2", "ended": "1700000000.5", "stack": "v1", "deepep": "8a07", "args": "--num-tokens 64"}
-    made = tuning.made_by(testruns.TestRun("r", values, {}), "H200")
-    assert made == tuning.Made("H200", 2, "v1", "8a07", "r", 1_700_000_000, ("--num-tokens", "64"))
-    assert tuning.made_by(testruns.TestRun("r", {"ended": "soon"}, {}), "H200").measured == 0
+    made = sweep.made_by(run_folder.TestRun("r", values, {}), "H200")
+    assert made == sweep.Made("H200", 2, "v1", "8a07", "r", 1_700_000_000, ("--num-tokens", "64"))
+    assert sweep.made_by(run_folder.TestRun("r", {"ended": "soon"}, {}), "H200").measured == 0
 
 
 # a document and the runs after it
@@ -190,7 +193,7 @@ def test_how_a_run_was_made_is_read_from_its_folder() -> None:
 def merged(*runs: Document) -> tuple[Document, list[str]]:
     kept, states = None, []
     for run in runs:
-        one = tuning.merge(kept, run)
+        one = sweep.merge(kept, run)
         kept = one.document
         states.append(one.state)
     assert kept
@@ -234,14 +237,14 @@ def test_history_stays_small_and_has_the_newest() -> None:
 
 def test_sms_by_nvl_chunk_where_the_sweep_has_several_sms() -> None:
     points = [point("combine", sms, nvl, 100 + sms + nvl) for sms in (16, 24) for nvl in (2, 4)][:-1]
-    (found,) = tuning.heat_maps([*points, point("combine", 24, None, 200.0), point("", 24, 4, 1.0)])
+    (found,) = sweep.heat_maps([*points, point("combine", 24, None, 200.0), point("", 24, 4, 1.0)])
     assert (found.rows_are, found.rows, found.columns, found.fabric) == ("SMs", (16, 24), (2, 4), "NVLink")
     assert found.values == ((100_000 / 118, 100_000 / 120), (100_000 / 126, None))
     assert (found.best, found.default, found.fixed) == ((16, 2), 500.0, "")
 
 
 def test_rdma_chunk_by_nvl_chunk_where_the_sweep_has_one_number_of_sms() -> None:
-    maps = tuning.heat_maps(internode())
+    maps = sweep.heat_maps(internode())
     assert [each.operation for each in maps] == list(OPERATIONS)
     for each in maps:
         assert (each.rows_are, each.rows, each.columns, each.fixed) == ("RDMA chunk", (8, 16), (4, 8, 12), "24 SMs")
@@ -249,7 +252,7 @@ def test_rdma_chunk_by_nvl_chunk_where_the_sweep_has_one_number_of_sms() -> None
 
 
 def test_one_map_for_each_rdma_chunk_where_both_vary() -> None:
-    maps = tuning.heat_maps([point("combine", sms, 4, 100.0 + sms + rdma, rdma) for sms in (16, 24) for rdma in (8, 16)])
+    maps = sweep.heat_maps([point("combine", sms, 4, 100.0 + sms + rdma, rdma) for sms in (16, 24) for rdma in (8, 16)])
     assert [(each.fixed, each.rows, each.best) for each in maps] == [
         ("RDMA chunk 8", (16, 24), (16, 4)),
         ("RDMA chunk 16", (16, 24), (16, 4)),
@@ -259,7 +262,7 @@ def test_one_map_for_each_rdma_chunk_where_both_vary() -> None:
 @settings(max_examples=60)
 @given(st.lists(POINTS, max_size=20))
 def test_any_sweep_has_maps_without_holes_in_their_form(sweep: list[Point]) -> None:
-    for each in tuning.heat_maps(sweep):
+    for each in heat_maps(sweep):
         assert len(each.values) == len(each.rows)
         assert {len(row) for row in each.values} == {len(each.columns)}
         assert each.best is None or (each.best[0] in each.rows and each.best[1] in each.columns)
@@ -286,26 +289,26 @@ def files(place: Place) -> set[str]:
 
 
 def test_the_first_document_brings_the_module_and_without_one_nothing_is_touched(door: Fleet, place: Place) -> None:
-    assert tuned.store(door, place, (), MODULE) == tuned.Stored(())
-    assert tuned.read(door, place) == tuned.Shelf({}, {})
+    assert shelf.store(door, place, (), MODULE) == shelf.Stored(())
+    assert shelf.read(door, place) == shelf.Shelf({}, {})
     assert not (Path(place.prefix) / "tuning").exists()
     new = real_document()
-    (kept,) = tuned.store(door, place, [new], MODULE).kept
+    (kept,) = shelf.store(door, place, [new], MODULE).kept
     assert (kept.state, kept.document, kept.path) == ("new", new, f"{place.prefix}/tuning/{new.key.file}")
     assert files(place) == {new.key.file, "python/deepep_tuned.py"}
-    assert tuned.read(door, place).documents == {new.key.file: new}
+    assert shelf.read(door, place).documents == {new.key.file: new}
     modes = {path.stat().st_mode & 0o777 for path in (Path(place.prefix) / "tuning").rglob("*") if path.is_file()}
     assert modes == {0o644}
 
 
 def test_the_next_run_is_merged_and_the_module_stays_while_it_is_the_same(door: Fleet, place: Place) -> None:
-    tuned.store(door, place, [document(500, "r1", 1)], MODULE)
+    shelf.store(door, place, [document(500, "r1", 1)], MODULE)
     module = Path(place.prefix) / "tuning/python/deepep_tuned.py"
     before = module.stat()
-    (kept,) = tuned.store(door, place, [document(600, "r2", 2)], MODULE).kept
+    (kept,) = shelf.store(door, place, [document(600, "r2", 2)], MODULE).kept
     assert (kept.state, kept.document.settings["combine"].us, len(kept.document.history)) == ("slower", 500, 2)
     assert module.stat().st_ino == before.st_ino
-    tuned.store(door, place, [document(500, "r3", 3)], MODULE + "# newer\n")
+    shelf.store(door, place, [document(500, "r3", 3)], MODULE + "# newer\n")
     assert module.read_text().endswith("# newer\n")
 
 
@@ -317,21 +320,21 @@ def test_a_file_that_is_no_document_is_named_and_replaced(door: Fleet, place: Pl
     (folder / "other.json").write_bytes(b"\xff\xfe")
     for name in ("a\tb.json", "a\nb.json", "-rf.json", "._x.json", "X.json"):
         (folder / name).write_text("{")
-    shelf = tuned.read(door, place)
+    shelf = read(door, place)
     assert not shelf.documents
     assert {problem.where.rpartition("/")[2] for problem in shelf.problems} == {new.key.file, "other.json"}
-    stored = tuned.store(door, place, [new], MODULE)
+    stored = store(door, place, [new], MODULE)
     assert [problem.where.rpartition("/")[2] for problem in stored.problems] == [new.key.file]
-    assert tuned.read(door, place).documents == {new.key.file: new}
+    assert read(door, place).documents == {new.key.file: new}
     assert (folder / "other.json").read_bytes() == b"\xff\xfe", "what is not ours stays"
 
 
 def test_writers_at_the_same_time_lose_nothing(door: Fleet, place: Place) -> None:
     runs = [document(500 + time, f"r{time}", time) for time in range(1, 7)]
     with ThreadPoolExecutor(len(runs)) as pool:
-        states = [stored.kept[0].state for stored in pool.map(lambda run: tuned.store(door, place, [run], MODULE), runs)]
+        states = [stored.kept[0].state for stored in pool.map(lambda run: shelf.store(door, place, [run], MODULE), runs)]
     assert states.count("new") == 1
-    (kept,) = tuned.read(door, place).documents.values()
+    (kept,) = shelf.read(door, place).documents.values()
     assert {past.run for past in kept.history} == {run.run for run in runs}
     assert kept.run == "r6"
     assert files(place) == {kept.key.file, "python/deepep_tuned.py"}, "no locks and stages are left"
@@ -344,7 +347,7 @@ def test_who_may_not_write_is_told_so(door: Fleet, tmp_path: Path) -> None:
         folder.chmod(0o555)
         place = Place(HERE, str(folder), RECIPES, user="nobody" if os.geteuid() == 0 else "")
         with pytest.raises(Trouble, match="settings cannot be kept there"):
-            tuned.store(door, place, [document()], MODULE)
+            shelf.store(door, place, [document()], MODULE)
         assert not (folder / "tuning").exists()
     finally:
         folder.chmod(0o755)

@@ -11,12 +11,13 @@ import module_systems
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import modules, verify
-from deepep_bootstrap.errors import OK, VERDICT, Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.offer import StackRecord
-from deepep_bootstrap.remote import Fleet, Reply
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.bootstrap import verify
+from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.prefix.offer import StackRecord
+from deepep_bootstrap.remote.fleet import Fleet, Reply
+from deepep_bootstrap.remote.host import Host
 
 RECIPES = read_tree(support.REPOSITORY / "recipes")
 SYSTEMS = ("lmod", "environment-modules", "")
@@ -36,7 +37,7 @@ class Machine:
     def __init__(self, path: Path, record: StackRecord, *others: StackRecord) -> None:
         self.path = path
         self.record = record
-        support.write(path / "generations" / "1", modules.render(support.offer(str(path), record, *others), support.templates()))
+        support.write(path / "generations" / "1", modulefiles.render(support.offer(str(path), record, *others), support.templates()))
         (path / "current").symlink_to("generations/1")
         (path / "modulefiles").symlink_to("current/modulefiles")
         library = path / "store" / record.nvshmem / "lib" / "libnvshmem_host.so.3"
@@ -48,7 +49,7 @@ class Machine:
         caller = "void *nvshmem_malloc(unsigned long); void *use(void) { return nvshmem_malloc(1); }"
         (self.package / "deep_ep").mkdir(parents=True)
         if record.nccl:
-            self.nccl = path / modules.nccl_folder(record) / "lib" / "libnccl.so.2"
+            self.nccl = path / modulefiles.nccl_folder(record) / "lib" / "libnccl.so.2"
             self.build_nccl(record.nccl)
             build_library(extension, caller + NCCL_CALLER, str(library), str(self.nccl))
             (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep._C\n")
@@ -157,7 +158,7 @@ def test_torchs_copy_is_noticed_and_preloading_helps(system: str, joined: Machin
 def test_another_default(system: str, tmp_path: Path) -> None:
     path = str(tmp_path)
     machine = Machine(tmp_path, support.record(path), support.external_record(path))
-    other = modules.render(support.offer(path, support.external_record(path), support.record(path)), support.templates())
+    other = modulefiles.render(support.offer(path, support.external_record(path), support.record(path)), support.templates())
     support.write(tmp_path / "generations" / "1", other)
     assert machine.complaints(system, imports=False) == ["module load gives another module"]
     assert machine.complaints(system, imports=False, load=machine.record.module) == []

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import modules_support as support
 import pytest
 
-from deepep_bootstrap import holders, modules, testing
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
-from deepep_bootstrap.generations import Place
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.kinds import KINDS
-from deepep_bootstrap.offer import Site, StackRecord
-from deepep_bootstrap.remote import Fleet, Options
-from deepep_bootstrap.survey import read_tree
+from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.prefix import gc, modulefiles
+from deepep_bootstrap.prefix.generations import Place
+from deepep_bootstrap.prefix.offer import Site, StackRecord
+from deepep_bootstrap.prefix.test_kinds import KINDS
+from deepep_bootstrap.remote.fleet import Fleet, Options
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.testing import slurm_run
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -70,7 +71,7 @@ sys.exit(7 if rank == args.fail_on else 0)
 def make_prefix(lab: LiveLab, record: StackRecord) -> None:
     root = Path(str(lab.shared)) / PREFIX.removeprefix("/shared/")
     offer = support.offer(PREFIX, record)
-    support.write(root / "generations" / "1", modules.render(offer, support.templates()))
+    support.write(root / "generations" / "1", modulefiles.render(offer, support.templates()))
     for name, target in {"current": "generations/1", "modulefiles": "current/modulefiles", "sbatch": "current/sbatch"}.items():
         (root / name).unlink(missing_ok=True)
         (root / name).symlink_to(target)
@@ -96,14 +97,14 @@ class Cluster:
         self.fleet = Fleet((self.host,), Options(ssh_config=lab.env["DEEPEP_SSH_CONFIG"]))
         self.lines: list[str] = []
 
-    def wish(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> testing.Wish:
+    def wish(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> slurm_run.Wish:
         found = KINDS[kind]
-        return testing.Wish(found, self.record, testing.run_name(kind), found.nodes, time_limit, args=args, start_limit=start_limit)
+        return slurm_run.Wish(found, self.record, slurm_run.run_name(kind), found.nodes, time_limit, args=args, start_limit=start_limit)
 
-    def run(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> testing.Went:
+    def run(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> slurm_run.Went:
         self.lines.clear()
         wish = self.wish(kind, *args, start_limit=start_limit, time_limit=time_limit)
-        return testing.submit(self.fleet, self.host, wish, RECIPES, on_line=self.lines.append)
+        return slurm_run.submit(self.fleet, self.host, wish, RECIPES, on_line=self.lines.append)
 
     def met(self) -> dict:
         (line,) = [line for line in self.lines if line.startswith("MET ")]
@@ -164,10 +165,10 @@ def test_a_job_that_never_starts(cluster: Cluster) -> None:
 
 def test_what_slurm_would_refuse_is_known_without_a_job(cluster: Cluster) -> None:
     wish = cluster.wish("internode")
-    assert testing.never_runs(cluster.fleet, cluster.host, wish) == ""
-    assert "Node count" in testing.never_runs(cluster.fleet, cluster.host, replace(wish, nodes=5))
+    assert slurm_run.never_runs(cluster.fleet, cluster.host, wish) == ""
+    assert "Node count" in slurm_run.never_runs(cluster.fleet, cluster.host, replace(wish, nodes=5))
     cluster.lab.ssh("login1", "scontrol update nodename=n002 state=drain reason=test")
-    assert testing.never_runs(cluster.fleet, cluster.host, wish) == "", "it would wait"
+    assert slurm_run.never_runs(cluster.fleet, cluster.host, wish) == "", "it would wait"
     assert cluster.queue() == ""
 
 
@@ -176,7 +177,7 @@ def test_a_job_slurm_refuses(cluster: Cluster) -> None:
     text.write_text(text.read_text().replace("gpu:8", "gpu:9"))
     went = cluster.run("internode")
     outcome = went.outcome
-    assert (went.state, outcome.state, outcome.code) == (testing.REFUSED, "failed", TROUBLE)
+    assert (went.state, outcome.state, outcome.code) == (slurm_run.REFUSED, "failed", TROUBLE)
     assert outcome.detail.startswith("sbatch: ")
     assert "not available" in outcome.detail
 
@@ -188,7 +189,7 @@ def test_an_interrupt_takes_the_job_along(cluster: Cluster) -> None:
     def follow() -> None:
         try:
             wish = cluster.wish("internode", "--sleep", "300")
-            testing.submit(cluster.fleet, cluster.host, wish, RECIPES, on_line=lambda line: started.set() if "MET" in line else None)
+            slurm_run.submit(cluster.fleet, cluster.host, wish, RECIPES, on_line=lambda line: started.set() if "MET" in line else None)
         except BaseException as error:  # the door is closed under it: what it raises is not the point here
             ended.append(error)
 
@@ -237,7 +238,7 @@ def test_what_jobs_use_is_seen_on_their_nodes_and_waiting_ones_are_named(cluster
     node = Host("n002")
     names = (cluster.record.deepep, cluster.record.gdrcopy, "generations/1", "generations/10")
     with closing(Fleet((cluster.host, node), Options(ssh_config=cluster.lab.env["DEEPEP_SSH_CONFIG"]))) as fleet:
-        found = holders.look(fleet, Place(cluster.host, PREFIX, RECIPES), (cluster.host, node), names)
+        found = gc.look(fleet, Place(cluster.host, PREFIX, RECIPES), (cluster.host, node), names)
     assert {cluster.record.deepep, "generations/1"} <= found.by.keys()
     assert "generations/10" not in found.by
     assert "on n002" in found.by[cluster.record.deepep]

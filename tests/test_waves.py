@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deepep_bootstrap import power, slurm_nodes, waves
-from deepep_bootstrap.cordon import Cordon
-from deepep_bootstrap.errors import TROUBLE, Problem, Trouble
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.orders import Order, Policy, Seen
-from deepep_bootstrap.outcome import Outcome
-from deepep_bootstrap.plan import Reason, Step
-from deepep_bootstrap.power import Cluster
-from deepep_bootstrap.remote import Fleet, Job, Options
-from deepep_bootstrap.sshlink import Timeouts
-from deepep_bootstrap.windows import Window, parse_window
+from deepep_bootstrap.bootstrap.reboot import control, rollout
+from deepep_bootstrap.bootstrap.reboot.control import Cluster
+from deepep_bootstrap.bootstrap.reboot.policy import Order, Policy, Seen
+from deepep_bootstrap.bootstrap.reboot.slurm_drain import Cordon
+from deepep_bootstrap.bootstrap.reboot.windows import Window, parse_window
+from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.plan.steps import Reason, Step
+from deepep_bootstrap.remote.fleet import Fleet, Job, Options
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.ssh import Timeouts
+from deepep_bootstrap.slurm import nodes
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -76,7 +77,7 @@ class Crew:
 
     def roll(self, *orders: Order, policy: Policy = QUICK, slurm_at: tuple[Host, ...] = (LOGIN,)) -> dict[str, Outcome]:
         """Carry out orders and return the last outcome of each host."""
-        outcomes = waves.roll(self.door, slurm_at, orders, policy, hands=self, tell=self.tell)
+        outcomes = rollout.roll(self.door, slurm_at, orders, policy, hands=self, tell=self.tell)
         return {outcome.host: outcome for outcome in outcomes}
 
     def order_both(self) -> tuple[Order, Order]:
@@ -323,7 +324,7 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
     assert crew.lab.reason("n001") == "deepep-bootstrap: driver options (run test-7)"
     fleet = Fleet((LOGIN,), Options(ssh_config=str(crew.lab.lab.ssh_config)))
     told: list[str] = []
-    done = waves.bring_back(fleet, (LOGIN,), ("n001",), lambda host, title, line: told.append(host))
+    done = rollout.bring_back(fleet, (LOGIN,), ("n001",), lambda host, title, line: told.append(host))
     fleet.close()
     assert ([one.state for one in done], told) == (["done"], ["n001"])
     assert "DRAIN" not in crew.lab.node("n001").state
@@ -332,7 +333,7 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
 def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "reload", lambda host: Outcome("reload", host.name, "failed", "in use by nv-hostengine (7)", code=TROUBLE))
     order = crew.order(N1, node="n001", reload=True)
-    outcomes = waves.roll(crew.door, (LOGIN,), (order,), QUICK, hands=crew, tell=crew.tell)
+    outcomes = rollout.roll(crew.door, (LOGIN,), (order,), QUICK, hands=crew, tell=crew.tell)
     assert [(one.step, one.state, one.code) for one in outcomes[1:]] == [("reload", "skipped", 0), ("reboot", "done", 0)]
 
 
@@ -410,34 +411,34 @@ def test_changes_that_fail_on_two_hosts_stop_the_wave_before_the_next_reboot(cre
 
 
 def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(crew: Crew) -> None:
-    before = power.boot_id(crew.door, N1)
+    before = control.boot_id(crew.door, N1)
     with pytest.raises(Trouble, match="somebody rebooted it just now"):
-        power.reboot(crew.door, N1, "the boot before")
-    assert power.boot_id(crew.door, N1) == before
+        control.reboot(crew.door, N1, "the boot before")
+    assert control.boot_id(crew.door, N1) == before
 
 
 def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> None:
-    before = power.boot_id(crew.door, N1)
+    before = control.boot_id(crew.door, N1)
     crew.lab.power_cut("n001")
     crew.lab.boot("n001")
     crew.door.forget(N1)
     # On the session of before nobody would answer, and none would come of it.
-    assert power.boot_id(crew.door, N1) not in ("", before)
+    assert control.boot_id(crew.door, N1) not in ("", before)
 
 
 def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew) -> None:
     gone, plain = Host("n009"), replace(LOGIN, user="keeper")
     fleet = Fleet((gone, plain), Options(ssh_config=str(crew.lab.lab.ssh_config)))
     cluster = Cluster(fleet, (plain,))
-    cluster.tell(slurm_nodes.drain("n002", slurm_nodes.our_reason("a test", "")))
+    cluster.tell(nodes.drain("n002", nodes.our_reason("a test", "")))
     assert crew.lab.reason("n002") == "deepep-bootstrap: a test"
-    cluster.tell(slurm_nodes.resume("n002"))
+    cluster.tell(nodes.resume("n002"))
     begin = threading.Event()
     nobody = Cluster(fleet, (replace(LOGIN, user="builder"),), sleep=lambda seconds: begin.set())
     with pytest.raises(Trouble, match="sudo"):
-        nobody.tell(slurm_nodes.drain("n002", "x"))
+        nobody.tell(nodes.drain("n002", "x"))
     with pytest.raises(Trouble, match="Slurm refuses — found slurm_update error: Invalid node name"):
-        cluster.tell(slurm_nodes.resume("n009"))
+        cluster.tell(nodes.resume("n009"))
     assert not begin.is_set()
     look = cluster.look("n001", "n002")
     assert (sorted(look.nodes), look.reboot_program) == (["n001", "n002"], "/usr/sbin/lab-reboot")

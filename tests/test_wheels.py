@@ -18,10 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap import lock, mirrors, nar, wheels
-from deepep_bootstrap.errors import Trouble
-from deepep_bootstrap.lock import Wheel
-from deepep_bootstrap.mirrors import Mirrors
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.fetch import locations, wheels
+from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
@@ -42,7 +44,7 @@ def make_wheel(folder: Path, name: str, tags: str = "py3-none-any", requires: st
     with zipfile.ZipFile(file, "w") as archive:
         for each, text in texts.items():
             archive.writestr(zipfile.ZipInfo(each), text)
-    digest = nar.sri(hashlib.sha256(file.read_bytes()).digest())
+    digest = filetree.sri(hashlib.sha256(file.read_bytes()).digest())
     return Wheel(name, version, "inner", file.name, digest, file.stat().st_size)
 
 
@@ -84,7 +86,7 @@ def refused(wheel: Wheel, mirrors: Mirrors, cache: Path) -> str:
 @pytest.mark.parametrize("below", ["", "tiny"])
 def test_from_a_directory(below: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels" / below, "tiny")
-    served = mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {})
+    served = locations.read([f"index:inner={tmp_path}/wheels"], {}, {})
     file = wheels.fetch_wheel(wheel, served, tmp_path / "cache")
     assert file.name == wheel.file
     assert file.read_bytes() == (tmp_path / "wheels" / below / wheel.file).read_bytes()
@@ -94,7 +96,7 @@ def test_from_a_directory(below: str, tmp_path: Path) -> None:
 
 def test_a_damaged_cache_is_fetched_again(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "tiny")
-    served = mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {})
+    served = locations.read([f"index:inner={tmp_path}/wheels"], {}, {})
     file = wheels.fetch_wheel(wheel, served, tmp_path / "cache")
     good = file.read_bytes()
     file.write_bytes(b"evil")
@@ -103,8 +105,8 @@ def test_a_damaged_cache_is_fetched_again(tmp_path: Path) -> None:
 
 def test_a_directory_with_another_file(tmp_path: Path) -> None:
     wheel = replace(make_wheel(tmp_path / "wheels", "tiny"), hash=WRONG)
-    served = mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {})
-    found = nar.sri(hashlib.sha256((tmp_path / "wheels" / wheel.file).read_bytes()).digest())
+    served = locations.read([f"index:inner={tmp_path}/wheels"], {}, {})
+    found = filetree.sri(hashlib.sha256((tmp_path / "wheels" / wheel.file).read_bytes()).digest())
     message = refused(wheel, served, tmp_path / "cache")
     assert message == f"wheel {wheel.file}: this file is not the locked one — found {found}, wanted {WRONG}"
 
@@ -114,7 +116,7 @@ def test_a_directory_tells_everything_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "made" / all_of_them[3].file).rename(tmp_path / "wheels" / all_of_them[3].file)
     with pytest.raises(Trouble) as caught:
-        wheels.fetch_wheels(all_of_them, mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {}), tmp_path / "cache", lambda line: None)
+        wheels.fetch_wheels(all_of_them, locations.read([f"index:inner={tmp_path}/wheels"], {}, {}), tmp_path / "cache", lambda line: None)
     assert [str(problem) for problem in caught.value.problems] == [
         f"index inner ({tmp_path}/wheels): does not have a wheel of the lock — wanted tiny{number}-1.0-py3-none-any.whl"
         for number in range(9)
@@ -137,7 +139,7 @@ def test_a_directory_tells_everything_it_lacks(tmp_path: Path) -> None:
 def test_through_pip_for_any_machine(tags: str, index: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "simple/tiny", "tiny", tags)
     make_wheel(tmp_path / "simple/tiny", "tiny", "py3-none-any", version="2.0")
-    served = mirrors.read([f"index:inner={index}"], {}, {})
+    served = locations.read([f"index:inner={index}"], {}, {})
     file = wheels.fetch_wheel(wheel, served, tmp_path / "cache")
     assert file.read_bytes() == (tmp_path / "simple/tiny" / wheel.file).read_bytes()
 
@@ -148,14 +150,14 @@ def test_the_hash_chooses_among_builds_of_one_version(index: str, tmp_path: Path
     files = sorted((tmp_path / "simple/tiny").iterdir())
     links = [f'<a href="{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}">{file.name}</a>' for file in files]
     (tmp_path / "simple/tiny/index.html").write_text("<!DOCTYPE html>" + "".join(links))
-    file = wheels.fetch_wheel(wheel, mirrors.read([f"index:inner={index}"], {}, {}), tmp_path / "cache")
+    file = wheels.fetch_wheel(wheel, locations.read([f"index:inner={index}"], {}, {}), tmp_path / "cache")
     assert file.name == wheel.file
 
 
 def test_an_index_with_another_file(index: str, tmp_path: Path) -> None:
     wheel = replace(make_wheel(tmp_path / "simple/tiny", "tiny"), hash=WRONG)
     secret = index.replace("http://", "http://user:secret@")
-    message = refused(wheel, mirrors.read([f"index:inner={secret}"], {}, {}), tmp_path / "cache")
+    message = refused(wheel, locations.read([f"index:inner={secret}"], {}, {}), tmp_path / "cache")
     assert message.startswith(f"index inner ({index}): does not give {wheel.file} with the locked hash — found ")
     assert message.endswith(". Try: --mirror index:inner=DIRECTORY with this file in it")
     assert "secret" not in message
@@ -168,7 +170,7 @@ def test_an_index_that_nothing_names(tmp_path: Path) -> None:
 
 def test_the_lock_may_name_an_index(index: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "simple/tiny", "tiny")
-    assert wheels.fetch_wheel(wheel, mirrors.read([], {}, {"inner": index}), tmp_path / "cache").is_file()
+    assert wheels.fetch_wheel(wheel, locations.read([], {}, {"inner": index}), tmp_path / "cache").is_file()
 
 
 def test_own_pip_settings_serve_pypi_and_nothing_else_does(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +185,7 @@ def test_own_pip_settings_serve_pypi_and_nothing_else_does(index: str, tmp_path:
     assert wheels.fetch_wheel(replace(listed, index="pypi"), Mirrors(), tmp_path / "cache").is_file()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index.replace("/simple", "/extra"))
-    named = mirrors.read([f"index:inner={index}"], {}, {})
+    named = locations.read([f"index:inner={index}"], {}, {})
     for wheel in (extra, found):
         assert "does not give" in refused(replace(wheel, index="pypi"), Mirrors(), tmp_path / "cache2")
         assert "does not give" in refused(wheel, named, tmp_path / "cache2")
@@ -196,9 +198,9 @@ def test_a_machine_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     wheel = make_wheel(tmp_path / "wheels", "tiny")
-    message = refused(wheel, mirrors.read(["index:inner=http://127.0.0.1:9/simple"], {}, {}), tmp_path / "cache")
+    message = refused(wheel, locations.read(["index:inner=http://127.0.0.1:9/simple"], {}, {}), tmp_path / "cache")
     assert message.startswith("pip: is not installed here")
-    assert wheels.fetch_wheel(wheel, mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {}), tmp_path / "cache").is_file()
+    assert wheels.fetch_wheel(wheel, locations.read([f"index:inner={tmp_path}/wheels"], {}, {}), tmp_path / "cache").is_file()
 
 
 def entry(wheel: Wheel) -> str:
@@ -216,8 +218,8 @@ def test_a_closure_is_complete_or_pip_check_says_no(complete: bool, tmp_path: Pa
     base = (Path(__file__).parent / "cases/lock/base.toml").read_text()
     head, rest = base.split("wheels.cp311-x86_64 = [", 1)
     text = f"{head}wheels.{target}-x86_64 = [{', '.join(map(entry, chosen))}]{rest.split(']', 1)[1]}"
-    closure = lock.parse(text, "x.toml").stacks["one"].wheels[f"{target}-x86_64"]
-    served = mirrors.read([f"index:inner={tmp_path}/wheels"], {}, {})
+    closure = model.parse(text, "x.toml").stacks["one"].wheels[f"{target}-x86_64"]
+    served = locations.read([f"index:inner={tmp_path}/wheels"], {}, {})
     lines: list[str] = []
     files = wheels.fetch_wheels(closure, served, tmp_path / "cache", lines.append)
     assert list(files) == [wheel.name for wheel in chosen]

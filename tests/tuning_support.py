@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deepep_bootstrap import results, tuning
-from deepep_bootstrap.figures import OPERATIONS, Best, Point, Tested
-from deepep_bootstrap.tuning import Made
-from deepep_bootstrap.tuningdoc import Document, Key, Past, Setting
+from deepep_bootstrap.analysis.results import read
+from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, Point, Tested
+from deepep_bootstrap.analysis.tuning import sweep
+from deepep_bootstrap.analysis.tuning.document import Document, Key, Past, Setting
+from deepep_bootstrap.analysis.tuning.sweep import Made
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests/cases/tuning"
@@ -19,7 +20,7 @@ MADE = Made("NVIDIA H200", 1, "v1", "8a07e7e", "intranode-1", 1_700_000_000)
 
 def real_sweep() -> tuple[Tested, ...]:
     """Return the intranode test of eight H200, as measured."""
-    return results.read_logs({"node-0-n1.log": (CASES / "intranode-h200.log").read_text()})
+    return read.read_logs({"node-0-n1.log": (CASES / "intranode-h200.log").read_text()})
 
 
 def point(operation: str, sms: int, nvl: int | None, us: float, rdma: int | None = None) -> Point:
@@ -55,6 +56,6 @@ def document(us: float = 500.0, run: str = "r1", measured: int = 1000, deepep: s
 
 def real_document() -> Document:
     """Return the document of the real sweep."""
-    (found,), reasons = tuning.documents(real_sweep(), MADE)
+    (found,), reasons = sweep.documents(real_sweep(), MADE)
     assert not reasons
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from upstreams import make
 
-from deepep_bootstrap import lock as locks
+from deepep_bootstrap.lock import model as locks
 
 FAKE_CUDA = Path(__file__).resolve().parent / "fakes" / "cuda"
 REAL_CUDA = Path("/usr/local/cuda")

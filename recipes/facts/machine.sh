@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154  # the variables are those of facts.sh
-# A part of the fact script: how far the host is prepared. facts.sh has the helpers and the calls, deepep_bootstrap/machine.py says what
+# A part of the fact script: how far the host is prepared. facts.sh has the helpers and the calls, deepep_bootstrap/inventory/machine.py says what
 # the lines mean: here as little as possible is decided. Everything works as a plain user.
 
 probe_state() { # files alone: nothing here can be slow

@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from deepep_bootstrap.causes import load
-from deepep_bootstrap.diagnose import diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import diagnose
+from deepep_bootstrap.analysis.diagnosis.rules import load
 
 USUAL = (
     "{rank}: n{node:03}:41{rank:02}:41{rank:02} [{rank}] NCCL INFO Channel 0{rank}/0 : {rank}[{rank}] -> 1[1] via P2P/CUMEM",

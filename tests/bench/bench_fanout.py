@@ -20,12 +20,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 from fabric import Connection
 from sshd_support import Lab, Sshd
 
-from deepep_bootstrap.host import Host
-from deepep_bootstrap.remote import (
-    Fleet,
-    Job,
-    Reply,
-)
+from deepep_bootstrap.remote.fleet import Fleet, Job, Reply
+from deepep_bootstrap.remote.host import Host
 
 FORKS = 64
 # Fabric as it comes knows this key exchange by its older name only.

@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent)]
 
-from deepep_bootstrap.results import read_logs
+from deepep_bootstrap.analysis.results.read import read_logs
 
 CASES = HERE.parent / "cases" / "results"
 NOISE = "gpu-001:4711:4822 [3] NCCL INFO Channel 07/0 : 3[3] -> 4[4] via P2P/CUMEM/read\n"

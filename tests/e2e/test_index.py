@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from e2e_support import LOCK, Engine
 
-from deepep_bootstrap import lock, mirrors, wheels
+from deepep_bootstrap.fetch import locations, wheels
+from deepep_bootstrap.lock import model
 
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = pytest.mark.e2e
@@ -23,8 +24,8 @@ def wheel_folder(standin_sources: Path, tmp_path_factory: pytest.TempPathFactory
     """Every wheel of the demo's default stack, one folder a distribution: what an index is behind its pages."""
     folder = tmp_path_factory.mktemp("index")
     cache = tmp_path_factory.mktemp("wheels")
-    found = mirrors.read([f"index:standin={standin_sources}/wheels"], {}, {})
-    demo = lock.read(LOCK)
+    found = locations.read([f"index:standin={standin_sources}/wheels"], {}, {})
+    demo = model.read(LOCK)
     for target in demo.stacks["v1"].wheels.values():
         for path in wheels.fetch_wheels(target, found, cache, print).values():
             name = path.name.split("-")[0].lower().replace("_", "-")

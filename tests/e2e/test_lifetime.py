@@ -16,7 +16,7 @@ import pytest
 import test_json_doc
 from e2e_support import LOCK, ROOT, Engine, wait_until
 
-from deepep_bootstrap import lab_hosts
+from deepep_bootstrap.lab import hosts
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -36,7 +36,7 @@ def engine(lab: LiveLab, standin_sources: Path, tmp_path_factory: pytest.TempPat
     shutil.copy(LOCK, lock)
     made = mirrored(Engine(lab, standin_sources), mirror, f"--lock={lock}", "--stack=v1", f"--target={TARGET}")
     assert made.returncode == 0, made.stdout + made.stderr
-    inside = (*lab_hosts.enter(lab.lab, "login1")[:3], "-n", "--")
+    inside = (*hosts.enter(lab.lab, "login1")[:3], "-n", "--")
     engine = Engine(lab, standin_sources, lock, mirror=mirror, inside=inside, env={"XDG_CACHE_HOME": str(folder / "cache")})
     assert "hashes as locked" in bootstrap(engine)
     shutil.copy(lock, lock.with_suffix(".old"))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from e2e_support import LOCK, ROOT
 
-from deepep_bootstrap import lock, mirrors, wheels
+from deepep_bootstrap.fetch import locations, wheels
+from deepep_bootstrap.lock import model
 
 if TYPE_CHECKING:
     from lab_support import LiveLab
@@ -50,8 +51,8 @@ def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLa
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--target", shared / "site", *NEEDS], check=True)
     shutil.copytree(standin_sources, shared / "standin")
     (shared / "wheels").mkdir()
-    demo = lock.read(LOCK).stacks["v1-cu13"].wheels[f"cp3{sys.version_info.minor}-x86_64"]
-    found = mirrors.read([f"index:standin={standin_sources}/wheels"], {}, {})
+    demo = model.read(LOCK).stacks["v1-cu13"].wheels[f"cp3{sys.version_info.minor}-x86_64"]
+    found = locations.read([f"index:standin={standin_sources}/wheels"], {}, {})
     # With the NVSHMEM that torch's wheel brings: without LD_PRELOAD of ours, DeepEP gets that one.
     wanted = [wheel for wheel in demo if wheel.name in {"torch", "numpy", "setuptools", "nvidia-nvshmem-cu13"}]
     for path in wheels.fetch_wheels(wanted, found, tmp_path / "cache", print).values():

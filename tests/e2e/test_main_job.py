@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from e2e_support import Engine
 
-from deepep_bootstrap.nar import hash_path
+from deepep_bootstrap.core.filetree import hash_path
 
 if TYPE_CHECKING:
     from lab_support import LiveLab

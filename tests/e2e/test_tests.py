@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from e2e_support import Engine
 
-from deepep_bootstrap import runfiles
-from deepep_bootstrap.errors import OK, TROUBLE, VERDICT
+from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
+from deepep_bootstrap.testing import runfiles
 
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = pytest.mark.e2e

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE.parent.parent) not in sys.path:  # run as a script, from a checkout that is not installed
     sys.path.insert(0, str(HERE.parent.parent))
 
-from deepep_bootstrap.nar import hash_path
+from deepep_bootstrap.core.filetree import hash_path
 
 LOCK = HERE / "demo.lock.toml"
 WHEELS_INDEX = "standin"

@@ -1,0 +1,108 @@
+"""What the files of a run say together: tests in its logs, figures and traffic against what they should be, causes of a failure. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap.analysis import compare, limits, reference_file, traffic
+from deepep_bootstrap.analysis.diagnosis import rules
+from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, diagnose
+from deepep_bootstrap.analysis.results.model import KINDS, Tested
+from deepep_bootstrap.analysis.results.read import read_logs
+from deepep_bootstrap.analysis.traffic import NicTraffic
+from deepep_bootstrap.analysis.verdict import ERROR, Verdict
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.prefix.test_kinds import KINDS as ALL_KINDS
+from deepep_bootstrap.testing.run_folder import TestRun
+
+CAUSES = "causes.toml"
+"""The rules of `diagnose`, in env/ and, a site's own, in PREFIX."""
+
+MOST_WORDS = 4
+"""Findings of a program of ours that an outcome repeats; its log has all."""
+
+
+@dataclass(frozen=True)
+class Books:
+    """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
+
+    references: reference_file.Book
+    causes: rules.Book
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself failed, and what our
+    own programs (nccl, pairs, smoke) say is wrong."""
+
+    tests: tuple[Tested, ...]
+    verdicts: tuple[Verdict, ...]
+    traffic: tuple[NicTraffic, ...]
+    diagnosis: Diagnosis
+    failed: bool
+    own_words: tuple[str, ...] = ()
+
+
+def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
+    """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it need not have
+    any) found at `where`. Trouble for one that cannot be read."""
+    book = rules.load(texts[CAUSES], f"env/{CAUSES}")
+    if site.get(CAUSES):
+        book = rules.join(book, rules.load(site[CAUSES], f"{where}/{CAUSES}", book))
+    own = site.get(reference_file.FILE, "")
+    return Books(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), book)
+
+
+def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment:
+    """Return what a run says. `facts` are those of its nodes by name, as far as they are known.
+
+    A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run without any
+    has failed, whatever its exit code says. What the NICs of a failed run did not carry is no verdict on them.
+    """
+    known = {name: facts[name] for name in run.nodes if name in facts}
+    tests = tuple(_settled(run, compare.configured(tested, run.args)) for tested in read_logs(run.logs))
+    hosts = tuple(known.values())
+    nodes = len(run.nodes) or 1
+    gpu, fabric = limits.gpu_of(hosts), limits.fabric_of(hosts, nodes)
+    bounds = limits.limits(hosts, books.references)
+    figures = compare.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=books.references, limits=bounds)
+    expected = limits.gpu_nics(known) or None
+    counted = traffic.judge_traffic(run, expected_nics=expected, book=books.references)
+    failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
+    if failed:
+        counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
+    diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
+    return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run))
+
+
+def own_words(run: TestRun) -> tuple[str, ...]:
+    """Return what a program of ours says is wrong, each once: its lines are `[kind] slow: pair b200-003 b200-007: …`."""
+    wrong = re.compile(rf"\[{re.escape(run.kind)}\] ((?:slow|no answer|absent|failed|wrong|fault): .*)")
+    found = (match[1].strip() for text in telling_logs(run).values() for line in text.splitlines() if (match := wrong.match(line)))
+    return tuple(dict.fromkeys(found))[:MOST_WORDS]
+
+
+def _settled(run: TestRun, tested: Tested) -> Tested:
+    """Return a test as its run ended: one that was stopped as planned is not cut off."""
+    kind = ALL_KINDS.get(run.kind)
+    if kind is None or not kind.endless or run.code != 0 or tested.failed:
+        return tested
+    return replace(tested, ok=True, ended=True)
+
+
+def telling_logs(run: TestRun) -> dict[str, str]:
+    """Return the logs that tell of a failure: what each node printed, then what the job said beside. Lines of the job's log that a
+    node's log has too are left empty, so that nothing is shown twice and every line keeps its number."""
+    nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}
+    known = {line for text in nodes.values() for line in text.splitlines()}
+    others = {name: text for name, text in run.logs.items() if not name.startswith(("node-", "rank-"))}
+    return {**nodes, **{name: "\n".join("" if line in known else line for line in text.split("\n")) for name, text in others.items()}}
+
+
+def by_node(facts: Mapping[str, Facts], nodes: Sequence[str]) -> dict[str, Facts]:
+    """Return the facts of a run's nodes by the name that Slurm has for each, which need not be that of the hosts file."""
+    names = {seen.slurm.node or name: seen for name, seen in facts.items()}
+    found = {name: names.get(name) or facts.get(name) for name in nodes}
+    return {name: seen for name, seen in found.items() if seen is not None}

@@ -1,0 +1,293 @@
+"""Why something failed: causes named from logs by the rules of env/causes.toml, the most likely one first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
+from deepep_bootstrap.analysis.diagnosis.patterns import Pattern
+from deepep_bootstrap.analysis.diagnosis.rules import Book, Cause, Ending, Sign
+
+NEAR = 12
+"""Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
+
+FLOOR = 0.3
+"""Least confidence that is told."""
+
+SURE = 0.75
+"""From here on a cause is taken for sure and explains others."""
+
+ALIKE = 0.1
+"""Sure causes that differ by less in confidence are told in the order of time: what came first is the root more often."""
+
+HIDDEN = 0.4
+"""What is left of the confidence in a cause that a sure one explains."""
+
+MOST = 0.98
+SECOND_SIGN, SECOND_SIGNS = 0.03, 2
+"""What every further sign of a cause adds, and how many of them count."""
+
+SHOWN = 3
+"""Signs shown as evidence, beside one line of context."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that shows something: the log's name, the line's number from 1, its text."""
+
+    log: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and where this is from.
+    `checks` would tell it from other causes of the same lines."""
+
+    cause: str
+    title: str
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    why: str
+    fix: str
+    source: str
+    checks: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Lines that look like a cause and are none here, and why."""
+
+    about: str
+    evidence: tuple[Evidence, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What logs tell: causes, the most likely first; remarks; and the first line that tells of a failure at all, None where
+    nothing failed."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[Note, ...]
+    failure: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One log with the line from which on it counts: after the last line that says all went well, where nothing failed later."""
+
+    log: Log
+    start: int
+    failure: Hit | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit)."""
+
+    cause: Cause
+    signs: tuple[tuple[float, int, Hit], ...]
+    confidence: float
+    context: tuple[int, Hit] | None
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Where it first shows in the log that shows it most: the log's place, the line."""
+        _, part, hit = self.signs[0]
+        return part, min((each.line for _, other, each in self.signs if other == part), default=hit.line)
+
+
+def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
+    """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of `book`."""
+    parts = [_part(Log(name, text), book.ending) for name, text in logs.items()]
+    failed = any(part.failure for part in parts)
+    look = _Look(tuple(parts), book.ending, failed)
+    found = [each for cause in book.causes if (each := look.at(cause))]
+    ranked = _rank(found)
+    findings = tuple(_told(each, parts) for each in ranked)
+    failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
+    return Diagnosis(findings, (*_harmless(parts, book), *_survived(parts, book, {each.cause.slug for each in found})), failure)
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several logs."""
+    told: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
+    several = len({each.log for item in told for each in item.evidence}) > 1
+    findings = [
+        {
+            "cause": finding.cause,
+            "confidence": round(finding.confidence, 2),
+            "evidence": _lines(finding.evidence, several=several),
+            "why": finding.why,
+            "fix": advice(finding),
+            "source": finding.source,
+        }
+        for finding in diagnosis.findings
+    ]
+    notes = [{"about": note.about, "evidence": _lines(note.evidence, several=several), "why": note.why} for note in diagnosis.notes]
+    return {"findings": findings, "notes": notes}
+
+
+def advice(finding: Finding) -> str:
+    """Return what mends it; where another cause may be meant, with the checks that would decide."""
+    return f"{finding.fix} To be sure first: {finding.checks}" if finding.checks and finding.confidence < SURE else finding.fix
+
+
+def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what mends it."""
+    if not diagnosis.findings:
+        return ()
+    first = diagnosis.findings[0]
+    shown = first.evidence[0]
+    return (
+        f"cause: {first.title} ({first.cause}, {first.confidence:.0%})",
+        f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
+        f"why: {first.why}",
+        f"fix: {advice(first)}",
+    )
+
+
+def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any]]:
+    return [{**({"file": each.log} if several else {}), "line": each.line, "text": each.text} for each in evidence]
+
+
+def _part(log: Log, ending: Ending) -> _Part:
+    """Return the log with the part of it that counts: what stands before a good end is over, unless something died before it and was not
+    tried again."""
+    well = max((log.last(pattern) for pattern in ending.well), default=-1)
+    start = well + 1
+    if start and (_failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))):
+        start = 0
+    return _Part(log, start, _failure(log, ending, start))
+
+
+def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
+    return _earliest(log, ending.badly, start, but=ending.mild)
+
+
+def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:
+    """Return the first line that fits one of `patterns` and none of `but`."""
+    hits = (next((hit for hit in log.find(pattern, start) if not _is(but, log, hit)), None) for pattern in patterns)
+    return min((hit for hit in hits if hit), key=lambda hit: hit.line, default=None)
+
+
+def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
+    """Return whether the line of a hit, of a long one its beginning, fits one of `patterns`, too."""
+    return any(pattern.regex.search(log.lines[hit.line], 0, 2 * WINDOW) for pattern in patterns)
+
+
+def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
+    hit = _earliest(log, fatal)
+    return hit is not None and hit.line < before
+
+
+@dataclass(frozen=True)
+class _Look:
+    """All logs while causes are looked for in them; `failed`: one of them tells of a failure."""
+
+    parts: tuple[_Part, ...]
+    ending: Ending
+    failed: bool
+
+    def at(self, cause: Cause) -> _Found | None:
+        """Return the cause with what shows it, None where nothing does or something rules it out."""
+        signs = [(sign, place, hit) for sign in cause.signs for place, hit in self._hits(sign, lasting=cause.lasting)]
+        signs = [each for each in signs if self._fits(each[0])]
+        if not signs or not self._fits(cause):
+            return None
+        ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
+        confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
+        shown: tuple[int, Hit] | None = None
+        for context in cause.contexts:
+            seen = _first(context.find, self.parts, context.near)
+            if (seen is None) == context.absent:
+                confidence += context.add
+                shown = shown or (seen if context.add > 0 else None)
+        if confidence < FLOOR:
+            return None
+        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
+
+    def _fits(self, rule: Cause | Sign) -> bool:
+        """Return whether the logs have what the rule needs, and nothing that rules it out."""
+        return (not rule.needs or _anywhere(rule.needs, self.parts)) and not _anywhere(rule.never, self.parts)
+
+    def _hits(self, sign: Sign, *, lasting: bool) -> Iterator[tuple[int, Hit]]:
+        """Yield where a sign first stands in each log."""
+        if sign.hint and not self.failed:
+            return
+        for place, part in enumerate(self.parts):
+            for hit in part.log.find(sign.find, 0 if lasting else part.start):
+                quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise)
+                quiet = quiet or (not self.failed and _is(self.ending.mild, part.log, hit))
+                if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
+                    yield place, hit
+                    break
+
+
+def _first(pattern: Pattern, parts: Sequence[_Part], near: Pattern | None = None) -> tuple[int, Hit] | None:
+    for place, part in enumerate(parts):
+        for hit in part.log.find(pattern):
+            if near is None or part.log.near(near, hit.line, NEAR):
+                return place, hit
+    return None
+
+
+def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_Part]) -> bool:
+    return any(_first(pattern, parts) for pattern in patterns)
+
+
+def _rank(found: Sequence[_Found]) -> list[_Found]:
+    """Return the causes in the order in which they are told: sure ones by time, the others by confidence, without
+    what a sure one explains, and without faint ones beside sure ones."""
+    sure = [each for each in found if each.confidence >= SURE]
+    hidden = {slug for each in sure for slug in each.cause.hides}
+    weighed = [replace(each, confidence=each.confidence * (HIDDEN if each.cause.slug in hidden else 1.0)) for each in found]
+    least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
+    top = max((each.confidence for each in weighed), default=0.0)
+
+    def order(each: _Found) -> tuple[float, tuple[int, int], str]:
+        alike = each.confidence >= max(SURE, top - ALIKE)
+        return (0.0 if alike else 1 - each.confidence), each.first, each.cause.slug
+
+    return sorted((each for each in weighed if each.confidence >= least), key=order)
+
+
+def _told(found: _Found, parts: Sequence[_Part]) -> Finding:
+    cause = found.cause
+    lines = dict.fromkeys((place, hit.line, hit.text) for _, place, hit in found.signs)
+    chosen = list(lines)[:SHOWN]
+    if found.context:
+        place, hit = found.context
+        chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
+    evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
+    return Finding(cause.slug, cause.title, found.confidence, evidence, cause.why, cause.fix, cause.source, cause.checks)
+
+
+def _shown(log: Log, hit: Hit) -> Evidence:
+    return Evidence(log.name, hit.line + 1, hit.text)
+
+
+def _harmless(parts: Sequence[_Part], book: Book) -> Iterator[Note]:
+    """Yield a note for each kind of line that looks bad and is not here."""
+    for rule in book.harmless:
+        if _anywhere(rule.unless, parts):
+            continue
+        for pattern in rule.find:
+            if seen := _first(pattern, parts):
+                yield Note(rule.slug, (_shown(parts[seen[0]].log, seen[1]),), rule.why)
+                break
+
+
+def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[Note]:
+    """Yield a note for each cause that showed and that the run got over."""
+    if not any(part.start for part in parts):
+        return
+    look = _Look(tuple(replace(part, start=0) for part in parts), book.ending, failed=False)
+    for cause in book.causes:
+        if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
+            _, place, hit = seen.signs[0]
+            yield Note(cause.slug, (_shown(parts[place].log, hit),), f"{cause.title}: shown here, and the run went well after it")

@@ -1,0 +1,169 @@
+"""One log to be searched: without colours, with the labels of launchers told from the text, quick also where it has 100 MB. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deepep_bootstrap.analysis.diagnosis.patterns import Pattern
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Colours, titles, cursor moves, bells; not what ends a line."""
+
+LABEL = re.compile(
+    r"\s*(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\[\d+,\d+\]<std(?:out|err)>:|\((?:[\w.]+ )?(?:pid|ip)=[^)\n]{1,40}\)"
+    r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$)"
+)
+"""What srun -l, mpirun, torchrun, Ray, vLLM, pdsh and compose put before the lines of one process."""
+
+TIME = re.compile(r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?[:,]?\s?")
+WINDOW = 1000
+"""Characters on both sides of a word that are looked at where a line is longer."""
+
+MOST_CANDIDATES = 20_000
+"""Lines with the right word that are looked at for one pattern; a log with more of them says always the same."""
+
+MOST_HITS = 50
+JOINED_AT_MOST = 2_000_000
+"""Characters of a log in which messages are also looked for over the ends of lines."""
+
+CUTS = 2
+"""Ends of lines that one message may go over."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line (counted from 0) that fits a pattern, and its text, cut around what fits where the line is long."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The lines of one process joined to one text: small letters to find words in, where each line begins, and its number."""
+
+    text: str
+    small: str
+    starts: tuple[int, ...]
+    lines: tuple[int, ...]
+
+
+class Log:
+    """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where words begin."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
+        self.lines = clean.replace("\r\n", "\n").split("\n")
+        self._small = "\n".join(self.lines).lower()
+        self._ends = [match.start() for match in re.finditer("\n", self._small)]
+        self._places: dict[str, int] = {}
+        self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
+
+    def find(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
+        """Yield the lines from `start` on that fit, in order; what is cut over several lines comes after those that are whole."""
+        yield from itertools.islice(self._whole(pattern, start), MOST_HITS)
+        if pattern.tight:
+            yield from itertools.islice(self._cut(pattern, start), MOST_HITS)
+
+    def last(self, pattern: Pattern) -> int:
+        """Return the number of the last line that fits, -1 without one. Looks from the end."""
+        found = -1
+        for word in pattern.words:
+            at, tries = len(self._small) if self._place(word, 0) >= 0 else 0, 0
+            while (at := self._small.rfind(word, 0, at)) >= 0 and tries < MOST_CANDIDATES:
+                tries += 1
+                line = bisect_right(self._ends, at)
+                if line <= found:
+                    break
+                if pattern.regex.search(self._around(line, at)):
+                    found = line
+                    break
+        return found
+
+    def near(self, pattern: Pattern, line: int, reach: int) -> bool:
+        """Return whether a line not more than `reach` lines away fits."""
+        return any(pattern.regex.search(text[: 2 * WINDOW]) for text in self.lines[max(0, line - reach) : line + reach + 1])
+
+    def _whole(self, pattern: Pattern, start: int) -> Iterator[Hit]:
+        last = -1
+        for line, at in itertools.islice(self._candidates(pattern, start), MOST_CANDIDATES):
+            text = self._around(line, at)
+            match = pattern.regex.search(text)
+            if match and line != last:
+                last = line
+                yield Hit(line, _shortened(text, match))
+
+    def _candidates(self, pattern: Pattern, start: int) -> Iterator[tuple[int, int]]:
+        """Yield (line, place in the whole text) wherever one of the pattern's words stands, in order."""
+        begin = self._ends[start - 1] + 1 if 0 < start <= len(self._ends) else 0 if start == 0 else len(self._small)
+        places = {word: self._place(word, begin) for word in pattern.words}
+        while places := {word: at for word, at in places.items() if at >= 0}:
+            at = min(places.values())
+            line = bisect_right(self._ends, at)
+            yield line, at
+            end = self._ends[line] if line < len(self._ends) else len(self._small)
+            onward = min(end, at + WINDOW)
+            for word, place in places.items():
+                if place < onward:
+                    places[word] = self._small.find(word, onward)
+
+    def _place(self, word: str, begin: int) -> int:
+        """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for from the start once."""
+        if word not in self._places:
+            self._places[word] = self._small.find(word)
+        first = self._places[word]
+        return first if first < 0 or first >= begin else self._small.find(word, begin)
+
+    def _around(self, line: int, at: int) -> str:
+        """Return the text of a line, of a long one the part around the place `at` of the whole text."""
+        text = self.lines[line]
+        if len(text) <= 2 * WINDOW:
+            return text
+        begin = at - (self._ends[line - 1] + 1 if line else 0)
+        return text[max(0, begin - WINDOW) : begin + WINDOW]
+
+    def _cut(self, pattern: Pattern, start: int) -> Iterator[Hit]:
+        """Yield messages that go over the end of a line: wrapped by a terminal or a tool, or cut by another process."""
+        for stream in self._streams:
+            for word in pattern.words:
+                at = stream.small.find(word)
+                while at >= 0:
+                    match = pattern.regex.search(stream.text, max(0, at - 2 * len(word) - 200), at + len(word) + 200)
+                    if match:
+                        first, last = (bisect_right(stream.starts, place) - 1 for place in (match.start(), match.end() - 1))
+                        if 0 < last - first <= CUTS and stream.lines[first] >= start:
+                            yield Hit(stream.lines[first], match[0])
+                    at = stream.small.find(word, at + len(word))
+
+
+def _joined(lines: list[str]) -> Iterator[_Stream]:
+    """Yield the lines of each process as one text, once without anything between them and once with a space."""
+    streams: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines):
+        text = TIME.sub("", line, 1)
+        label = LABEL.match(text)
+        streams.setdefault(label[0].strip() if label else "", []).append((number, text[label.end() if label else 0 :].strip()))
+    for stream in streams.values():
+        if len(stream) < 2:
+            continue
+        numbers = tuple(number for number, _ in stream)
+        for between in ("", " "):
+            text = between.join(line for _, line in stream)
+            starts = tuple(itertools.accumulate((len(line) + len(between) for _, line in stream[:-1]), initial=0))
+            small = text.lower()
+            # Letters whose small form has another length would shift every place after them.
+            yield _Stream(text, small if len(small) == len(text) else text, starts, numbers)
+
+
+def _shortened(text: str, match: re.Match[str], most: int = 240) -> str:
+    """Return the text stripped, of a long one the part around the match."""
+    if len(text) <= most:
+        return text.strip()
+    begin = max(0, min(match.start() - most // 4, len(text) - most))
+    end = begin + most
+    return ("…" if begin else "") + text[begin:end].strip() + ("…" if end < len(text) else "")

@@ -1,0 +1,213 @@
+"""What env/causes.toml says: known causes of failures and how they show in a log, and what looks bad there and is not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from deepep_bootstrap.analysis.diagnosis.patterns import Pattern, make
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.toml import NAME, SOME, Form, Table
+from deepep_bootstrap.core.toml import load as read_toml
+
+FILE = "causes.toml"
+PATTERN = Form(r"[^\n]+", "a regular expression for one line")
+ON_LINES = ("noise", "mild")
+"""Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be there, a few
+    lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also on a line of noise.
+    `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second."""
+
+    find: Pattern
+    weight: float
+    near: Pattern | None = None
+    hint: bool = False
+    noisy: bool = False
+    needs: tuple[Pattern, ...] = ()
+    never: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Context:
+    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its absence that does.
+    `near`: another line must be there, a few lines before or after."""
+
+    find: Pattern
+    add: float
+    absent: bool = False
+    near: Pattern | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a line that fits one
+    of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts where the run ended well (slowness)."""
+
+    slug: str
+    title: str
+    signs: tuple[Sign, ...]
+    why: str
+    fix: str
+    source: str
+    checks: str = ""
+    contexts: tuple[Context, ...] = ()
+    needs: tuple[Pattern, ...] = ()
+    never: tuple[Pattern, ...] = ()
+    hides: tuple[str, ...] = ()
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """Lines that look bad and are not, as long as no line fits one of `unless`."""
+
+    slug: str
+    find: tuple[Pattern, ...]
+    why: str
+    unless: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the `fatal` ones, after
+    which nothing goes on but what is tried `again`; the `noise` of programs that tell what they look for; and how `mild` lines look,
+    warnings of a program that goes on: none tells of a failure, and signs on them are hints."""
+
+    well: tuple[Pattern, ...] = ()
+    badly: tuple[Pattern, ...] = ()
+    fatal: tuple[Pattern, ...] = ()
+    again: tuple[Pattern, ...] = ()
+    noise: tuple[Pattern, ...] = ()
+    mild: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Book:
+    """All that is known: causes, harmless lines, and how runs end."""
+
+    causes: tuple[Cause, ...]
+    harmless: tuple[Harmless, ...]
+    ending: Ending
+
+
+def load(text: str, where: str, base: Book | None = None) -> Book:
+    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them. Their causes may hide
+    those of `base` too."""
+    problems: list[Problem] = []
+    top = Table(read_toml(text, where), where, problems)
+    causes = tuple(map(_cause, top.tables("cause")))
+    harmless = tuple(map(_harmless, top.tables("harmless")))
+    ending = top.inner("ending")
+    ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
+    ending.close()
+    top.close()
+    _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
+    if problems:
+        raise Trouble(*problems)
+    return Book(causes, harmless, ends)
+
+
+def join(first: Book, second: Book) -> Book:
+    """Return the rules of both; a cause of the second replaces one of the same slug of the first."""
+    replaced = {cause.slug for cause in second.causes}
+    kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
+    both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
+    return Book(kept + second.causes, first.harmless + second.harmless, both)
+
+
+def _cause(table: Table) -> Cause:
+    cause = Cause(
+        slug=table.text("slug", NAME),
+        title=table.text("title", SOME),
+        signs=tuple(map(_sign, table.tables("sign"))),
+        why=table.text("why", SOME),
+        fix=table.text("fix", SOME),
+        source=table.text("source", SOME),
+        checks=table.take("checks", str, ""),
+        contexts=tuple(map(_context, table.tables("context"))),
+        needs=_patterns(table, "needs"),
+        never=_patterns(table, "never"),
+        hides=table.words("hides", NAME),
+        lasting=table.take("lasting", bool, default=False),
+    )
+    if not cause.signs:
+        table.complain("sign", "is missing or empty", wanted="at least one [[cause.sign]] by which the cause is found")
+    table.close()
+    return cause
+
+
+def _sign(table: Table) -> Sign:
+    sign = Sign(
+        find=next(_pattern(table, "find"), NOTHING),
+        weight=_number(table, "weight", 0.0),
+        near=_near(table),
+        hint=table.take("hint", bool, default=False),
+        noisy=table.take("noisy", bool, default=False),
+        needs=_patterns(table, "needs"),
+        never=_patterns(table, "never"),
+    )
+    table.close()
+    return sign
+
+
+def _near(table: Table) -> Pattern | None:
+    return next(_pattern(table, "near", everywhere=False), None) if "near" in table.data else None
+
+
+def _context(table: Table) -> Context:
+    absent = "without" in table.data
+    context = Context(next(_pattern(table, "without" if absent else "find"), NOTHING), _number(table, "add", -1.0), absent, _near(table))
+    table.close()
+    return context
+
+
+def _harmless(table: Table) -> Harmless:
+    found = Harmless(table.text("slug", NAME), _patterns(table, "find"), table.text("why", SOME), _patterns(table, "unless"))
+    table.close()
+    return found
+
+
+NOTHING = make("nothing of this kind")
+"""Stands for a pattern that cannot be used; a problem tells of it, so that it is never searched for."""
+
+
+def _pattern(table: Table, key: str, *, everywhere: bool = True) -> Iterator[Pattern]:
+    """Yield the pattern of `key`, which must be there."""
+    source = table.text(key, PATTERN)
+    if source:
+        yield from _made(table, key, source, everywhere=everywhere)
+
+
+def _patterns(table: Table, key: str, *, everywhere: bool = True) -> tuple[Pattern, ...]:
+    """Return the list of patterns of `key`, which may be absent."""
+    return tuple(made for source in table.words(key, PATTERN) for made in _made(table, key, source, everywhere=everywhere))
+
+
+def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:
+    try:
+        yield make(source, everywhere=everywhere)
+    except ValueError as error:
+        table.complain(key, f"cannot be used: {error}", source)
+
+
+def _number(table: Table, key: str, least: float) -> float:
+    """Return the number of `key`, more than `least` and 1.0 at most."""
+    value = table.take(key, float)
+    if type(table.data.get(key)) is float and not least < value <= 1.0:
+        table.complain(key, "is out of range", str(value), f"more than {least} and 1.0 at most")
+    return value
+
+
+def _compare_names(top: Table, causes: tuple[Cause, ...], known: set[str]) -> None:
+    """Note slugs that stand twice, and causes that hide one which is not there."""
+    slugs = [cause.slug for cause in causes]
+    for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
+        top.complain("cause", "two causes have the same slug", slug)
+    for cause in causes:
+        for slug in cause.hides:
+            if slug not in known.union(slugs):
+                top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)

@@ -1,0 +1,144 @@
+"""What results say to people: lines for one test, and why it is not ok. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from deepep_bootstrap.analysis.results.model import OURS, Best, Operation, Pass, Rank, Spread, Tested
+from deepep_bootstrap.analysis.results.ranks import numbers
+from deepep_bootstrap.core.errors import Problem
+
+WIDTH = 20
+"""Columns of the words in front."""
+
+NAMED_MAX = 6
+"""Ranks whose reason is told one by one; the document has all."""
+
+
+ERRORS_TOLD = 3
+"""Errors that are told beside the verdict; the document has more."""
+
+COMPARISON = re.compile(r"AssertionError: Error: diff=")
+"""What upstream's low-latency test says where what came back is not what it should be."""
+
+
+def lines(tested: Tested) -> Iterator[str]:
+    """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
+    verdict = "ok" if tested.ok else "NOT OK"
+    cases = (
+        f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "") if tested.passed or tested.failed else ""
+    )
+    where = f"{tested.log}:{tested.line}"
+    of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
+    at = f", {tested.turn.tokens} tokens" if tested.turn else ""
+    yield f"{tested.test} test{of}{at}: {verdict}{cases and f', {cases}'}  [{where}]"
+    for fault in faults(tested):
+        yield _row("", f"- {fault}")
+    if tested.config:
+        yield _row(
+            "settings",
+            ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in tested.config.items()),
+        )
+    if tested.turn:
+        yield _row("checked", checked(tested.turn))
+    for name, best in tested.best.items():
+        yield _row(name, best_line(best))
+    for name, operation in tested.operations.items():
+        yield _row(name, operation_line(operation))
+    yield from _low_latency(tested)
+    yield from _ranks(tested.ranks)
+
+
+def faults(tested: Tested) -> tuple[str, ...]:
+    """Return why a test is not ok, one sentence each; nothing for one that is."""
+    if tested.ok:
+        return ()
+    found = [*filter(None, (wrong(tested),)), *([] if tested.ended else ["its end is not in the log"])]
+    if tested.failed:
+        found.append("a case failed" if tested.failed == 1 else f"{tested.failed} cases failed")
+    missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
+    if missing:
+        found.append(f"figures are missing of rank{'s' if len(missing) > 1 else ''} {numbers(missing)}")
+    if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep", *OURS}:
+        found.append("no case is in the log")
+    # What Slurm says of it follows from what the test says.
+    errors = sorted(tested.errors, key=lambda error: error.startswith(("srun", "slurmstepd")))
+    return (*found, *(f"it says: {error}" for error in errors[:ERRORS_TOLD]))
+
+
+def wrong(tested: Tested) -> str:
+    """Return that a test computed wrong numbers, and where, in one sentence; "" where its own comparison did not say so."""
+    said = next((error for error in tested.errors if COMPARISON.search(error)), "")
+    if not said:
+        return ""
+    turn = tested.turn
+    where = f" at {turn.tokens} tokens a rank, in run {turn.passed_runs + 1} of {turn.runs}" if turn else ""
+    return f"wrong results{where}: the test ran, and its own comparison of the tokens that came back failed ({said})"
+
+
+def checked(turn: Pass) -> str:
+    """Return how many combine calls of a pass were compared."""
+    runs = f"{turn.runs} run{'s' * (turn.runs != 1)}"
+    return f"{turn.checked_calls} combine calls at {turn.tokens} tokens, in {turn.passed_runs} of {runs}"
+
+
+def problem(tested: Tested) -> Problem:
+    """Return what is wrong with a test that is not ok as a problem."""
+    wanted = "all cases passed, all ranks' figures, and the end of the test"
+    return Problem(
+        f"{tested.log}:{tested.line}", f"{tested.test} test not ok", "; ".join(faults(tested)), wanted, f"invoke diagnose {tested.log}"
+    )
+
+
+def best_line(best: Best) -> str:
+    """Return one best setting: rates, time, and what was set."""
+    rates = [f"{value:.2f} GB/s {unit}" for value, unit in ((best.rdma_gbs, "RDMA"), (best.nvl_gbs, "NVLink")) if value is not None]
+    chunks = [f"{unit} chunk {value}" for value, unit in ((best.nvl_chunk, "NVL"), (best.rdma_chunk, "RDMA")) if value is not None]
+    time = [] if best.us is None else [f"{best.us:.2f} us"]
+    return f"{', '.join([*rates, *time])}  ({', '.join([f'{best.sms} SMs', *chunks])})"
+
+
+def operation_line(operation: Operation) -> str:
+    """Return one operation: rates out of and inside the node, and time, each as it spreads over the ranks; rates of our own programs."""
+    parts = (
+        *((operation.so_gbs, "GB/s out"), (operation.su_gbs, "GB/s up"), (operation.us, "us")),
+        *((operation.bus_gbs, "GB/s (bus)"), (operation.gpu_gbs, "GB/s a GPU")),
+    )
+    return ", ".join(f"{spread_text(spread)} {unit}" for spread, unit in parts if spread is not None)
+
+
+def spread_text(spread: Spread) -> str:
+    """Return `median (min-max)`, or one number where all ranks agree."""
+    if spread.min == spread.max:
+        return f"{spread.median:g}"
+    return f"{spread.median:g} ({spread.min:g}-{spread.max:g})"
+
+
+def _low_latency(tested: Tested) -> Iterator[str]:
+    low = tested.low_latency
+    if low is None:
+        return
+    if low.dispatch_combine_gbs is not None:
+        yield _row("dispatch + combine", f"{spread_text(low.dispatch_combine_gbs)} GB/s")
+    for name, spread, us in (("dispatch", low.dispatch_gbs, low.dispatch_us), ("combine", low.combine_gbs, low.combine_us)):
+        if spread is not None and us is not None:
+            yield _row(name, f"{spread_text(spread)} GB/s, {us:g} us")
+
+
+def _ranks(ranks: Sequence[Rank]) -> Iterator[str]:
+    if not ranks:
+        return
+    states = {state: [rank for rank in ranks if rank.state == state] for state in ("ok", "slow", "missing")}
+    counts = ", ".join(f"{len(found)} {state}" for state, found in states.items() if found)
+    yield _row("ranks", counts)
+    for state in ("slow", "missing"):
+        by_reason: dict[str, list[int]] = {}
+        for rank in states[state]:
+            by_reason.setdefault(rank.why, []).append(rank.rank)
+        for why, found in list(by_reason.items())[:NAMED_MAX]:
+            yield _row("", f"{state} {numbers(found)}: {why}")
+
+
+def _row(name: str, text: str) -> str:
+    return f"    {name:<{WIDTH}}{text}" if name else f"    {text}"

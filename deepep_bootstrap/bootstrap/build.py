@@ -1,0 +1,270 @@
+"""Build store entries on one host: a session there, sources sent once, every entry's recipe as soon as what it needs is there."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deepep_bootstrap.core import records
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.recipes import compose, last_lines
+from deepep_bootstrap.lock.model import Wheel
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.prefix.entries import Entry
+from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm import commands
+
+SESSION = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/session.sh")
+RECEIVE = ("lib.sh", "prefix/receive.sh")
+LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
+PUBLISH_FORM = records.Form({"state": 1}, {"phase": 1, "waiting": 1})
+NOISE = ("phase=", "state=", "waiting=")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or "skipped";
+    `line` the last line of output, or the reason."""
+
+    entry: str
+    state: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…` and `bin/uv`
+    for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine;
+    `indexes` None where the wheels are among the chunks, else the host gets them itself from these
+    addresses, the default one first ("": uv's own).
+
+    `user` builds ("" for the connection's own), `allocation` is what to ask Slurm for (None without Slurm), `jobs` a number of
+    compilers (0: by processors and memory), `heartbeat` the locks' interval in seconds.
+    """
+
+    prefix: str
+    entries: tuple[Entry, ...]
+    recipes: Mapping[str, str]
+    chunks: Callable[[], Iterable[bytes]]
+    logs: Path
+    wheels: tuple[Wheel, ...] = ()
+    indexes: tuple[str, ...] | None = None
+    user: str = ""
+    allocation: commands.Request | None = None
+    jobs: int = 0
+    heartbeat: float = 10.0
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session on the build host: its scratch folder and its Slurm job ("" without Slurm)."""
+
+    scratch: str
+    job: str
+
+
+def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> tuple[Outcome, ...]:
+    """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the request.
+
+    An entry that fails stops those that need it; the others finish. Trouble (the host has gone, no allocation, no scratch) and ^C
+    leave nothing running: the session's end removes scratch, and the watchers end the recipes.
+    """
+    if not request.entries:
+        return ()
+    with open_session(door, host, request, on_event) as session:
+        feed(door, host, request, session)
+        outcomes = _Run(door, host, request, session=session, on_event=on_event).all()
+    return tuple(outcomes[entry.name] for entry in request.entries)
+
+
+@contextmanager
+def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> Iterator[Session]:
+    """Hold a session open on `host`: scratch, and an allocation where one is asked for; both are gone afterwards."""
+    options = commands.request_options(request.allocation) if request.allocation else ()
+    used = {name for entry in request.entries for name in (entry.name, *entry.needs)}
+    env = {"PREFIX": request.prefix, "TOKEN": request.token, "ENTRIES": "\n".join(sorted(used)), "HEARTBEAT": f"{request.heartbeat:g}"}
+    job = Job(compose(request.recipes, *SESSION), args=options, env=env, user=request.user, watched=True, timeout=None)
+
+    def tell(line: str) -> None:
+        if line.startswith("waiting="):
+            for entry in request.entries:
+                on_event(Event(entry.name, "waiting", line.partition("=")[2]))
+
+    hold = door.hold(host, job, tell)
+    try:
+        scratch = hold.wait_for("scratch", 60.0)
+        number = hold.wait_for("jobid")
+        yield Session(scratch, "" if number == "0" else number)
+    except BaseException:
+        with suppress(Trouble):  # what ended us is what is to be told
+            hold.close()
+        raise
+    with suppress(Trouble):  # what was built is published, whatever becomes of the session
+        hold.close()
+
+
+def feed(door: Door, host: Host, request: BuildRequest, session: Session) -> None:
+    """Send what the recipes work on into the session's scratch folder; Trouble when it cannot be unpacked there."""
+    files = {f"bin/{Path(entries.RELOCATOR).name}": request.recipes[entries.RELOCATOR], "requirements.txt": requirements(request.wheels)}
+    job = Job(compose(request.recipes, *RECEIVE), env={"SCRATCH": session.scratch}, user=request.user, timeout=None)
+    for chunks in (tar_texts(files), request.chunks()):
+        reply = door.send(host, job, chunks)
+        if reply.code:
+            raise Trouble(Problem(host.name, "cannot unpack the sources there", last_lines(reply.err), try_=f"room in {session.scratch}"))
+
+
+def tar_texts(files: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield a tar stream of small text files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(text.encode()))
+    yield buffer.getvalue()
+
+
+def requirements(wheels: Iterable[Wheel]) -> str:
+    """Return pip's requirements text for exactly these wheels, with their hashes."""
+    return "".join(f"{wheel.requirement}\n" for wheel in wheels)
+
+
+def manifest(entry: Entry) -> str:
+    """Return the JSON text of an entry's manifest; the recipe adds where and when it was built."""
+    document = {"schema": 1, "name": entry.name, "kind": entry.kind, "version": entry.version, "inputs": entry.inputs, "needs": entry.needs}
+    return json.dumps(document, ensure_ascii=False)
+
+
+class _Run:
+    """One run of the recipes of a request: which entries have ended, which can begin."""
+
+    def __init__(self, door: Door, host: Host, request: BuildRequest, *, session: Session, on_event: Callable[[Event], None]) -> None:
+        self.door, self.host, self.request, self.session, self.on_event = door, host, request, session, on_event
+        self.outcomes: dict[str, Outcome] = {}
+        self.started: set[str] = set()
+        self.writing = threading.Lock()
+
+    def all(self) -> dict[str, Outcome]:
+        """Run every entry as soon as it can begin; return the outcomes by entry name."""
+        order = sorted(self.request.entries, key=lambda entry: LONGEST_FIRST.index(entry.kind))
+        running: set[Future[Outcome]] = set()
+        with ThreadPoolExecutor(max_workers=len(order)) as pool:
+            try:
+                while len(self.outcomes) < len(order):
+                    running |= self.begin(pool, order)
+                    if not running:
+                        continue
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for outcome in [future.result() for future in done]:
+                        self.outcomes[outcome.step] = outcome
+            except BaseException:
+                # The threads end when their scripts do, and those only when nobody holds their connections any more.
+                self.door.close()
+                raise
+        for entry in self.request.entries:
+            self.blame_what_was_needed(entry)
+        return self.outcomes
+
+    def blame_what_was_needed(self, entry: Entry) -> None:
+        """Turn the failure of an entry that began beside one it needs into a skip, when that one failed."""
+        outcome = self.outcomes[entry.name]
+        lost = self.lost(entry)
+        if outcome.state == "failed" and any(f"{name} was not built" in outcome.detail for name in lost):
+            self.outcomes[entry.name] = replace(outcome, state="skipped", detail=f"needs {lost[0]}", code=0)
+            self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
+
+    def lost(self, entry: Entry) -> list[str]:
+        """Return what `entry` needs and will never get in this run."""
+        return [name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}]
+
+    def begin(self, pool: ThreadPoolExecutor, order: Iterable[Entry]) -> set[Future[Outcome]]:
+        """Start what can begin now, and skip what never can; return the started ones."""
+        begun: set[Future[Outcome]] = set()
+        for entry in order:
+            if entry.name in self.started or entry.name in self.outcomes:
+                continue
+            if lost := self.lost(entry):
+                self.outcomes[entry.name] = Outcome(entry.name, self.host.name, "skipped", f"needs {lost[0]}")
+                self.on_event(Event(entry.name, "skipped", f"needs {lost[0]}"))
+            elif all(self.is_ready(name, entry) for name in entry.needs):
+                self.started.add(entry.name)
+                begun.add(pool.submit(self.one, entry))
+        return begun
+
+    def is_ready(self, name: str, entry: Entry) -> bool:
+        """Return whether what `entry` needs of the entry `name` is there, or will be while it waits."""
+        if name not in {other.name for other in self.request.entries}:
+            return True
+        return name in self.outcomes or (name in entry.early and name in self.started)
+
+    def one(self, entry: Entry) -> Outcome:
+        """Run one entry's recipe to its end and return its outcome."""
+        log = self.request.logs / f"build-{entry.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        self.on_event(Event(entry.name, "running"))
+        with log.open("w", encoding="utf-8") as file:
+
+            def tell(line: str) -> None:
+                with self.writing:
+                    file.write(line + "\n")
+                    file.flush()
+                state = "waiting" if line.startswith("waiting=") else "running"
+                self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
+
+            try:
+                reply = self.door.run(self.host, self.job(entry), tell)
+            except Trouble as trouble:
+                # The host went away: what was published before is an outcome of this run all the same.
+                reply = Reply(self.host.name, 1, "", trouble.problems[0].said, 0.0)
+        seconds = time.monotonic() - start
+        if reply.code:
+            outcome = Outcome(entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log))
+        else:
+            found = records.read_records(reply.out, PUBLISH_FORM, self.host.name, "publish.sh").text("state")
+            state, detail = ("unchanged", "already published") if found == "present" else ("done", "published")
+            outcome = Outcome(entry.name, self.host.name, state, detail, seconds, 0, str(log))
+        self.on_event(Event(entry.name, outcome.state, outcome.detail))
+        return outcome
+
+    def job(self, entry: Entry) -> Job:
+        """Return the recipe of one entry as a job; in an allocation, one that runs it as a step there."""
+        scratch = self.session.scratch
+        env = {
+            **entry.env,
+            "PREFIX": self.request.prefix,
+            "ENTRY": entry.name,
+            "TOKEN": self.request.token,
+            "SCRATCH": scratch,
+            "SRC": f"{scratch}/src/{entry.source}" if entry.source else "",
+            "JOBS": str(self.request.jobs),
+            "HEARTBEAT": f"{self.request.heartbeat:g}",
+            "MANIFEST": manifest(entry),
+            "RECIPE": f"{entry.recipe or entry.kind}.sh",
+        }
+        if self.request.indexes is not None:
+            env |= {"ONLINE": "1", "INDEXES": "\n".join(self.request.indexes)}
+        script = compose(self.request.recipes, *entry.recipes)
+        if self.session.job:
+            script = as_step(script, self.session.job, f"{scratch}/step-{entry.name}.sh", self.request.token)
+        return Job(script, env=env, user=self.request.user, watched=True, timeout=None)
+
+
+def as_step(script: str, job: str, path: str, token: str) -> str:
+    """Return a script that writes `script` to `path` and runs it as a step of the Slurm allocation `job`, with all its processors."""
+    end = f"END_{token}"
+    command = " ".join(commands.srun(job, ("--cpu-bind=none", "bash", path)))
+    return f"cat >{path} <<'{end}'\n{script}\n{end}\nexec {command}\n"

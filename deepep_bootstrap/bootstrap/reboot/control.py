@@ -1,0 +1,144 @@
+"""What a wave does to one host or node: Slurm's commands through the hosts that have its clients, boot ids, and reboots over SSH."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm import commands, nodes
+from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
+
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+BOOT_ID_LIMIT = 20.0
+SLURM_LIMIT = 110.0
+"""Seconds for one script on the Slurm host: five clients of 20 s each at most, and the way there."""
+
+SLURM_PATIENCE = 180.0
+"""Seconds that a controller may be away, as for a restart, before we give up; a wave, which may reboot the Slurm host, says longer."""
+
+HEAR_LIMIT = 20.0
+"""Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding until then."""
+
+REBOOT = """
+set -u
+if [ "$(cat /proc/sys/kernel/random/boot_id)" != "$1" ]; then echo 'somebody rebooted it just now' >&2; exit 1; fi
+echo rebooting=1
+sync
+if [ -d /run/systemd/system ]; then exec systemctl reboot; fi
+exec reboot
+"""
+"""Reboots the host it runs on, as long as it is in the boot that its argument names. Outside systemd (containers, sysvinit) `reboot` is
+the one name that all have."""
+
+
+class Line(Door, Protocol):
+    """The door to hosts that reboot."""
+
+    def forget(self, host: Host) -> None:
+        """Drop the session to a host; the next script opens a new one."""
+
+
+class Cluster:
+    """Slurm, through the first of `hosts` that reaches its controller; `sleep` waits between tries, for `patience` seconds in all. Safe
+    for several threads."""
+
+    def __init__(
+        self, door: Line, hosts: Sequence[Host], *, sleep: Callable[[float], None] = time.sleep, patience: float = SLURM_PATIENCE
+    ) -> None:
+        self._door, self._hosts, self._sleep, self._patience = door, tuple(hosts), sleep, patience
+
+    @property
+    def impatient(self) -> Cluster:
+        """The same Slurm, asked once: for whoever has something else to wait for."""
+        return Cluster(self._door, self._hosts, sleep=self._sleep, patience=0)
+
+    def look(self, *nodes: str) -> Look:
+        """Return what Slurm says of `nodes` now. Raises Trouble."""
+        return parse_look(self._run(LOOK, commands.fold(nodes)).out)
+
+    def known(self, *names: str) -> tuple[commands.Node, ...]:
+        """Return what Slurm says now of those of `names` that are nodes of it. Raises Trouble."""
+        return commands.parse_nodes(self._run(nodes.KNOWN, commands.fold(names)).out)
+
+    def tell(self, command: Sequence[str]) -> None:
+        """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is refused."""
+        self._run(f"timeout 30 {shlex.join(command)}")
+
+    def resume(self, node: str) -> None:
+        """Bring a node back into use, and wait a moment for Slurm to hear from it: until then no job starts there."""
+        self.tell(nodes.resume(node))
+        deadline = time.monotonic() + HEAR_LIMIT
+        while time.monotonic() < deadline:
+            found = self.look(node).nodes.get(node)
+            if found is None or nodes.answers(found.state):
+                return
+            self._sleep(0.5)
+
+    def _run(self, script: str, *args: str) -> Reply:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._try_all(script, args)
+            except Trouble as trouble:
+                if not _may_pass(trouble) or time.monotonic() > deadline:
+                    raise
+            self._sleep(3.0)
+
+    def _try_all(self, script: str, args: tuple[str, ...]) -> Reply:
+        last: Trouble | None = None
+        for host in self._hosts:
+            try:
+                return self._try(host, script, args)
+            except Trouble as trouble:
+                last = trouble
+                if not _may_pass(trouble):
+                    raise
+        raise last or Trouble(Problem("Slurm", "no host to ask it from"))
+
+    def _try(self, host: Host, script: str, args: tuple[str, ...]) -> Reply:
+        reply = self._door.run(host, Job(script, args=args, timeout=SLURM_LIMIT))
+        if reply.code and nodes.says_refused(reply.err):
+            reply = self._door.run(host, Job(script, args=args, timeout=SLURM_LIMIT, user="root"))
+        if reply.code:
+            found = (reply.err or reply.out).strip().rpartition("\n")[2] or f"exit code {reply.code}"
+            away = reply.code == 124 or nodes.says_away(found)
+            raise Trouble(Problem(host.name, AWAY if away else "Slurm refuses", found[-200:], try_="scontrol ping there"))
+        return reply
+
+
+AWAY = "Slurm's controller does not answer"
+LOST = ("connection", "no answer", "no route", "no end of the script", "the SSH handshake", "stopped answering", "says nothing", "closes")
+"""Parts of what the door says of a host that may be back soon, as one that reboots."""
+
+
+def _may_pass(trouble: Trouble) -> bool:
+    what = trouble.problems[0].what
+    return what == AWAY or any(words in what for words in LOST)
+
+
+def boot_id(door: Line, host: Host) -> str:
+    """Return the boot id of a host now. Raises Trouble, within a minute at the most."""
+    reply = door.run(host, Job(BOOT_ID, timeout=BOOT_ID_LIMIT))
+    if reply.code or not reply.out.strip():
+        raise Trouble(Problem(host.name, "has no boot id", (reply.err or f"exit code {reply.code}").strip()[-200:]))
+    return reply.out.strip()
+
+
+def reboot(door: Line, host: Host, boot: str) -> None:
+    """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use. How the session ends
+    says nothing; Trouble only when nothing was begun, or the host says why it does not."""
+    begun: list[str] = []
+    try:
+        reply = door.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
+    except Trouble:
+        if "rebooting=1" not in begun:
+            raise
+        return
+    # A shell that the shutdown itself ended has 128 and the signal's number.
+    if 0 < reply.code < 128:
+        raise Trouble(Problem(host.name, "does not reboot", (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-200:]))

@@ -1,0 +1,282 @@
+"""The turn of one host in a wave: drain, wait until idle, change, reboot, look again, resume."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from deepep_bootstrap.bootstrap.reboot import control
+from deepep_bootstrap.bootstrap.reboot.policy import Order
+from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
+from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.remote.fleet import LOCAL
+from deepep_bootstrap.slurm import nodes
+from deepep_bootstrap.slurm.nodes import Look, read_reason
+
+ASKED_EVERY = 3
+"""Tries to reach a host that boots for each look at its node in Slurm, whose periodic check for timeouts comes every 30 s."""
+
+OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LeftAloneError(Exception):
+    """A host was not touched, or not further than a drain that is taken back; the text says why, `state` is that of the outcome."""
+
+    def __init__(self, why: str, state: str = "skipped") -> None:
+        super().__init__(why)
+        self.state = state
+
+
+class Turn:
+    """The turn of one host. What was done so far is in `outcomes`, also when the rest fails."""
+
+    def __init__(self, wave: Wave, order: Order) -> None:
+        self.outcomes: list[Outcome] = []
+        self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
+        self._cordon = wave.cordon(order)
+        self._changed = self._rebooted = False
+
+    def take(self) -> tuple[Outcome, ...]:
+        """Take the turn and return its outcomes; nothing is raised that a host or Slurm can cause."""
+        begin = time.monotonic()
+        try:
+            self._refuse()
+            self._check_leave()
+            end = self._work()
+        except LeftAloneError as left:
+            end = self._give_up(left)
+        except Trouble as trouble:
+            end = self._fail(trouble)
+        return (*self.outcomes, replace(end, seconds=time.monotonic() - begin))
+
+    def _refuse(self) -> None:
+        if self._order.refused:
+            raise LeftAloneError(self._order.refused)
+        own = OWN_BOOT_ID.read_text(encoding="ascii").strip()
+        if self._host.connection == LOCAL or self._order.boot_id == own:
+            raise LeftAloneError("this program runs there: reboot it yourself, then run again")
+
+    def _check_leave(self) -> None:
+        """Raise LeftAloneError when nothing may be begun any more."""
+        if why := self._not_now():
+            raise LeftAloneError(why)
+
+    def _not_now(self) -> str:
+        """Return why nothing may be begun any more: the wave was stopped, or its window is over; "" where it may."""
+        if self._wave.stopped:
+            return f"not started: {self._wave.stopped}"
+        window = self._policy.window
+        return f"waits for the window {window}" if window and not window.holds(datetime.now().astimezone().time()) else ""
+
+    def _work(self) -> Outcome:
+        """Free the host, change it, reboot it, look at it, and give it back."""
+        self._free()
+        before = control.boot_id(self._wave.door, self._host)
+        if before != self._order.boot_id and not self._wave.hands.look(self._host).unmet:
+            return self._give_back("unchanged", "was rebooted meanwhile, and is as wanted")
+        self._change()
+        if self._order.reload and self._reload():
+            return self._give_back("unchanged", "not needed: the driver was loaded anew")
+        if not self._policy.reboot:
+            raise LeftAloneError(f"waits for a reboot: {self._order.why}")
+        if why := self._not_now():
+            return self._leave_to_reboot(why)
+        self._reboot(before)
+        self._wait_until_back(before)
+        self._check()
+        return self._give_back("done", self._order.why)
+
+    def _free(self) -> None:
+        """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a job."""
+        if self._cordon:
+            look = self._cordon.look()
+            self._check_reservation(look)
+            if nodes.is_rebooting(look.nodes[self._order.node].state):
+                raise LeftAloneError("Slurm reboots it already, for somebody else or another run")
+            self._cordon.take_out(self._order.why, look)
+            if kept := self._cordon.kept:
+                self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
+        deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
+        while busy := self._who_is_busy():
+            if not self._cordon:
+                raise LeftAloneError(f"in use, left alone: {busy}")
+            if time.monotonic() > deadline:
+                raise LeftAloneError(f"still in use after {span(self._policy.drain_timeout)}: {busy}", "failed")
+            if busy != told:
+                self._say(f"drained, waiting for {busy}")
+                told = busy
+            self._wave.sleep(pause)
+            # A job may go on for hours, on hundreds of nodes at a time: the controller is asked less and less often.
+            pause = min(pause * 1.25, 10 * self._policy.pause)
+            self._check_leave()
+        if self._cordon:
+            self._check_leave()
+            self._check_reservation(self._cordon.look())
+
+    def _who_is_busy(self) -> str:
+        """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for a while."""
+        deadline = time.monotonic() + self._policy.settle
+        while True:
+            try:
+                return self._see_who_is_busy()
+            except Trouble:
+                if self._wave.interrupted or time.monotonic() > deadline:
+                    raise
+            self._wave.sleep(self._policy.pause)
+
+    def _see_who_is_busy(self) -> str:
+        """Return who uses the host now: jobs first, then processes on its GPUs."""
+        if self._cordon:
+            look = self._cordon.look()
+            if jobs := look.jobs.get(self._order.node):
+                return f"job {', '.join(jobs)}"
+            if nodes.is_occupied(look.nodes[self._order.node].state):
+                return "a job that Slurm does not show to this account"
+        return self._wave.hands.look(self._host).busy
+
+    def _check_reservation(self, look: Look) -> None:
+        other = nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)
+        if other:
+            when = f"{other.start:%d %b %H:%M} to {other.end:%d %b %H:%M}"
+            raise LeftAloneError(f"in reservation {other.name} ({when}), left alone; --reservation={other.name} takes it")
+
+    def _change(self) -> None:
+        for step in self._order.steps:
+            self._say(step.title)
+            self._changed = True
+            self.outcomes.append(self._wave.hands.apply(self._host, step))
+            if self.outcomes[-1].state == "failed":
+                raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
+
+    def _reload(self) -> bool:
+        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no failure of the run; where
+        none does, Trouble when it left the host without what it had."""
+        self._say("loading the driver anew")
+        self._changed = True
+        outcome = self._wave.hands.reload(self._host)
+        failed = outcome.state == "failed"
+        self.outcomes.append(replace(outcome, state="skipped", code=0) if failed and self._policy.reboot else outcome)
+        if failed and self._policy.reboot:
+            return False
+        patience = self._policy.settle if failed or self._policy.reboot else self._policy.boot_timeout
+        deadline = time.monotonic() + patience
+        while (seen := self._wave.hands.look(self._host)).lost and time.monotonic() < deadline:
+            self._wave.sleep(self._policy.pause)  # an NVSwitch fabric is trained anew
+        if seen.lost and not self._policy.reboot:
+            raise Trouble(Problem(self._host.name, "not as before its driver was reloaded", "; ".join(seen.lost), try_="a reboot"))
+        return not failed and not seen.unmet
+
+    def _leave_to_reboot(self, why: str) -> Outcome:
+        """Leave a host that was changed drained for the next run to reboot; one that was not goes back."""
+        if not self._changed:
+            raise LeftAloneError(why)
+        if self._cordon:
+            self._cordon.leave(f"changed, waits for a reboot: {self._order.why}")
+        said = f"changed, waits for a reboot: {why}"
+        self._say(said)
+        return Outcome(TITLE, self._host.name, "skipped", said, code=TROUBLE)
+
+    def _reboot(self, before: str) -> None:
+        """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node over."""
+        if self._cordon and (lost := self._cordon.lost()):
+            raise LeftAloneError(f"not rebooted: {lost}")
+        self._rebooted = True
+        refused = self._cordon.reboot() if self._cordon else "no node of Slurm"
+        if not refused:
+            self._say("rebooting through Slurm")
+            return
+        self._say(f"rebooting over SSH ({refused})")
+        control.reboot(self._wave.door, self._host, before)
+
+    def _wait_until_back(self, before: str) -> None:
+        """Return when the host answers with another boot id."""
+        deadline, last, tries = time.monotonic() + self._policy.boot_timeout, "", 0
+        while time.monotonic() < deadline:
+            self._wave.sleep(self._policy.pause)
+            # A session from before the reboot may look alive for long.
+            self._wave.door.forget(self._host)
+            try:
+                if control.boot_id(self._wave.door, self._host) != before:
+                    self._say("back")
+                    return
+                last = "still the boot id from before"
+            except Trouble as trouble:
+                last = trouble.problems[0].what
+            tries += 1
+            if self._cordon and tries % ASKED_EVERY == 0:
+                self._cordon.keep_out(self._order.why)
+        if self._cordon:
+            self._cordon.forget_reboot()
+        what = f"did not come back within {span(self._policy.boot_timeout)} after its reboot"
+        raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
+
+    def _check(self) -> None:
+        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not in time. What recipes wrote shows soon
+        after the boot or never; drivers, fabrics, mounts and services may take as long as the boot itself."""
+        begin = time.monotonic()
+        while missing := self._what_is_missing():
+            problem, patience = missing
+            if time.monotonic() > begin + patience:
+                raise Trouble(problem)
+            self._wave.sleep(self._policy.pause)
+
+    def _what_is_missing(self) -> tuple[Problem, float] | None:
+        """Return what keeps the host from being given back, and how many seconds to wait for it; None for nothing."""
+        slurmd = self._cordon.hold(self._order.why) if self._cordon else ""
+        try:
+            seen = self._wave.hands.look(self._host)
+        except Trouble as trouble:
+            return trouble.problems[0], self._policy.boot_timeout
+        if seen.unmet:
+            problem = Problem(self._host.name, "came back without what was wanted", "; ".join(seen.unmet), try_="invoke doctor")
+            return problem, self._policy.boot_timeout if seen.lost else self._policy.settle
+        if slurmd:
+            return Problem(self._host.name, "came back", slurmd, try_="systemctl status slurmd there"), self._policy.boot_timeout
+        return None
+
+    def _give_back(self, state: str, detail: str) -> Outcome:
+        """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
+        stays = self._cordon.bring_back() if self._cordon else ""
+        said = stays or ("back in use" if self._cordon else "")
+        self._say(f"{state}: {detail}; {said}" if said else f"{state}: {detail}")
+        return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
+
+    def _give_up(self, left: LeftAloneError) -> Outcome:
+        """Put everything back as it was: nothing was changed that must not run."""
+        try:
+            if self._cordon:
+                self._cordon.put_back()
+            self._say(str(left))
+            end = Outcome(TITLE, self._host.name, left.state, str(left))
+        except Trouble as trouble:
+            end = Outcome(TITLE, self._host.name, "failed", f"{left}; stays drained: {trouble}")
+        return replace(end, code=TROUBLE)
+
+    def _fail(self, trouble: Trouble) -> Outcome:
+        """End a turn that went wrong. As long as nothing was changed the host is left as it was; after that the node stays drained, and its
+        reason says what is missing; after a reboot the wave stops."""
+        first = trouble.problems[0]
+        said = f"{first.what}: {first.found}" if first.found else first.what
+        if self._wave.interrupted:
+            return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+        if not self._changed and not self._rebooted:
+            return self._give_up(LeftAloneError(said, "failed"))
+        if self._rebooted:
+            self._wave.stop(f"{self._host.name} {said}")
+        else:
+            self._wave.count_failed_change(f"{self._host.name}: {said}")
+        if self._cordon:
+            self._cordon.leave(said)
+        self._say(str(trouble))
+        return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+
+    def _say(self, line: str) -> None:
+        self._wave.tell(self._host.name, line)
+
+
+def span(seconds: float) -> str:
+    """Return a time for people: `90 s`, `30 min`, `4 h`."""
+    return f"{seconds / 3600:g} h" if seconds >= 7200 else f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"

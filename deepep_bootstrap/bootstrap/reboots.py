@@ -1,0 +1,220 @@
+"""The phase of a bootstrap in which hosts are rebooted, and what is said of those that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from deepep_bootstrap.bootstrap.context import Work
+from deepep_bootstrap.bootstrap.hosts import run_recipe
+from deepep_bootstrap.bootstrap.planning import look
+from deepep_bootstrap.bootstrap.reboot import rollout
+from deepep_bootstrap.bootstrap.reboot.drained import left_behind
+from deepep_bootstrap.bootstrap.reboot.policy import Order, Seen
+from deepep_bootstrap.bootstrap.reboot.reboots import NEVER, Reboots
+from deepep_bootstrap.core.errors import Problem
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.inventory import regressions
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.survey import gather_one
+from deepep_bootstrap.plan import decisions
+from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
+from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
+from deepep_bootstrap.remote.fleet import THIS_MACHINE
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason
+
+OPTIONS = "driver-options"
+FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
+"""Recipes that write files alone where they need a reboot: nobody is disturbed when they do so long before it."""
+
+
+class Crew:
+    """What a wave needs done on a host: recipes applied, the host looked at with fresh facts."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._after: dict[tuple[str, str], Outcome] = {}
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How what was done on hosts after their reboot ended, the last try of each."""
+        return tuple(self._after.values())
+
+    def apply(self, host: Host, step: Step) -> Outcome:
+        """Run a host recipe."""
+        return run_recipe(self._work, step, (host,))[0]
+
+    def reload(self, host: Host) -> Outcome:
+        """Load the GPU driver anew."""
+        step = next(step for step in self._work.plan.of_kind("reboot") if step.name == OPTIONS)
+        return run_recipe(self._work, replace(step, title="reload the driver"), (host,), "reload")[0]
+
+    def look(self, host: Host) -> Seen:
+        """Look at a host; what could not be done before its reboot, and needs no further one, is done now."""
+        facts, preparation = self._ask(host)
+        if facts.boot_id != self._work.survey.facts[host.name].boot_id and preparation.at_once:
+            for step in preparation_steps(preparation):
+                if step.kind == "host":
+                    self._after[host.name, step.name] = self.apply(host, step)
+            facts, preparation = self._ask(host)
+        processes = sum(gpu.processes for gpu in facts.gpus)
+        before, checks = self._work.survey.facts[host.name], self._work.plan.preparation
+        reason = read_reason(before.prepared.slurm_reason)
+        left = reason.text if reason.ours else ""
+        lost = regressions.since(before, facts, left)
+        ordered = {check.recipe for name, check in checks.with_reboot if name == host.name}
+        named = {recipe for recipe, title in TITLES.items() if title in left}
+        lacks = lacking(done_at_once(checks.checks.get(host.name, {})), preparation.checks.get(host.name, {}), ordered | named)
+        return Seen(facts.boot_id, (*lost, *lacks), f"{processes} GPU processes" if processes else "", lost)
+
+    def _ask(self, host: Host) -> tuple[Facts, Preparation]:
+        work = self._work
+        facts = gather_one(work.flags, work.door, host, work.request.prefix)
+        return facts, look(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
+
+
+WORSE = {OK: 0, TO_APPLY: 1, REBOOT: 1, STUCK: 2, BLOCKED: 3}
+"""States of a check, from what is wanted to what this program can do nothing about."""
+
+
+def done_at_once(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """Return the checks of a host's plan as they are when its wave begins: what needs no reboot was done, or it is not in the wave."""
+    at_once = (name for name, check in checks.items() if check.state == TO_APPLY and not check.needs_reboot)
+    return {**checks, **{name: replace(checks[name], state=OK) for name in at_once}}
+
+
+def lacking(before: Mapping[str, Check], now: Mapping[str, Check], wanted: Collection[str]) -> Iterator[str]:
+    """Yield what the checks of a host find not as wanted `now`: of the recipes `wanted`, which the reboot was for, and of others what
+    was better `before` the wave. What was as bad before is no reason to keep a host."""
+    for recipe, check in now.items():
+        was = before[recipe].state if recipe in before else OK
+        if check.state != OK and (recipe in wanted or WORSE[check.state] > WORSE[was]):
+            yield f"{TITLES[recipe]}: found {check.found}, wanted {check.wanted}"
+
+
+def reboot_hosts(work: Work, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
+    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained. The
+    hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a reboot is of use."""
+    orders = permitted(tuple(_orders(work, unprepared)), work.reboots)
+    outcomes = list(_resume(work))
+    if work.reboots.mode == NEVER:
+        outcomes += _write_only(work, {order.host.name for order in orders})
+    return (*outcomes, *_roll(work, held_up(orders, _left_behind(work, orders))))
+
+
+def _left_behind(work: Work, orders: Sequence[Order]) -> Mapping[str, str]:
+    """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of the next wave."""
+    part = {order.host.name for order in orders if not order.refused}
+    back = {host for step in work.plan.of_kind(RESUME) for host in step.hosts}
+    return left_behind(work.door, work.survey, part | back) if part else {}
+
+
+def held_up(orders: Sequence[Order], left: Mapping[str, str]) -> tuple[Order, ...]:
+    """Return the orders, all refused where nodes are `left` drained by an earlier wave, with the reason of each: one failed wave after
+    the other would take a cluster out of use node by node."""
+    if not left:
+        return tuple(orders)
+    host, reason = next(iter(left.items()))
+    why = f"not started: {fold(left)} stays drained ({reason[:200]}): mend {host} first, or --limit the run to others"
+    return tuple(replace(order, refused=order.refused or why) for order in orders)
+
+
+def permitted(orders: Sequence[Order], reboots: Reboots) -> tuple[Order, ...]:
+    """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for. The others would
+    leave a host between two drivers."""
+    return tuple(order for order in orders if order.reload or reboots.mode != NEVER)
+
+
+def _roll(work: Work, orders: Sequence[Order]) -> Iterator[Outcome]:
+    if not orders:
+        return
+    crew = Crew(work)
+    work.screen.started("reboot", [order.host.name for order in orders])
+
+    def tell(host: str, title: str, line: str) -> None:
+        work.screen.line(host, title, line)
+        # On a terminal too: a wave takes hours, and after ^C somebody must still be able to read what stays drained.
+        work.screen.say(f"{host}: {line}")
+
+    outcomes = rollout.roll(work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell)
+    work.screen.ended(*crew.outcomes, *outcomes)
+    yield from (*crew.outcomes, *outcomes)
+
+
+def _orders(work: Work, unprepared: Mapping[str, str]) -> Iterator[Order]:
+    steps = work.plan.of_kind("reboot")
+    waiting: dict[str, list[Check]] = {}
+    for host, check in work.plan.preparation.with_reboot:
+        waiting.setdefault(host, []).append(check)
+    for host, checks in waiting.items():
+        facts = work.survey.facts[host]
+        todo = [check.recipe for check in checks if check.state == TO_APPLY]
+        own = tuple(step for step in steps if step.name in todo and host in step.hosts)
+        reload = work.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
+        node = facts.slurm.node if facts.slurm.works else ""
+        why = ", ".join(TITLES[check.recipe] for check in checks)
+        refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
+        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload, refused)
+
+
+def refusal(facts: Facts) -> str:
+    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs there may be jobs: unless Slurm says
+    which node this is, nobody can drain it or see them."""
+    if not facts.prepared.slurmd_memlock or (facts.slurm.works and facts.slurm.node):
+        return ""
+    found = "Slurm knows no node of that name" if facts.slurm.works else "sinfo does not answer there"
+    return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
+
+
+def _write_only(work: Work, others: Collection[str]) -> Iterator[Outcome]:
+    """Without leave to reboot: write what only files are needed for, but for the hosts `others`, so that a reboot by somebody else does
+    the rest."""
+    for step in work.plan.of_kind("reboot"):
+        todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
+        hosts = tuple(host for host in step.hosts if host in todo and host not in others)
+        if step.name in FILES_ONLY and hosts:
+            work.screen.started(TITLES[step.name], hosts)
+            outcomes = run_recipe(work, replace(step, title=TITLES[step.name]), work.hosts(hosts))
+            work.screen.ended(*outcomes)
+            yield from outcomes
+
+
+def _resume(work: Work) -> tuple[Outcome, ...]:
+    """Give back the nodes that an earlier run left drained and that need nothing any more."""
+    nodes = [work.survey.facts[host].slurm.node for step in work.plan.of_kind(RESUME) for host in step.hosts]
+    if not nodes:
+        return ()
+    outcomes = rollout.bring_back(work.door, slurm_hosts(work), nodes, work.screen.line)
+    work.screen.ended(*outcomes)
+    return outcomes
+
+
+def slurm_hosts(work: Work) -> tuple[Host, ...]:
+    """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
+    first = decisions.choose_slurm_host(work.request, work.survey.facts)
+    own = (THIS_MACHINE,) if first == decisions.CONTROL else ()
+    clients = [host for host in work.survey.reached if work.survey.facts[host.name].slurm.works]
+    return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
+
+
+def unfinished(work: Work) -> Iterator[Problem]:
+    """Yield what is still not as wanted because a reboot is missing, or although there was one; equal problems folded over hosts."""
+    preparation = work.plan.preparation
+    for pairs, what, remedy in (
+        (preparation.with_reboot, "waits for a reboot", "invoke bootstrap --reboot=rolling"),
+        (preparation.of(STUCK), "was rebooted since it was written, and is still not as wanted", "invoke doctor, and dmesg there"),
+    ):
+        groups: dict[Check, list[str]] = {}
+        for host, check in pairs:
+            groups.setdefault(check, []).append(host)
+        for check, hosts in groups.items():
+            yield Problem(fold(hosts), f"{TITLES[check.recipe]}: {what}", check.found, check.wanted, remedy)
+    reasons: dict[str, list[str]] = {}
+    for host, seen in work.survey.facts.items():
+        if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
+            reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
+    for reason, hosts in reasons.items():
+        remedy = "mend what it says, then the same command, without --skip: it gives back what needs nothing any more"
+        yield Problem(fold(hosts), "stays drained", reason, "in use", remedy)

@@ -1,0 +1,183 @@
+"""Proof on the hosts: what `module load deepep` gives a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap.core.errors import TROUBLE, VERDICT, Problem, Trouble
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.prefix.offer import StackRecord
+from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.host import Host
+
+Keep = Callable[[str, str], object]
+"""Takes a host's name and what it said; gives the place of the log, "" where none is kept."""
+
+LOOK_LIMIT = 600.0
+"""Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
+
+LOOK_FORM = Form(
+    {"stale": 2}
+    | dict.fromkeys(
+        (
+            *("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "nccl", "nccl_version"),
+            *("deepep_entry", "nvshmem_entry", "driver", "end"),
+        ),
+        1,
+    ),
+    end="end",
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a user loads the module: by which name ("" for its full one), and whether without our hook, by `module use` first."""
+
+    name: str = ""
+    without_hook: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
+    `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
+    links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form, `nccl` and `nccl_version` the NCCL that
+    DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as this host sees it and where it should, () where that is the same."""
+
+    module_system: bool
+    loaded: str
+    said: str
+    imported: bool | None
+    error: str
+    deep_ep: str
+    torch: str
+    nvshmem: str
+    deepep_entry: str
+    nvshmem_entry: str
+    driver: bool
+    nccl: str = ""
+    nccl_version: str = ""
+    stale: tuple[str, ...] = ()
+
+
+def look(record: StackRecord, recipes: Mapping[str, str], *, load: Load = Load(), imports: bool = True, generation: int = 0) -> Job:
+    """Return the job that looks at one host; its output is for `parse`. `load` is how the module is loaded, `imports` whether DeepEP is
+    imported too, `generation` the one to wait for (0: none)."""
+    env = {
+        "LOAD": load.name or record.module,
+        "USE": f"{record.prefix}/modulefiles" if load.without_hook else "",
+        "ENV_FILE": f"{record.prefix}/current/env-{record.stack}.sh",
+        "DEEPEP": f"{record.prefix}/store/{record.deepep}",
+        "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
+        "PYTHON": record.external_python,
+        "IMPORT": "yes" if imports else "no",
+        "GENERATION": str(generation),
+        "PROBE": recipes["verify/probe.py"],
+    }
+    return Job(compose(recipes, "lib.sh", "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
+
+
+def parse(reply: Reply) -> Verdict:
+    """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
+    if reply.code:
+        raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
+    said = read_records(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
+    return Verdict(
+        module_system=said.text("module") == "yes",
+        loaded=said.text("loaded"),
+        said=said.text("said"),
+        imported={"yes": True, "no": False}.get(said.text("import")),
+        error=said.text("error"),
+        deep_ep=said.text("deep_ep"),
+        torch=said.text("torch"),
+        nvshmem=said.text("nvshmem"),
+        deepep_entry=said.text("deepep_entry"),
+        nvshmem_entry=said.text("nvshmem_entry"),
+        driver=said.text("driver") == "yes",
+        nccl=said.text("nccl"),
+        nccl_version=said.text("nccl_version"),
+        stale=next(iter(said.rows("stale")), ()),
+    )
+
+
+def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem, ...]:
+    """Return everything in a verdict that is not as the stack wants it."""
+    found = []
+    if verdict.stale:
+        seen, wanted = verdict.stale
+        remedy = "invoke verify in a minute; if it stays so, the mount options of the prefix there"
+        found.append(Problem(host, "this host still sees another generation of the prefix", seen, wanted, remedy))
+    if verdict.module_system and verdict.loaded != record.module:
+        missing = verdict.loaded or verdict.said or "no module"
+        found.append(Problem(host, "module load gives another module", missing, record.module, "invoke bootstrap, then a new login shell"))
+    elif not verdict.module_system and verdict.said:
+        found.append(Problem(host, "env.sh cannot be read", verdict.said, "silence"))
+    if verdict.imported is False:
+        what = "import deep_ep fails"
+        if record.external_python and not verdict.driver:
+            what += "; this host has no NVIDIA driver, so our NVSHMEM is not preloaded into the external Python"
+        found.append(Problem(host, what, verdict.error, "no error"))
+    if verdict.imported:
+        for what, file, entry in (
+            ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),
+            ("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry),
+        ):
+            if not file.startswith(f"{entry}/"):
+                found.append(Problem(host, what, file or "no such symbol", f"{entry}/…"))
+        if record.nccl and verdict.nccl_version != record.nccl:
+            seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
+            found.append(Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built"))
+    return tuple(found)
+
+
+def verify_all(
+    door: Door,
+    hosts: Sequence[Host],
+    record: StackRecord,
+    recipes: Mapping[str, str],
+    *,
+    load: Load = Load(),
+    generation: int = 0,
+    keep: Keep = lambda *_: "",
+) -> tuple[Outcome, ...]:
+    """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one (0: at once); return
+    one outcome per host in their order. `keep` gets what a host said that is not as it should be, and returns where that can be read."""
+    replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu", generation=generation))
+    outcomes = []
+    for host in hosts:
+        reply = replies[host.name]
+        outcome = _judge(host.name, reply, record)
+        if outcome.state == "failed" and isinstance(reply, Reply):
+            outcome = replace(outcome, log=str(keep(host.name, reply.out + reply.err)))
+        outcomes.append(outcome)
+    return tuple(outcomes)
+
+
+def _judge(host: str, reply: Reply | Trouble, record: StackRecord) -> Outcome:
+    try:
+        if isinstance(reply, Trouble):
+            raise reply
+        verdict = parse(reply)
+    except Trouble as trouble:
+        return Outcome("verify", host, "failed", _line(trouble.problems), code=TROUBLE)
+    wrong = problems(host, verdict, record)
+    if wrong:
+        return Outcome("verify", host, "failed", _line(wrong), reply.seconds, VERDICT)
+    return Outcome("verify", host, "done", _praise(verdict, record), reply.seconds)
+
+
+def _praise(verdict: Verdict, record: StackRecord) -> str:
+    loaded = f"module {verdict.loaded}" if verdict.module_system else f"no module system, env-{record.stack}.sh"
+    if verdict.imported is None:
+        return loaded
+    nccl = f", NCCL {verdict.nccl_version}" if verdict.nccl_version else ""
+    nvshmem = verdict.nvshmem.removeprefix(record.prefix + "/")
+    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}{nccl}, NVSHMEM {nvshmem}"
+
+
+def _line(wrong: Sequence[Problem]) -> str:
+    """Return problems of one host as one line without the host, which stands beside it."""
+    return "; ".join(str(problem).removeprefix(f"{problem.where}: ") for problem in wrong)

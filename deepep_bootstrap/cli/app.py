@@ -1,0 +1,278 @@
+"""The front door: the one decorator that turns a function into an Invoke task of ours."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from inspect import Parameter
+from itertools import takewhile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from invoke.exceptions import Exit
+from invoke.tasks import Task, task
+
+from deepep_bootstrap.cli.commandline import ASKS_FOR_HELP, Verb, check
+from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.guard import guarded
+from deepep_bootstrap.inventory.survey import Flags
+
+HELP = {
+    "hosts": "a hosts file (hosts/b200.txt) or a node set (b200-[001-016])",
+    "limit": "only these hosts of it, as a node set",
+    "lock": "the lock file (default: deepep.lock.toml beside tasks.py)",
+    "stack": "which stack (bootstrap, plan: the lock's default_stack; verify, test: what `module load deepep` gives; "
+    "mirror: all, or some joined by commas)",
+    "prefix": "the shared directory everything is installed under (default: the hosts file's)",
+    "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be given more than once",
+    "directory": "the directory of the mirror",
+    "target": "wheels for these targets only, joined by commas: cp312-x86_64,cp311-x86_64 (default: all of the lock)",
+    "packages": "also what hosts install from the lock's own package repositories: for all its distributions with apt, or "
+    "--packages=ubuntu-24_04,debian-12",
+    "prune": "remove what the mirror holds beside what is wanted now",
+    "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
+    "dry_run": "say what would be done and change nothing",
+    "yes": "do not ask before changing something",
+    "json": "one JSON document on stdout and nothing else",
+    "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not as locked; "
+    "mirror: 4 when a file is not as the index says, or a pin of the lock is missing)",
+    "update": "the pin to renew: a source, an archive, python (the wheels of all stacks, or of --stack), or all",
+    "download": "check wheels by fetching each (gigabytes) instead of asking its index for hash and size",
+    "ref": "what the renewed pin follows: a branch, a tag, refs/pull/N/head or a commit (of an archive: its address)",
+    "version": "the project's own version of the renewed pin (default: read from its tag, else kept)",
+    "accept_new_host_keys": "trust hosts seen for the first time: print their key's fingerprint and record it",
+    "sudo_password_prompt": "ask once for the password of sudo",
+    "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
+    "forks": "how many hosts to talk to at the same time (default 64)",
+    "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at the end",
+    "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
+    "as_": "look as this user of the hosts (default: the connection's own)",
+    "strict": "exit 4 also when there are warnings",
+    "reboot_window": "start reboots only in these hours, local time: 22:00-06:00",
+    "reservation": "the Slurm reservation whose nodes may be rebooted",
+    "drain_timeout": "how long to wait until a drained node is idle: 90s, 30m, 4h (default)",
+    "boot_timeout": "how long a host may take to come back (default 30m)",
+    "reload_driver": "load the driver anew instead of a reboot, where no process uses the GPUs",
+    "to": "the generation to make current (default: the newest before the current one)",
+    "keep": "how many of the newest generations stay (default 5); the current one always does",
+    "old": "a generation's number, or a lock file",
+    "new": "another generation's number, or another lock file",
+    "store": "compare every file of the store with what was published, and nothing else",
+    "against": "compare the store with an archive of `invoke export` and name the files that came out otherwise from the same inputs",
+    "out": "the archive to write; its signature gets the same name and .sig",
+    "generation": "the generation's number (default: the current one)",
+    "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",
+    "file": "an archive that `invoke export` wrote",
+    "allowed_signers": "whose signature counts: a file in the format ALLOWED SIGNERS of ssh-keygen's manual",
+    "insecure_unsigned": "import an archive without looking for a signature",
+    "run": "a run of `invoke test`: its folder on this machine, or with --hosts its name (default: the newest)",
+    "html": "write the report as one HTML file, to this new file",
+    "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
+    "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
+    "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, example-prefill or example-decode",
+    "via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
+    "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
+    "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for pressure)",
+    "save_as_reference": "keep the figures as this site's references, for later runs to be compared with",
+    "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
+    "start_timeout": "seconds to wait for the nodes (default 600)",
+    "logs": "logs, folders of logs (*.log, *.out), globs, or --logs=- for standard input",
+    "log": "one more of them; may be given more than once",
+    "causes": "a file of causes of your own, in the form of env/causes.toml",
+    "action": "up, down or status",
+    "layer": "the lab's module system: lmod (default) or environment-modules",
+    "dir": "the lab's folder (default: /run/deepep-lab for root)",
+}
+"""One help text a flag: a flag means the same in every verb."""
+
+OURS = frozenset(("invoke", "inv"))
+"""Names of the program that reads a command line for us; a test runner that imports tasks.py has words of its own."""
+
+OPTIONAL, ITERABLE = frozenset(("bundle", "packages")), frozenset(("mirror", "log"))
+MAY_BE_BARE = frozenset(("run",))
+"""Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command line decides."""
+
+FURTHER = {"logs": "log"}
+"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments either."""
+
+
+def verb(function: Callable[..., int]) -> Any:
+    """Make a function an Invoke task with our guard, our help texts and no short flags.
+
+    `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not begin with
+    a parameter called `flags` has only its own.
+    """
+    own = list(inspect.signature(function).parameters.values())
+    has_common = bool(own) and own[0].name == "flags"
+    parameters = own[1:] + common_parameters() if has_common else own
+    names = [parameter.name for parameter in parameters]
+    name = function.__name__.strip("_").replace("_", "-")
+    parameters = as_written(name, parameters, sys.argv[1:])
+    root = Path(inspect.getfile(function)).resolve().parent
+    if "invoke" in Path(sys.argv[0]).parts[-2:]:
+        # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def body(given: Mapping[str, Any]) -> int:
+        positional = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+        if ASKS_FOR_HELP.intersection(str(given[key]) for key in positional):
+            # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
+            print(usage(name, function.__doc__ or "", parameters))
+            return OK
+        if not has_common:
+            return function(**gathered(given))
+        mine = {parameter.name: given[parameter.name] for parameter in own[1:]}
+        return function(Flags.of(root, given), **mine)
+
+    @functools.wraps(function)
+    def task_body(c: Any, *args: Any, **given: Any) -> None:
+        end_cleanly_on_signals()
+        values = {**dict(zip((each.name for each in parameters), args, strict=False)), **given}
+        code = guarded(name, lambda: body(values), as_json=bool(values.get("json", False)))
+        if code:
+            raise Exit(code=code)
+
+    context = Parameter("c", Parameter.POSITIONAL_OR_KEYWORD)
+    task_body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+    return task(
+        task_body,
+        name=name,
+        auto_shortflags=False,
+        iterable=[key for key in names if key in ITERABLE],
+        optional=[key for key in names if key in OPTIONAL],
+        help={key: HELP[key] for key in names} | {each.name: HELP["log"] for each in parameters if each.name not in names},
+    )
+
+
+def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
+    """Return the parameters of a verb as `argv` needs them: one of MAY_BE_BARE without its default, and so an argument, if there is a word
+    for it; behind a first one of FURTHER an argument more for each log that follows, as a shell makes of a glob without quotation marks.
+
+    Whatever does not look like a log is left to Invoke: it may be the next verb."""
+    found = list(parameters)
+    words = bare_words(name, parameters, argv)
+    for index, parameter in enumerate(parameters):
+        if parameter.name in MAY_BE_BARE and words:
+            found[index] = parameter.replace(default=Parameter.empty)
+    if parameters and parameters[0].name in FURTHER:
+        flag = as_flag(parameters[0].name)
+        given_by_flag = any(word.split("=", 1)[0] == flag for word in argv)
+        more = takewhile(looks_like_log, words[0 if given_by_flag else 1 :])
+        found[1:1] = [parameters[0].replace(name=f"{parameters[0].name}_{number}") for number, _ in enumerate(more, 2)]
+    return found
+
+
+def bare_words(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[str]:
+    """Return the words behind a verb that are neither flags nor values of flags."""
+    takes_value = {as_flag(parameter.name) for parameter in parameters if not isinstance(parameter.default, bool)}
+    behind = list(argv[argv.index(name) + 1 :]) if name in argv else []
+    is_value = [False, *(word in takes_value for word in behind)]
+    return [word for word, value in zip(behind, is_value, strict=False) if not word.startswith("-") and not value]
+
+
+def looks_like_log(word: str) -> bool:
+    """Return whether a word is a file or a folder, or can be no verb."""
+    return os.path.exists(word) or not set("./*?[").isdisjoint(word)
+
+
+def gathered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a verb with those of further arguments in the parameter that FURTHER says."""
+    values = dict(given)
+    for first, flag in FURTHER.items():
+        if more := [values.pop(key) for key in given if key.startswith(f"{first}_")]:
+            values[flag] = [*more, *(values.get(flag) or ())]
+    return values
+
+
+def common_parameters() -> list[Parameter]:
+    """Return the flags of `Flags` as parameters of a task; Invoke makes options of them and takes their kind from the default.
+
+    Numbers are strings here: `Flags.of` reads them and says what is wrong with one, where Invoke would end in a traceback.
+    """
+    return [
+        Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, default=default_of(each.default))
+        for each in fields(Flags)
+        if each.name != "root"
+    ]
+
+
+def default_of(value: Any) -> Any:
+    """Return a flag's default as Invoke wants it: no tuples, no numbers."""
+    if isinstance(value, tuple):
+        return None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
+    """Return the help of a verb with a positional argument, laid out like Invoke's."""
+    first = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+    rows = [(parameter.name if parameter.name in first else as_flag(parameter.name), HELP[parameter.name]) for parameter in parameters]
+    width = max(len(left) for left, _ in rows) + 3
+    options = "\n".join(f"  {left:<{width}}{text}" for left, text in rows)
+    return f"Usage: invoke {name} {' '.join(first).upper()} [--options]\n\nDocstring:\n  {doc}\n\nOptions:\n{options}\n"
+
+
+def as_flag(parameter: str) -> str:
+    """Return `--dry-run` for dry_run, and `--as` for as_, which Python keeps for itself without the line."""
+    return f"--{parameter.strip('_').replace('_', '-')}"
+
+
+def refuse_bad_words(module: Mapping[str, Any]) -> None:
+    """End the run with our own message, or document, where the words of the command line do not fit the verbs of `module`, the names of
+    tasks.py: Invoke would say it in words of its own, and only on stderr. To be called while Invoke loads that file."""
+    words = sys.argv[1:]
+    if OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
+        return
+    verbs = {each.name: verb_of(each) for each in module.values() if isinstance(each, Task)}
+    if problems := check(words, verbs):
+        end_cleanly_on_signals()
+        name = next((word for word in words if word in verbs), words[0])
+        as_json = any(word.partition("=")[0] == "--json" for word in words)
+        raise Exit(code=guarded(ascii(name)[1:-1], lambda: refuse(problems), as_json=as_json))
+
+
+def refuse(problems: Sequence[Problem]) -> int:
+    """Raise Trouble with `problems`."""
+    raise Trouble(*problems)
+
+
+def verb_of(made: Any) -> Verb:
+    """Return what may stand behind a verb, from the task that was made of it."""
+    parameters = list(inspect.signature(made.body).parameters.values())[1:]
+    switches = {each.name for each in parameters if isinstance(each.default, bool)}
+    names = {each.name for each in parameters}
+
+    def flags(wanted: Iterable[str]) -> frozenset[str]:
+        return frozenset(as_flag(name) for name in wanted)
+
+    arguments = tuple(as_flag(each.name) for each in parameters if each.default is Parameter.empty)
+    return Verb(made.name, arguments, flags(names - switches), flags(names & ITERABLE), flags(names & OPTIONAL), flags(switches))
+
+
+def end_cleanly_on_signals() -> None:
+    """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays ignored.
+
+    What the terminal's encoding cannot show is escaped instead of being an error.
+    """
+    # A connection or a pipe that breaks is an error to report, not our end.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _interrupt)
+    if sys.stdout is None:
+        # Started with stdout closed (`>&-`).
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

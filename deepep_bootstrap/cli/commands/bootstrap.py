@@ -1,0 +1,236 @@
+"""`invoke bootstrap`: from a lock and hosts to `module load deepep`; the conductor of the main job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from deepep_bootstrap.analysis.diagnosis.outcomes import explained
+from deepep_bootstrap.bootstrap import hosts, publish
+from deepep_bootstrap.bootstrap.context import Work, leave_out, look_again
+from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
+from deepep_bootstrap.bootstrap.reboot.reboots import ASK, NEVER, ROLLING, Reboots
+from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
+from deepep_bootstrap.bootstrap.sharing import with_prefix
+from deepep_bootstrap.bootstrap.smoke import try_out
+from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.outcome import Outcome, outcome_json
+from deepep_bootstrap.core.text import seconds
+from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
+from deepep_bootstrap.plan import decisions
+from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan
+from deepep_bootstrap.plan.table import plan_json, show_plan
+from deepep_bootstrap.prefix import generations
+
+
+@dataclass
+class Ended:
+    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the work as it was last
+    planned. Grows while the run goes on, so that ^C loses nothing."""
+
+    work: Work
+    shown: Plan
+    outcomes: list[Outcome] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    code: int = OK
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The outcomes that keep the run from being a success."""
+        return [outcome for outcome in self.outcomes if outcome.state == "failed"]
+
+
+def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
+    """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
+    screen = Screen("bootstrap", as_json=flags.json)
+    wish, without = read_usable(flags), skipped(skip)
+    inventory, prefix = read_inventory(flags)
+    found_mirrors = locations.read(flags.mirror, os.environ, wish[0].indexes)
+    with open_door(flags, inventory) as door:
+        survey = with_prefix(gather(flags, door, inventory, prefix))
+        request = request_for(flags, survey, wish, without)
+        made = decide(door, survey, request)
+        show_plan(screen, made)
+        doing = bool(made.steps) and not flags.dry_run
+        if doing:
+            confirm(screen, flags.yes)
+            reboots = leave_to_reboot(screen, made, reboots)
+        run = Run.start("bootstrap") if doing else Run.none()
+        ended = Ended(Work(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made)
+        if doing:
+            carry_out(ended)
+    return conclude(ended)
+
+
+def conclude(ended: Ended) -> int:
+    """Say what is still wrong or what to type next, print the document, and return the exit code."""
+    work, screen = ended.work, ended.work.screen
+    waiting = () if work.flags.dry_run else tuple(unfinished(work))
+    problems = (*work.survey.problems, *ended.problems, *waiting)
+    for problem in (*work.survey.problems, *waiting):
+        screen.problem(problem)
+    trouble = [TROUBLE for _ in (*work.survey.problems, *waiting)]
+    code = worst([ended.code, *(outcome.code for outcome in ended.failed), *trouble])
+    if code == OK and not work.flags.dry_run:
+        screen.next_commands(next_commands(work.request, work.plan))
+    screen.document(
+        code,
+        problems,
+        **plan_json(ended.shown) | {"chosen": work.plan.chosen()},
+        outcomes=[outcome_json(outcome) for outcome in ended.outcomes],
+    )
+    return code
+
+
+def confirm(screen: Screen, yes: bool) -> None:
+    """Ask on a terminal, on stderr so that `| tee` shows the question; elsewhere, with --json and with --yes, go on."""
+    if yes or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print("Go on? [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n") or answer.strip().lower() not in {"", "y", "yes"}:
+        raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
+
+
+def leave_to_reboot(screen: Screen, made: Plan, reboots: Reboots) -> Reboots:
+    """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
+    if reboots.mode != ASK:
+        return reboots
+    hosts = fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
+    if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return replace(reboots, mode=NEVER)
+    print(f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ", end="", file=sys.stderr, flush=True)
+    return replace(reboots, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
+
+
+def carry_out(ended: Ended) -> None:
+    """Do the plan and tell how it ended, also when something breaks or somebody presses ^C in the middle."""
+    begin = time.monotonic()
+    screen = ended.work.screen
+    try:
+        with screen.progress():
+            walk(ended)
+    except Trouble as trouble:
+        ended.problems.extend(trouble.problems)
+        ended.code = trouble.code
+    except KeyboardInterrupt:
+        summarize(ended, begin, "Interrupted")
+        raise
+    in_prefix = keep_logs(ended)
+    summarize(ended, begin, "Not finished" if ended.failed or ended.problems else "Finished", in_prefix=in_prefix)
+    for problem in ended.problems:
+        screen.problem(problem)
+
+
+def walk(ended: Ended) -> None:
+    """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends the walk when it
+    fails; a host that could not be prepared does not, unless it is the one to build on."""
+    if ended.work.plan.decided:
+        share(ended)
+    first = ended.work.plan
+    before = len(ended.outcomes)
+    do(ended, hosts.prepare_hosts)
+    unprepared = {outcome.host: outcome.step for outcome in ended.outcomes[before:] if outcome.state == "failed"}
+    do(ended, lambda work: reboot_hosts(work, unprepared))
+    if first.preparation.changes or first.of_kind(RESUME):
+        # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use again.
+        ended.work = look_again(ended.work)
+    choice = ended.work.plan.choice
+    if not first.decided:
+        show_plan(ended.work.screen, ended.work.plan)
+        share(ended)
+        do(ended, hosts.finish_hosts)
+    if any(outcome.host == choice.build_host for outcome in ended.failed):
+        return
+    if do(ended, publish.build_entries):
+        offer(ended)
+
+
+def offer(ended: Ended) -> None:
+    """Publish and prove. The prefix keeps in mind that the stack is unproved until all proofs are passed, whatever ends this run."""
+    work = ended.work
+    noted = work.is_unproved
+    if work.offers_news and not noted:
+        publish.note_proof(work, proved=False)
+        noted = True
+    good = do(ended, publish.publish_offer)
+    if good:
+        good = all([do(ended, hosts.place_hooks), do(ended, publish.prove)]) and do(ended, try_out)
+    if noted or not good:
+        publish.note_proof(work, proved=good)
+
+
+def share(ended: Ended) -> None:
+    """Share the prefix between the hosts that are still there."""
+    before = len(ended.outcomes)
+    if not do(ended, publish.share_prefix):
+        ended.work = leave_out(ended.work, {outcome.host for outcome in ended.outcomes[before:] if outcome.state == "failed"})
+
+
+def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:
+    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what it told is kept."""
+    told = ended.work.screen.told
+    before = len(told)
+    try:
+        outcomes = phase(ended.work)
+    except BaseException:
+        ended.outcomes.extend(told[before:])
+        raise
+    ended.outcomes.extend(outcomes)
+    return not any(outcome.state == "failed" for outcome in outcomes)
+
+
+def summarize(ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> None:
+    """Print the outcome table, where the logs are, and in one line how the run ended."""
+    work = ended.work
+    work.screen.say()
+    work.screen.outcomes(explained(ended.outcomes, work.flags.root))
+    if any(work.run.folder.rglob("*.log")):
+        work.screen.say(f"\nLogs: {work.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
+    bad = fold(outcome.host for outcome in ended.failed) if ended.failed else ""
+    failed = f", with failures on {bad}; once that is mended, the same command goes on from here" if bad else ""
+    work.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
+
+
+def keep_logs(ended: Ended) -> str:
+    """Copy the logs of this run to the prefix and return where they are; "" when there are none, or no usable prefix.
+
+    That the prefix has no room for them is said, and is no failure of the run.
+    """
+    work = ended.work
+    entries = [(str(path.relative_to(work.run.folder)), path) for path in sorted(work.run.folder.rglob("*.log"))]
+    if not entries:
+        return ""
+    try:
+        generations.keep_logs(work.door, work.place, work.run.name, tarstream.tar_tree(entries))
+    except Trouble as trouble:
+        for problem in trouble.problems:
+            if problem not in ended.problems:
+                work.screen.problem(problem)
+        return ""
+    return f"{work.request.prefix}/logs/{work.run.name}"
+
+
+def next_commands(request: Request, made: Plan) -> list[str]:
+    """Return what a person types after a successful run."""
+    choice, prefix, stack = made.choice, request.prefix, made.choice.record.stack
+    by_default = choice.offer.default_stack == stack
+    load = "module load deepep" if by_default else f"module load {choice.record.module}"
+    if any("no module system" in note for note in made.notes):
+        load = f". {prefix}/current/env-{stack}.sh"
+    elif HOOK in request.skip:
+        load = f"module use {prefix}/modulefiles; {load}"
+    tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
+    if not choice.slurm_host:
+        return [load, f"bash {tests}/intranode-test.sbatch"]
+    login = [] if choice.slurm_host == decisions.CONTROL else [f"ssh {choice.slurm_host}"]
+    return [*login, load, f"sbatch {tests}/internode-test.sbatch"]

@@ -1,0 +1,106 @@
+"""`invoke diagnose LOG`: the causes that logs show, the likeliest first, with the lines that show them; no host and no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deepep_bootstrap.analysis.diagnosis import rules
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence, Finding, advice, as_json
+from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
+from deepep_bootstrap.analysis.diagnosis.rules import Book
+from deepep_bootstrap.cli import logs
+from deepep_bootstrap.cli.logs import Sought, read
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.redact import scrub, secrets_of
+
+ROOT = Path(__file__).resolve().parents[3]
+"""Where tasks.py and env/ are."""
+
+SOUGHT = Sought(
+    patterns=("**/*.log", "**/*.out", "**/*.err", "**/*.txt"),
+    called="*.log, *.out, *.err or *.txt",
+    remedy="a log, a folder of logs, or a glob in quotation marks",
+)
+
+
+def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> int:
+    """Print why something failed, as far as the logs that `words` mean (files, folders, globs, `-`) tell; 0 whatever they tell.
+
+    `causes` names a file of further rules; one with the slug of a known cause replaces that.
+    """
+    screen = Screen("diagnose", as_json=json)
+    book = read_rules(ROOT, causes)
+    logs = {name: read(name, SOUGHT.remedy) for name in files(words)}
+    found = without_secrets(find_causes(logs, book))
+    several = len(logs) > 1
+    tell(screen, found, several=several)
+    screen.document(OK, (), **as_json(found))
+    return OK
+
+
+def read_rules(root: Path, more: str = "") -> Book:
+    """Return the rules of env/causes.toml, and those of a file of the user's own."""
+    book = rules.load(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
+    return rules.join(book, rules.load(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file of rules."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Trouble(Problem(str(path), f"cannot be read: {why}", wanted="a file of rules in TOML")) from None
+
+
+def without_secrets(found: Diagnosis) -> Diagnosis:
+    """Return the same with nobody's passwords in the lines that are shown."""
+    secrets = secrets_of(os.environ)
+
+    def cleaned(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(replace(each, text=scrub(each.text, secrets)) for each in evidence)
+
+    return Diagnosis(
+        tuple(replace(finding, evidence=cleaned(finding.evidence)) for finding in found.findings),
+        tuple(replace(note, evidence=cleaned(note.evidence)) for note in found.notes),
+        cleaned((found.failure,))[0] if found.failure else None,
+    )
+
+
+def tell(screen: Screen, found: Diagnosis, *, several: bool) -> None:
+    """Print causes and remarks for a person."""
+    for number, finding in enumerate(found.findings, 1):
+        _tell_cause(screen, number, finding, several=several)
+    if not found.findings:
+        screen.say("no known cause in it", style="bold")
+        if found.failure:
+            screen.say(f"  the first line that tells of a failure is {_place(found.failure, several=several)}")
+    elif found.findings[0].confidence < SURE:
+        screen.say("Nothing decides between these; the checks would.")
+    for note in found.notes:
+        screen.say(f"note: {_place(note.evidence[0], several=several)}")
+        screen.say(f"      {note.why}")
+
+
+def _tell_cause(screen: Screen, number: int, finding: Finding, *, several: bool) -> None:
+    screen.say(f"{number}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if number == 1 else "")
+    for each in finding.evidence:
+        screen.say(f"     {_place(each, several=several)}")
+    for name, text in (("why", finding.why), ("fix", advice(finding)), ("source", finding.source)):
+        screen.say(f"     {name}: {text}")
+
+
+def _place(evidence: Evidence, *, several: bool) -> str:
+    return f"{evidence.log + ', ' if several else ''}line {evidence.line}: {evidence.text}"
+
+
+def files(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the logs that `words` mean, each file once, by its first name. Trouble for a word that means none."""
+    found: dict[str, str] = {}
+    for file, name in logs.names(words, SOUGHT):
+        found.setdefault(file, name)
+    return tuple(found.values())

@@ -1,0 +1,180 @@
+"""`invoke doctor`: what is wrong with the hosts, why it matters, and the command that fixes it. Looks only; writes
+nothing anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap.bootstrap.planning import look, read_lock, request_for
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.doctor import user_view
+from deepep_bootstrap.doctor.examine import Checks, case_of, examine, exit_code, finding_json, join, ordered
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, Seen
+from deepep_bootstrap.doctor.user_view import View
+from deepep_bootstrap.inventory.hostsfile import USER
+from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.lock import rules
+from deepep_bootstrap.lock.model import Lock
+from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.prefix.defects import Defect, find_defects
+from deepep_bootstrap.prefix.offer import command_for, find_offer, stack_names
+from deepep_bootstrap.remote.fleet import Fleet
+
+STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One stack that the hosts are judged by: the flags that would bootstrap it, what was seen for it, what it is
+    looked at for, and what the checks of the host recipes say."""
+
+    flags: Flags
+    survey: Survey
+    request: Request
+    case: Case
+    checks: Checks
+
+
+def doctor(flags: Flags, *, user: str, strict: bool) -> int:
+    """Print findings, the worst first; exit 4 when something blocks (with `strict` also when something warns), 1 when
+    hosts did not answer or `user` could not look there, else 0. `user` is whose view is taken ("" for the
+    connection's own user).
+
+    Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
+    is offered."""
+    screen = Screen("doctor", as_json=flags.json)
+    if user and not USER.fullmatch(user):
+        wanted = "a user of the hosts, e.g. --as=alice"
+        raise Trouble(Problem("--as", "not the name of a user", found=user, wanted=wanted))
+    lock, _ = read_lock(flags)
+    inventory, prefix = read_inventory(flags)
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+        defects, unread = find_defects(flags, door, survey)
+        asked = list(stacks_to_judge(flags, lock, survey))
+        problems = [*survey.problems, *unread]
+        judged = [judge(one, door, survey, (lock, defects, problems)) for one in asked]
+        looks, unseen = ask_user(door, survey, judged[0].request, user)
+    findings = findings_of(judged, looks, as_another=bool(user)) + not_in_lock(survey, lock, flags)
+    findings = ordered(findings, [host.name for host in inventory.hosts])
+    told = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
+    tell(screen, judged, findings)
+    for problem in told:
+        screen.problem(problem)
+    code = worst([exit_code(findings, strict=strict), TROUBLE if told else OK])
+    names = [one.request.stack.name for one in judged]
+    by = {"stack": names[0], "stacks": names, "profile": judged[0].case.profile}
+    users = {name: view.user for name, view in looks.items()}
+    screen.document(code, told, **by, users=users, findings=[finding_json(finding) for finding in findings])
+    return code
+
+
+def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]:
+    """Yield the flags with which each stack that the hosts are judged by would be bootstrapped: with the Python that
+    it was made with, where it came from outside."""
+    offer = find_offer(survey)
+    offered = [name for name in (stack_names(offer) if offer else ()) if name in lock.stacks]
+    names = [flags.stack] if flags.stack else offered
+    for name in names or [lock.default_stack]:
+        record = offer.stacks.get(name) if offer else None
+        python = flags.python or (record.external_python if record else "")
+        # Where there is nothing to tell apart, the advice stays as short as what was typed.
+        plain = not flags.stack and name == lock.default_stack and len(names) < 2
+        yield replace(flags, stack="" if plain else name, python=python)
+
+
+def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]) -> Judged:
+    """Return what is seen and wanted of one stack; what goes wrong on the way is added to the problems. Trouble where
+    the lock's stack breaks a rule. Hosts are asked again where the stack's Python is an external one that they were
+    not asked about."""
+    lock, defects, problems = known
+    stack = lock.stacks[flags.stack or lock.default_stack]
+    if broken := rules.check(lock, read_tree(flags.root / "env"), (stack.name,)):
+        raise Trouble(*broken)
+    if flags.python and not any(seen.external_python for seen in survey.facts.values()):
+        survey = gather(flags, door, survey.inventory, survey.prefix)
+        problems.extend(survey.problems)
+    request = request_for(flags, survey, (lock, stack))
+    case = case_of(request, survey.facts, command_for(flags))
+    checks, unchecked = ask_recipes(door, survey, request)
+    problems.extend(fold_problems(unchecked, survey.inventory))
+    return Judged(
+        flags,
+        survey,
+        request,
+        replace(case, defects=tuple(each for each in defects if each.stack == stack.name)),
+        checks,
+    )
+
+
+def findings_of(judged: Sequence[Judged], looks: Mapping[str, View], *, as_another: bool) -> tuple[Finding, ...]:
+    """Return what was found for all stacks, what they share once."""
+    by_stack = []
+    for one in judged:
+        case = replace(one.case, as_another=as_another)
+        facts, hosts = one.survey.facts, one.survey.reached
+        seen = [Seen(host.name, host.role, facts[host.name], looks.get(host.name), case) for host in hosts]
+        by_stack.append(examine(one.request, case, seen, one.checks))
+    return join(by_stack, [host.name for host in judged[0].survey.inventory.hosts])
+
+
+def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]:
+    """Return a note for the offered stacks that this lock does not have, by which nobody can judge the hosts."""
+    offer = find_offer(survey)
+    missing = [] if offer is None or flags.stack else [name for name in stack_names(offer) if name not in lock.stacks]
+    why = "The hosts are judged by what the lock says of a stack."
+    wanted, fix = (
+        f"a lock that has it, not {lock.path}",
+        f"--lock={survey.prefix}/current/deepep.lock.toml, from a host that sees it",
+    )
+    hosts = tuple(host.name for host in survey.reached)
+    found = {name: f"stack {name} is offered" for name in missing}
+    return tuple(Finding("offered-stack", NOTE, hosts, found[name], wanted, why, fix, (name,)) for name in missing)
+
+
+def ask_recipes(door: Fleet, survey: Survey, request: Request) -> tuple[Checks, tuple[Problem, ...]]:
+    """Return what the checks of the host recipes say, and why some could not be asked: then the facts alone must do."""
+    try:
+        return look(door, survey.reached, survey.facts, request).checks, ()
+    except Trouble as trouble:
+        return {}, trouble.problems
+
+
+def ask_user(door: Fleet, survey: Survey, request: Request, user: str) -> tuple[Mapping[str, View], list[Problem]]:
+    """Return what the user of a job finds on each host, and why nobody could look on others."""
+    job = user_view.look(request.recipes, survey.prefix, user)
+    looks: dict[str, View] = {}
+    problems: list[Problem] = []
+    for name, reply in door.run_all(survey.reached, lambda host: job).items():
+        try:
+            if isinstance(reply, Trouble):
+                raise reply
+            looks[name] = user_view.parse(reply)
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+    return looks, problems
+
+
+def tell(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) -> None:
+    """Print the findings, three lines each, and their numbers. A finding names its stacks where the hosts are judged
+    by others too."""
+    names = [one.request.stack.name for one in judged]
+    first = judged[0]
+    said = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
+    screen.say(f"{fold(first.survey.facts)}: {said}, profile {first.case.profile}", style="bold")
+    for finding in findings:
+        whose = "" if set(finding.stacks) >= set(names) else f" (stack {', '.join(finding.stacks)})"
+        headline = f"{finding.severity}: {finding.check} on {fold(finding.hosts)}{whose}"
+        screen.say(f"\n{headline}", style=STYLES[finding.severity])
+        screen.say(f"    found {finding.found}, wanted {finding.wanted}")
+        screen.say(f"    {finding.why}")
+        if finding.fix:
+            screen.say(f"    Try: {finding.fix}")
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
+    sums = ", ".join(
+        f"{count} {severity}{'s' if count > 1 and severity != BLOCKING else ''}" for severity, count in counts.items() if count
+    )
+    screen.say(f"\n{sums}" if sums else "\nNothing to say: these hosts are as they should be.")

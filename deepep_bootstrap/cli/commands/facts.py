@@ -1,0 +1,39 @@
+"""`invoke facts`: look at the hosts and say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.inventory.facts_text import by_label, lines
+from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
+
+
+def facts(flags: Flags) -> int:
+    """Print what every host is, equal hosts once; exit 1 when some did not answer. Facts judge nothing, so no stack
+    matters here."""
+    screen = Screen("facts", as_json=flags.json)
+    inventory, prefix = read_inventory(flags)
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+    screen.say(fold(survey.facts), style="bold")
+    for line in folded({name: lines(seen) for name, seen in survey.facts.items()}):
+        screen.say(line)
+    for problem in survey.problems:
+        screen.problem(problem)
+    code = TROUBLE if survey.problems else OK
+    screen.document(code, survey.problems, hosts={name: asdict(seen) for name, seen in survey.facts.items()})
+    return code
+
+
+def folded(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    """Return the lines of all hosts by label: a value that all hosts share once, others each with the hosts that have it."""
+    text = []
+    for label, hosts_by_value in by_label(lines_of).items():
+        for number, (value, names) in enumerate(hosts_by_value.items()):
+            whose = "" if len(hosts_by_value) == 1 else f"  [{fold(names)}]"
+            text.append(f"  {'' if number else label:<8} {value}{whose}")
+    return text

@@ -1,0 +1,115 @@
+"""`invoke gc`: remove generations beyond the newest few, and store entries that nobody needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.text import shortened, size
+from deepep_bootstrap.inventory.survey import Flags, number
+from deepep_bootstrap.prefix import history
+from deepep_bootstrap.prefix.access import Reached, confirm, reach
+from deepep_bootstrap.prefix.contents import Holdings
+from deepep_bootstrap.prefix.gc import Garbage, Holders, choose_garbage, look, remarks
+from deepep_bootstrap.prefix.history import Collected
+
+NOTHING = Collected((), (), (), (), ())
+SHOWN = 10
+"""How many waiting jobs are named."""
+
+
+def gc(flags: Flags, *, keep: str = "5") -> int:
+    """Keep the `keep` newest generations and the current one, what they need, and what running builds and processes of the hosts use;
+    remove the rest once that is confirmed. Exit 1 where something could not be removed or a host could not be asked."""
+    screen = Screen("gc", as_json=flags.json)
+    count = number("--keep", keep)
+    with reach(flags) as reached:
+        garbage, users = choose(reached, count)
+        show_choice(screen, reached, (garbage, users), count)
+        done = NOTHING
+        if not flags.dry_run:
+            if garbage.generations or garbage.entries:
+                confirm(flags, "gc", "Remove all this?")
+            done = history.collect(reached.door, reached.place, reached.holdings, garbage)
+    sizes = {entry.name: entry.size for entry in garbage.entries} | dict(reached.holdings.leftovers)
+    gone = [*sizes] if flags.dry_run else [*done.entries, *done.leftovers]
+    total = sum(sizes.get(name, 0) for name in gone)
+    for name, who in done.kept:
+        screen.say(f"  kept {shortened(name)}: in use since just now by {who}")
+    screen.say(f"{'would free' if flags.dry_run else 'freed'} {total} bytes ({size(total)})", style="bold")
+    problems = [*reached.problems, *users.unasked, *(_stuck(reached, path) for path in done.stuck)]
+    for problem in problems:
+        screen.problem(problem)
+    code = TROUBLE if done.stuck or users.unasked else OK
+    content = document(reached.holdings, (garbage, users), done, dry_run=flags.dry_run)
+    screen.document(code, problems, **content, keep=count, bytes=total)
+    return code
+
+
+def choose(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
+    """Return what goes, and who uses some of what would have gone: that stays."""
+    garbage = choose_garbage(reached.holdings, keep)
+    names = [*(f"generations/{number}" for number in garbage.generations), *(entry.name for entry in garbage.entries)]
+    users = look(reached.door, reached.place, reached.inventory.hosts, names) if names else Holders()
+    return choose_garbage(reached.holdings, keep, users.by), users
+
+
+def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders], keep: int) -> None:
+    """Say what goes, what stays although nobody asked for it to stay, and what jobs lose."""
+    prefix, holdings = reached.place.prefix, reached.holdings
+    garbage, users = choice
+    kept = [each for each in holdings.numbers if each not in garbage.generations]
+    screen.say(f"{prefix}: the newest {keep} generations stay, and the current one: {', '.join(map(str, kept)) or 'none'}", style="bold")
+    for each in garbage.generations:
+        screen.say(f"  generation {each}")
+    for entry in garbage.entries:
+        screen.say(f"  {shortened(entry.name)}  {entry.size} bytes ({size(entry.size)})")
+    for name, bytes_ in holdings.leftovers:
+        screen.say(f"  {name}  {bytes_} bytes, left by a build that is gone")
+    for name, who in _in_use(holdings, garbage, users).items():
+        screen.say(f"  stays: {shortened(name)}, in use by {who}")
+    if not (garbage.generations or garbage.entries or holdings.leftovers):
+        screen.say("  nothing to remove")
+    if garbage.generations or garbage.entries:
+        show_losers(screen, reached, users)
+
+
+def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:
+    """Say whose files go although they may want them: what no look at processes can tell."""
+    seen = fold(host.name for host in reached.inventory.hosts)
+    screen.say(f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.", style="yellow")
+    for remark in remarks(users):
+        screen.say(f"  {remark}", style="yellow")
+    if users.waiting:
+        some = f"{', '.join(users.waiting[:SHOWN])}{' …' if len(users.waiting) > SHOWN else ''}"
+        screen.say(f"  Jobs that wait in Slurm's queue, {len(users.waiting)}: {some}. Nobody can see what they will want.", style="yellow")
+
+
+def _in_use(holdings: Holdings, garbage: Garbage, users: Holders) -> dict[str, str]:
+    """Return who uses what stays for that alone, by name: `generations/NUMBER`, then entries."""
+    by = {**holdings.used, **users.by}
+    numbers = {name: who for name, who in users.by.items() if name.startswith("generations/")}
+    return numbers | {entry.name: by.get(entry.name, "what needs it") for entry in garbage.busy}
+
+
+def document(holdings: Holdings, choice: tuple[Garbage, Holders], done: Collected, *, dry_run: bool) -> dict[str, Any]:
+    """Return the keys of the JSON document: what is gone, or with `dry_run` what would go."""
+    garbage, users = choice
+    entries = [entry for entry in garbage.entries if dry_run or entry.name in done.entries]
+    in_use = _in_use(holdings, garbage, users) | dict(done.kept)
+    leftovers = dict(holdings.leftovers)
+    names = [*leftovers] if dry_run else [*done.leftovers]
+    return {
+        "generations": list(garbage.generations if dry_run else done.generations),
+        "entries": [{"name": entry.name, "bytes": entry.size} for entry in entries],
+        "leftovers": [{"name": name, "bytes": leftovers.get(name, 0)} for name in names],
+        "in_use": [{"name": name, "by": who} for name, who in in_use.items()],
+        "queued": list(users.waiting),
+    }
+
+
+def _stuck(reached: Reached, path: str) -> Problem:
+    what = "cannot be removed; it is out of use and can be tried again"
+    return Problem(f"{reached.place.host.name} {path}", what, try_="invoke gc as its owner or root")

@@ -1,0 +1,278 @@
+"""`invoke lock`: what is pinned; `--check`: is it still there and the same; `--update`: follow the refs anew and rewrite the pins."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from deepep_bootstrap.cli.lock_view import change_json, change_lines, closure_json, closure_lines, overview, pins_json
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.fetch import check, locations, resolver
+from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.fetch.renew import Checked, Renewal, Wish, check_archive, check_source, renew_archive, renew_source
+from deepep_bootstrap.fetch.resolver import Closure
+from deepep_bootstrap.fetch.uv import cache_dir
+from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.lock import edit, lockwheels, rules
+from deepep_bootstrap.lock import model as locks
+from deepep_bootstrap.lock.model import Lock, Wheel, used
+from deepep_bootstrap.lock.wheels import PYTHON
+
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class _Work:
+    flags: Flags
+    screen: Screen
+    lock: Lock
+    mirrors: Mirrors
+    stacks: tuple[str, ...]
+
+
+def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False) -> int:
+    """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with another `version`.
+
+    `python` is the pin of all wheels. `download` makes the check fetch every wheel instead of asking its index.
+
+    Exit 1 when a pin is not what it should be or could not be renewed.
+    """
+    screen = Screen("lock", as_json=flags.json)
+    wish = Wish(ref, version)
+    problems = _contradictions(check, update, wish)
+    if download and not check:
+        problems.append(Problem("--download", "is a way to check wheels", wanted="--check --download"))
+    if problems:
+        raise Trouble(*problems)
+    found = locks.read(_path(flags))
+    if flags.stack and flags.stack not in found.stacks:
+        raise Trouble(Problem("--stack", "no such stack in the lock", flags.stack, " or ".join(found.stacks)))
+    stacks = (flags.stack,) if flags.stack else tuple(found.stacks)
+    work = _Work(flags, screen, found, locations.read(flags.mirror, os.environ, found.indexes), stacks)
+    if update:
+        return renew(work, update, wish)
+    return look_again(work, download) if check else show(work)
+
+
+def show(work: _Work) -> int:
+    """Print the pins, their age, and what each stack uses."""
+    work.screen.say(f"{work.lock.path}: default stack {work.lock.default_stack}", style="bold")
+    for line in overview(work.lock, work.stacks, time.time()):
+        work.screen.say(line)
+    work.screen.document(OK, (), **pins_json(work.lock, work.stacks), checks=[], changes=[])
+    return OK
+
+
+def look_again(work: _Work, download: bool = False) -> int:
+    """Fetch every pin anew and compare it, ask indexes for every wheel (with `download` fetch these too), and hold stacks to the rules;
+    print all that is not as locked. What reads the lock has checked its schema."""
+    sources, archives = used(work.lock, work.stacks)
+    done: dict[str, Checked] = {}
+    for source in sources:
+        done[source.name] = check_source(source, work.mirrors)
+        _tell(work.screen, f"source {source.name} {source.rev[:12]}", done[source.name])
+    for archive in archives:
+        done[archive.name] = check_archive(archive, work.mirrors)
+        _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
+    done |= _check_wheels(work, download)
+    problems = [problem for each in done.values() for problem in each.problems]
+    unfit = [*_unresolved(work), *rules.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
+    work.screen.say(f"{len(work.stacks)} stacks: {'not all fit together' if unfit else 'consistent'}")
+    problems += unfit
+    for problem in problems:
+        work.screen.problem(problem)
+    code = TROUBLE if problems else OK
+    checks = [{"name": name, "ok": not each.problems, "hashed": not each.stated, "notes": list(each.notes)} for name, each in done.items()]
+    work.screen.document(code, problems, **pins_json(work.lock, work.stacks), checks=checks, changes=[])
+    return code
+
+
+def _check_wheels(work: _Work, download: bool) -> dict[str, Checked]:
+    """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded for it."""
+    stacks = [work.lock.stacks[name] for name in work.stacks]
+    lists = [closure for stack in stacks for closure in stack.wheels.values()]
+    wheels = dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
+
+    def tell(wheel: Wheel, checked: Checked) -> None:
+        if download or checked.problems or checked.notes:
+            _tell(work.screen, f"wheel {wheel.file}", checked)
+
+    def state_of(wheel: Wheel) -> str:
+        if not found[wheel].stated:
+            return "as locked"
+        whose = "the mirror's own pages state, which invoke mirror wrote" if work.mirrors.is_written(wheel.index) else "their indexes state"
+        return f"as {whose} (--download fetches and hashes them)"
+
+    found = check.check_wheels(wheels, check.Ways(work.mirrors, cache_dir(), download), tell)
+    states = Counter(state_of(wheel) for wheel, checked in found.items() if not checked.problems and not download)
+    for state, count in states.items():
+        work.screen.say(f"ok      {count} wheels: {state}")
+    return {wheel.file: checked for wheel, checked in found.items()}
+
+
+def _unresolved(work: _Work) -> list[Problem]:
+    """Return where the targets that a stack names are not those it has wheels for."""
+    problems = []
+    for stack in (work.lock.stacks[name] for name in work.stacks):
+        found, wanted = list(stack.wheels), list(stack.asked.targets)
+        if stack.asked.python and sorted(found) != sorted(wanted):
+            where, remedy = (
+                f"{work.lock.path}: stack.{stack.name}.wheels",
+                "invoke lock --update python, or removing a list that nobody wants",
+            )
+            problems.append(Problem(where, "is not for the targets of this stack", " ".join(found), " ".join(wanted), remedy))
+    return problems
+
+
+def renew(work: _Work, wanted: str, wish: Wish) -> int:
+    """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or nothing is written."""
+    path = _path(work.flags)
+    text = work.lock.text
+    problems: list[Problem] = []
+    renewals: list[Renewal] = []
+    resolved: list[Closure] = []
+    for name in _names(work, wanted):
+        try:
+            if name == PYTHON:
+                resolved = _resolved(work)
+            else:
+                renewals.append(_renewed(work, name, wish))
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+            continue
+        for line in (each for closure in resolved for each in closure_lines(closure)) if name == PYTHON else change_lines(renewals[-1]):
+            work.screen.say(line)
+    new = text if problems else _rewritten(text, renewals, resolved, str(path))
+    if new != text:
+        problems += _broken(work, locks.parse(new, str(path)), resolved)
+        if not problems and not work.flags.dry_run:
+            _replace(path, text, new)
+    for problem in problems:
+        work.screen.problem(problem)
+    _sum_up(work, new != text, bool(problems))
+    code = TROUBLE if problems else OK
+    changes = [*map(change_json, renewals), *map(closure_json, resolved)]
+    work.screen.document(code, problems, **pins_json(locks.read(path), work.stacks), checks=[], changes=changes)
+    return code
+
+
+def _resolved(work: _Work) -> list[Closure]:
+    """Resolve what the chosen stacks ask for; Trouble with everything that has no answer."""
+    found: list[Closure] = []
+    problems: list[Problem] = []
+    with resolver.tools(work.lock, work.mirrors, work.screen.say) as tools:
+        for name in work.stacks:
+            try:
+                found += resolver.renew(work.lock, work.lock.stacks[name], tools)
+            except Trouble as trouble:
+                problems += trouble.problems
+    if problems:
+        raise Trouble(*problems)
+    return found
+
+
+def _broken(work: _Work, new: Lock, resolved: Sequence[Closure]) -> Sequence[Problem]:
+    """Return the rules that stacks break with their new wheels. Sources are not held to them here: they change one by one."""
+    stacks = list(dict.fromkeys(closure.stack for closure in resolved))
+    return rules.check(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
+
+
+def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closure], path: str) -> str:
+    """Return the text of the lock with what has changed."""
+    changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
+    lists = {(each.stack, each.target): each.after for each in resolved if each.changes}
+    new = edit.rewrite(text, changed, path) if changed else text
+    return lockwheels.put_wheels(new, lists, path) if lists else new
+
+
+def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
+    if name in work.lock.sources:
+        renewal = renew_source(work.lock.sources[name], wish, work.mirrors)
+        rev = str(renewal.after["rev"])
+        if rev == renewal.before["rev"] or name not in {stack.deepep for stack in work.lock.stacks.values()}:
+            return renewal
+        note = rules.unrecorded(rev, read_tree(work.flags.root / "env"))
+        return replace(renewal, notes=(*renewal.notes, note)) if note else renewal
+    return renew_archive(work.lock.archives[name], wish, work.mirrors)
+
+
+def _sum_up(work: _Work, changed: bool, failed: bool) -> None:
+    if failed:
+        work.screen.say(f"{work.lock.path}: not written, because not every pin could be renewed", style="yellow")
+    elif not changed:
+        work.screen.say(f"{work.lock.path}: nothing to change")
+    elif work.flags.dry_run:
+        work.screen.say(f"{work.lock.path}: not written (dry run)")
+    else:
+        work.screen.say(f"{work.lock.path}: written")
+        work.screen.next_commands(["invoke lock --check", "invoke plan --hosts=FILE"])
+
+
+def _contradictions(check: bool, update: str, wish: Wish) -> list[Problem]:
+    problems = []
+    if check and update:
+        problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
+    for flag, value in (("--ref", wish.ref), ("--version", wish.version)):
+        if value and update in {"", EVERY, PYTHON}:
+            problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
+    return problems
+
+
+def _names(work: _Work, wanted: str) -> list[str]:
+    asking = [name for name in work.stacks if work.lock.stacks[name].asked.python]
+    names = [*work.lock.sources, *work.lock.archives, *([PYTHON] if asking else [])]
+    if wanted == EVERY:
+        return names
+    if wanted == PYTHON and not asking:
+        remedy = 'python = ["torch==2.10.0", ...] and targets = ["cp312-x86_64", ...] in the table of a stack'
+        raise Trouble(Problem("--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy))
+    if wanted not in names:
+        near = get_close_matches(wanted, names, 1)
+        remedy = f"--update={near[0]}" if near else ""
+        raise Trouble(Problem("--update", "no such pin in the lock", wanted, f"{', '.join(names)} or {EVERY}", remedy))
+    return [wanted]
+
+
+def _tell(screen: Screen, what: str, checked: Checked) -> None:
+    if checked.problems:
+        screen.say(f"failed  {what}", style="red")
+    else:
+        screen.say(f"ok      {what}: {'; '.join(('as locked', *checked.notes))}")
+
+
+def _path(flags: Flags) -> Path:
+    return Path(flags.lock or flags.root / "deepep.lock.toml")
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    """Put `new` into the place of the lock by one rename, after it was read back; a lock that is no longer `old` is left alone."""
+    target = path.resolve()  # a link to the lock stays a link
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise Trouble(Problem(str(target), f"cannot be rewritten: {error.strerror}", try_="--dry-run shows the new values")) from None
+    scratch = Path(name)
+    try:
+        with open(handle, "wb") as stream:
+            stream.write(new.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        status = target.stat()
+        scratch.chmod(status.st_mode & 0o7777)
+        with suppress(PermissionError):  # only root can give a file away
+            os.chown(scratch, status.st_uid, status.st_gid)
+        if replace(locks.read(scratch), path=str(path)) != locks.parse(new, str(path)):
+            raise Trouble(Problem(str(target), "what was written reads back as something else", try_="the same command again"))
+        if target.read_bytes() != old.encode():
+            raise Trouble(Problem(str(target), "was changed by somebody else while the pins were fetched", try_="the same command again"))
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)

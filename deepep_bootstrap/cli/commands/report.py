@@ -1,0 +1,229 @@
+"""`invoke report`: how a run of a test went; with --bundle what somebody who helps needs to see, in one archive, without secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for
+from deepep_bootstrap.core import process, redact
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.guard import state_dir
+from deepep_bootstrap.core.redact import scrub
+from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.plan.table import plan_json
+from deepep_bootstrap.report import bundle, load, terminal
+from deepep_bootstrap.report.bundle import pack
+from deepep_bootstrap.report.html import render
+from deepep_bootstrap.report.model import as_json
+
+RUNS, BUGS = 3, 5
+"""How many of the newest runs' and bugs' logs are in a bundle."""
+
+PROGRAM = "deepep-bootstrap"
+WHAT = (
+    ("README.txt", "this list, and what could not be had"),
+    ("versions.json", "versions of this program, of what it is made of, and of the tools of this machine"),
+    ("facts.json", "what every host is"),
+    ("plan.json", "what bootstrap would do now, and why"),
+    ("problems.json", "what went wrong while this was gathered"),
+    ("deepep.lock.toml", "the lock"),
+    ("hosts.txt", "the hosts file"),
+    ("logs/", f"the logs of the last {RUNS} runs"),
+    ("bugs/", f"what internal errors left, the last {BUGS}"),
+)
+
+
+def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts: bool) -> int:
+    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or write a bug bundle to
+    the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is and whatever the hosts say."""
+    screen = Screen("report", as_json=flags.json)
+    if not bundle:
+        return show_run(flags, screen, run, html)
+    if run or html:
+        raise Trouble(Problem("--bundle", "a bundle is not the report of a run", f"also {run or '--html'}", "one of the two"))
+    now = int(time.time())
+    path = new_file(bundle, now)
+    files, problems, names = collect(flags)
+    hosts = redact.aliases(dict.fromkeys(names, "")) if scrub_hosts else None
+    secrets = redact.secrets_of(os.environ)
+    files["README.txt"] = readme(files, problems)
+    clean = {scrub(name, hosts=hosts): scrub(text, secrets, hosts) for name, text in files.items()}
+    data = pack(clean, now)
+    if not flags.dry_run:
+        write(path, data)
+    tell(screen, path, clean, dry_run=flags.dry_run)
+    for problem in problems:
+        screen.say(f"  not in it: {scrub(str(problem), secrets, hosts)}", style="yellow")
+    missing = [json.loads(scrub(json.dumps(problem.as_json()), secrets, hosts)) for problem in problems]
+    screen.document(OK, (), file=str(path), bytes=len(data), contents=sorted(clean), missing=missing)
+    return OK
+
+
+def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
+    """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless one is named."""
+    texts = read_tree(flags.root / "env")
+    path = new_path("--html", html) if html else None
+    found, where = load.read_run(flags, name, texts)
+    if path and not flags.dry_run:
+        page = render(found, texts, time.time())
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(page)
+    terminal.show(screen, found)
+    screen.say(f"\nLogs and counters: {where}")
+    if path:
+        screen.say(f"{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
+    else:
+        screen.next_commands([load.again(flags, name or found.run.name)])
+    screen.document(OK, (), **as_json(found, where), html=str(path or ""))
+    return OK
+
+
+def new_file(bundle: str | bool, now: int) -> Path:
+    """Return where to write the bundle."""
+    name = f"deepep-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}.tar.gz" if bundle is True else str(bundle)
+    return new_path("--bundle", name)
+
+
+def new_path(flag: str, name: str) -> Path:
+    """Return the path of a file to write; Trouble where something is there already or no folder is."""
+    path = Path(os.path.expanduser(name)).absolute()
+    if not path.parent.is_dir():
+        raise Trouble(Problem(f"{flag}={name}", "its folder is not there", wanted=f"a directory {path.parent}"))
+    if os.path.lexists(path):
+        raise Trouble(Problem(f"{flag}={name}", "is there already", wanted="the name of a new file"))
+    return path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write the bundle, readable for its owner alone until it was looked at."""
+    with open(path, "xb", opener=lambda name, mode: os.open(name, mode, 0o600)) as file:
+        file.write(data)
+
+
+def collect(flags: Flags) -> tuple[dict[str, str], tuple[Problem, ...], tuple[str, ...]]:
+    """Return the files of the bundle as far as they can be had, why others cannot, and the names of the hosts."""
+    files = {"versions.json": document(versions(flags.root)), **logs()}
+    problems: list[Problem] = []
+    names: tuple[str, ...] = ()
+    lock, file = Path(flags.lock or flags.root / "deepep.lock.toml"), os.path.expanduser(flags.hosts)
+    files |= read(lock, "deepep.lock.toml", problems)
+    try:
+        inventory, prefix = read_inventory(flags)
+    except Trouble as trouble:
+        problems.extend(trouble.problems)
+        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {}
+    else:
+        names = tuple(host.name for host in inventory.hosts)
+        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {"hosts.txt": f"{flags.hosts}\n"}
+        files |= ask(flags, inventory, prefix, problems)
+    files["problems.json"] = document([problem.as_json() for problem in problems])
+    return files, tuple(problems), names
+
+
+def ask(flags: Flags, inventory: Inventory, prefix: str, problems: list[Problem]) -> dict[str, str]:
+    """Return the facts of the hosts and the plan for them, as far as hosts answer and a plan can be made; the rest is noted."""
+    files: dict[str, str] = {}
+    try:
+        with open_door(flags, inventory) as door:
+            survey: Survey = gather(flags, door, inventory, prefix)
+            problems.extend(survey.problems)
+            files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
+            files["plan.json"] = document(plan_json(decide(door, survey, request_for(flags, survey, read_usable(flags)), anyhow=True)))
+    except Trouble as trouble:
+        problems.extend(problem for problem in trouble.problems if problem not in problems)
+    return files
+
+
+def read(path: Path, name: str, problems: list[Problem]) -> dict[str, str]:
+    """Return one file of this machine under its name in the bundle; nothing, and a note, where it cannot be read."""
+    try:
+        return {name: bundle.cut(path.read_bytes()).decode(errors="backslashreplace")}
+    except OSError as error:
+        problems.append(Problem(str(path), "cannot be read", error.strerror or str(error)))
+        return {}
+
+
+def logs() -> dict[str, str]:
+    """Return the newest logs of this machine by their name in the bundle; what went away meanwhile is left out."""
+    found: dict[str, str] = {}
+    for kind, count in (("logs", RUNS), ("bugs", BUGS)):
+        folder = state_dir() / kind
+        # Names begin with the time: the last ones are the newest.
+        for top in sorted(filter(files_of, folder.iterdir()))[-count:] if folder.is_dir() else ():
+            for path in files_of(top):
+                found |= read(path, f"{kind}/{path.relative_to(folder)}", [])
+    return found
+
+
+def files_of(top: Path) -> list[Path]:
+    """Return the files of a run's folder, or the file itself. A run that was stopped early has none, and tells nothing."""
+    return [path for path in (sorted(top.rglob("*")) if top.is_dir() else [top]) if path.is_file() and not path.is_symlink()]
+
+
+def versions(root: Path) -> dict[str, Any]:
+    """Return what is running: this program with its commit, its packages, Python, the system, and the tools it calls."""
+    tools = {name: first_line(words) for name, words in (("git", ("git", "--version")), ("ssh", ("ssh", "-V")))}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "commit": first_line(("git", "-C", str(root), "describe", "--always", "--dirty")),
+        "packages": dict(sorted(packages())),
+        "tools": tools,
+    }
+
+
+def packages() -> Iterator[tuple[str, str]]:
+    """Yield name and version of this program's package and of those it asks for; "" for one that is not installed as a package."""
+    try:
+        wanted = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in metadata.requires(PROGRAM) or () if "extra ==" not in line]
+    except metadata.PackageNotFoundError:
+        wanted = ["invoke", "fabric", "paramiko", "rich", "tomlkit", "uv"]
+    for name in (PROGRAM, *wanted):
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield name, ""
+
+
+def first_line(words: tuple[str, ...]) -> str:
+    """Return the first line that a tool prints; "" where it is not here."""
+    try:
+        done = process.run(words)
+    except (OSError, Trouble):
+        return ""
+    return ((done.out or done.err).strip().splitlines() or [""])[0]
+
+
+def readme(files: Mapping[str, str], problems: tuple[Problem, ...]) -> str:
+    """Return the text that tells a reader what is in the bundle and what is not."""
+    there = [f"  {name:<18} {what}" for name, what in WHAT if name == "README.txt" or any(each.startswith(name) for each in files)]
+    lost = [f"  {problem}" for problem in problems]
+    secrets = f"Passwords, tokens and private keys were replaced by {redact.REMOVED}. Look through it before you give it away."
+    return "\n".join(["Made by `invoke report --bundle`.", secrets, "", *there, *(["", "Not to be had:", *lost] if lost else []), ""])
+
+
+def document(value: object) -> str:
+    """Return a JSON text for people."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def tell(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run: bool) -> None:
+    """Say where the bundle is and what is in it."""
+    screen.say(f"{'would write' if dry_run else 'wrote'} {path}", style="bold")
+    for name, what in WHAT:
+        inside = [each for each in files if each.startswith(name)]
+        if inside:
+            count = f" ({len(inside)} files)" if name.endswith("/") else ""
+            screen.say(f"  {name:<18} {what}{count}")
+    screen.say(f"Passwords, tokens and private keys are replaced by {redact.REMOVED}; look through it before you give it away.")

@@ -1,0 +1,109 @@
+"""`invoke status`: what is installed, and which hosts are not finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.text import shortened
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.prefix.defects import find_defects
+from deepep_bootstrap.prefix.offer import read_offer
+from deepep_bootstrap.report import lasttests
+
+
+def status(flags: Flags) -> int:
+    """Print the current generation, its stacks and modules and their known defects, which hosts see it and have the
+    hook, which wait for a reboot and which this program left drained, and how the newest tests ended. Defects are
+    told and change no exit code."""
+    screen = Screen("status", as_json=flags.json)
+    inventory, prefix = read_inventory(flags)
+    with open_door(flags, inventory) as door:
+        survey = gather(flags, door, inventory, prefix)
+        silent = drained_and_silent(door, survey)
+        recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
+        defects, unread = find_defects(flags, door, survey)
+        tests = lasttests.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
+    manifest = newest_manifest(survey)
+    screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
+    if manifest:
+        screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
+        for record in manifest["offer"]["stacks"].values():
+            default = " (what `module load deepep` gives)" if record["stack"] == manifest["offer"]["default_stack"] else ""
+            what = f"CUDA in {record['cuda_home']}, GPUs of compute {', '.join(record['archs'])}, profile {record['profile']}"
+            screen.say(f"  module {record['module']}: {what}{default}")
+    else:
+        screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
+    for defect in defects:
+        screen.say(f"  blocking: {shortened(str(defect))}", style="red")
+    blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
+    if blind:
+        screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
+    hooks = hooks_of(survey)
+    for hook, names in hooks.items():
+        screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
+    waiting, drained = waiting_for_reboot(survey), drained_by_us(survey) | silent
+    for what, names in by_value(waiting).items():
+        screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
+    for reason, names in by_value(drained).items():
+        screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
+    for test in tests:
+        screen.say(f"  {test.line}")
+    problems = (*survey.problems, *unread)
+    for problem in problems:
+        screen.problem(problem)
+    code = TROUBLE if problems else OK
+    told = {"prefix": prefix, "manifest": manifest, "hooks": hooks, "waiting": waiting, "drained": drained}
+    newest, lacking = [asdict(test) for test in tests], [asdict(defect) for defect in defects]
+    screen.document(code, problems, **told, tests=newest, defects=lacking)
+    return code
+
+
+def newest_manifest(survey: Survey) -> dict[str, Any] | None:
+    """Return the manifest of the newest generation any host sees, or None."""
+    seen = [_manifest(name, facts.prefix.manifest) for name, facts in survey.facts.items() if facts.prefix.manifest]
+    return max(seen, key=lambda manifest: int(manifest["generation"]), default=None)
+
+
+def _manifest(host: str, text: str) -> dict[str, Any]:
+    """Return the manifest that a host sees; Trouble where it has not what is shown of it."""
+    read_offer(text)
+    found: dict[str, Any] = json.loads(text)
+    if type(found.get("generation")) is not int or not all(isinstance(found.get(key), str) for key in ("created", "by")):
+        wanted = "a manifest of schema 1"
+        raise Trouble(Problem(f"{host} manifest.json", "this generation's manifest cannot be read", wanted=wanted, try_="invoke rollback"))
+    return found
+
+
+def hooks_of(survey: Survey) -> dict[str, list[str]]:
+    """Return the hosts by what their MODULEPATH hook names."""
+    hooks: dict[str, list[str]] = {}
+    for name, facts in survey.facts.items():
+        absent = "not needed, no module system" if facts.modules.kind == "none" else "missing"
+        hooks.setdefault(facts.modules.hook or absent, []).append(name)
+    return hooks
+
+
+def waiting_for_reboot(survey: Survey) -> dict[str, str]:
+    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or the distribution's
+    own wish."""
+    found = {}
+    for name, facts in survey.facts.items():
+        recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]
+        if recipes or facts.prepared.reboot_required:
+            found[name] = ", ".join(recipes) or "the distribution asks for it"
+    return found
+
+
+def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the hosts by what is said of them."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    return groups

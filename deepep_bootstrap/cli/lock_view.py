@@ -1,0 +1,198 @@
+"""What the lock says, for people and for programs: pins with their age, stacks with what they use, and how an update changes a pin."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from textwrap import shorten
+from typing import Any
+
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.text import size
+from deepep_bootstrap.fetch.locations import shown
+from deepep_bootstrap.fetch.renew import Renewal
+from deepep_bootstrap.fetch.resolver import Closure
+from deepep_bootstrap.lock.model import Lock, Stack, Wheel, roles, used, users
+from deepep_bootstrap.lock.sources import Archive, Source, Substitute
+from deepep_bootstrap.lock.wheels import OWN_INDEX, Asked, requirement_name
+
+DAY = 86400
+MONTH_DAYS = 30.44
+REV_DIGITS = 12
+SHOWN_OF_CHANGE = 160
+
+
+def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
+    """Return the lines of `invoke lock`: the pins that `stacks` use, then these stacks. `now`: seconds since 1970."""
+    sources, archives = used(lock, stacks)
+    lines = ["sources"]
+    rows = [_source_cells(source, users(lock, source.name), now) for source in sources]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)] if rows else []
+    for source, row in zip(sources, rows, strict=True):
+        lines.append("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines += [f"      {line}" for line in _details(source)]
+    if archives:
+        lines += [
+            "archives",
+            *(f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}  {_by(users(lock, each.name))}" for each in archives),
+        ]
+    lines.append("stacks")
+    for name in stacks:
+        lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
+    if lock.tools:
+        lines.append("tools")
+        lines += [f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()]
+    return lines
+
+
+def change_lines(renewal: Renewal) -> list[str]:
+    """Return what an update does to a pin: old and new with dates, how one became the other, and where to look at the difference."""
+    before, after = renewal.before, renewal.after
+    if before == after:
+        return [f"{renewal.name}: {_state(before)}, unchanged"]
+    version = f"version {before['version']} → {after['version']}" if before["version"] != after["version"] else ""
+    line = "; ".join(filter(None, (f"{renewal.name}: {_state(before)} → {_state(after)}", *renewal.notes, version)))
+    return [line, *([f"    {renewal.link}"] if renewal.link else [])]
+
+
+def closure_lines(closure: Closure) -> list[str]:
+    """Return what an update does to the wheels of one stack and target: what is known of them, then each that differs."""
+    count = f"{len(closure.after)} wheels, {size(sum(wheel.size for wheel in closure.after))}"
+    state = f"{len(closure.changes)} changed" if closure.changes and closure.before else "new" if closure.changes else "unchanged"
+    lines = [f"{closure.name}: {count}, {state}", *(f"    {note}" for note in closure.notes)]
+    return lines + [f"    {name}: {_step(old, new)}" for name, (old, new) in closure.changes.items() if closure.before]
+
+
+def _step(old: Wheel | None, new: Wheel | None) -> str:
+    if old is None or new is None:
+        return f"added, {new.version}" if new else f"removed, was {old.version if old else ''}"
+    if old.version != new.version:
+        return f"{old.version} → {new.version}"
+    return f"{new.version}, {old.file} → {new.file}" if old.file != new.file else f"{new.version}, {_difference(old, new)}"
+
+
+def _difference(old: Wheel, new: Wheel) -> str:
+    """Return what differs of two wheels of one file name."""
+    pairs = [(each.name, getattr(old, each.name), getattr(new, each.name)) for each in fields(old)]
+    return ", ".join(f"{key} {before} → {after}" for key, before, after in pairs if before != after)
+
+
+def closure_json(closure: Closure) -> Mapping[str, Any]:
+    """Return what an update does to the wheels of one stack and target for the JSON document: versions of what differs, by name."""
+    before = {name: old.version for name, (old, _) in closure.changes.items() if old}
+    after = {name: new.version for name, (_, new) in closure.changes.items() if new}
+    head = {"kind": "wheels", "name": closure.name, "changed": bool(closure.changes)}
+    return {**head, "before": before, "after": after, "notes": list(closure.notes), "link": ""}
+
+
+def date(seconds: int) -> str:
+    """Return a time in seconds since 1970 as a UTC date."""
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, in the unit a person would choose."""
+    days = int(seconds // DAY)
+    for count, unit in ((int(days / MONTH_DAYS / 12), "year"), (int(days / MONTH_DAYS), "month"), (days, "day")):
+        if count > 1 or unit == "day":
+            return f"{max(count, 0)} {unit}{'s' * (count != 1)} old"
+    raise ValueError(seconds)
+
+
+def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
+    """Return the keys `pins`, `stacks` and `default_stack` of the JSON document."""
+    sources, archives = used(lock, stacks)
+    everything: list[Source | Archive] = [*sources, *archives]
+    pins = [
+        {
+            **{key: getattr(pin, key, "") for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
+            "kind": "source" if isinstance(pin, Source) else "archive",
+            "submodules": getattr(pin, "submodules", False),
+            "substitutes": [_substitute_json(each) for each in getattr(pin, "substitutes", ())],
+            "used_by": users(lock, pin.name),
+        }
+        for pin in everything
+    ]
+    return {"default_stack": lock.default_stack, "pins": pins, "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks]}
+
+
+def _substitute_json(each: Substitute) -> dict[str, Any]:
+    return {"file": each.file, "count": each.count, "hash": _digest(each), "reason": each.reason}
+
+
+def change_json(renewal: Renewal) -> Mapping[str, Any]:
+    """Return one change for the JSON document."""
+    head = {"kind": renewal.table, "name": renewal.name, "changed": bool(renewal.changed)}
+    return {**head, "before": renewal.before, "after": renewal.after, "notes": list(renewal.notes), "link": renewal.link}
+
+
+def _source_cells(source: Source, stacks: Sequence[str], now: float) -> tuple[str, ...]:
+    old = f"{date(source.last_modified)}, {age(now - source.last_modified)}"
+    ref = "" if source.ref == source.rev else source.ref
+    return f"{source.name} {source.version}", ref, source.rev[:REV_DIGITS], old, _by(stacks)
+
+
+def _by(stacks: Sequence[str]) -> str:
+    return f"for {', '.join(stacks)}" if stacks else "for no stack"
+
+
+def _details(source: Source) -> list[str]:
+    lines = ["with its submodules"] if source.submodules else []
+    for each in source.substitutes:
+        change = f"{_difference_of(each)} ({_digest(each)[:20]}…)"
+        lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {change}")
+        lines += [f"    {each.reason}"] if each.reason else []
+    return lines
+
+
+def _difference_of(each: Substitute) -> str:
+    """Return what a substitution changes on one line: the lines that both texts begin and end with are left out."""
+    old, new = each.text.splitlines(), each.replacement.splitlines()
+    while old and new and old[0] == new[0]:
+        del old[0], new[0]
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    before, after = (shorten(" ".join(lines), SHOWN_OF_CHANGE, placeholder=" …") for lines in (old, new))
+    if before == after:  # they differ in white space
+        return f"{each.text!r} → {each.replacement!r}"
+    return f"{before} → {after}" if before and after else f"adds {after}" if after else f"removes {before}"
+
+
+def _digest(each: Substitute) -> str:
+    """Return the SRI hash of both texts of a substitution, with a zero byte between them."""
+    return filetree.sri(hashlib.sha256(f"{each.text}\0{each.replacement}".encode()).digest())
+
+
+def _stack_lines(stack: Stack, *, is_default: bool) -> list[str]:
+    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
+    words = ", ".join(f"{role} {value}" for role, value in values.items() if isinstance(value, str) and value)
+    lines = [f"  {stack.name}{' (default)' if is_default else ''}: {words}"]
+    lines += [f"      asks for {each}" for each in [_wanted(stack.asked)] if each]
+    for target, wheels in stack.wheels.items():
+        torch = next((f", torch {wheel.version}" for wheel in wheels if wheel.name == "torch"), "")
+        lines.append(f"      {target}: {len(wheels)} wheels, {size(sum(wheel.size for wheel in wheels))}{torch}")
+    return lines
+
+
+def _wanted(asked: Asked) -> str:
+    """Return what the wheels of a stack were resolved from, each with its index where that is not the stack's."""
+    places = [(each, asked.index_of(requirement_name(each))) for each in asked.python]
+    words = [each if index == OWN_INDEX else f"{each} from {index}" for each, index in places]
+    return ", ".join(words) + (f"; in any case {', '.join(asked.overrides)}" if asked.overrides else "")
+
+
+def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:
+    wheels = [
+        {"target": target, "files": len(closure), "bytes": sum(wheel.size for wheel in closure)} for target, closure in stack.wheels.items()
+    ]
+    return {"name": stack.name, "cuda": stack.cuda, "uses": roles(stack, lock), "wheels": wheels}
+
+
+def _state(values: Mapping[str, str | int]) -> str:
+    """Return what a pin is, in short: its ref and commit with the date, or an archive's address and size."""
+    if "rev" in values:
+        ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
+        return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({date(int(values['last_modified']))})"
+    return f"{shown(str(values['url']))} ({values['size']} bytes, {str(values['hash'])[:20]}…)"

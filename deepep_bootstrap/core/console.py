@@ -1,0 +1,223 @@
+"""What a person sees: plans, progress, outcomes, next commands. With runscreen.py the only module that knows rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from deepep_bootstrap.core.errors import REMEDY, Problem, plain
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.text import seconds, shortened
+
+STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
+STATE_WIDTH = max(map(len, STYLES))
+TABLE_WIDTH = 120
+"""Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
+
+PIPE_WIDTH = 120
+"""Columns of a table that goes into a file or a pipe."""
+
+
+HOSTS_WIDTH = 24
+"""Columns for the names of hosts; a set that folds badly is cut."""
+
+
+class Screen:
+    """Output of one command: rich on a terminal, plain lines elsewhere, nothing but one document with `as_json`.
+
+    Messages for people go to stdout; problems go to stderr. Methods may be called from several threads.
+    """
+
+    def __init__(self, verb: str, *, as_json: bool = False) -> None:
+        self.verb = verb
+        self.as_json = as_json
+        self._console = Console(quiet=as_json, soft_wrap=True, highlight=False)
+        self._errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.live = sys.stdout.isatty() and not as_json and not self._console.is_dumb_terminal
+        self._progress: _Progress | None = None
+        self._lock = threading.Lock()
+        self.told: list[Outcome] = []
+
+    def say(self, text: str = "", *, style: str = "") -> None:
+        """Print one line for a person."""
+        with self._lock:
+            self._console.print(plain(text), style=style or None, markup=False)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or another thing of rich's, whose texts are plain; without a terminal as wide as PIPE_WIDTH."""
+        with self._lock:
+            console = self._console if self._console.is_terminal else Console(quiet=self.as_json, highlight=False, width=PIPE_WIDTH)
+            console.print(renderable, soft_wrap=False)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a table has room: a terminal of at least TABLE_WIDTH columns."""
+        return self._console.is_terminal and self._console.width >= TABLE_WIDTH
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether bars can be drawn with characters for them."""
+        return (self._console.encoding or "").lower().startswith("utf")
+
+    def problem(self, problem: Problem) -> None:
+        """Print one problem; part of the document instead where there is one."""
+        if not self.as_json:
+            self._errors.print(Text(str(problem), style="red" if self._errors.is_terminal else ""))
+
+    def document(self, exit_code: int, problems: Sequence[Problem], **content: Any) -> None:
+        """Print the verb's JSON document, if that was asked for."""
+        if self.as_json:
+            head = {"schema": 1, "verb": self.verb, "exit": exit_code, "errors": [problem.as_json() for problem in problems]}
+            print(json.dumps({**head, **content}, indent=2))
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show a live table of running steps on a terminal while the body runs; plain lines elsewhere."""
+        if not self.live:
+            yield
+            return
+        self._progress = _Progress()
+        try:
+            with Live(self._progress, console=self._console, refresh_per_second=8, transient=True):
+                yield
+        finally:
+            self._progress = None
+
+    def started(self, step: str, hosts: Sequence[str]) -> None:
+        """A step began on some hosts."""
+        if self._progress:
+            self._progress.start(step, hosts)
+        else:
+            self.say(f"{fold(hosts)}: {step} …")
+
+    def waiting(self, host: str, step: str, text: str) -> None:
+        """A step waits for somebody; a person should know for whom."""
+        self.line(host, step, f"waiting for {text}")
+        if not self._progress:
+            self.say(f"{host}: {step} waits for {shortened(text)}")
+
+    def line(self, host: str, step: str, text: str) -> None:
+        """A running step printed a line (live table only; logs have them all)."""
+        if self._progress:
+            self._progress.line(step, host, shortened(text))
+
+    def ended(self, *outcomes: Outcome) -> None:
+        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end. What was
+        told so far stays in `told`: a phase that is cut short has no other account of itself."""
+        self.told.extend(outcomes)
+        for outcome in outcomes:
+            if self._progress:
+                self._progress.end(outcome.step, outcome.host)
+        for group in folded(outcomes):
+            first, names = group[0], fold(outcome.host for outcome in group)
+            detail = f" — {shortened(first.detail)}" if first.detail and first.state != "failed" else ""
+            took = f" ({took_by(group)})" if took_by(group) else ""
+            self._mark(first.state, f"{first.state} {first.step} on {names}{took}{detail}")
+
+    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Print the outcome table, equal outcomes folded over hosts, the bad ones last, with their last lines and their logs."""
+        groups = sorted(folded(outcomes), key=lambda group: group[0].state == "failed")
+        if not groups:
+            return
+        steps, times = max(len(group[0].step) for group in groups), max(len(took_by(group)) for group in groups)
+        for group in groups:
+            first, names = group[0], fold(outcome.host for outcome in group)
+            failed = first.state == "failed"
+            beside = f"  {shortened(first.detail)}" if first.detail and not failed else ""
+            self._mark(first.state, f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took_by(group):>{times}}  {names}{beside}")
+            if failed:
+                for text in filter(None, (first.detail, first.log and f"full log: {first.log}")):
+                    self.say(textwrap.indent(text, "    "))
+
+    def next_commands(self, commands: Sequence[str]) -> None:
+        """Print what to type next."""
+        self.say("\nNext:")
+        for command in commands:
+            self.say(f"    {command}")
+
+    def _mark(self, state: str, line: str) -> None:
+        """Print a line whose leading word is a state, in the colour of that state."""
+        with self._lock:
+            text = plain(line)
+            self._console.print(f"[{STYLES[state]}]{escape(text[: len(state)])}[/]{escape(text[len(state) :])}")
+
+
+@dataclass
+class _Row:
+    since: float
+    hosts: dict[str, None] = field(default_factory=dict)
+    text: str = ""
+
+
+class _Progress:
+    """Rows by step, so that 64 hosts at one step are one row. Methods may be called from several threads."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._lock = threading.Lock()
+        self._spinner = Spinner("dots")
+
+    def start(self, step: str, hosts: Sequence[str]) -> None:
+        """A step began on some hosts."""
+        with self._lock:
+            self._rows.setdefault(step, _Row(time.monotonic())).hosts.update(dict.fromkeys(hosts))
+
+    def line(self, step: str, host: str, text: str) -> None:
+        """A running step printed a line."""
+        with self._lock:
+            row = self._rows.setdefault(step, _Row(time.monotonic(), {host: None}))
+            said = plain(text).strip()
+            if said:
+                row.text = said if len(row.hosts) < 2 else f"{host}: {said}"
+
+    def end(self, step: str, host: str) -> None:
+        """A step ended on a host; its row goes with its last host."""
+        with self._lock:
+            row = self._rows.get(step)
+            if row is None:
+                return
+            row.hosts.pop(host, None)
+            if not row.hosts:
+                del self._rows[step]
+
+    def __rich__(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, expand=True)
+        table.add_column(width=1)
+        table.add_column(max_width=HOSTS_WIDTH, no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        with self._lock:
+            for step, row in self._rows.items():
+                elapsed = f"{time.monotonic() - row.since:.0f} s"
+                table.add_row(self._spinner, Text(fold(row.hosts)), Text(step), elapsed, Text(row.text, style="dim"))
+            return Group(table) if self._rows else Group(self._spinner)
+
+
+def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the same, whatever host
+    or address their remedies name: the first one's stands for all."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.step, outcome.state, outcome.detail.partition(REMEDY)[0]), []).append(outcome)
+    return list(groups.values())
+
+
+def took_by(group: Sequence[Outcome]) -> str:
+    """Return how long the slowest of some equal outcomes took; "" for what was never begun."""
+    return "" if group[0].state == "skipped" else seconds(max(outcome.seconds for outcome in group))

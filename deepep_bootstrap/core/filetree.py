@@ -1,0 +1,120 @@
+"""The Nix archive hash of a file tree: a number for its content that no clone, copy, owner or time can change.
+
+A NAR is one stream of length-prefixed words. Names are bytes and sorted as bytes; of all permissions only the owner's execute
+bit counts. `python -m deepep_bootstrap.core.filetree PATH` prints the same line as `nix hash path PATH`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.guard import guarded
+
+CHUNK = 1 << 20
+NO_OVERLAY: Mapping[bytes, bytes] = {}
+
+
+def hash_path(path: str | os.PathLike[str], overlay: Mapping[bytes, bytes] = NO_OVERLAY) -> str:
+    """Return the SRI hash (`sha256-…`) of the NAR of `path`: a directory, a regular file or a symbolic link.
+
+    `overlay` maps names of regular files below `path` (bytes, with slashes) to a content that is hashed instead of their own.
+    Files are read in pieces, so memory stays constant. A socket, FIFO or device in the tree, a file that changes while it is
+    read, and anything that cannot be read raise Trouble.
+    """
+    digest = hashlib.sha256()
+    top = os.fsencode(path)
+    try:
+        digest.update(_word(b"nix-archive-1"))
+        for piece in _pieces(top, {os.path.join(top, name): content for name, content in overlay.items()}):
+            digest.update(piece)
+    except OSError as error:
+        where = os.fsencode(error.filename) if error.filename is not None else top
+        raise Trouble(Problem(shown(where), f"cannot be hashed: {error.strerror or error}")) from None
+    return sri(digest.digest())
+
+
+def sri(digest: bytes) -> str:
+    """Return the SRI form of a raw SHA-256 digest."""
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def shown(name: bytes) -> str:
+    """Return a file name for a message; bytes that are not UTF-8 are escaped."""
+    return name.decode(errors="backslashreplace")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the hash of the one path in `arguments`; return the exit code."""
+
+    def body() -> int:
+        if len(arguments) != 1:
+            raise Trouble(
+                Problem("nar", "takes one path", found=f"{len(arguments)} arguments", try_="python -m deepep_bootstrap.core.filetree DIR")
+            )
+        print(hash_path(Path(arguments[0])))
+        return 0
+
+    return guarded("nar", body)
+
+
+def _word(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data + bytes(-len(data) % 8)
+
+
+def _pieces(top: bytes, overlay: Mapping[bytes, bytes]) -> Iterator[bytes]:
+    # A stack instead of recursion: a tree may be deeper than the interpreter's recursion limit. It holds nodes still to be
+    # written (None and a path) and words that stand between them (the words, and an unused path).
+    todo: list[tuple[bytes | None, bytes]] = [(None, top)]
+    while todo:
+        words, path = todo.pop()
+        if words is not None:
+            yield words
+            continue
+        mode = os.lstat(path).st_mode
+        if stat.S_ISREG(mode):
+            yield from _file(path, overlay.get(path))
+        elif stat.S_ISLNK(mode):
+            yield _words(b"(", b"type", b"symlink", b"target", os.readlink(path), b")")
+        elif stat.S_ISDIR(mode):
+            yield _words(b"(", b"type", b"directory")
+            todo.append((_word(b")"), b""))
+            for name in sorted(os.listdir(path), reverse=True):
+                todo.append((_word(b")"), b""))
+                todo.append((None, os.path.join(path, name)))
+                todo.append((_words(b"entry", b"(", b"name", name, b"node"), b""))
+        else:
+            raise Trouble(Problem(shown(path), "is neither a file, a directory nor a symbolic link; such a tree has no hash"))
+
+
+def _words(*words: bytes) -> bytes:
+    return b"".join(map(_word, words))
+
+
+def _file(path: bytes, instead: bytes | None) -> Iterator[bytes]:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        yield _words(b"(", b"type", b"regular")
+        if status.st_mode & stat.S_IXUSR:
+            yield _words(b"executable", b"")
+        if instead is not None:
+            yield _words(b"contents", instead, b")")
+            return
+        yield _word(b"contents") + status.st_size.to_bytes(8, "little")
+        size = 0
+        while chunk := stream.read(CHUNK):
+            size += len(chunk)
+            yield chunk
+    if size != status.st_size:
+        raise Trouble(Problem(shown(path), "changed while it was read", found=f"{size} bytes", wanted=f"{status.st_size} bytes"))
+    yield bytes(-size % 8) + _word(b")")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

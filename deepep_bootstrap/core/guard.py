@@ -1,0 +1,119 @@
+"""The one guard around every verb: expected trouble as messages, a bug as a log, an interrupt as exit code 130."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, Trouble
+
+READER_GONE = frozenset((errno.EPIPE, errno.EIO))
+"""What writing to a pipe without a reader, or to a terminal that was closed, ends with."""
+
+MACHINE_TROUBLE = frozenset(
+    (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EMFILE, errno.ENFILE),
+        *(errno.ENAMETOOLONG, errno.ELOOP),
+    )
+)
+"""Errors of the operating system that say something about this machine or what it was given, not about a bug: full, read-only,
+forbidden, a name that no file can have."""
+
+
+def state_dir() -> Path:
+    """Return the directory for logs on the control machine (XDG base directory specification)."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "deepep-bootstrap"
+
+
+def guarded(verb: str, body: Callable[[], int], *, as_json: bool = False) -> int:
+    """Run one verb and return its exit code; the only place where every exception is caught.
+
+    `body` returns an exit code and prints its own result. Expected trouble becomes one message per problem on stderr (with
+    `as_json` one document on stdout instead), ^C becomes 130, anything else a log file and two lines.
+    """
+    try:
+        code = body()
+        sys.stdout.flush()
+        return code
+    except Trouble as trouble:
+        return _tell(verb, trouble.problems, trouble.code, as_json=as_json)
+    except KeyboardInterrupt:
+        # From here on a second ^C may end us at once: everything on the hosts has been told to stop.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        stopped = Problem(verb, "interrupted", try_="the same command again: it goes on from what is already there")
+        return _tell(verb, (stopped,), INTERRUPTED, as_json=as_json)
+    except OSError as error:
+        return _tell_os_error(verb, error, as_json=as_json)
+    except Exception:  # noqa: BLE001 - the front door: a bug must not end in a traceback on an admin's screen
+        return _tell_bug(verb, as_json=as_json)
+
+
+def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
+    """Return the exit code for an error of the operating system: trouble with this machine, or a bug like any other."""
+    if error.errno in READER_GONE and error.filename is None:
+        # The reader of our output (head, less, a terminal) has gone, so there is nobody to tell.
+        _silence(sys.stdout)
+        return INTERRUPTED if _followed_interrupt(error) else TROUBLE
+    if error.errno not in MACHINE_TROUBLE:
+        return _tell_bug(verb, as_json=as_json)
+    if error.filename is None:
+        _silence(sys.stdout)
+    where = str(error.filename or "output")
+    return _tell(verb, (Problem(where, f"cannot be used: {error.strerror}"),), TROUBLE, as_json=as_json)
+
+
+def _followed_interrupt(error: BaseException) -> bool:
+    """Return whether `error` came up while an interrupt was on its way out: a closed terminal interrupts, then cannot be written."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if isinstance(error, KeyboardInterrupt):
+            return True
+    return False
+
+
+def _tell_bug(verb: str, *, as_json: bool) -> int:
+    """Write everything that a report of the bug needs, say where, and return the exit code. Called while the exception is handled."""
+    try:
+        log = _write_bug_log(verb, state_dir() / "bugs")
+    except OSError:
+        log = _write_bug_log(verb, Path(tempfile.mkdtemp(prefix="deepep-bootstrap-bug-")))
+    bug = Problem(verb, f"internal error, details in {log}", try_="sending that file with a report of what you did")
+    return _tell(verb, (bug,), BUG, as_json=as_json)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Point a stream that cannot be written elsewhere, so that the interpreter's own flush at its end stays silent."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell(verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool) -> int:
+    document = {"schema": 1, "verb": verb, "exit": code, "errors": [problem.as_json() for problem in problems]}
+    stream = sys.stdout if as_json else sys.stderr
+    text = json.dumps(document, indent=2) if as_json else "\n".join(map(str, problems))
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        # Nobody can be told any more: the terminal was closed, or the disk behind `>file` is full. The exit code still says it.
+        _silence(stream)
+    return code
+
+
+def _write_bug_log(verb: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{os.getpid()}.log"
+    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\nargv: {sys.argv[1:]}\n\n"
+    log.write_text(facts + traceback.format_exc(), encoding="utf-8")
+    return log

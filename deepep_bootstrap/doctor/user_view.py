@@ -1,0 +1,73 @@
+"""What the user of a job finds on a host: the data lines of recipes/doctor/user.sh as a value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.remote.fleet import Job, Reply
+
+RECIPE = "doctor/user.sh"
+LIMIT = 90.0
+"""Seconds for looking: waking the GPUs of a host without a persistence daemon takes tens of them, a login shell has 20."""
+
+FORM = Form(
+    dict.fromkeys(("user", "uid", "memlock", "ipc_lock", "container", "shm", "prefix", "module", "visible", "login", "end"), 1),
+    {"device": 2, "variable": 2, "library": 1},
+    end="end",
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """What one user finds. `memlock` is "unlimited" or KiB, `ipc_lock` whether the limit does not bind this user anyway,
+    `container` what kind of one we are in ("" for none).
+
+    `devices` are device files with the reason why each cannot be opened ("" when it can), `shm` and `prefix` are "absent", "denied" or
+    "writable" / "readable". Of a login shell: `module` is "yes" or "no" ("" when it did not answer, and `login` says why), `visible`
+    counts the modules called deepep, `variables` are those that NVSHMEM, DeepEP or NCCL read, `libraries` the libibverbs that
+    LD_LIBRARY_PATH would bring."""
+
+    user: str = ""
+    uid: int = -1
+    memlock: str = ""
+    ipc_lock: bool = False
+    container: str = ""
+    devices: tuple[tuple[str, str], ...] = ()
+    shm: str = ""
+    prefix: str = ""
+    module: str = ""
+    visible: int = 0
+    login: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+def look(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
+    """Return the job that looks as `user` ("" for the connection's own); its reply is for `parse`."""
+    return Job(compose(recipes, "lib.sh", RECIPE), env={"PREFIX": prefix}, user=user, timeout=LIMIT)
+
+
+def parse(reply: Reply) -> View:
+    """Return what the user finds on a host; Trouble when the script failed there or its answer cannot be read."""
+    if reply.code:
+        found = (reply.err or reply.out).strip()[-400:]
+        raise Trouble(Problem(reply.host, "looking as the user of a job failed", found))
+    said = read_records(reply.out, FORM, reply.host, RECIPE)
+    words = {key: said.text(key) for key in ("user", "memlock", "container", "shm", "prefix", "module", "login")}
+    try:
+        uid, visible = said.number("uid", -1), said.number("visible")
+    except ValueError as error:
+        raise Trouble(Problem(reply.host, f"{RECIPE} and this program disagree", str(error), try_="a fresh checkout")) from None
+    return View(
+        **words,
+        uid=uid,
+        ipc_lock=said.truth("ipc_lock"),
+        devices=tuple(sorted((path, problem) for path, problem in said.rows("device"))),
+        visible=visible,
+        variables=tuple(sorted((name, value) for name, value in said.rows("variable"))),
+        libraries=said.words("library"),
+    )

@@ -1,0 +1,284 @@
+"""Filling a mirror: what is missing is fetched and verified, what is broken is fetched anew, what is right is left alone.
+
+The truth is the lock, not what an earlier run left behind: wheels and archives are hashed, sources are written out of the mirror and
+their trees hashed. Nothing is written through a symbolic link.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.fetch import files
+from deepep_bootstrap.fetch.git import Pin
+from deepep_bootstrap.fetch.locations import Mirrors, file_path, repository_path, wheel_path
+from deepep_bootstrap.fetch.mirror.copied import Copied
+from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
+from deepep_bootstrap.fetch.mirror.index import PAGE, SCRATCH, Held, Index, Record, Wanted, differs, folders, measure, page, walk
+from deepep_bootstrap.fetch.sources import measure_source
+from deepep_bootstrap.fetch.uv import cache_dir
+from deepep_bootstrap.fetch.wheels import fetch_wheel, fetch_wheels, is_cached
+from deepep_bootstrap.lock.model import Wheel
+from deepep_bootstrap.lock.sources import Source
+
+BATCH = 8
+"""Wheels fetched before they are put into their places: what an interrupted run loses at most."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The mirror at `root` is to hold `wanted`; what it lacks comes through `mirrors`. `old` is its index so far; what that has and
+    nobody wants stays, unless `prune`."""
+
+    root: Path
+    wanted: Wanted
+    mirrors: Mirrors
+    old: Index | None
+    prune: bool
+    say: Callable[[str], None]
+
+    @property
+    def carried(self) -> dict[str, Record]:
+        """The files of the index so far that are still there; with `prune` none."""
+        if self.old is None or self.prune:
+            return {}
+        return {path: record for path, record in self.old.files.items() if is_file(self.root, path)}
+
+
+@dataclass
+class Filled:
+    """What is in the mirror by now. Grows while it is filled; `added` and `repaired` are paths of repositories and files."""
+
+    files: dict[str, Record] = field(default_factory=dict)
+    sources: list[Held] = field(default_factory=list)
+    archives: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, Copied] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def fill(job: Job) -> Filled:
+    """Bring everything that is wanted into the mirror; what could not be brought is in `problems`, the rest is there all the same."""
+    filled = Filled()
+    for folder in ("git", "wheels", "files"):
+        make_folder(job.root, folder)
+    fill_sources(job, filled)
+    fill_archives(job, filled)
+    fill_wheels(job, filled)
+    write_pages(job, filled)
+    return filled
+
+
+def fill_sources(job: Job, filled: Filled) -> None:
+    """Bring the repositories of all sources and, where their hash covers them, of their submodules; then verify each source."""
+    todo = [_pin(source) for source in job.wanted.sources]
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        new = {(repository_path(pin.url), pin.rev): pin for pin in todo if (repository_path(pin.url), pin.rev) not in seen}
+        seen |= set(new)
+        todo = []
+        for path in dict.fromkeys(path for path, _ in new):
+            pins = [pin for (place, _), pin in new.items() if place == path]
+            try:
+                place_repository(job, filled, path, pins)
+                todo += [module for pin in pins if pin.submodules for module in modules(pin, job.root)]
+            except Trouble as trouble:
+                filled.problems.extend(trouble.problems)
+    for path in dict.fromkeys(path for path, _ in seen):
+        filled.files |= {name: measure(job.root, name) for name in walk_below(job.root, path)}
+    told = bool(filled.problems)
+    for source in job.wanted.sources:
+        try:
+            verify_source(job, filled, source)
+        except Trouble as trouble:
+            # Where a repository could not be had, that was said; what it keeps from being written out is no news.
+            filled.problems.extend(() if told else trouble.problems)
+
+
+def place_repository(job: Job, filled: Filled, path: str, pins: Sequence[Pin]) -> None:
+    """See to it that the repository at `path` keeps the commits of `pins`: one that is as recorded stays or grows,
+    any other is made anew."""
+    there = os.path.lexists(job.root / path)
+    made = path in {*filled.added, *filled.repaired}
+    have = pinned(job.root, path) if made or (there and is_intact(job, path)) else ()
+    missing = [pin for pin in pins if pin.rev not in have]
+    if not missing:
+        return
+    make_folder(job.root, path.rpartition("/")[0])
+    if (job.root / path).is_symlink() or (there and not (job.root / path).is_dir()):
+        (job.root / path).unlink()
+    write_repository(missing if have else pins, job.mirrors, job.root, have)
+    job.say(f"{path}: {', '.join(f'{pin.name} {pin.rev[:12]}' for pin in missing)}")
+    known = there and any(name.startswith(f"{path}/") for name in (job.old.files if job.old else ()))
+    if not made:
+        (filled.repaired if known and not have else filled.added).append(path)
+
+
+def is_intact(job: Job, path: str) -> bool:
+    """Return whether the repository at `path` has exactly the files that the index so far says, each with its hash."""
+    recorded = {name: record for name, record in (job.old.files if job.old else {}).items() if name.startswith(f"{path}/")}
+    there = walk_below(job.root, path)
+    if not recorded or set(there) != set(recorded):
+        return False
+    return not any(differs(job.root, name, status, recorded[name]) for name, status in there.items())
+
+
+def walk_below(root: Path, path: str) -> dict[str, os.stat_result]:
+    """Return the files below the folder `path` of a mirror by their paths from its root; none where there is no such folder."""
+    if not is_plain(root, path) or not (root / path).is_dir():
+        return {}
+    return {f"{path}/{name}": status for name, status in walk(root / path).items()}
+
+
+def verify_source(job: Job, filled: Filled, source: Source) -> None:
+    """Write a source out of the mirror, with nothing else in reach, and compare its hash with the lock. Raises Trouble."""
+    found = measure_source(source, served(job.root))
+    if found.hash != source.hash:
+        what = f"the tree of {source.rev[:12]} is not the locked one"
+        filled.problems.append(Problem(f"source {source.name}", what, found.hash, source.hash))
+        return
+    filled.problems.extend(found.problems)
+    filled.sources.append(Held(source.name, source.url, source.rev, source.hash))
+    job.say(f"source {source.name} {source.rev[:12]}: hash as locked")
+
+
+def fill_archives(job: Job, filled: Filled) -> None:
+    """Bring every archive that is not there as locked."""
+    for archive in job.wanted.archives:
+        path = file_path(archive.url)
+        there = is_file(job.root, path)
+        if there and not files.differences(archive, files.measured(job.root / path)):
+            filled.files[path], filled.archives[path] = measure(job.root, path), archive.hash
+            continue
+        try:
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as scratch:
+                place(job.root, path, files.fetch_archive(archive, job.mirrors, Path(scratch)))
+        except Trouble as trouble:
+            filled.problems.extend(trouble.problems)
+            continue
+        filled.files[path], filled.archives[path] = measure(job.root, path), archive.hash
+        (filled.repaired if there else filled.added).append(path)
+        job.say(f"archive {archive.name}: {path}")
+
+
+def fill_wheels(job: Job, filled: Filled) -> None:
+    """Bring every wheel that is not there as locked. The first batch that fails is the last: an index that is not in reach would be
+    asked hundreds of times."""
+    by_path: dict[str, Wheel] = {}
+    for wheel in job.wanted.wheels:
+        path = wheel_path(wheel.index, wheel.name, wheel.file)
+        if by_path.setdefault(path, wheel).hash != wheel.hash:
+            what = "the lock has two files of this name from one index"
+            filled.problems.append(Problem(f"wheel {wheel.file}", what, by_path[path].hash, wheel.hash))
+    missing: dict[str, Wheel] = {}
+    for path, wheel in by_path.items():
+        if is_file(job.root, path) and (found := measure(job.root, path)).hash == wheel.hash:
+            filled.files[path] = found
+        else:
+            missing[path] = wheel
+    bytes_ = sum(wheel.size for wheel in missing.values())
+    job.say(f"wheels: {len(by_path) - len(missing)} are there, {len(missing)} to fetch ({bytes_} bytes)")
+    paths = list(missing)
+    for start in range(0, len(paths), BATCH):
+        if not fetch_batch(job, filled, {path: missing[path] for path in paths[start : start + BATCH]}):
+            left = len(paths) - start - BATCH
+            if left > 0:
+                filled.problems.append(Problem("wheels", f"{left} more were not tried", try_="the same command again"))
+            return
+
+
+def fetch_batch(job: Job, filled: Filled, batch: dict[str, Wheel]) -> bool:
+    """Bring some wheels side by side and put those that arrived into their places; return whether all did."""
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as name:
+        scratch = Path(name)
+        away = [wheel for wheel in batch.values() if not is_cached(wheel, cache_dir())]
+        complete = True
+        for group in distinct(away):
+            try:
+                fetch_wheels(group, job.mirrors, scratch, job.say)
+            except Trouble as trouble:
+                filled.problems.extend(trouble.problems)
+                complete = False
+                break
+        for path, wheel in batch.items():
+            if wheel in away and not is_cached(wheel, scratch):
+                continue
+            if wheel in away:
+                file = fetch_wheel(wheel, job.mirrors, scratch)
+            else:
+                file = Path(shutil.copyfile(fetch_wheel(wheel, job.mirrors, cache_dir()), scratch / wheel.file))
+            there = os.path.lexists(job.root / path)
+            place(job.root, path, file)
+            filled.files[path] = Record((job.root / path).stat().st_size, wheel.hash)
+            (filled.repaired if there else filled.added).append(path)
+    return complete
+
+
+def distinct(wheels: Iterable[Wheel]) -> list[list[Wheel]]:
+    """Return groups in which no distribution is there twice: what is fetched together is told apart by distribution."""
+    groups: list[list[Wheel]] = []
+    for wheel in wheels:
+        group = next((group for group in groups if wheel.name not in {each.name for each in group}), None)
+        if group is None:
+            groups.append([wheel])
+        else:
+            group.append(wheel)
+    return groups
+
+
+def write_pages(job: Job, filled: Filled) -> None:
+    """Write the page of links of every distribution; one that is right is left alone."""
+    files = job.carried | filled.files
+    for folder, paths in folders([*files]).items():
+        text = page({path.rpartition("/")[2]: files[path] for path in paths})
+        path = f"{folder}/{PAGE}"
+        if not is_file(job.root, path) or (job.root / path).read_bytes() != text.encode():
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as scratch:
+                (Path(scratch) / PAGE).write_text(text, encoding="utf-8")
+                place(job.root, path, Path(scratch) / PAGE)
+        filled.files[path] = measure(job.root, path)
+
+
+def place(root: Path, path: str, file: Path) -> None:
+    """Rename `file` to `path` of the mirror, whatever stood there. Raises Trouble where that is a folder."""
+    make_folder(root, path.rpartition("/")[0])
+    target = root / path
+    if target.is_dir() and not target.is_symlink():
+        raise Trouble(Problem(str(target), "is a folder where a file belongs", try_=f"rm -r {target}"))
+    file.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
+    os.replace(file, target)
+
+
+def make_folder(root: Path, path: str) -> None:
+    """Make the folder `path` of the mirror. Raises Trouble where a symbolic link or a file is in the way: nothing is written elsewhere."""
+    folder = root
+    for step in path.split("/"):
+        folder = folder / step
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise Trouble(Problem(str(folder), "is no plain folder; a mirror is written through nothing else", try_=f"rm {folder}"))
+        if not folder.exists():
+            folder.mkdir()
+            # Web servers, and apt on hosts, read as users of their own, whatever the umask of who writes the mirror.
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
+
+
+def is_file(root: Path, path: str) -> bool:
+    """Return whether `path` of the mirror is a regular file, reached through no symbolic link."""
+    return is_plain(root, path) and (root / path).is_file()
+
+
+def is_plain(root: Path, path: str) -> bool:
+    """Return whether no step of `path` is a symbolic link."""
+    steps = path.split("/")
+    return not any((root / "/".join(steps[:count])).is_symlink() for count in range(1, len(steps) + 1))
+
+
+def _pin(source: Source) -> Pin:
+    return Pin(source.name, source.url, source.ref, source.rev, source.submodules)

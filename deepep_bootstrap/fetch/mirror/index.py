@@ -1,0 +1,298 @@
+"""What a directory of `invoke mirror` holds: its index, the files in it and their hashes, and what of a lock it lacks.
+
+    mirror.json                      the index: every file's size and SRI hash; written last, by one rename
+    git/HOST/OWNER/NAME.git          bare repositories that any web server can serve
+    wheels/INDEX/NAME/FILE           with a page of links beside them: behind a web server an index for pip and uv
+    files/HOST/PATH                  archives
+    packages/HOST/PATH               parts of package repositories, as the lock's [system.*] name them, with their keys
+
+Reading only: nothing here writes, follows a symbolic link, or leaves the directory.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from deepep_bootstrap.core import filetree
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.toml import NAME
+from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, file_path, repository_path, wheel_path
+from deepep_bootstrap.fetch.mirror import copied
+from deepep_bootstrap.fetch.mirror.copied import Copied
+from deepep_bootstrap.lock.model import Wheel
+from deepep_bootstrap.lock.sources import FILE_HASH, HASH, REV, Archive, Source
+from deepep_bootstrap.lock.wheels import TARGET
+
+FORMAT = 1
+MARKER = ".incomplete"
+"""Is there from the beginning of writing until its end."""
+SCRATCH = ".tmp-"
+PINS = "refs/pins/"
+"""Where a repository of a mirror keeps the commits that locks name."""
+PAGE = "index.html"
+LONGEST_INDEX = 64 << 20
+"""Bytes of an index that are read at most: a mirror of everything has some ten thousand files, a line or two each."""
+CHUNK = 1 << 20
+KEYS = {"format": int, "lock": str, "stacks": list, "targets": list, "sources": list, "archives": dict, "files": dict}
+OPTIONAL = "packages"
+"""A key that only a mirror with packages has, so that a program without them reads all others."""
+SOURCE_KEYS = {"name", "url", "rev", "hash"}
+SOURCE_FORMS = {"name": NAME, "rev": REV, "hash": HASH}
+MANY = 10
+"""Faults of an index that are named; one hostile file need not fill a screen."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file as the index has it: its size in bytes and the SRI hash of its content."""
+
+    size: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """A git source that was verified in the mirror: what the lock called it, its address, its commit and the hash of its tree."""
+
+    name: str
+    url: str
+    rev: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is there: the sources, of
+    archives the hashes that the lock has (of either kind), every file, both by path, and parts of package repositories by name."""
+
+    lock: str
+    stacks: tuple[str, ...]
+    targets: tuple[str, ...]
+    sources: tuple[Held, ...]
+    archives: Mapping[str, str]
+    files: Mapping[str, Record]
+    packages: Mapping[str, Copied] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a mirror has to hold for some stacks and targets of a lock."""
+
+    sources: tuple[Source, ...]
+    archives: tuple[Archive, ...]
+    wheels: tuple[Wheel, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A path whose `state` is missing, changed or extra; `found` and `wanted` are the difference."""
+
+    path: str
+    state: str
+    found: str = ""
+    wanted: str = ""
+
+
+def render(index: Index) -> str:
+    """Return the text of an index; equal indexes give equal texts."""
+    document = {
+        "format": FORMAT,
+        "lock": index.lock,
+        "stacks": list(index.stacks),
+        "targets": list(index.targets),
+        "sources": [{"name": each.name, "url": each.url, "rev": each.rev, "hash": each.hash} for each in index.sources],
+        "archives": dict(sorted(index.archives.items())),
+        "files": {path: {"size": each.size, "hash": each.hash} for path, each in sorted(index.files.items())},
+    } | ({OPTIONAL: copied.render(dict(sorted(index.packages.items())))} if index.packages else {})
+    return json.dumps(document, indent=1) + "\n"
+
+
+def read(root: Path) -> Index | None:
+    """Return the index of the mirror at `root`, None where there is none. Raises Trouble when it is damaged or hostile."""
+    path = root / INDEX
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+            data = stream.read(LONGEST_INDEX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Trouble(Problem(str(path), f"the index cannot be read: {error.strerror}")) from None
+    if len(data) > LONGEST_INDEX:
+        raise Trouble(Problem(str(path), "is too long for an index", f"more than {LONGEST_INDEX} bytes"))
+    return parse(data, str(path))
+
+
+def parse(data: bytes, where: str) -> Index:
+    """Return the index in `data`; `where` names it in messages. Raises Trouble with what is wrong, for any bytes whatever."""
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_pairs)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Trouble(Problem(where, "is no index of a mirror", found=reason[:200])) from None
+    if not isinstance(document, dict) or type(document.get("format")) is not int:
+        raise Trouble(Problem(where, "is no index of a mirror", wanted='an object with "format"'))
+    if document["format"] != FORMAT:
+        what = "this index has another format: update the tool"
+        raise Trouble(Problem(where, what, found=str(document["format"]), wanted=str(FORMAT)))
+    faults = [f"{key}: missing or of another kind" for key, kind in KEYS.items() if type(document.get(key)) is not kind]
+    faults += [f"{key}: an unknown key" for key in document if key not in {*KEYS, OPTIONAL}]
+    if type(document.setdefault(OPTIONAL, {})) is not dict:
+        faults.append(f"{OPTIONAL}: of another kind")
+    if not faults:
+        faults = list(_faults(document))
+    if faults:
+        more = [f"and {len(faults) - MANY} more"] if len(faults) > MANY else []
+        raise Trouble(*(Problem(where, fault.encode("ascii", "backslashreplace").decode()[:400]) for fault in (*faults[:MANY], *more)))
+    return Index(
+        document["lock"],
+        tuple(document["stacks"]),
+        tuple(document["targets"]),
+        tuple(Held(**each) for each in document["sources"]),
+        document["archives"],
+        {path: Record(each["size"], each["hash"]) for path, each in document["files"].items()},
+        copied.read(document[OPTIONAL]),
+    )
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; one that names a key twice means different things to different readers."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key is there twice")
+    return made
+
+
+def _faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the values of an index whose keys are right."""
+    for key, form in (("stacks", NAME), ("targets", TARGET)):
+        bad = [value for value in document[key] if not (isinstance(value, str) and form.fits(value))]
+        yield from (f"{key}: {value!r:.80} is not {form.words}" for value in bad)
+    for each in document["sources"]:
+        if type(each) is not dict or set(each) != SOURCE_KEYS or not all(isinstance(text, str) for text in each.values()):
+            yield f"sources: {each!r:.80} is no source"
+            continue
+        yield from (f"sources: {each[key]!r:.80} is not {form.words}" for key, form in SOURCE_FORMS.items() if not form.fits(each[key]))
+        with suppress(Trouble):
+            repository_path(each["url"])
+            continue
+        yield f"sources: {each['url']!r:.80} has no place in a mirror"
+    for path, each in document["archives"].items():
+        if path not in document["files"] or not (isinstance(each, str) and FILE_HASH.fits(each)):
+            yield f"archives: {path!r:.200} is not among the files, or has no SRI hash"
+    yield from copied.faults(document[OPTIONAL])
+    for path, each in document["files"].items():
+        if not is_inside(path):
+            yield f"files: {path!r:.200} is no path inside a mirror"
+        if type(each) is not dict or set(each) != {"size", "hash"}:
+            yield f"files: {path!r:.200} has not exactly size and hash"
+        elif type(each["size"]) is not int or each["size"] < 0 or not (isinstance(each["hash"], str) and HASH.fits(each["hash"])):
+            yield f"files: {path!r:.200} has no size in bytes or no SRI hash"
+
+
+def is_inside(path: str) -> bool:
+    """Return whether `path` is the relative path of a file below one of a mirror's folders, written in the one plain way."""
+    steps = path.split("/")
+    return len(steps) > 1 and steps[0] in {GIT, FILES, WHEELS, PACKAGES} and path.isprintable() and not {"", ".", ".."}.intersection(steps)
+
+
+def walk(root: Path) -> dict[str, os.stat_result]:
+    """Return everything below `root` that is no directory, by relative path, with what it is. Links are named and not followed."""
+    found: dict[str, os.stat_result] = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(path)
+                else:
+                    found[path] = entry.stat(follow_symlinks=False)
+    return found
+
+
+def measure(root: Path, path: str, limit: int | None = None) -> Record:
+    """Return size and hash of a file; of one longer than `limit` bytes no more than one piece too many is read. Raises Trouble."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open(os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+            while (limit is None or size <= limit) and (piece := stream.read(CHUNK)):
+                digest.update(piece)
+                size += len(piece)
+    except OSError as error:
+        raise Trouble(Problem(str(root / path), f"cannot be read: {error.strerror}")) from None
+    return Record(size, filetree.sri(digest.digest()))
+
+
+def compare(root: Path, index: Index) -> Iterator[Finding]:
+    """Hash every file of the index and yield what is missing, changed or extra, by path."""
+    there = walk(root)
+    for path in sorted({*index.files, *there} - {INDEX, MARKER}):
+        if path not in index.files:
+            yield Finding(path, "extra", "left by a run that was ended" if path.startswith(SCRATCH) else "")
+        elif path not in there:
+            yield Finding(path, "missing")
+        elif difference := differs(root, path, there[path], index.files[path]):
+            yield Finding(path, "changed", *difference)
+
+
+def differs(root: Path, path: str, status: os.stat_result, wanted: Record) -> tuple[str, str] | None:
+    """Return how a file that is there is not the one that the index has, found and wanted; None where it is. Sizes are compared first."""
+    if not stat.S_ISREG(status.st_mode):
+        return ("a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"), "a file"
+    if status.st_size != wanted.size:
+        return f"{status.st_size} bytes", f"{wanted.size} bytes"
+    try:
+        found = measure(root, path, wanted.size)
+    except Trouble as trouble:
+        return trouble.problems[0].what, "a file that can be read"
+    return None if found == wanted else (found.hash, wanted.hash)
+
+
+def lacking(index: Index, wanted: Wanted) -> list[Problem]:
+    """Return what of a lock is not in the mirror as the index describes it, a problem for each pin."""
+    held = {(each.url, each.rev, each.hash) for each in index.sources}
+    problems = [
+        Problem(f"source {each.name}", "the mirror does not have the locked commit", wanted=each.rev)
+        for each in wanted.sources
+        if (each.url, each.rev, each.hash) not in held
+    ]
+    problems += [
+        Problem(f"archive {archive.name}", "the mirror does not have the locked file", wanted=archive.hash)
+        for archive in wanted.archives
+        if index.archives.get(file_path(archive.url)) != archive.hash
+    ]
+    for wheel in wanted.wheels:
+        record = index.files.get(wheel_path(wheel.index, wheel.name, wheel.file))
+        if record is None or record.hash != wheel.hash:
+            problems.append(
+                Problem(f"wheel {wheel.file}", "the mirror does not have the locked file", record.hash if record else "", wheel.hash)
+            )
+    return problems
+
+
+def page(files: Mapping[str, Record]) -> str:
+    """Return the page of an index for the wheels of one distribution, by file name: what pip and uv read (the simple repository API)."""
+    digests = {file: base64.b64decode(record.hash.partition("-")[2]).hex() for file, record in files.items()}
+    links = [f'<a href="{quote(file)}#sha256={digest}">{html.escape(file)}</a><br>' for file, digest in sorted(digests.items())]
+    return "\n".join(("<!DOCTYPE html>", "<html><head><title>wheels</title></head><body>", *links, "</body></html>", ""))
+
+
+def folders(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Return the wheels among `paths` by their folder."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        if path.startswith(f"{WHEELS}/") and path.endswith(".whl"):
+            found.setdefault(path.rpartition("/")[0], []).append(path)
+    return found

@@ -1,0 +1,297 @@
+"""Facts of one host: the data lines of recipes/facts.sh parsed into frozen values, against a list of known keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.records import Form, Records, decimal, disagreement, driver_value, natural, number, read_records
+from deepep_bootstrap.inventory.machine import FORM_MANY, FORM_SINGLE, Machine
+from deepep_bootstrap.inventory.machine import parse as prepared
+from deepep_bootstrap.inventory.prefixfacts import PREFIX_MANY, PREFIX_SINGLE, Prefix
+from deepep_bootstrap.inventory.prefixfacts import parse as seen_prefix
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it now."""
+
+    index: int
+    name: str
+    memory_mib: int
+    capability: str
+    driver: str
+    pci: str
+    pci_path: str
+    numa: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit: its directory and the version nvcc states, e.g. "13.0.88"; `stubs`: has lib64/stubs/libcuda.so;
+    `real` is the directory behind a link such as /usr/local/cuda."""
+
+    path: str
+    version: str
+    split_compile: bool
+    stubs: bool
+    real: str = ""
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python also its torch (empty
+    when absent) and `problem`, why it cannot be used ("" when it can)."""
+
+    path: str
+    version: str
+    soabi: str = ""
+    torch: str = ""
+    torch_git: str = ""
+    torch_cuda: str = ""
+    torch_abi: str = ""
+    problem: str = ""
+    header: bool = False
+
+
+@dataclass(frozen=True)
+class Gid:
+    """One entry of a port's GID table; `kind` is "IB/RoCE v1" or "RoCE v2", `netdev` the network device behind it."""
+
+    index: int
+    gid: str
+    kind: str
+    netdev: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in Gb/s."""
+
+    number: int
+    state: str
+    link_layer: str
+    rate_gbps: float
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this host lends (SR-IOV)."""
+
+    name: str
+    driver: str
+    pci_path: str
+    numa: int
+    firmware: str
+    ports: tuple[Port, ...] = ()
+    virtual: bool = False
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash, MODULEPATH of a
+    login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one, or with half of one)."""
+
+    kind: str = "none"
+    version: str = ""
+    init: str = ""
+    paths: tuple[str, ...] = ()
+    hook: str = ""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no compute node),
+    `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there,
+    `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the clients, which the PATH of root or of another
+    user may lack, and SLURM_CONF where it is set; `brings_memlock`: a job gets the memlock of the shell that submitted it. `slurmd`: the
+    host itself runs one."""
+
+    works: bool = False
+    version: str = ""
+    sbatch: bool = False
+    node: str = ""
+    state: str = ""
+    jobs: tuple[str, ...] = ()
+    gres: str = ""
+    partitions: tuple[str, ...] = ()
+    path: str = ""
+    conf: str = ""
+    brings_memlock: bool = False
+    slurmd: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free space are in
+    MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed, gave no list. Whole numbers
+    among `nvidia_params` are decimal whatever the driver's spelling. `machine` is "x86_64"; `prepared` how far the host is prepared.
+    `external_packages` are name and version of setuptools and numpy beside the external Python's torch, as far as they are there."""
+
+    os_id: str = ""
+    os_version: str = ""
+    os_name: str = ""
+    kernel: str = ""
+    machine: str = ""
+    hostname: str = ""
+    boot_id: str = ""
+    user: str = ""
+    uid: int = -1
+    cpus: int = 0
+    memory_mib: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    nvidia_params: tuple[tuple[str, str], ...] = ()
+    toolkits: tuple[Toolkit, ...] = ()
+    tools: tuple[tuple[str, str], ...] = ()
+    headers: tuple[str, ...] = ()
+    pythons: tuple[Python, ...] = ()
+    external_python: Python | None = None
+    rdma: tuple[Rdma, ...] = ()
+    kernel_modules: tuple[str, ...] = ()
+    gdrdrv: bool = False
+    modules: Modules = Modules()
+    slurm: Slurm = Slurm()
+    prefix: Prefix = field(default_factory=Prefix)
+    cpu_model: str = ""
+    glibc: str = ""
+    memory_free_mib: int = 0
+    scratch_free_mib: int = 0
+    default_route: bool = False
+    external_packages: tuple[tuple[str, str], ...] = ()
+    gpu_problem: str = ""
+    prepared: Machine = field(default_factory=Machine)
+
+
+SCRIPT, PARTS = "facts.sh", "facts/"
+"""The fact script and its parts, below recipes/."""
+
+VERSION = "1"
+"""Of the data lines: facts.sh says which one it prints."""
+
+FORM = Form(
+    single={
+        "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
+        "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
+        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2, "default_route": 1,
+        **FORM_SINGLE, **PREFIX_SINGLE,
+    },
+    many={
+        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
+        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2,
+        "external_package": 2,
+        **FORM_MANY, **PREFIX_MANY,
+    },
+    end="end",
+)  # fmt: skip
+
+
+def script(recipes: Mapping[str, str]) -> str:
+    """Return the fact script as it is sent: its parts, then facts.sh, which calls them. `recipes` are texts by relative path."""
+    parts = [text for name, text in sorted(recipes.items()) if name.startswith(PARTS)]
+    return "\n".join([*parts, recipes[SCRIPT]])
+
+
+def parse(text: str, host: str) -> Facts:
+    """Return the facts in the output of facts.sh; Trouble that names `host` for anything the script of this version does not print.
+
+    Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused."""
+    records = read_records(text, FORM, host, SCRIPT)
+    try:
+        if records.text("facts") != VERSION:
+            raise ValueError(f"version {records.text('facts')[:20]!r}")
+        return _facts(records)
+    except ValueError as error:
+        raise Trouble(disagreement(host, SCRIPT, str(error))) from None
+
+
+def _facts(records: Records) -> Facts:
+    words = ("os_id", "os_version", "os_name", "kernel", "machine", "hostname", "boot_id", "user", "cpu_model", "glibc")
+    numbers = ("cpus", "memory_mib", "memory_free_mib", "scratch_free_mib")
+    return Facts(
+        **{key: records.text(key) for key in words},  # type: ignore[arg-type]
+        **{key: records.number(key) for key in numbers},  # type: ignore[arg-type]
+        uid=records.number("uid", -1),
+        gpus=_gpus(records),
+        gpu_problem="; ".join(records.words("gpu_problem")),
+        nvidia_params=tuple((name, driver_value(value)) for name, value in records.rows("nvidia_param")),
+        toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
+        tools=tuple((name, version) for name, version in records.rows("tool")),
+        headers=records.words("header"),
+        pythons=tuple(Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))),
+        external_python=next((_external(f) for f in records.rows("external_python")), None),
+        external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
+        rdma=_rdma(records),
+        kernel_modules=records.words("kernel_module"),
+        gdrdrv=records.truth("gdrdrv"),
+        default_route=records.truth("default_route"),
+        modules=_modules(records),
+        slurm=_slurm(records),
+        prefix=seen_prefix(records),
+        prepared=prepared(records),
+    )
+
+
+def _external(f: Sequence[str]) -> Python:
+    return Python(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[8], f[7] == "1")
+
+
+def _gpus(records: Records) -> tuple[Gpu, ...]:
+    users = records.words("gpu_process")
+    gpus = [
+        Gpu(number(f[0]), f[1], number(f[2]), "" if f[3].startswith("[") else f[3], f[4], f[5], f[6], number(f[7], -1), users.count(f[5]))
+        for f in records.rows("gpu")
+    ]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _rdma(records: Records) -> tuple[Rdma, ...]:
+    gids: dict[tuple[str, str], list[Gid]] = {}
+    for device, port, index, gid, kind, netdev in records.rows("gid"):
+        gids.setdefault((device, port), []).append(Gid(number(index), gid, kind, netdev))
+    ports: dict[str, list[Port]] = {}
+    for device, port, state, link, rate in sorted(records.rows("port"), key=lambda f: natural(f[1])):
+        table = tuple(sorted(gids.get((device, port), []), key=lambda gid: gid.index))
+        ports.setdefault(device, []).append(Port(number(port), state, link, decimal(rate), table))
+    return tuple(
+        Rdma(name, driver, path, number(numa, -1), firmware, tuple(ports.get(name, [])), name in records.words("rdma_virtual"))
+        for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
+    )
+
+
+def _modules(records: Records) -> Modules:
+    kind, version, init, paths = next(iter(records.rows("modules")), ("none", "", "", ""))
+    hooks = {fields[0]: fields[1] for fields in records.rows("hook")}
+    hook = hooks.get("sh", "") if hooks.get("sh") == hooks.get("csh") else ""
+    return Modules(kind, version, init, tuple(path for path in paths.split(":") if path), hook)
+
+
+def _slurm(records: Records) -> Slurm:
+    works, version, sbatch = next(iter(records.rows("slurm")), ("0", "", "0"))
+    node, state, gres, partitions = next(iter(records.rows("slurm_node")), ("", "", "", ""))
+    path, conf = next(iter(records.rows("slurm_path")), ("", ""))
+    return Slurm(
+        works=works == "1",
+        version=version,
+        sbatch=sbatch == "1",
+        node=node,
+        state=state,
+        jobs=records.words("slurm_job"),
+        gres="" if gres == "(null)" else gres,
+        partitions=tuple(name for name in partitions.split(",") if name),
+        path=path,
+        conf=conf,
+        brings_memlock=_brings_memlock({fields[0]: fields[1] for fields in records.rows("slurm_limits")}),
+        slurmd=records.truth("slurmd"),
+    )
+
+
+def _brings_memlock(limits: Mapping[str, str]) -> bool:
+    """Return whether slurm.conf lets a job have the memlock of the shell that submitted it: `limits` are PropagateResourceLimits and
+    PropagateResourceLimitsExcept as `scontrol show config` says them, names with or without RLIMIT_; ALL is Slurm's default."""
+    said = {name: value.upper().replace("RLIMIT_", "").replace(" ", "").split(",") for name, value in limits.items() if value != "(null)"}
+    if excepted := said.get("PropagateResourceLimitsExcept"):
+        return not {"ALL", "MEMLOCK"}.intersection(excepted)
+    return not {"ALL", "MEMLOCK"}.isdisjoint(said.get("PropagateResourceLimits", []))

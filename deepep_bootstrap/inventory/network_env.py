@@ -1,0 +1,278 @@
+"""What the hardware says about the environment: the profile, the network's settings, the GPU architectures. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.inventory import nics
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.nics import DRIVER, Nic, Sorted, active_nics
+from deepep_bootstrap.inventory.nics import cards as cards_of
+from deepep_bootstrap.inventory.profiles import AUTO, Profile, read_profile
+
+SINGLE = "single-node"
+BY_LINK = {"Ethernet": "roce", "InfiniBand": "infiniband"}
+GCP_B200 = "gcp-b200"
+
+MAP = "DEEP_EP_DEVICE_TO_HCA_MAPPING"
+INTERFACES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+GIB_UNSETS = "TORCH_NCCL_USE_COMM_NONBLOCKING"
+"""gIB's shim warns when this is set, whatever its value; container images set it."""
+
+GPUS_PER_NODE = 8
+"""What the kernels of DeepEP V1 between nodes are written for (NUM_MAX_NVL_PEERS of its csrc/kernels/configs.cuh)."""
+
+LOW_LATENCY = "low-latency"
+MOST_TOLD = 4
+"""Layouts that a note spells out, the most frequent ones first."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write them, `by_host`
+    those that differ, by the nodes' short names, `by_kind` those that are other for one kind of traffic, `gib` the script that sets
+    up NCCL on Google's network ("" for none), `archs` the compute capabilities of all GPUs ("9.0"), `notes` what a person should know."""
+
+    profile: str
+    why: str
+    environment: Mapping[str, str]
+    archs: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gib: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Variables alike on all hosts, those that differ by the nodes' short names, and what could not be decided."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> Derived:
+    """Return profile, environment and architectures for the GPU hosts in `facts` (by name).
+
+    `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path. Trouble: an unknown profile, a variable
+    that nobody reads or that must stay the caller's, no GPU on any host."""
+    name, why, notes = choose_profile(profile, facts)
+    chosen = read_profile(name, texts)
+    ports = {host: nics.sort_out(seen, chosen.link) for host, seen in facts.items()} if chosen.link else {}
+    found = network_settings(facts, ports, chosen)
+    gib, about_gib = choose_gib(chosen, facts)
+    # What a person wrote into a profile stands over what was found.
+    environment = {**chosen.environment, **({GIB_UNSETS: ""} if gib else {}), **found.environment, **chosen.environment}
+    by_host = {
+        node: {key: value for key, value in values.items() if key not in chosen.environment} for node, values in found.by_host.items()
+    }
+    archs, without = architectures(facts)
+    said = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
+    return Derived(
+        name,
+        why,
+        environment,
+        archs,
+        (*notes, *found.notes, *about_gib, *said, *gpu_notes(facts), *without),
+        {node: values for node, values in by_host.items() if values},
+        {LOW_LATENCY: chosen.low_latency} if chosen.low_latency else {},
+        gib,
+    )
+
+
+def choose_profile(profile: str, facts: Mapping[str, Facts]) -> tuple[str, str, tuple[str, ...]]:
+    """Return the profile's name, why it was chosen, and notes; with "auto" the link layer with the most bandwidth decides."""
+    if profile != AUTO:
+        return profile, "named in the hosts file", ()
+    nics = {host: active_nics(seen) for host, seen in facts.items()}
+    speeds: dict[str, float] = {}
+    for nic in (nic for found in nics.values() for nic in found):
+        speeds[nic.link] = speeds.get(nic.link, 0.0) + nic.rate
+    usable = {link: speed for link, speed in speeds.items() if link in BY_LINK}
+    if not usable:
+        return SINGLE, f"no active {DRIVER} port on any GPU host", ()
+    link = max(usable, key=lambda name: usable[name])
+    why = f"active {DRIVER} ports with link layer {link}"
+    without = [host for host, found in nics.items() if not any(nic.link == link for nic in found)]
+    notes = [f"{_fold(without)}: no active {link} port, cannot take part in runs over several nodes"] if without else []
+    others = [other for other in usable if other != link]
+    notes += [f"NICs of another kind ({', '.join(others)}) are left alone: {link} has more bandwidth"] if others else []
+    if link == "Ethernet" and _all_b200(facts) and any(seen.prepared.gib for seen in facts.values()):
+        return GCP_B200, f"{why}, B200 GPUs and Google's gIB", tuple(notes)
+    return BY_LINK[link], why, tuple(notes)
+
+
+def _all_b200(facts: Mapping[str, Facts]) -> bool:
+    names = [gpu.name for seen in facts.values() for gpu in seen.gpus]
+    return bool(names) and all(re.search(r"\bB200\b", name) for name in names)
+
+
+def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], profile: Profile) -> Settings:
+    """Return the variables that the network's hardware decides, with notes; `ports` as fabric.sort_out gives them, by host.
+
+    Hosts without a port for the GPUs' traffic have no say: nothing runs between them and others."""
+    left = tuple(_left_notes(ports))
+    facts = {host: seen for host, seen in facts.items() if host in ports and ports[host].used}
+    if not facts:
+        return Settings(notes=left)
+    maps = {host: nics.assign_nics(seen.gpus, ports[host].used) for host, seen in facts.items()}
+    index = nics.gid_index(nic for assigned in maps.values() for nic in assigned.values()) if profile.link == "Ethernet" else None
+    values = {
+        MAP: {host: ",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) for host, assigned in maps.items()},
+        "NVSHMEM_HCA_PREFIX": {host: nics.name_prefix(nic.name for nic in assigned.values()) for host, assigned in maps.items()},
+        "NVSHMEM_IB_GID_INDEX": {host: "" if index is None else str(index) for host in facts},
+        **_interfaces(facts),
+    }
+    notes = [*left, *_map_notes(facts, ports, maps)]
+    if profile.link == "Ethernet" and index is None and "NVSHMEM_IB_GID_INDEX" not in profile.environment:
+        notes.append("no one GID index holds a routable RoCE v2 address on all NICs of all hosts: NVSHMEM finds one for each NIC")
+    if len(facts) > 1 and not all(values[INTERFACES[0]].values()):
+        without = [host for host in facts if not values[INTERFACES[0]][host]]
+        notes.append(f"{_fold(without)}: no one interface toward the other hosts is known: NVSHMEM, NCCL and Gloo choose theirs")
+    spread = _spread(values, facts)
+    return Settings(spread.environment, spread.by_host, (*notes, *spread.notes))
+
+
+def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
+    """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as beginnings."""
+    machines = {host: seen.prepared for host, seen in facts.items()}
+    found = nics.bootstrap_interfaces(machines)
+    ambiguous = {name for name in set(found.values()) if nics.is_ambiguous(name, machines.values())}
+    exact = {host: "=" if name in ambiguous else "" for host, name in found.items()}
+    nvshmem, nccl, gloo = INTERFACES
+    plain = {host: found.get(host, "") for host in facts}
+    marked = {host: exact.get(host, "") + plain[host] for host in facts}
+    return {nvshmem: marked, nccl: dict(marked), gloo: plain}
+
+
+def _spread(values: Mapping[str, Mapping[str, str]], facts: Mapping[str, Facts]) -> Settings:
+    """Return each variable once where all hosts agree, else by node: modulefiles choose by the name that `hostname -s` prints."""
+    environment: dict[str, str] = {}
+    by_host: dict[str, dict[str, str]] = {}
+    unclear: list[str] = []
+    for variable, found in values.items():
+        distinct = set(found.values())
+        if len(distinct) == 1:
+            environment[variable] = distinct.pop()
+            continue
+        nodes: dict[str, set[str]] = {}
+        for host, value in found.items():
+            nodes.setdefault(short_name(host, facts[host]), set()).add(value)
+        if any(len(several) > 1 for several in nodes.values()):
+            unclear.append(variable)
+            continue
+        for node, one in nodes.items():
+            by_host.setdefault(node, {})[variable] = one.pop()
+    differing = dict.fromkeys(name for found in by_host.values() for name in found)
+    notes = [f"chosen by the host's name when the module is loaded: {', '.join(differing)}"] if differing else []
+    notes += [f"hosts of one name differ in {', '.join(unclear)}: left unset"] if unclear else []
+    return Settings(_filled(environment), {node: _filled(found) for node, found in by_host.items() if _filled(found)}, tuple(notes))
+
+
+def _filled(values: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if value}
+
+
+def short_name(host: str, facts: Facts) -> str:
+    """Return the name by which a node knows itself, without its domain; the hosts file may call it otherwise."""
+    return (facts.hostname or host).split(".")[0]
+
+
+def _left_notes(ports: Mapping[str, Sorted]) -> Iterator[str]:
+    """Yield which mlx5 ports are left alone for another reason than their kind, equal hosts together."""
+    told: dict[str, list[str]] = {}
+    for host, found in ports.items():
+        reasons = {why: names for why, names in found.left.items() if not why.startswith(("driver ", "link layer "))}
+        text = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+        told.setdefault(text, []).append(host)
+    yield from (f"{_fold(hosts)}: left alone: {text}" for text, hosts in told.items() if text)
+
+
+def _map_notes(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], maps: Mapping[str, Mapping[int, Nic]]) -> Iterator[str]:
+    """Yield what is particular in the maps: hosts that differ, NICs that are shared, cards with several ports, bonds."""
+    groups: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
+    for host, assigned in maps.items():
+        groups.setdefault(",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) or "none", []).append(host)
+        for text in _host_notes(len(facts[host].gpus), ports[host].used, assigned):
+            told.setdefault(text, []).append(host)
+    if len(groups) > 1:
+        each = [f"{_fold(hosts)} {text}" for text, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))]
+        more = f"; and {len(each) - MOST_TOLD} more" if len(each) > MOST_TOLD else ""
+        yield f"the hosts' GPUs and NICs are not laid out alike: {'; '.join(each[:MOST_TOLD])}{more}"
+    yield from (f"{_fold(hosts)}: {text}" for text, hosts in told.items())
+
+
+def _host_notes(gpus: int, nics: Sequence[Nic], assigned: Mapping[int, Nic]) -> Iterator[str]:
+    used = set(assigned.values())
+    if nics and gpus > len(nics):
+        yield f"{len(nics)} NIC ports for {gpus} GPUs: up to {-(-gpus // len(nics))} GPUs share one"
+    if cards := [card for card in cards_of(nics) if set(card) & used]:
+        names = ", ".join("+".join(map(str, card)) for card in cards)
+        yield f"{names}: ports of one card; a GPU uses one of them, at most {max(nic.rate for nic in used):g} Gb/s"
+    if slow := [nic for nic in nics if nic in used and nic.rate < max(nic.rate for nic in used)]:
+        yield f"{', '.join(f'{nic} ({nic.rate:g})' for nic in slow)}: slower than the others ({max(nic.rate for nic in used):g} Gb/s)"
+    if bonds := sorted({nic.name for nic in used if "bond" in nic.name}):
+        yield f"{', '.join(bonds)}: NVSHMEM's queue pairs share one UDP source port, so a bond's links carry unequal loads"
+
+
+def choose_gib(profile: Profile, facts: Mapping[str, Facts]) -> tuple[str, tuple[str, ...]]:
+    """Return the script of Google's gIB that NCCL's settings come from, "" for none, and notes."""
+    lacking = [host for host, seen in facts.items() if not seen.prepared.gib]
+    scripts = sorted({seen.prepared.gib for seen in facts.values() if seen.prepared.gib})
+    if profile.link != "Ethernet" or profile.gib is False or (not scripts and not profile.gib):
+        return "", ()
+    if lacking and (not scripts or not profile.gib):
+        return "", (f"{_fold(lacking)}: gIB is not installed, so NCCL uses its own transport on all hosts",)
+    notes = [f"{_fold(lacking)}: gIB is not installed, but profile {profile.name} counts on it"] if lacking else []
+    return scripts[0], tuple(notes)
+
+
+def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Yield which hosts have GPUs that DeepEP cannot use as they are: not eight, or not all joined by NVLink."""
+    counts: dict[int, list[str]] = {}
+    links: dict[str, list[str]] = {}
+    for host, seen in facts.items():
+        if seen.gpus and len(seen.gpus) != GPUS_PER_NODE:
+            counts.setdefault(len(seen.gpus), []).append(host)
+        if pairs := missing_peers(seen):
+            links.setdefault(", ".join(f"{one}-{other}" for one, other in pairs), []).append(host)
+    for count, hosts in counts.items():
+        yield f"{_fold(hosts)}: {count} GPU{'s' * (count > 1)}; DeepEP V1 between nodes wants {GPUS_PER_NODE} in each"
+    for text, hosts in links.items():
+        yield f"{_fold(hosts)}: no NVLink between GPUs {text}: DeepEP needs it between all GPUs of a node"
+
+
+def missing_peers(facts: Facts) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of GPUs that reach each other otherwise than over NVLink; where nothing is known, nothing is said."""
+    return tuple(sorted({_pair(one.gpu, one.other) for one in facts.prepared.nvlinks if not re.match(r"NV\d", one.by)}))
+
+
+def _pair(one: int, other: int) -> tuple[int, int]:
+    return min(one, other), max(one, other)
+
+
+def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the compute capabilities of all GPUs in ascending order, and notes; Trouble when no host shows a GPU."""
+    found = {gpu.capability for seen in facts.values() for gpu in seen.gpus if re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.capability)}
+    without = {host: seen.gpu_problem or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
+    if not found:
+        told = next(iter(without.values()), "no compute capability from nvidia-smi")
+        raise Trouble(Problem(_fold(facts), "there is no GPU to build for", told, "one GPU at least", "role=login for hosts without GPUs"))
+    notes = tuple(f"{host}: no GPU ({why})" for host, why in without.items())
+    return ascending(found), notes
+
+
+def ascending(capabilities: Iterable[str]) -> tuple[str, ...]:
+    """Return compute capabilities in ascending order, "9.0" before "10.0"."""
+    return tuple(sorted(capabilities, key=lambda capability: [int(part) for part in capability.split(".")]))
+
+
+def _fold(hosts: Iterable[str]) -> str:
+    return str(NodeSet.fromlist(list(hosts), resolver=RESOLVER_NOGROUP))

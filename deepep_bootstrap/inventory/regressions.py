@@ -1,0 +1,59 @@
+"""What a host had before a reboot and has no more, as lines for people and for a node's reason, read back from there. Pure.
+
+A node stays drained for what it lost, and its reason is all that a later run knows of the time before: so the numbers stand in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from deepep_bootstrap.inventory import nics
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.machine import FABRIC_WELL
+
+GPUS, DEVICES, PORTS, SWITCHES, PREFIX = "GPUs", "RDMA devices", "active ports", "NVSwitch fabric", "id of the prefix"
+COMPLETED = "Completed"
+SHOWN = 8
+"""Characters of the prefix's id that are shown."""
+
+COUNTED = re.compile(rf"({GPUS}|{DEVICES}|{PORTS}): found [0-9]+, wanted ([0-9]{{1,4}})")
+OTHERS = re.compile(rf"({SWITCHES}|{PREFIX}): found .*?, wanted (\w+)")
+
+
+def since(before: Facts, now: Facts, reason: str = "") -> tuple[str, ...]:
+    """Return what a host has no more that it had `before`, or that it had before it was drained with `reason`, a line each. Virtual
+    RDMA devices do not count, services make them later. The NVSwitch fabric must be well, however it was before."""
+    return tuple(_missing({**_had(before), **named(reason)}, now))
+
+
+def still(reason: str, now: Facts) -> tuple[str, ...]:
+    """Return what a node's reason says it has lost, and is not there again, a line each."""
+    return tuple(_missing(named(reason), now))
+
+
+def named(reason: str) -> dict[str, str]:
+    """Return what a node's reason says is wanted, by what it says is lost."""
+    return dict([*COUNTED.findall(reason), *OTHERS.findall(reason)])
+
+
+def _had(facts: Facts) -> dict[str, str]:
+    return {**{what: str(count) for what, count in _counts(facts).items()}, SWITCHES: COMPLETED, PREFIX: facts.prefix.id[:SHOWN]}
+
+
+def _counts(facts: Facts) -> dict[str, int]:
+    real = [device for device in facts.rdma if not nics.is_virtual(facts, device.name)]
+    ports = [port for device in real for port in device.ports if port.state == "ACTIVE"]
+    return {GPUS: len(facts.gpus), DEVICES: len(real), PORTS: len(ports)}
+
+
+def _missing(wanted: Mapping[str, str], now: Facts) -> Iterator[str]:
+    for what, count in _counts(now).items():
+        if what in wanted and count < int(wanted[what]):
+            yield f"{what}: found {count}, wanted {wanted[what]} as before"
+    state = now.prepared.fabric_state
+    if SWITCHES in wanted and state.lower() not in FABRIC_WELL:
+        yield f"{SWITCHES}: found {state}, wanted {COMPLETED}"
+    if not now.prefix.id.startswith(wanted.get(PREFIX, "")):
+        found = now.prefix.id[:SHOWN] or now.prefix.problem or "nothing there"
+        yield f"{PREFIX}: found {found}, wanted {wanted[PREFIX]} as before"

@@ -1,0 +1,196 @@
+"""What every conductor does first: read the files a command names, open the door to the hosts, gather facts from all of them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from deepep_bootstrap.core import nodeset
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.inventory import hostsfile
+from deepep_bootstrap.inventory.facts import Facts, parse, script
+from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.remote.fleet import THIS_MACHINE, Door, Fleet, Job, Options, Reply
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.loader import Secret
+
+FACTS_TIMEOUT = 60.0
+"""Seconds for the fact script; each slow tool in it has its own, shorter limit."""
+
+OWN_NAME = "\0"
+"""Stands for a host's own name while messages of several hosts are compared."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The common flags of a verb, as given. `root` is the folder of tasks.py with recipes/, env/ and the lock."""
+
+    root: Path
+    hosts: str = ""
+    limit: str = ""
+    lock: str = ""
+    stack: str = ""
+    prefix: str = ""
+    mirror: tuple[str, ...] = ()
+    python: str = ""
+    dry_run: bool = False
+    yes: bool = False
+    json: bool = False
+    accept_new_host_keys: bool = False
+    sudo_password_prompt: bool = False
+    on_busy_host: str = "leave"
+    forks: int = 64
+
+    @classmethod
+    def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
+        """Return the common flags among all that a verb was given; Trouble with every one that has a bad value.
+
+        Of flags that a verb has no use for, only those are checked that need no file: `--lock` on `status` is accepted and not read.
+        """
+        known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+        known["mirror"] = tuple(known.get("mirror") or ())
+        known["lock"] = os.path.expanduser(known.get("lock", ""))
+        known["forks"] = number("--forks", known.get("forks", 64))
+        flags = cls(root=root, **known)
+        if flags.on_busy_host not in {"leave", "use"}:
+            raise Trouble(Problem("--on-busy-host", "unknown value", found=flags.on_busy_host or "nothing", wanted="leave or use"))
+        if flags.prefix:
+            hostsfile.check_prefix(flags.prefix, "--prefix")
+        return flags
+
+
+def number(flag: str, value: str | int) -> int:
+    """Return the whole number above 0 that a flag was given."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise Trouble(Problem(flag, "not a number it can be", found=text or "nothing", wanted="a whole number from 1"))
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The hosts of a command and what is known of them. Hosts that could not be asked are in `problems`, not in `facts`."""
+
+    inventory: Inventory
+    prefix: str
+    facts: Mapping[str, Facts]
+    problems: tuple[Problem, ...] = field(default=())
+
+    def host(self, name: str) -> Host:
+        """Return the host called `name`."""
+        return next(host for host in self.inventory.hosts if host.name == name)
+
+    @property
+    def reached(self) -> tuple[Host, ...]:
+        """The hosts that answered, in the file's order."""
+        return tuple(host for host in self.inventory.hosts if host.name in self.facts)
+
+    def without(self, gone: Collection[str], *problems: Problem) -> Survey:
+        """Return what is known of the other hosts, where `gone` are of no use although they answered, and `problems` say why."""
+        facts = {name: facts for name, facts in self.facts.items() if name not in gone}
+        return replace(self, facts=facts, problems=(*self.problems, *problems))
+
+
+def read_tree(folder: Path) -> dict[str, str]:
+    """Return the text files below `folder` by their path relative to it: recipes, templates, profiles."""
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def read_inventory(flags: Flags) -> tuple[Inventory, str]:
+    """Return the hosts a command names and the prefix."""
+    if not flags.hosts:
+        raise Trouble(Problem("--hosts", "no hosts named", wanted="a hosts file or a node set", try_="--hosts=hosts/local.txt"))
+    inventory = hostsfile.from_flag(flags.hosts, flags.limit)
+    return inventory, flags.prefix or inventory.settings.prefix
+
+
+@contextmanager
+def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
+    """Yield the door to the hosts; every connection is closed on the way out, whatever happened."""
+    password = None
+    if flags.sudo_password_prompt:
+        if not sys.stdin.isatty():
+            raise Trouble(Problem("--sudo-password-prompt", "there is no terminal to ask on", try_="sudo without a password, or root"))
+        password = Secret(getpass.getpass("sudo password on the hosts: "))
+    options = Options(
+        forks=flags.forks,
+        accept_new_host_keys=flags.accept_new_host_keys,
+        sudo_password=password,
+        ssh_config=os.environ.get("DEEPEP_SSH_CONFIG"),
+        tell=lambda text: print(text, file=sys.stderr),
+    )
+    fleet = Fleet(inventory.hosts, options)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
+    """Ask every host for its facts at the same time; trouble when none of them answers. From then on every script finds Slurm's clients
+    where the account's PATH, or that of sudo, lacks them."""
+    job = _fact_job(flags, prefix)
+    replies = door.run_all(inventory.hosts, lambda host: job)
+    facts: dict[str, Facts] = {}
+    problems: list[Problem] = []
+    for name, reply in replies.items():
+        try:
+            facts[name] = _facts_in(reply)
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+    places = {name: (seen.slurm.path, seen.slurm.conf) for name, seen in facts.items()}
+    places[THIS_MACHINE.name] = (os.path.dirname(shutil.which("sinfo") or ""), os.environ.get("SLURM_CONF", ""))
+    for name, (folder, conf) in places.items():
+        if folder:
+            door.equip(name, folder, {"SLURM_CONF": conf} if conf else {})
+    if not facts:
+        raise Trouble(*fold_problems(problems, inventory))
+    return Survey(inventory, prefix, facts, fold_problems(problems, inventory))
+
+
+def gather_one(flags: Flags, door: Door, host: Host, prefix: str) -> Facts:
+    """Return the facts of one host now; Trouble when it does not answer."""
+    return _facts_in(door.run(host, _fact_job(flags, prefix)))
+
+
+def _fact_job(flags: Flags, prefix: str) -> Job:
+    return Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+
+
+def _facts_in(reply: Reply | Trouble) -> Facts:
+    if isinstance(reply, Trouble):
+        raise reply
+    if reply.code:
+        raise Trouble(Problem(reply.host, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
+    return parse(reply.out, reply.host)
+
+
+def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
+    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone. Remedies
+    name a host or its address: that of the first one stands for all."""
+    names = {host.name for host in inventory.hosts}
+    groups: dict[Problem, list[Problem]] = {}
+    for problem in problems:
+        same = problem
+        if problem.where in names:
+            # A message may name its own host once more, such as `the name n003 is not known`.
+            what = re.sub(rf"(?<!\S){re.escape(problem.where)}(?!\S)", OWN_NAME, problem.what)
+            same = replace(problem, where="", what=what, try_="")
+        groups.setdefault(same, []).append(problem)
+    return tuple(
+        told[0] if len(told) == 1 else
+        replace(told[0], where=nodeset.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host"))
+        for same, told in groups.items()
+    )  # fmt: skip

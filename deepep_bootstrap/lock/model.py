@@ -1,0 +1,266 @@
+"""The lock: what is pinned, read from TOML into frozen values; every fault of the file reported at once."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.toml import NAME, Form, Table, load
+from deepep_bootstrap.lock.packages import System, read_system
+from deepep_bootstrap.lock.sources import VERSION, Archive, Source, read_archive, read_hash, read_source
+from deepep_bootstrap.lock.wheels import OWN_INDEX, PYTHON, TARGET, Asked, plain_name, read_asked
+
+FORMAT = 1
+WHEEL_NAME = Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
+INDEX_URL = Form(r"(https?|file)://\S+", "an address such as https://host/simple")
+WHEEL_FILE = Form(r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl")
+CUDA = Form(r"[1-9][0-9]*", 'a CUDA major such as "12"')
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel file: distribution name and version, the index's *name*, file name, SRI hash of the file, size in bytes."""
+
+    name: str
+    version: str
+    index: str
+    file: str
+    hash: str
+    size: int
+
+    @property
+    def tags(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return the file name's Python tag, ABI tag and platform tags; the lock has checked that it has them."""
+        python, abi, platforms = self.file[: -len(".whl")].split("-")[-3:]
+        return python, abi, tuple(platforms.split("."))
+
+    @property
+    def requirement(self) -> str:
+        """Return the line of pip's requirements that allows this very file, with its hash in the form pip knows."""
+        return f"{self.name}=={self.version} --hash=sha256:{base64.b64decode(self.hash.partition('-')[2]).hex()}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels by target
+    (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM that is not built from a
+    source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the wheels were resolved from."""
+
+    name: str
+    deepep: str
+    nvshmem: str
+    gdrcopy: str
+    cuda: str
+    wheels: Mapping[str, tuple[Wheel, ...]]
+    nvshmem_wheel: str = ""
+    nccl_wheel: str = ""
+    asked: Asked = field(default_factory=Asked)
+
+    def pinned(self, name: str, target: str = "") -> Wheel | None:
+        """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
+        closures = (self.wheels.get(target, ()),) if target else self.wheels.values()
+        return next((wheel for closure in closures for wheel in closure if plain_name(wheel.name) == plain_name(name)), None)
+
+    def nccl_version(self, target: str) -> str:
+        """Return the version of the NCCL that DeepEP V2 is built with and runs with; "" for a stack without."""
+        wheel = self.pinned(self.nccl_wheel, target) if self.nccl_wheel else None
+        return wheel.version if wheel else ""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names to addresses. `text`
+    is what was read: whoever keeps or hashes the lock of a run takes it from here, because the file may change while that run goes on."""
+
+    path: str
+    version: int
+    default_stack: str
+    sources: Mapping[str, Source]
+    stacks: Mapping[str, Stack]
+    systems: Mapping[str, System]
+    tools: Mapping[str, tuple[Wheel, ...]]
+    indexes: Mapping[str, str]
+    archives: Mapping[str, Archive] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
+
+
+def read(path: str | Path) -> Lock:
+    """Read the lock file at `path`. Raises Trouble with every fault of the file, or when it cannot be read."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise Trouble(Problem(str(path), f"the lock cannot be read: {error.strerror}", try_="--lock=FILE")) from None
+    except UnicodeDecodeError as error:
+        raise Trouble(Problem(str(path), f"is not UTF-8 at byte {error.start}")) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str) -> Lock:
+    """Return the lock in TOML `text`; `path` names it in messages. Raises Trouble with every fault at once."""
+    problems: list[Problem] = []
+    top = Table(load(text, path), path, problems)
+    version = top.take("version", int)
+    if not problems and version != FORMAT:
+        top.complain("version", "this lock has another format: update the tool", version, str(FORMAT))
+    if problems:
+        raise Trouble(*problems)
+    lock = Lock(
+        path=path,
+        version=version,
+        default_stack=top.text("default_stack", NAME),
+        sources={name: read_source(name, table) for name, table in top.named("source")},
+        stacks={name: _stack(name, table) for name, table in top.named("stack")},
+        systems={name: read_system(name, table) for name, table in top.named("system")},
+        tools={name: _tool(table) for name, table in top.named("tool")},
+        indexes={name: _index(name, table) for name, table in top.named("indexes")},
+        archives={name: read_archive(name, table) for name, table in top.named("archive")},
+        text=text,
+    )
+    top.close()
+    _check_references(lock, top)
+    if problems:
+        raise Trouble(*problems)
+    return lock
+
+
+def _check_references(lock: Lock, top: Table) -> None:
+    if lock.default_stack and lock.default_stack not in lock.stacks:
+        top.complain("default_stack", "there is no such stack", lock.default_stack, ", ".join(lock.stacks) or "a table [stack.NAME]")
+    for kind, pins in (("source", lock.sources), ("archive", lock.archives)):
+        if PYTHON in pins:
+            top.complain(f"{kind}.{PYTHON}", "this name is taken: `lock --update python` is about wheels", wanted="another name")
+    for name in lock.archives:
+        if name in lock.sources:
+            top.complain(f"archive.{name}", "a source has this name already", wanted="a name of its own: `lock --update` takes names")
+    wanted = ", ".join(lock.sources) or "a table [source.NAME]"
+    for stack in lock.stacks.values():
+        for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
+            if name and name not in lock.sources:
+                top.complain(f"stack.{stack.name}.{role}", "there is no such source", name, wanted)
+        _check_wheel_roles(stack, top)
+
+
+def _check_wheel_roles(stack: Stack, top: Table) -> None:
+    """What a stack takes from a wheel must be in every one of its closures."""
+    for role, name in (("nvshmem_wheel", stack.nvshmem_wheel), ("nccl_wheel", stack.nccl_wheel)):
+        lacking = [target for target in stack.wheels if name and stack.pinned(name, target) is None]
+        if lacking or (name and not stack.wheels):
+            top.complain(f"stack.{stack.name}.{role}", "this wheel is not listed", name, f"one for {', '.join(lacking) or 'a target'}")
+    if stack.nvshmem and stack.nvshmem_wheel:
+        top.complain(f"stack.{stack.name}.nvshmem_wheel", "NVSHMEM comes from a source already", stack.nvshmem_wheel, "one of the two")
+    if stack.nvshmem and not stack.gdrcopy:
+        top.complain(f"stack.{stack.name}.gdrcopy", "is missing", wanted="a source: NVSHMEM is compiled against its header")
+
+
+def _stack(name: str, table: Table) -> Stack:
+    def unless(other: str, key: str) -> str:
+        """Return the name of a source that may be absent where `other` stands."""
+        return table.text(key, NAME) if key in table.data or other not in table.data else table.take(key, str, "")
+
+    wheels = table.inner("wheels")
+    stack = Stack(
+        name=name,
+        deepep=table.text("deepep", NAME),
+        nvshmem=unless("nvshmem_wheel", "nvshmem"),
+        gdrcopy=unless("nvshmem_wheel", "gdrcopy"),
+        cuda=table.text("cuda", CUDA),
+        wheels={target: _closure(target, wheels) for target in wheels.data},
+        nvshmem_wheel=table.text("nvshmem_wheel", WHEEL_NAME) if "nvshmem_wheel" in table.data else table.take("nvshmem_wheel", str, ""),
+        nccl_wheel=table.text("nccl_wheel", WHEEL_NAME) if "nccl_wheel" in table.data else table.take("nccl_wheel", str, ""),
+        asked=read_asked(table),
+    )
+    table.close()
+    return stack
+
+
+def _closure(target: str, wheels: Table) -> tuple[Wheel, ...]:
+    """Read the wheels of one target: one of each distribution, each of which that target can install."""
+    if not TARGET.fits(target):
+        wheels.complain(target, "is no target", wanted=TARGET.words)
+    seen: set[str] = set()
+    closure = []
+    for entry in wheels.tables(target):
+        wheel = _wheel(entry)
+        if wheel.name and plain_name(wheel.name) in seen:
+            entry.complain("name", "this distribution is listed twice for one target", wheel.name)
+        if wheel.file and TARGET.fits(target) and not installs_on(wheel, target):
+            entry.complain("file", f"this wheel does not install on {target}", wheel.file)
+        seen.add(plain_name(wheel.name))
+        closure.append(wheel)
+    return tuple(closure)
+
+
+def _tool(table: Table) -> tuple[Wheel, ...]:
+    """Read the wheels of one program: one per platform."""
+    seen: set[tuple[str, ...]] = set()
+    wheels = []
+    for entry in table.tables("wheels"):
+        wheel = _wheel(entry)
+        if wheel.file and wheel.tags[2] in seen:
+            entry.complain("file", "there is a wheel for this platform already", wheel.file)
+        seen.add(wheel.tags[2] if wheel.file else ())
+        wheels.append(wheel)
+    if not wheels:
+        table.complain("wheels", "is empty", wanted="one wheel per platform")
+    table.close()
+    return tuple(wheels)
+
+
+def _wheel(table: Table) -> Wheel:
+    wheel = Wheel(
+        name=table.text("name", WHEEL_NAME),
+        version=table.text("version", VERSION),
+        index=table.text("index", NAME),
+        file=table.text("file", WHEEL_FILE),
+        hash=read_hash(table),
+        size=table.number("size", 0),
+    )
+    table.close()
+    if wheel.file and wheel.name and wheel.version:
+        name, version = wheel.file.split("-")[:2]
+        if (plain_name(name), version.replace("_", "-")) != (plain_name(wheel.name), wheel.version.replace("_", "-")):
+            table.complain("file", "is another wheel than name and version say", f"{name} {version}", f"{wheel.name} {wheel.version}")
+    return wheel
+
+
+def installs_on(wheel: Wheel, target: str) -> bool:
+    """Return whether pip takes this wheel for a target, whatever glibc it asks for."""
+    interpreter, machine = target.split("-", 1)
+    python, abi, platforms = wheel.tags
+    pythons = python.split(".")
+    stable = abi == "abi3" and any(re.fullmatch(r"cp3[0-9]+", tag) and int(tag[3:]) <= int(interpreter[3:]) for tag in pythons)
+    pure = abi == "none" and any(tag in ("py3", interpreter, interpreter.replace("cp", "py")) for tag in pythons)
+    native = abi == interpreter and interpreter in pythons
+    system = any(tag == "any" or re.fullmatch(rf"(manylinux\w*|linux)_{machine}", tag) for tag in platforms)
+    return system and (stable or pure or native)
+
+
+def _index(name: str, table: Table) -> str:
+    if name == OWN_INDEX:
+        table.complain("url", "this index is whatever pip is set up to use and takes no address", wanted="another name")
+    url = table.address("url", INDEX_URL)
+    table.close()
+    return url
+
+
+def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]]:
+    """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
+    everything = set(stacks) == set(lock.stacks)
+    sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
+    archives = [archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)]
+    return sources, archives
+
+
+def users(lock: Lock, name: str) -> list[str]:
+    """Return the stacks that use the pin called `name`."""
+    return [stack.name for stack in lock.stacks.values() if name in roles(stack, lock).values()]
+
+
+def roles(stack: Stack, lock: Lock) -> dict[str, str]:
+    """Return the pins that a stack uses by what it uses them for."""
+    values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
+    return {role: name for role, name in values.items() if isinstance(name, str) and (name in lock.sources or name in lock.archives)}

@@ -1,0 +1,159 @@
+"""What a distribution calls the packages that host recipes install, and where they come from: the lock's `[system.<id>]` tables. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepep_bootstrap.core.toml import Form, Table
+
+PURPOSES = (
+    "build-deps",
+    "cuda-toolkit-12",
+    "cuda-toolkit-13",
+    "doca-ofed",
+    "nvidia-driver",
+    "fabric-manager",
+    "python",
+    "rdma-userspace",
+    "kernel-headers",
+)
+NEED_HEADERS = ("doca-ofed", "nvidia-driver")
+"""Purposes whose kernel modules are compiled on the host, for which the headers of its kernel come along."""
+
+KERNEL = "{kernel}"
+"""Stands for the running kernel (`uname -r`) in a package name."""
+
+ABSENT = "-"
+"""Stands for an empty field in a line of REPOSITORIES; no field can be this itself."""
+
+HIGHEST_PRIORITY = 1000
+"""From 1001 on apt also downgrades packages (apt_preferences(5))."""
+
+MANAGER = Form(r"apt|dnf", '"apt" or "dnf"')
+PACKAGE = Form(
+    r"@[A-Za-z0-9][A-Za-z0-9._:/-]*|[A-Za-z0-9]([A-Za-z0-9.+_:~-]|\{kernel\})*(=[0-9A-Za-z*][0-9A-Za-z.+_:~*-]*)?",
+    "a package name, or NAME=VERSION",
+)
+GLOB = Form(r"[A-Za-z0-9*][A-Za-z0-9.+_*-]*", "a package name, in which * stands for anything")
+URL = Form(r"(https?|file)://\S+", "an address such as https://host/path")
+SUITE = Form(r"[A-Za-z0-9./][A-Za-z0-9._/+-]*", "a suite, or ./ for a flat repository")
+COMPONENT = Form(r"[A-Za-z0-9][A-Za-z0-9._/+-]*", "a component")
+FINGERPRINT = Form(r"[0-9A-F]{40}", "the full fingerprint of the primary key: 40 hexadecimal digits in capitals, without spaces")
+PURPOSE = Form("|".join(PURPOSES), " or ".join(PURPOSES))
+BY_HAND = Form(r"[^\x00-\x1f\x7f]+", "one line of text")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A package repository that is added for the purposes in `purposes`, and the one key that may sign it.
+
+    `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components. `priority` is
+    apt's Pin-Priority for everything in it (0: apt's own, 500); 100 keeps it from replacing what the distribution has.
+    """
+
+    name: str
+    url: str
+    key_url: str
+    key_fingerprint: str
+    purposes: tuple[str, ...]
+    suite: str = ""
+    components: tuple[str, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class System:
+    """Distribution packages by purpose for the host recipes of one `[system.<id>]`, e.g. {"build-deps": ("gcc", …)}.
+
+    `hold` names (globs) what is kept from changing once a driver was installed. `by_hand` says, by purpose, what an administrator
+    has to set up before the packages can be had, where the lock has no repository for them.
+    """
+
+    id: str
+    manager: str
+    packages: Mapping[str, tuple[str, ...]]
+    hold: tuple[str, ...] = ()
+    repositories: tuple[Repository, ...] = ()
+    by_hand: Mapping[str, str] | None = None
+
+
+def read_system(name: str, table: Table) -> System:
+    """Return the table `[system.<name>]`; what is wrong with it is noted in the table's problems."""
+    manager = table.text("manager", MANAGER)
+    packages = {purpose: words for purpose in PURPOSES if (words := table.words(purpose, PACKAGE))}
+    for purpose, words in packages.items():
+        if manager == "apt" and any(word.startswith("@") for word in words):
+            table.complain(purpose, "modules (@NAME:STREAM) exist in dnf only", " ".join(words))
+    hold = table.words("hold", GLOB)
+    repositories = tuple(_repository(inner, label, manager) for label, inner in table.named("repository"))
+    hands = table.inner("by-hand")
+    by_hand = {purpose: text for purpose in PURPOSES if purpose in hands.data and (text := hands.text(purpose, BY_HAND))}
+    hands.known.extend(PURPOSES)
+    hands.close()
+    for purpose in by_hand:
+        if any(purpose in repository.purposes for repository in repositories):
+            hands.complain(purpose, "there is a repository for this purpose already", wanted="one of the two")
+    table.close()
+    return System(name, manager, packages, hold, repositories, by_hand or None)
+
+
+def _repository(table: Table, name: str, manager: str) -> Repository:
+    apt = manager != "dnf"
+    suite = table.text("suite", SUITE) if apt else ""
+    components = table.words("components", COMPONENT) if apt else ()
+    priority = table.take("priority", int, 0) if apt else 0
+    if not 0 <= priority <= HIGHEST_PRIORITY:
+        table.complain("priority", "is out of range", priority, f"1 to {HIGHEST_PRIORITY}")
+    if suite and suite.endswith("/") == bool(components):
+        flat = "none: the suite of a flat repository ends in /"
+        table.complain("components", "do not fit the suite", " ".join(components) or "none", flat if components else "at least one")
+    repository = Repository(
+        name=name,
+        url=table.address("url", URL),
+        key_url=table.address("key_url", URL),
+        key_fingerprint=table.text("key_fingerprint", FINGERPRINT),
+        purposes=table.words("purposes", PURPOSE),
+        suite=suite,
+        components=components,
+        priority=priority,
+    )
+    if not repository.purposes:
+        table.complain("purposes", "is empty", wanted="what this repository is for")
+    table.close()
+    return repository
+
+
+def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, str]:
+    """Return what recipes/host/packages.sh takes from the environment for one purpose on a host with that running `kernel`.
+
+    MANAGER, PACKAGES and HEADERS (packages, separated by spaces), HOLD (globs), REPOSITORIES (one a line, as `_line` writes it) and
+    BY_HAND; "cuda-toolkit-N" adds CUDA_MAJOR, "python" PYTHON_WANTED. Without a row for the distribution nothing of it is known,
+    and the recipe says what to install by hand. Without a known kernel, packages named after it are left out.
+    """
+    own = {"CUDA_MAJOR": purpose.rpartition("-")[2]} if purpose.startswith("cuda-toolkit-") else {}
+    if system is None:
+        return own
+    env = {
+        "MANAGER": system.manager,
+        "PACKAGES": _packages(system, purpose, kernel),
+        "REPOSITORIES": "\n".join(_line(entry) for entry in system.repositories if purpose in entry.purposes),
+        "HOLD": " ".join(system.hold),
+        "BY_HAND": (system.by_hand or {}).get(purpose, ""),
+        "HEADERS": _packages(system, "kernel-headers", kernel) if purpose in NEED_HEADERS else "",
+    }
+    if purpose == "python" and (match := re.search(r"\bpython(3\.\d+)(?=[=\s]|$)", env["PACKAGES"])):
+        own["PYTHON_WANTED"] = match.group(1)
+    return {**{name: value for name, value in env.items() if value}, **own}
+
+
+def _packages(system: System, purpose: str, kernel: str) -> str:
+    words = system.packages.get(purpose, ())
+    return " ".join(word.replace(KERNEL, kernel) for word in words if kernel or KERNEL not in word)
+
+
+def _line(entry: Repository) -> str:
+    """Return name, address, suite, components (joined by commas), address and fingerprint of the key, and priority; "-" for none."""
+    fields = (entry.name, entry.url, entry.suite, ",".join(entry.components), entry.key_url, entry.key_fingerprint)
+    return " ".join([*(field or ABSENT for field in fields), str(entry.priority)])

@@ -1,0 +1,294 @@
+"""Which host recipes a host gets, the one script that checks them all, and what the checks said. Pure.
+
+A recipe alone knows whether its result is there; here stands for which machines it is meant at all. Nothing of what needs RDMA is
+asked of a machine without a Mellanox device, so a single node with GPUs stays as it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.fetch.locations import shown
+from deepep_bootstrap.inventory import network_env, nics, profiles
+from deepep_bootstrap.inventory.facts import Facts, Python
+from deepep_bootstrap.inventory.machine import FABRIC_WELL
+from deepep_bootstrap.lock.packages import System, recipe_env
+from deepep_bootstrap.lock.rules import numbers
+from deepep_bootstrap.plan import decisions, toolkits
+from deepep_bootstrap.plan.decisions import Request
+
+OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
+STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
+
+LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
+"""Texts in front of every host recipe, in this order."""
+
+STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})
+
+CMAKE_FLOOR = (3, 19)
+"""NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
+
+SHM_MIB = 1024
+"""NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little for eight."""
+
+TOOLS_OF_V2 = "ibstat"
+"""What DeepEP V2 runs to ask how fast a NIC is. It divides by the answer, and 0 is what it takes for no answer."""
+
+INBOX_NAME = "rocep"
+"""How the names of RoCE devices begin that the kernel's own driver made; those of DOCA-OFED are called mlx5_*."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written, works after a
+    reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this program can do; `note` says what
+    to do by hand). With `needs_reboot`, applying it ends in a reboot. `candidate`: its packages in the versions that
+    the host would get now."""
+
+    recipe: str
+    state: str
+    found: str
+    wanted: str
+    note: str = ""
+    needs_reboot: bool = False
+    candidate: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known of the preparation of all hosts: the inputs of each recipe that is meant for a host, and what its check said."""
+
+    inputs: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    checks: Mapping[str, Mapping[str, Check]] = field(default_factory=dict)
+
+    def of(self, *states: str) -> tuple[tuple[str, Check], ...]:
+        """Return host and check of everything in one of `states`, recipes in their order."""
+        found = [(host, check) for host, by_recipe in self.checks.items() for check in by_recipe.values() if check.state in states]
+        return tuple(sorted(found, key=lambda pair: list(TITLES).index(pair[1].recipe)))
+
+    @property
+    def at_once(self) -> tuple[tuple[str, Check], ...]:
+        """What can be done without disturbing anybody."""
+        return tuple((host, check) for host, check in self.of(TO_APPLY) if not check.needs_reboot)
+
+    @property
+    def with_reboot(self) -> tuple[tuple[str, Check], ...]:
+        """What works only after a reboot, be it written already or not."""
+        return tuple((host, check) for host, check in self.of(TO_APPLY, REBOOT) if check.needs_reboot or check.state == REBOOT)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done on a host."""
+        return bool(self.of(TO_APPLY, REBOOT))
+
+
+TITLES = {
+    "nvidia-driver": "NVIDIA driver",
+    "fabric-manager": "NVSwitch fabric manager",
+    "doca-ofed": "DOCA-OFED",
+    "driver-options": "driver options",
+    "peer-memory": "peer memory",
+    "gdrdrv": "GDRCopy kernel module",
+    "rdma-userspace": "RDMA user space",
+    "limits": "memory limits",
+    "cuda-toolkit": "CUDA toolkit",
+    "python": "Python",
+}
+"""The recipes in the order in which they build on each other, with what people call them."""
+
+
+def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the inputs of every recipe that is meant for a host, by host and recipe."""
+    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+    python = needs_python(request, gpu_hosts)
+    builder = building(request, gpu_hosts)
+    archs = tuple(dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus))
+    floor = toolkits.floor(request.lock, request.stack, archs, request.templates)
+    rdma = request.inventory.settings.profile != network_env.SINGLE
+    meant: Mapping[str, Callable[[Facts], bool]] = {
+        "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
+        "fabric-manager": lambda seen: bool(seen.gpus) and wants_fabric(seen),
+        "doca-ofed": lambda seen: rdma and has_nics(seen) and lacks_ofed(seen),
+        "driver-options": lambda seen: rdma and has_nics(seen),
+        "peer-memory": lambda seen: rdma and has_nics(seen) and bool(seen.gpus),
+        "gdrdrv": lambda seen: rdma and has_nics(seen) and wants_gdrdrv(request),
+        "rdma-userspace": lambda seen: rdma and has_nics(seen),
+        "limits": lambda seen: rdma and has_nics(seen),
+        "cuda-toolkit": lambda seen: lacks_toolkit(request, seen, floor if seen is builder else ""),
+        "python": lambda seen: python,
+    }
+    chosen = [name for name in TITLES if name not in request.skip]
+    extra = {"cuda-toolkit": {"CUDA_FLOOR": floor}} if floor else {}
+    return {
+        host: {name: {**inputs(request, name, seen), **extra.get(name, {})} for name in chosen if meant[name](seen)}
+        for host, seen in gpu_hosts.items()
+        if "all" not in request.skip
+    }
+
+
+def building(request: Request, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
+    """Return the host that builds; None where the plan will say why none can."""
+    try:
+        return gpu_hosts[decisions.choose_build_host(request, gpu_hosts, [])] if gpu_hosts else None
+    except Trouble:
+        return None
+
+
+def lacks_toolkit(request: Request, seen: Facts, floor: str) -> bool:
+    """Return whether a host has no toolkit of the stack's major, or none as new as `floor` ("" for any)."""
+    fitting = [toolkit for toolkit in seen.toolkits if toolkits.major(toolkit) == request.stack.cuda]
+    return not any(numbers(toolkit.version) >= numbers(floor) for toolkit in fitting)
+
+
+def has_nics(seen: Facts) -> bool:
+    """Return whether a host has a NIC that NVSHMEM's IBGDA can drive, with a driver or still without."""
+    return seen.prepared.mellanox_devices > 0 or any(device.driver == nics.DRIVER for device in seen.rdma)
+
+
+def wants_fabric(seen: Facts) -> bool:
+    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of its PCI devices
+    (HGX B200 and B300), GPUs that wait for it."""
+    return seen.prepared.nvswitches > 0 or seen.prepared.fabric_state.lower() not in FABRIC_WELL
+
+
+def lacks_ofed(seen: Facts) -> bool:
+    """Return whether RDMA devices are missing, or bear the names that the kernel's own driver gives to RoCE devices."""
+    return not seen.rdma or any(device.name.startswith(INBOX_NAME) for device in seen.rdma)
+
+
+def wants_gdrdrv(request: Request) -> bool:
+    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module; a stack may have none."""
+    name = request.inventory.settings.profile
+    if name == profiles.AUTO or not request.stack.gdrcopy:
+        return False
+    return profiles.read_profile(name, request.templates).handler == "cpu"
+
+
+def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
+    """Return whether no Python that the stack has wheels for is on every GPU host."""
+    if request.external_python:
+        return False
+    paths = [f"/usr/bin/python3.{decisions.minor_of(target)}" for target in request.stack.wheels]
+    return not any(all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths)
+
+
+def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
+    """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the recipe alone asks."""
+    source = request.lock.sources[request.stack.gdrcopy] if request.stack.gdrcopy else None
+    own = {
+        "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
+        "gdrdrv": {"GDRDRV_WANTED": "yes", "GDRCOPY_VERSION": source.version if source else ""},
+    }
+    if name == "limits" and 0 < seen.prepared.shm_mib < SHM_MIB:
+        own[name] = {"SHM_MIB": str(SHM_MIB)}
+    if name == "rdma-userspace" and request.stack.nccl_wheel:
+        own[name] = {"TOOLS": TOOLS_OF_V2}
+    purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
+    system = system_for(request, seen)
+    if name == "fabric-manager":
+        driver = recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")
+        own[name] = {"DRIVER_PACKAGES": driver, "NVSWITCHES": str(seen.prepared.nvswitches)}
+    return {**recipe_env(system, purpose, seen.kernel), **own.get(name, {})}
+
+
+def system_for(request: Request, seen: Facts) -> System | None:
+    """Return the lock's row for the distribution of a host, its repositories and their keys from where mirrors have them; the key's
+    fingerprint stays the lock's."""
+    system = request.lock.systems.get(system_id(seen))
+    if system is None:
+        return None
+    place = request.mirrors.packages
+    moved = (replace(entry, url=place(entry.url), key_url=place(entry.key_url)) for entry in system.repositories)
+    return replace(system, repositories=tuple(moved))
+
+
+def from_mirrors(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> tuple[str, ...]:
+    """Return from where hosts would get repositories that are not at the lock's address, for those where something is to be installed
+    from them; equal ones folded over hosts."""
+    groups: dict[str, list[str]] = {}
+    for host, check in preparation.of(TO_APPLY, BLOCKED):
+        lines = preparation.inputs.get(host, {}).get(check.recipe, {}).get("REPOSITORIES", "").splitlines()
+        system = request.lock.systems.get(system_id(facts[host])) if lines else None
+        addresses = {line.split()[0]: line.split()[1] for line in lines}
+        for entry in system.repositories if system else ():
+            address = addresses.get(entry.name, entry.url)
+            if address != entry.url:
+                groups.setdefault(f"repository {entry.name} from {shown(address)}, instead of {entry.url}", []).append(host)
+    return tuple(f"{fold(dict.fromkeys(hosts))}: {text}" for text, hosts in groups.items())
+
+
+def lacking_build_tools(facts: Facts, python: Python) -> list[str]:
+    """Return which build tools and headers a host lacks."""
+    tools = dict(facts.tools)
+    lacking = [name for name in ("gcc", "g++", "make", "ninja", "git") if not tools.get(name)]
+    cmake = tuple(int(part) for part in tools.get("cmake", "0").split(".")[:2] if part.isdigit())
+    if cmake < CMAKE_FLOOR:
+        lacking.append(f"cmake ≥ 3.19 (found {tools['cmake']})" if tools.get("cmake") else "cmake")
+    lacking.extend(header for header in ("infiniband/mlx5dv.h",) if header not in facts.headers)
+    if not python.header:
+        lacking.append(f"Python.h of {python.path}")
+    return lacking
+
+
+def system_id(facts: Facts) -> str:
+    """Return the lock's `[system.<id>]` key of a host, e.g. `ubuntu-24_04`."""
+    version = facts.os_version.replace(".", "_")
+    major = facts.os_version.split(".")[0]
+    return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
+
+
+def build_deps_env(request: Request, here: Facts, python: Python) -> dict[str, str]:
+    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
+    return {**recipe_env(system_for(request, here), "build-deps", here.kernel), "PYTHON": python.path}
+
+
+def script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
+    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it prints. With
+    `verb` "remove" it takes back what they wrote, in the order of `wishes`.
+
+    Each recipe runs in a subshell: their names do not meet, and one that fails does not keep the others from answering.
+    """
+    parts = [compose(texts, *LIBRARIES), "set +e"]
+    for name, env in wishes.items():
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items())
+        text = compose(texts, f"host/{name}.sh")
+        parts.append(f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- {verb}\n{text}\n)\ndata code "$?"')
+    return "\n".join(parts) + "\n"
+
+
+def parse(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Check]:
+    """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is "blocked"."""
+    said, talk = _sections(out), _sections(err)
+    return {name: _check(name, said.get(name, ""), talk.get(name, ""), host) for name in names}
+
+
+def unanswered(names: Iterable[str], trouble: Trouble) -> dict[str, Check]:
+    """Return what stands for the checks of a host that went away before it could answer."""
+    return {name: Check(name, BLOCKED, "the host did not answer", "an answer", trouble.problems[0].what) for name in names}
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Split output at its `recipe=NAME` lines."""
+    return {part.partition("\n")[0]: part.partition("\n")[2] for part in f"\n{text}".split("\nrecipe=")[1:]}
+
+
+def _check(name: str, text: str, talk: str, host: str) -> Check:
+    body, _, code = text.strip().rpartition("\n")
+    if code != "code=0":
+        ended = f"exit code {code.removeprefix('code=')}" if code.startswith("code=") else "the answer is cut off"
+        said = [line for line in talk.splitlines() if line.startswith("error: ")] or [ended]
+        return Check(name, BLOCKED, "its check failed", "an answer", said[0].removeprefix("error: "))
+    try:
+        records = read_records(body, STATE_FORM, host, f"host/{name}.sh")
+    except Trouble as trouble:
+        return Check(name, BLOCKED, "its check cannot be read", "an answer", str(trouble))
+    state, needs = records.text("state"), records.text("needs") == "reboot"
+    if state not in STATES:
+        return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
+    return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs, records.text("candidate"))

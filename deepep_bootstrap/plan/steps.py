@@ -1,0 +1,286 @@
+"""What is to be done and why: facts and wishes in, steps out. Pure.
+
+A step is in the plan because something wanted was not found; the reason says both. No step: nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.inventory import regressions
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.plan import decisions, host_recipes
+from deepep_bootstrap.plan.decisions import Choice, Request
+from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
+from deepep_bootstrap.plan.prefixcheck import check_writable
+from deepep_bootstrap.prefix import offer
+from deepep_bootstrap.prefix.entries import Entry
+from deepep_bootstrap.slurm import commands, service
+from deepep_bootstrap.slurm.nodes import is_drained, read_reason
+
+UNPACKED = 1.8
+"""Size of an environment in the store over the size of its wheels: measured with the 30 wheels of v1-cu13 for cp311, 2.74 GB, which
+became 4.89 GB with their byte code."""
+
+MIB = 1024**2
+
+RESUME = "resume"
+HOOK = "module-hook"
+"""Kind and name of the step that lets login shells find our modulefiles."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a step is in the plan: what was found and what is wanted."""
+
+    found: str
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build", "offer" or "verify";
+    `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs to know."""
+
+    kind: str
+    name: str
+    title: str
+    hosts: tuple[str, ...]
+    reason: Reason
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the prefix.
+
+    Where the hosts must be prepared before anything can be decided (a CUDA toolkit is installed first), `undecided` says why and
+    the steps end with that preparation; the next look decides the rest.
+    """
+
+    steps: tuple[Step, ...]
+    decided: Choice | None
+    notes: tuple[str, ...] = ()
+    download_bytes: int = 0
+    disk_bytes: int = 0
+    preparation: Preparation = field(default_factory=Preparation)
+    undecided: tuple[Problem, ...] = ()
+
+    @property
+    def choice(self) -> Choice:
+        """What was chosen; Trouble where nothing could be decided yet."""
+        if self.decided is None:
+            raise Trouble(*self.undecided)
+        return self.decided
+
+    def of_kind(self, kind: str) -> tuple[Step, ...]:
+        """Return the steps of one kind."""
+        return tuple(step for step in self.steps if step.kind == kind)
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the choices a reader of the plan wants to know, for JSON; none while they are open."""
+        choice = self.decided
+        if choice is None:
+            return {}
+        return {
+            "build_host": choice.build_host,
+            "prefix_host": choice.prefix_host,
+            "slurm_host": choice.slurm_host,
+            "target": choice.target,
+            "python": choice.python.path,
+            "cuda_home": choice.toolkit.path,
+            "archs": list(choice.record.archs),
+            "profile": choice.record.profile,
+            "module": choice.record.module,
+            "entries": [entry.name for entry in choice.entries],
+        }
+
+
+def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None, *, anyhow: bool = False) -> Plan:
+    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done, unless
+    hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
+    preparation = preparation or Preparation()
+    hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
+    notes = (*told(preparation), *host_recipes.from_mirrors(request, facts, preparation), *without_hook(request))
+    try:
+        choice = decisions.choose(request, facts)
+        missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
+        check_service(request, choice, facts, missing)
+    except Trouble as trouble:
+        if not hosts_first and not anyhow:
+            raise Trouble(*trouble.problems, *obstacles(preparation), code=trouble.code) from None
+        return Plan(hosts_first, None, notes, preparation=preparation, undecided=trouble.problems)
+    steps = [
+        *hosts_first,
+        *build_deps_steps(request, choice, facts, missing),
+        *build_steps(choice, missing),
+        *offer_steps(choice, facts),
+        *hook_steps(request, facts),
+    ]
+    if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
+        check_writable(request, choice, facts[choice.prefix_host])
+        steps.insert(0, prefix_step(request, choice, facts))
+    check_space(request, choice, facts, missing)
+    if steps or choice.record.stack in facts[choice.prefix_host].prefix.unproved:
+        steps.append(verify_step(request, choice, facts))
+    wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
+    return Plan(tuple(steps), choice, (*choice.notes, *notes), wheels, int(wheels * UNPACKED), preparation)
+
+
+def preparation_steps(preparation: Preparation) -> Iterator[Step]:
+    """Yield what is to be done on the hosts by their own checks: at once first, then what takes a reboot."""
+    for kind, pairs in (("host", preparation.at_once), ("reboot", preparation.with_reboot)):
+        groups: dict[tuple[str, Reason, tuple[tuple[str, str], ...]], list[str]] = {}
+        for host, check in pairs:
+            env = tuple(preparation.inputs[host][check.recipe].items())
+            groups.setdefault((check.recipe, Reason(check.found, check.wanted), env), []).append(host)
+        for (recipe, reason, env), hosts in groups.items():
+            title = TITLES[recipe] if kind == "host" else f"{TITLES[recipe]} and reboot"
+            yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
+
+
+def resume_steps(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
+    """Yield one step for the nodes that an earlier run left drained and that need nothing any more: the recipes were asked and content,
+    and what the reason says a node has lost is there again."""
+    waiting = {host for host, _ in (*preparation.of(host_recipes.TO_APPLY, host_recipes.REBOOT, host_recipes.STUCK, host_recipes.BLOCKED),)}
+    groups: dict[str, list[str]] = {}
+    for host, seen in facts.items():
+        reason = read_reason(seen.prepared.slurm_reason)
+        left = reason.ours and is_drained(seen.slurm.state)
+        if left and host not in waiting and not unasked(request.skip, reason.text) and not regressions.still(reason.text, seen):
+            groups.setdefault(reason.text, []).append(host)
+    for text, hosts in groups.items():
+        yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {text}", "in use, as nothing is left to do"))
+
+
+def unasked(skip: Sequence[str], reason: str) -> bool:
+    """Return whether recipes are skipped that a node's reason names, or of which it may speak where it names none."""
+    skipped = TITLES if "all" in skip else skip
+    named = [recipe for recipe, title in TITLES.items() if title in reason]
+    return any(recipe in skipped for recipe in named or TITLES)
+
+
+def told(preparation: Preparation) -> tuple[str, ...]:
+    """Return what a person should know of the hosts' preparation beside the steps: notes of checks, equal ones folded over hosts."""
+    groups: dict[Check, list[str]] = {}
+    for host, check in preparation.of(*host_recipes.STATES):
+        if check.state == host_recipes.BLOCKED or check.note:
+            groups.setdefault(check, []).append(host)
+    return tuple(_note(check, hosts) for check, hosts in groups.items())
+
+
+def obstacles(preparation: Preparation) -> tuple[Problem, ...]:
+    """Return what keeps hosts from being prepared, which may well be why nothing can be decided; equal ones folded over hosts."""
+    groups: dict[Check, list[str]] = {}
+    for host, check in preparation.of(host_recipes.BLOCKED):
+        groups.setdefault(check, []).append(host)
+    return tuple(
+        Problem(fold(hosts), f"{TITLES[check.recipe]}: {check.note or 'cannot be prepared'}", check.found, check.wanted)
+        for check, hosts in groups.items()
+    )
+
+
+def _note(check: Check, hosts: Iterable[str]) -> str:
+    difference = f" found {check.found}, wanted {check.wanted}." if check.state == host_recipes.BLOCKED else ""
+    return f"{fold(hosts)}: {TITLES[check.recipe]}:{difference} {check.note}".rstrip()
+
+
+def missing_entries(choice: Choice, present: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the entries the store does not hold, dependencies first."""
+    return tuple(entry for entry in choice.entries if entry.name not in present)
+
+
+def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+    """Return the step that makes the prefix and proves by writing that all hosts share it."""
+    marker = facts[choice.prefix_host].prefix.id
+    found = f"id {marker[:8]}, not tried by writing" if marker else "nothing there"
+    hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
+    return Step("prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts"))
+
+
+def build_deps_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield the step that installs what a build needs, on the build host alone."""
+    here = facts[choice.build_host]
+    if missing and (reason := lacking_build_deps(choice, here)):
+        env = host_recipes.build_deps_env(request, here, choice.python)
+        yield Step("host", "build-deps", "install build dependencies", (choice.build_host,), reason, env)
+
+
+def hook_steps(request: Request, facts: Mapping[str, Facts]) -> Iterator[Step]:
+    """Yield the steps through which login shells find our modulefiles. They come after the offer: a hook that leads nowhere yet, or away
+    from another prefix, takes `module load deepep` from everybody."""
+    groups: dict[Reason, list[str]] = {}
+    for host in request.inventory.hosts:
+        if host.name in facts and HOOK not in request.skip and (reason := lacking_hook(request, facts[host.name])):
+            groups.setdefault(reason, []).append(host.name)
+    for reason, hosts in groups.items():
+        yield Step(HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": f"{request.prefix}/modulefiles"})
+
+
+def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
+    """Return why the build host needs packages, or None."""
+    lacking = host_recipes.lacking_build_tools(facts, choice.python)
+    return Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers") if lacking else None
+
+
+def without_hook(request: Request) -> Iterator[str]:
+    """Yield what users have to type where the hook is left out."""
+    if HOOK in request.skip:
+        yield f"no MODULEPATH hook: `module use {request.prefix}/modulefiles` before `module load`"
+
+
+def lacking_hook(request: Request, facts: Facts) -> Reason | None:
+    """Return why a host needs the MODULEPATH hook, or None (also where no module system would read it)."""
+    wanted = f"{request.prefix}/modulefiles"
+    if facts.modules.kind == "none" or facts.modules.hook == wanted:
+        return None
+    return Reason(f"{facts.modules.hook}, which it takes the place of" if facts.modules.hook else "no hook", wanted)
+
+
+def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield one step for each entry to build."""
+    for entry in missing:
+        title = f"build {'Python with torch' if entry.kind == 'python' else entry.kind} {entry.version}"
+        yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
+
+
+def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
+    """Yield the step that publishes a new generation, unless the current one offers the same."""
+    prefix = facts[choice.prefix_host].prefix
+    current = offer.read_offer(prefix.manifest)
+    if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
+        found = f"generation {prefix.generation}, which offers something else" if current else "nothing offered"
+        wanted = f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
+        yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
+
+
+def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+    """Return the check at the end of every run that changed something, and of the next one where it was not passed."""
+    hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
+    reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
+    return Step("verify", "verify", "verify", hosts, reason)
+
+
+def check_service(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
+    """Raise Trouble when something is to be built where Slurm would never begin: on a host that the hosts file names for it."""
+    reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
+    if missing and service.out_of_service(facts[choice.build_host], reservation):
+        here = {choice.build_host: facts[choice.build_host]}
+        raise Trouble(service.no_job_starts(here, reservation, "nothing can be built on this build_host"))
+
+
+def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
+    """Raise Trouble when the prefix has less room than the wheels alone need."""
+    if not any(entry.kind == "python" for entry in missing):
+        return
+    needed = int(sum(wheel.size for wheel in choice.wheels) * UNPACKED) // MIB
+    free = facts[choice.prefix_host].prefix.free_mib
+    if free < needed:
+        remedy = "another --prefix, or free space there"
+        raise Trouble(
+            Problem(f"{fold([choice.prefix_host])} {request.prefix}", "not enough space", f"{free} MiB", f"{needed} MiB or more", remedy)
+        )

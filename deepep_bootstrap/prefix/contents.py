@@ -1,0 +1,199 @@
+"""What a prefix holds: its generations, its store entries, which of them refers to which, and what nobody needs any more. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.records import Form, Records, read_records
+
+ENTRY_NAME = re.compile(r"[0-9a-z]{32}-[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""What the name of a store entry looks like; anything else in the store is not ours and is left alone."""
+
+FORM = Form({"current": 1, "end": 1}, {"generation": 3, "entry": 3, "used": 2, "leftover": 2}, end="end")
+NEAR = 5
+"""How many existing generations a message names."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation: its number, its manifest as JSON values ({} where that cannot be read), the text of the lock it was made from
+    ("" where it was not asked for or is not there)."""
+
+    number: int
+    manifest: Mapping[str, Any]
+    lock: str = ""
+
+    @property
+    def readable(self) -> bool:
+        """Whether its manifest tells what it offers."""
+        return isinstance(self._offer.get("stacks"), dict)
+
+    @property
+    def stacks(self) -> Mapping[str, Mapping[str, Any]]:
+        """The records of its stacks by name."""
+        found = self._offer.get("stacks")
+        return {name: record for name, record in found.items() if isinstance(record, dict)} if isinstance(found, dict) else {}
+
+    @property
+    def default_stack(self) -> str:
+        """What plain `module load deepep` gives in it."""
+        return str(self._offer.get("default_stack", ""))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The store entries its files name, sorted."""
+        return entry_names(self.stacks)
+
+    @property
+    def _offer(self) -> Mapping[str, Any]:
+        found = self.manifest.get("offer")
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class StoreEntry:
+    """One published entry: its name, the size of its files in bytes, its manifest ({} where that cannot be read)."""
+
+    name: str
+    size: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The entries it was built against and loads."""
+        return entry_names(self.manifest.get("needs"))
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a look at a prefix found. `current` is 0 without a generation, `generations` ascend, `used` says by entry name which running
+    build needs it, `leftovers` are trees that nobody will finish, with their bytes."""
+
+    current: int
+    generations: tuple[Generation, ...]
+    entries: Mapping[str, StoreEntry]
+    used: Mapping[str, str] = field(default_factory=dict)
+    leftovers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of all generations, ascending."""
+        return tuple(generation.number for generation in self.generations)
+
+    def get(self, number: int) -> Generation | None:
+        """Return the generation with this number, or None."""
+        return next((generation for generation in self.generations if generation.number == number), None)
+
+    def closure(self, names: Iterable[str]) -> frozenset[str]:
+        """Return `names` and everything they need, as far as the entries' manifests tell; names that are missing are among them."""
+        seen: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting.extend(self.entries[name].needs if name in self.entries else ())
+        return frozenset(seen)
+
+    def missing(self, generation: Generation) -> tuple[str, ...]:
+        """Return what a generation needs and the store does not have, sorted."""
+        return tuple(sorted(self.closure(generation.names) - set(self.entries)))
+
+    def own_bytes(self, generation: Generation) -> int:
+        """Return the bytes of the entries that this generation alone refers to."""
+        others = self.closure(name for other in self.generations if other.number != generation.number for name in other.names)
+        return sum(self.entries[name].size for name in self.closure(generation.names) - others if name in self.entries)
+
+
+def parse(out: str, where: str) -> Holdings:
+    """Return what recipes/prefix/generations.sh printed; Trouble for lines it does not print."""
+    records = read_records(out, FORM, where, "generations.sh")
+    return Holdings(
+        current=records.number("current"),
+        generations=tuple(sorted(_generations(records), key=lambda each: each.number)),
+        entries={name: StoreEntry(name, int(size or 0), _json(text)) for name, size, text in records.rows("entry")},
+        used={row[0]: row[1] for row in records.rows("used")},
+        leftovers=tuple((name, int(size or 0)) for name, size in records.rows("leftover")),
+    )
+
+
+def _generations(records: Records) -> Iterator[Generation]:
+    for number, manifest, lock in records.rows("generation"):
+        yield Generation(int(number), _json(manifest), _text(lock))
+
+
+def _text(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _json(encoded: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(_text(encoded))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def entry_names(value: object) -> tuple[str, ...]:
+    """Return every name of a store entry among JSON values (an offer, a manifest), however deep, sorted."""
+    return tuple(sorted(set(_strings(value))))
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        if ENTRY_NAME.fullmatch(value):
+            yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def rollback_target(holdings: Holdings, wanted: int) -> Generation:
+    """Return the generation to go back to: `wanted`, or for 0 the newest before the current one. Trouble where there is none, where it
+    cannot be read, and where entries that it needs are missing."""
+    numbers = holdings.numbers
+    before = [number for number in numbers if number < holdings.current]
+    number = wanted or (before[-1] if before else 0)
+    found = holdings.get(number)
+    if found is None:
+        raise Trouble(_no_generation(numbers, holdings.current, wanted))
+    if not found.readable:
+        raise Trouble(Problem(f"generation {number}", "its manifest cannot be read", wanted="one that bootstrap wrote", try_="another one"))
+    if missing := holdings.missing(found):
+        many = "a store entry it needs is missing" if len(missing) == 1 else "store entries it needs are missing"
+        remedy = "invoke bootstrap with the lock it was made from, which builds what is missing"
+        raise Trouble(*(Problem(f"generation {number}", many, name, try_=remedy) for name in missing))
+    return found
+
+
+def _no_generation(numbers: tuple[int, ...], current: int, wanted: int) -> Problem:
+    if not wanted:
+        found = f"generation {current}, the oldest there is" if current else "no generation at all"
+        return Problem("rollback", "there is nothing before the current generation", found, try_="invoke generations")
+    return Problem("--to", "there is no such generation", str(wanted), _near(numbers, wanted))
+
+
+def _near(numbers: tuple[int, ...], wanted: int) -> str:
+    near = sorted(numbers, key=lambda number: (abs(number - wanted), number))[:NEAR]
+    return ", ".join(map(str, sorted(near))) or "one; there are none"
+
+
+def find_generation(holdings: Holdings, number: int) -> Generation:
+    """Return a generation by its number; Trouble that names near ones."""
+    found = holdings.get(number)
+    if found is None:
+        raise Trouble(Problem(f"generation {number}", "there is no such generation", wanted=_near(holdings.numbers, number)))
+    return found

@@ -1,0 +1,204 @@
+"""What changed between two generations, or between two locks: both sides as flat tables of facts, and their difference. Pure.
+
+A fact has a place: what it is about (`source`, `wheel`, `variable` …), whose it is, and its key; and a text. Everything that one side says
+and the other does not, or says differently, is one change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import Any
+
+from deepep_bootstrap.fetch.renew import compare_link
+from deepep_bootstrap.lock.model import Lock
+from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings
+
+Place = tuple[str, str, str]
+Facts = Mapping[Place, str]
+SHOWN_LENGTH = 100
+"""Characters of a text that a line for a person shows; the JSON document has it whole."""
+
+RECORD_WORDS = {"deepep", "nvshmem", "gdrcopy", "python", "prefix", "stack", "environment", "by_host", "by_kind", "site"}
+"""Fields of a stack's record that are told in their own way, or not at all."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference: `what` kind of fact, `name` whose, `key` which; `old` and `new` are "" where a side does not have it. `link` shows
+    the difference of two commits in a browser, "" where there is none."""
+
+    what: str
+    name: str
+    key: str
+    old: str
+    new: str
+    link: str = ""
+
+
+def difference(old: Facts, new: Facts) -> tuple[Change, ...]:
+    """Return what differs, in the order of the places; of what only one side has at all, that it was added or removed comes first."""
+    places = sorted({*old, *new})
+    return tuple(
+        Change(*place, old=old.get(place, ""), new=new.get(place, ""), link=_link(place, old, new))
+        for place in places
+        if old.get(place) != new.get(place)
+    )
+
+
+def _link(place: Place, old: Facts, new: Facts) -> str:
+    what, name, key = place
+    url = (what, name, "url")
+    if what != "source" or key != "rev" or place not in old or place not in new or old.get(url) != new.get(url):
+        return ""
+    return compare_link(new.get(url, ""), old[place], new[place])
+
+
+def lock_facts(lock: Lock) -> Facts:
+    """Return everything a lock pins as facts."""
+    found: dict[Place, str] = {("lock", "", "default_stack"): lock.default_stack}
+    for source in lock.sources.values():
+        found |= source_facts(source.name, source)
+    for name, archive in lock.archives.items():
+        found |= {("archive", name, key): value for key, value in _flat(archive)}
+    for name, stack in lock.stacks.items():
+        found |= {("stack", name, key): value for key, value in _flat(stack) if not key.startswith("wheels")}
+        for target, wheels in stack.wheels.items():
+            found |= wheel_facts(f"{name} {target}", ((wheel.name, wheel.version, wheel.hash) for wheel in wheels))
+    for name, system in lock.systems.items():
+        found |= {("system", name, key): value for key, value in _flat(system)}
+    for name, wheels in lock.tools.items():
+        found |= wheel_facts(f"tool {name}", ((wheel.file, wheel.version, wheel.hash) for wheel in wheels))
+    found |= {("index", name, "url"): url for name, url in lock.indexes.items()}
+    return found
+
+
+def source_facts(name: str, source: Source) -> dict[Place, str]:
+    """Return what a lock says of one source, its options and substitutions by themselves."""
+    found = pin_facts(name, source) | {("source", name, "checks"): " ".join(source.checks)}
+    found |= option_facts(name, source.options)
+    return found | substitution_facts(name, (each.effect for each in source.substitutes))
+
+
+def pin_facts(name: str, source: Source) -> dict[Place, str]:
+    """Return where a source comes from and what it is, without what is done to it."""
+    found = {("source", name, key): str(getattr(source, key)) for key in ("url", "ref", "rev", "hash", "version", "submodules")}
+    return found | {("source", name, "date"): datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")}
+
+
+def option_facts(name: str, options: Iterable[str]) -> dict[Place, str]:
+    """Return build options (NAME=VALUE) as facts."""
+    return {("option", name, option.partition("=")[0]): option.partition("=")[2] for option in options}
+
+
+def substitution_facts(name: str, substitutes: Iterable[Mapping[str, Any]]) -> dict[Place, str]:
+    """Return substitutions as facts: by file and replaced text, the replacement and how often."""
+    return {("substitution", name, f"{each['file']}: {each['text']}"): f"{each['replacement']} ({each['count']}x)" for each in substitutes}
+
+
+def wheel_facts(name: str, wheels: Iterable[Sequence[str]]) -> dict[Place, str]:
+    """Return wheels (name, version, hash) as facts of the environment `name`."""
+    return {("wheel", name, wheel): f"{version} {digest}" for wheel, version, digest in wheels}
+
+
+def generation_facts(holdings: Holdings, generation: Generation, sources: Mapping[str, Source]) -> Facts:
+    """Return what a generation offers as facts: its stacks' records, and what their store entries say they were made of.
+
+    `sources` are what locks pin, by content hash: where an entry's source is among them, its address and commit are known too.
+    """
+    found: dict[Place, str] = {("offer", "", "default_stack"): generation.default_stack}
+    for stack, record in generation.stacks.items():
+        found |= {("stack", stack, key): value for key, value in _values({k: v for k, v in record.items() if k not in RECORD_WORDS})}
+        found |= {("site", stack, key): value for key, value in _values(record.get("site"))}
+        found |= {("variable", stack, key): value or "(unset)" for key, value in _values(record.get("environment"))}
+        for word, where in (("by_host", "on"), ("by_kind", "for")):
+            for each, values in _mapping(record.get(word)).items():
+                found |= {("variable", f"{stack} {where} {each}", key): value for key, value in _values(values)}
+        for kind, name in record.items():
+            if isinstance(name, str) and ENTRY_NAME.fullmatch(name):
+                found[("entry", stack, kind)] = name
+                manifest = holdings.entries[name].manifest if name in holdings.entries else {}
+                found |= entry_facts(f"{kind} of {stack}", _mapping(manifest.get("inputs")), sources)
+    return found
+
+
+def entry_facts(name: str, inputs: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[Place, str]:
+    """Return what the manifest of a store entry says it was made of; `name` is how a person calls the entry."""
+    found: dict[Place, str] = {}
+    if (digest := str(inputs.get("source", ""))) in sources:
+        # Its options and substitutions are the entry's own: another lock may say others of the same tree.
+        found |= pin_facts(name, sources[digest])
+    elif digest:
+        found |= {("source", name, "hash"): digest, ("source", name, "version"): str(inputs.get("version", ""))}
+    if "checks" in inputs:
+        found[("source", name, "checks")] = _word(inputs["checks"])
+    found |= option_facts(name, map(str, inputs.get("options", ())))
+    found |= substitution_facts(name, inputs.get("substitutes", ()))
+    found |= wheel_facts(name, inputs.get("wheels", ()))
+    found |= {("toolchain", name, key): _word(inputs[key]) for key in ("cuda", "archs", "os", "python", "interpreter") if key in inputs}
+    found |= {("toolchain", name, key): value for key, value in _values(inputs.get("compiler"))}
+    return found | {("recipe", name, key): value for key, value in _values(inputs.get("recipes"))}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _values(value: object) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a JSON object with their values as texts."""
+    for key, inner in _mapping(value).items():
+        yield str(key), _word(inner)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_word(inner)}" for key, inner in value.items())
+    return " ".join(map(_word, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of a frozen dataclass, all the way down, with dotted keys; its name is no fact of its own."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            if path or item.name != "name":
+                yield from _flat(getattr(value, item.name), f"{path}.{item.name}" if path else item.name)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}")
+    elif isinstance(value, tuple) and any(is_dataclass(inner) for inner in value):
+        for position, inner in enumerate(value):
+            yield from _flat(inner, f"{path}.{getattr(inner, 'name', position)}")
+    else:
+        yield path, _word(value)
+
+
+def lines(changes: Sequence[Change]) -> Iterator[str]:
+    """Yield the changes for a person: those of one thing together, what was added or removed as a whole in one line."""
+    for (what, name), group in groupby(changes, key=lambda change: (change.what, change.name)):
+        several = list(group)
+        yield f"{what} {name}".rstrip()
+        for change in several:
+            yield f"    {change.key}: {_told(change)}"
+            if change.link:
+                yield f"        {change.link}"
+
+
+def _told(change: Change) -> str:
+    old, new = change.old, change.new
+    if change.what == "wheel":
+        # The hash matters to a person only where it is all that differs.
+        versions = old.partition(" ")[0], new.partition(" ")[0]
+        old, new = versions if versions[0] != versions[1] else (old, new)
+    if change.what == "recipe":
+        return "changed" if old and new else "added" if new else "removed"
+    if not old:
+        return f"added, {_cut(new)}" if new else "added, empty"
+    return f"{_cut(old)} → {_cut(new)}" if new else f"removed, was {_cut(old)}"
+
+
+def _cut(text: str) -> str:
+    shown = text.replace("\n", "\\n")
+    return shown if len(shown) <= SHOWN_LENGTH else f"{shown[:SHOWN_LENGTH]}…"

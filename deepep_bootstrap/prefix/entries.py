@@ -1,0 +1,198 @@
+"""Names of the store: digests and entry names from inputs. Pure; the file work is done by recipes on the prefix's host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deepep_bootstrap.core.comments import text_digest
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.recipes import digest
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.lock.model import Lock, Stack, Wheel
+from deepep_bootstrap.lock.sources import Source
+
+COMMON_RECIPES = (
+    *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/manifest.sh"),
+    *("build/common.sh", "prefix/publish.sh"),
+)
+"""Texts in front of every entry's own recipe, in this order; together they are one script."""
+OWN_RECIPES = {
+    "gdrcopy": ("build/gdrcopy.sh",),
+    "nvshmem": ("build/nvshmem.sh",),
+    "nvshmem-wheel": ("build/nvshmem-wheel.sh",),
+    "python": ("build/python.sh",),
+    "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
+    "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v2.sh"),
+}
+"""The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP V1 or V2."""
+
+UNCOMPILED = ("python", "nvshmem-wheel")
+RELOCATOR = "build/relocate.py"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One store entry to be. `inputs` is everything its digest covers; `name` is `<hash32>-<kind>-<version>`.
+
+    `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may begin
+    (its recipe waits for what it misses). `source` is the lock's name of its source tree ("" for none), `env` what its recipe
+    gets besides places, `wheels` what it is installed from; `recipe` is one of OWN_RECIPES ("" for the one called like the kind).
+    """
+
+    kind: str
+    version: str
+    inputs: Mapping[str, object]
+    needs: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+    source: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    wheels: tuple[Wheel, ...] = ()
+    recipe: str = ""
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Return the paths of the recipe texts that make its script, in order."""
+        return recipe_names(self.recipe or self.kind)
+
+    @property
+    def name(self) -> str:
+        """Return the directory name under PREFIX/store."""
+        return f"{digest(self.inputs)}-{self.kind}-{self.version}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of the build host
+    its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means `python` is an external one."""
+
+    lock: Lock
+    stack: Stack
+    recipes: Mapping[str, str]
+    archs: tuple[str, ...]
+    facts: Facts
+    toolkit: Toolkit
+    python: Python
+    target: str
+
+
+def recipe_names(recipe: str) -> tuple[str, ...]:
+    """Return the paths of the recipe texts that make the script of an entry, in order."""
+    return (*COMMON_RECIPES, *OWN_RECIPES[recipe])
+
+
+def name_entries(wanted: Wanted) -> tuple[Entry, ...]:
+    """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python (unless
+    external), deepep."""
+    stack, sources = wanted.stack, wanted.lock.sources
+    made = [_built(wanted, "gdrcopy", sources[stack.gdrcopy], {})] if stack.gdrcopy else []
+    if stack.nvshmem_wheel:
+        made.append(_unpacked(wanted, "nvshmem", "nvshmem-wheel", stack.nvshmem_wheel))
+    else:
+        made.append(_built(wanted, "nvshmem", sources[stack.nvshmem], {"GDRCOPY": made[0].name}))
+    names = {"NVSHMEM": made[-1].name}
+    if wanted.target:
+        made.append(_environment(wanted, names["NVSHMEM"]))
+        names["PYTHON_ENTRY"] = made[-1].name
+    deepep = _built(
+        wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=deepep_recipe(sources[stack.deepep])
+    )
+    return (*made, deepep)
+
+
+def _unpacked(wanted: Wanted, kind: str, recipe: str, name: str) -> Entry:
+    """Return the entry made of the stack's wheel called `name`. The lock has seen to it that there is one for every target; such
+    wheels serve any Python, so an external one gets that of the machine."""
+    machine = f"-{wanted.facts.machine}"
+    fitting = [
+        target for target in sorted(wanted.stack.wheels) if target == wanted.target or (not wanted.target and target.endswith(machine))
+    ]
+    wheel = next((found for target in fitting if (found := wanted.stack.pinned(name, target))), None)
+    if wheel is None:
+        raise Trouble(Problem(f"stack {wanted.stack.name}", f"has no wheel {name} for {wanted.facts.machine}", wanted="another --stack"))
+    inputs = {**_surroundings(wanted, kind, recipe), "wheel": [wheel.name, wheel.version, wheel.hash]}
+    env = {**_common_env(wanted), "VERSION": wheel.version, "WHEEL": wheel.requirement}
+    return Entry(kind, wheel.version, inputs, env=env, wheels=(wheel,), recipe=recipe)
+
+
+def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], *, early: tuple[str, ...] = (), recipe: str = "") -> Entry:
+    """Return the entry compiled from `source`; `needs` maps the recipe's variable to the entry it needs."""
+    inputs: dict[str, object] = {
+        **_surroundings(wanted, kind, recipe or kind),
+        "source": source.hash,
+        "version": source.version,
+        "submodules": source.submodules,
+        "substitutes": [substitute.effect for substitute in source.substitutes],
+        "options": list(source.options),
+        "checks": list(source.checks),
+        "cuda": wanted.toolkit.version,
+        "needs": sorted(needs.values()),
+    }
+    if kind != "gdrcopy":
+        inputs["archs"] = list(wanted.archs)
+    if kind == "deepep" and not wanted.target:
+        inputs["python"] = _external(wanted.python)
+    env = {
+        **_common_env(wanted),
+        **needs,
+        "OPTIONS": "\n".join(source.options),
+        "CHECKS": " ".join(source.checks),
+        "VERSION": source.version,
+        "SOURCE_DATE_EPOCH": str(source.last_modified),
+    }
+    if recipe == "deepep-v2":
+        env["NCCL_VERSION"] = wanted.stack.nccl_version(wanted.target)
+    return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env, recipe=recipe)
+
+
+def deepep_recipe(source: Source) -> str:
+    """Return the recipe for a tree of DeepEP: V1 is built against NVSHMEM alone, V2 (2.x) against NCCL too."""
+    major = source.version.split(".")[0]
+    return "deepep-v2" if major.isdigit() and int(major) >= 2 else "deepep"
+
+
+def _environment(wanted: Wanted, nvshmem: str) -> Entry:
+    """Return the entry of the Python environment made of the locked wheels; its version is torch's, where torch is in it.
+
+    A patch release of the distribution's Python keeps the ABI, so only major and minor count: a security update of the
+    operating system does not rebuild the environment.
+    """
+    wheels = wanted.stack.wheels[wanted.target]
+    version = next((wheel.version for wheel in wheels if wheel.name == "torch"), wanted.target)
+    inputs: dict[str, object] = {
+        **_surroundings(wanted, "python", "python"),
+        "target": wanted.target,
+        "interpreter": wanted.python.path,
+        "python": ".".join(wanted.python.version.split(".")[:2]),
+        "wheels": sorted([wheel.name, wheel.version, wheel.hash] for wheel in wheels),
+        "needs": [nvshmem],
+    }
+    env = {**_common_env(wanted), "NVSHMEM": nvshmem, "VERSION": version, "CUDA_MAJOR": wanted.stack.cuda}
+    return Entry("python", version, inputs, (nvshmem,), (nvshmem,), "", env, wheels)
+
+
+def _surroundings(wanted: Wanted, kind: str, recipe: str) -> dict[str, object]:
+    """Return what the digest of every entry covers: recipe texts, compiler where it is used, operating system."""
+    names = (*recipe_names(recipe), RELOCATOR)
+    tools = dict(wanted.facts.tools)
+    return {
+        "kind": kind,
+        "recipes": {name: text_digest(wanted.recipes[name]) for name in names},
+        "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if recipe not in UNCOMPILED else {},
+        "os": [wanted.facts.os_id, wanted.facts.os_version, wanted.facts.machine],
+    }
+
+
+def _external(python: Python) -> dict[str, str]:
+    keys = ("path", "version", "soabi", "torch", "torch_git", "torch_cuda", "torch_abi")
+    return {key: getattr(python, key) for key in keys}
+
+
+def _common_env(wanted: Wanted) -> dict[str, str]:
+    return {
+        "CUDA_HOME": wanted.toolkit.path,
+        "CUDA_VERSION": wanted.toolkit.version,
+        "SPLIT_COMPILE": "1" if wanted.toolkit.split_compile else "0",
+        "ARCHS": " ".join(wanted.archs),
+        "PYTHON": wanted.python.path,
+    }

@@ -1,0 +1,174 @@
+"""Generations and store of a prefix through its host: looked at, rolled back, rid of what nobody needs, compared with their records."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.prefix.contents import Generation, Holdings, parse
+from deepep_bootstrap.prefix.gc import Garbage
+from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, Place, read_answer
+from deepep_bootstrap.remote.fleet import Door, Job
+
+STALE = "another run changed the generations meanwhile"
+REMOVED = Form({"state": 1}, {"dropped": 1, "removed": 1, "kept": 2, "swept": 1, "stuck": 1, "waiting": 1})
+COMPARED = Form({"end": 1}, {"entry": 1, "state": 1, "lost": 1, "found": 1}, end="end")
+MODES = {
+    "executable": ("may be run", "may not be run any more"),
+    "writable": ("may be written", "may not be written any more"),
+    "private": ("may not be read by everybody", "may be read by everybody"),
+    "setuid": ("changes who runs it", "does not change who runs it any more"),
+}
+"""What a line of an entry's record about a file's mode means, when it is new and when it is gone."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What gc did: generations and entries that are gone, entries that somebody uses (with who), leftovers, what could not be removed."""
+
+    generations: tuple[int, ...]
+    entries: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    leftovers: tuple[str, ...]
+    stuck: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of an entry that is not as published: its path inside the entry, and "changed", "missing", "new", or what became of its
+    mode."""
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded" (the record is
+    gone, so nobody can tell)."""
+
+    name: str
+    state: str
+    changes: tuple[Change, ...] = ()
+
+
+def look(door: Door, place: Place, *, locks: bool = False) -> Holdings:
+    """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no right to write."""
+    env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
+    reply = door.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
+    if reply.code:
+        read_answer(reply, place, "generations.sh", Form({}))
+    return parse(reply.out, f"{place.host.name} {place.prefix}")
+
+
+def roll_back(door: Door, place: Place, holdings: Holdings, target: Generation) -> None:
+    """Make `target` the current generation by one rename; Trouble, and nothing changed, where generations or entries went meanwhile."""
+    names = sorted(holdings.closure(target.names))
+    env = {"BASE": str(holdings.current), "TO": str(target.number), "ENTRIES": "\n".join(names)}
+    reply = door.run(place.host, _changing(place, ROLLBACK, env))
+    answer = read_answer(reply, place, "rollback.sh", Form({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1}))
+    where = f"{place.host.name} {place.prefix}"
+    reasons = {
+        "stale": (STALE, f"generation {answer.text('generation')} is current"),
+        "absent": (f"generation {target.number} was removed meanwhile", ""),
+        "missing": ("store entries it needs were removed meanwhile", ", ".join(answer.words("missing"))),
+    }
+    if (state := answer.text("state")) in reasons:
+        what, found = reasons[state]
+        raise Trouble(Problem(where, what, found, try_="invoke generations, then the same command again"))
+
+
+def collect(door: Door, place: Place, holdings: Holdings, garbage: Garbage, *, on_line: Callable[[str], None] | None = None) -> Collected:
+    """Remove `garbage`, which was chosen from `holdings`, and what dead builds left; Trouble, and nothing removed, where generations came
+    or went since. Each data line goes to `on_line` as it comes."""
+    env = {
+        "SEEN": f"{holdings.current}: {' '.join(map(str, holdings.numbers))}",
+        "DROP": "\n".join(map(str, garbage.generations)),
+        "ENTRIES": "\n".join(entry.name for entry in garbage.entries),
+    }
+    reply = door.run(place.host, _changing(place, GC, env), on_line)
+    answer = read_answer(reply, place, "gc.sh", REMOVED)
+    if answer.text("state") == "stale":
+        raise Trouble(Problem(f"{place.host.name} {place.prefix}", STALE, "nothing was removed", try_="the same command again"))
+    return Collected(
+        generations=tuple(int(number) for number in answer.words("dropped")),
+        entries=answer.words("removed"),
+        kept=tuple((name, who) for name, who in answer.rows("kept")),
+        leftovers=answer.words("swept"),
+        stuck=answer.words("stuck"),
+    )
+
+
+def rehash(door: Door, place: Place, names: Iterable[str], on_line: Callable[[str], None] | None = None) -> tuple[Verdict, ...]:
+    """Read every file of these entries and compare it with the record made when they were published, which may take
+    minutes. Each data line goes to `on_line` as it comes."""
+    wanted = tuple(names)
+    if not wanted:
+        return ()
+    job = Job(compose(place.recipes, *REHASH), env={"PREFIX": place.prefix, "ENTRIES": "\n".join(wanted)}, watched=True, timeout=None)
+    reply = door.run(place.host, job, on_line)
+    if reply.code:
+        read_answer(reply, place, "rehash.sh", Form({}))
+    where = f"{place.host.name} {place.prefix}"
+    # Lines belong to the entry before them, so each entry's part is read by itself.
+    parts = re.split(r"^entry=", reply.out.removesuffix("end=1\n"), flags=re.MULTILINE)[1:]
+    read_records(reply.out, COMPARED, where, "rehash.sh")
+    return tuple(_verdict(part, where) for part in parts)
+
+
+def _verdict(part: str, where: str) -> Verdict:
+    name, _, lines = part.partition("\n")
+    records = read_records(lines, Form({"state": 1}, {"lost": 1, "found": 1}), where, "rehash.sh")
+    return Verdict(name, records.text("state"), tuple(differences(records.words("lost"), records.words("found"))))
+
+
+def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[Change]:
+    """Yield what lines of a record that are not true any more, and those that are true instead, say of files; sorted by path.
+
+    A line that is gone and one that came for the same path are one change.
+    """
+    was, now = _by_path(lost), _by_path(found)
+    for path in sorted({*was, *now}):
+        before, after = was.get(path, {}), now.get(path, {})
+        had, has = _things(before), _things(after)
+        if had and has:
+            yield Change(path, "changed")
+        elif had:
+            yield Change(path, "missing")
+        elif has:
+            yield Change(path, "new")
+        elif "record" in before:
+            yield Change(path, "changed, so it does not tell what else is")
+        else:
+            told = [MODES[kind][0] for kind in after if kind in MODES] + [MODES[kind][1] for kind in before if kind in MODES]
+            yield Change(path, ", ".join(told))
+
+
+def _things(lines: dict[str, str]) -> bool:
+    return any(kind in {"file", "folder", "link", "special"} for kind in lines)
+
+
+def _by_path(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return what lines of a record say, by path and kind."""
+    paths: dict[str, dict[str, str]] = {}
+    for line in lines:
+        if line.startswith("# "):
+            _, kind, rest = line.split(" ", 2)
+            path, _, value = rest.partition(" -> ") if kind == "link" else (rest, "", "")
+        else:
+            # sha256sum puts a backslash in front of a line whose name it had to write differently.
+            value, _, path = line.removeprefix("\\").partition("  ")
+            kind = "file"
+        paths.setdefault(path, {})[kind] = value
+    return paths
+
+
+def _changing(place: Place, recipe: Sequence[str], env: dict[str, str]) -> Job:
+    """Return the job of a recipe that changes generations; it may wait for a lock and for a slow filesystem, so it is watched."""
+    values = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), **env}
+    return Job(compose(place.recipes, *recipe), env=values, user=place.user, watched=True, timeout=None)

@@ -1,0 +1,286 @@
+"""What users load: modulefiles, env.sh and sbatch files of a generation, rendered from the offer and the templates of env/. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from jinja2 import Environment
+
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.prefix import passes
+from deepep_bootstrap.prefix.offer import Offer, StackRecord, offer_digest, offer_document
+from deepep_bootstrap.prefix.offercheck import check
+from deepep_bootstrap.prefix.passes import Pass
+from deepep_bootstrap.prefix.rendering import environment
+from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind
+
+PROGRAM = "deepep-bootstrap"
+SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"
+
+SYSTEM_TOOLS = "/usr/sbin"
+"""Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of ordinary users."""
+
+JIT_FOLDER = "/tmp/deepep-jit-"  # noqa: S108 - a job makes it for its user alone and looks whose it is
+"""Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on the node itself,
+since many processes at once write there and a network filesystem is slow at that, and never shared by two builds, since V2's own
+key leaves out what its headers say."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a generation: its bytes, and whether it may be run."""
+
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone. `last`: one that is put behind all
+    others where the list does not have it yet."""
+
+    name: str
+    entries: tuple[str, ...]
+    driver_only: bool = False
+    last: str = ""
+
+
+def render(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
+    """Return the files of a generation by their path inside it.
+
+    `templates` are the texts of env/ by file name. Every value that could not be written safely into a modulefile, a shell
+    script or an #SBATCH line is named in one Trouble; nothing is rendered then.
+    """
+    problems = tuple(check(offer))
+    if problems:
+        raise Trouble(*problems)
+    jinja, table = environment(templates), passes.read(templates)
+    files: dict[str, File] = {}
+    for stack, record in sorted(offer.stacks.items()):
+        files |= _render_stack(jinja, record, table, folder=f"sbatch/{stack}")
+    chosen = offer.stacks[offer.default_stack]
+    files["env.sh"] = files[f"env-{chosen.stack}.sh"]
+    for kind in kinds_of(chosen):
+        files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.stack}/{_file_name(kind.name)}"]
+    files |= {path: File(text.encode(), text.startswith("#!")) for path, text in templates.items() if path.startswith(COPIED)}
+    version = chosen.module.removeprefix("deepep/")
+    note = _header("-- ")
+    files["modulefiles/deepep/.modulerc.lua"] = File(f'{note}\nmodule_version("{chosen.module}", "default")\n'.encode())
+    files["modulefiles/deepep/.version"] = File(f'#%Module1.0\n{_header("# ")}\nset ModulesVersion "{version}"\n'.encode())
+    return files
+
+
+def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_digest: str, hosts: tuple[str, ...]) -> str:
+    """Return the text of a generation's manifest.json; `created` is a UTC time in ISO 8601, `by` who or what made it."""
+    document = {
+        "schema": 1,
+        "generation": generation,
+        "created": created,
+        "by": by,
+        "lock_digest": lock_digest,
+        "offer": offer_document(offer),
+        "offer_digest": offer_digest(offer),
+        "hosts": list(hosts),
+    }
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def lists(record: StackRecord) -> tuple[Lead, ...]:
+    """Return what a stack puts in front of each path list, in the order of LISTS; a list it leaves alone has no entries.
+
+    An environment of ours comes first on PATH and holds our NVSHMEM in place of torch's. Somebody else's stays as it is: DeepEP
+    joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise. NCCL opens gIB's plugin by name.
+    """
+    nvshmem = f"{entry(record, record.nvshmem)}/lib"
+    gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
+    # A site's own NCCL on this list, gIB's too, would win over the one that V2 was built with.
+    nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
+    libraries = (*nccl, nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
+    return (
+        Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else (), last=SYSTEM_TOOLS if record.nccl else ""),
+        Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python", tuned_folder(record))),
+        Lead("LD_LIBRARY_PATH", libraries),
+        Lead("LD_PRELOAD", () if record.python else (f"{nvshmem}/libnvshmem_host.so.3",), driver_only=not record.python),
+    )
+
+
+def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
+    """Return the variables a stack sets, in order; an empty value says that the variable is unset while the module is loaded."""
+    nvshmem = entry(record, record.nvshmem)
+    ours = {
+        "DEEPEP_PREFIX": record.prefix,
+        "DEEPEP_STACK": record.stack,
+        "DEEPEP_TESTS": f"{entry(record, record.deepep)}/tests",
+        "NVSHMEM_DIR": nvshmem,
+        "NVSHMEM_HOME": nvshmem,
+    }
+    toolkit = {"CUDA_HOME": record.cuda_home} if record.cuda_home else {}
+    second = {"EP_NCCL_ROOT_DIR": nccl_folder(record), "EP_NVSHMEM_ROOT_DIR": nvshmem} if record.nccl else {}
+    compiler = {"EP_JIT_NVCC_COMPILER": f"{record.cuda_home}/bin/nvcc"} if record.nccl and record.cuda_home else {}
+    return (*ours.items(), *toolkit.items(), *second.items(), *compiler.items(), *record.environment.items())
+
+
+def nccl_folder(record: StackRecord) -> str:
+    """Return where NCCL is in the stack's own Python environment."""
+    minor = ".".join(record.python_version.split(".")[:2])
+    return f"{entry(record, record.python)}/lib/python{minor}/site-packages/nvidia/nccl"
+
+
+def jit_cache(record: StackRecord) -> tuple[str, str]:
+    """Return what comes before and behind the user's number in the path where DeepEP V2 keeps compiled kernels; nothing for V1."""
+    return (JIT_FOLDER, f"-{record.deepep[:12]}") if record.nccl else ("", "")
+
+
+def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
+    """Return the hosts (short names) that share values, with every variable that differs between hosts; "" where a host has none."""
+    names = host_variables(record)
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for host, values in sorted(record.by_host.items()):
+        groups.setdefault(tuple((name, values.get(name, "")) for name in names), []).append(host)
+    return tuple((tuple(hosts), values) for values, hosts in groups.items())
+
+
+def host_variables(record: StackRecord) -> tuple[str, ...]:
+    """Return the names of the variables that differ between hosts, in order."""
+    return tuple(dict.fromkeys(name for values in record.by_host.values() for name in values))
+
+
+def by_variable(record: StackRecord) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return the variables that differ between hosts, each with the hosts (short names) that have a value, and the value."""
+    hosts = sorted(record.by_host.items())
+    return tuple((name, tuple((host, values[name]) for host, values in hosts if name in values)) for name in host_variables(record))
+
+
+def gib_libraries(record: StackRecord) -> str:
+    """Return the directory of gIB's NCCL plugin, which lies beside its scripts; "" without gIB."""
+    return str(PurePosixPath(record.gib).parent.parent / "lib64") if record.gib else ""
+
+
+def tuned_folder(record: StackRecord) -> str:
+    """Return where `deepep_tuned` lies once a tuning run was kept. It costs an import nothing while it is not there."""
+    return f"{record.prefix}/tuning/python"
+
+
+def kinds_of(record: StackRecord) -> tuple[Kind, ...]:
+    """Return the kinds of tests that a stack has."""
+    return tuple(kind for kind in KINDS.values() if kind.run_for(record))
+
+
+def entry(record: StackRecord, name: str) -> str:
+    """Return the absolute path of a store entry."""
+    return f"{record.prefix}/store/{name}"
+
+
+def interpreter(record: StackRecord) -> str:
+    """Return the Python a stack runs with: the store's, or the external one."""
+    return f"{entry(record, record.python)}/bin/python" if record.python else record.external_python
+
+
+def _file_name(kind: str) -> str:
+    return f"{kind}-test.sbatch"
+
+
+def _header(comment: str) -> str:
+    return f"{comment}Generated by {PROGRAM}; do not edit: change the lock, the hosts file or env/ and run bootstrap again."
+
+
+def _render_stack(jinja: Environment, record: StackRecord, table: Sequence[Pass], *, folder: str) -> dict[str, File]:
+    values = _values(record)
+
+    def fill(template: str, **more: object) -> bytes:
+        return jinja.get_template(template).render(**values, **more).encode()
+
+    used = tuple(item for item in lists(record) if item.entries)
+    files = {
+        f"modulefiles/{record.module}.lua": File(fill("modulefile.lua.j2", lists=used)),
+        f"modulefiles/{record.module}": File(fill("modulefile.tcl.j2", lists=used)),
+        f"env-{record.stack}.sh": File(fill("env.sh.j2", lists=lists(record))),
+    }
+    for kind in kinds_of(record):
+        more = _test_values(kind, record) | _pass_values(kind, record, table)
+        text = fill("test.sbatch.j2", lists=lists(record), directives=tuple(_directives(kind, record)), **more)
+        files[f"{folder}/{_file_name(kind.name)}"] = File(text, executable=True)
+    return files
+
+
+def _test_values(kind: Kind, record: StackRecord) -> dict[str, object]:
+    run = kind.run_for(record)
+    if run is None:
+        raise ValueError(f"stack {record.stack} has no {kind.name} test")
+    variables = record.by_kind.get(run.variables or kind.name, {})
+    # What V2 needs on one node is another question than what it needs among nodes: the user decides about that with -N.
+    alone = record.by_kind.get("intranode", {}) if record.nccl and not run.variables and kind.most != 1 else {}
+    return {
+        "kind": kind,
+        "script_name": run.script,
+        "always": shlex.join(run.always),
+        "instead": shlex.join(run.instead),
+        "kind_variables": tuple(variables.items()),
+        "alone_variables": tuple(alone.items()),
+        "endless_seconds": kind.minutes * 60 - END_MARGIN,
+    }
+
+
+def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict[str, object]:
+    """Return the passes of a kind that a stack's GPUs can have, and the compute capability that decides about them where it is the same
+    for all of these GPUs; else they are asked when the test runs."""
+    own = tuple(one for one in table if one.kind == kind.name and any(map(one.is_for, record.archs)))
+    capability = passes.common_capability(own, record.archs) if own else ""
+    options = " ".join(one.option for one in own)
+    return {"passes": options, "shown_passes": own, "capability": capability, "asks_gpus": bool(own) and not capability}
+
+
+def _values(record: StackRecord) -> dict[str, object]:
+    version = record.module.removeprefix("deepep/")
+    python = f"its own Python {record.python_version}" if record.python else f"{record.external_python} (Python {record.python_version})"
+    libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}{record.nvshmem.partition('-')[2]}"
+    help_text = (
+        f"{SUMMARY}\n\n"
+        f"DeepEP {version} for GPU architectures {', '.join(record.archs)}, with {libraries}, in {python}.\n"
+        f"Tests: sbatch {record.prefix}/sbatch/{record.stack}/{_file_name('internode')}\n"
+    )
+    return {
+        "header": _header,
+        "module": record.module,
+        "stack": record.stack,
+        "modulefiles": f"{record.prefix}/modulefiles",
+        "version": version,
+        "summary": SUMMARY,
+        "help_text": help_text,
+        "prefix": record.prefix,
+        "python": interpreter(record),
+        "tests": f"{entry(record, record.deepep)}/tests",
+        "deepep": record.deepep,
+        "libraries": libraries,
+        "cuda_home": record.cuda_home or "none",
+        "variables": variables(record),
+        "host_groups": host_groups(record),
+        "host_variables": host_variables(record),
+        "by_variable": by_variable(record),
+        "jit_cache": jit_cache(record) if record.nccl else None,
+        "own_names": (*dict(variables(record)), *host_variables(record)),
+        "gib": record.gib,
+        "gib_libraries": gib_libraries(record),
+    }
+
+
+def _directives(kind: Kind, record: StackRecord) -> Iterator[str]:
+    """Yield the #SBATCH lines; the site's own words come last, since the last of two equal options counts."""
+    site = record.site
+    yield f"--job-name=deepep-{kind.name}"
+    yield f"--nodes={kind.nodes}"
+    yield "--ntasks-per-node=1"
+    # The test starts a process per GPU and measures bandwidth: it wants all CPUs and memory of the node, and no neighbour.
+    yield "--exclusive"
+    yield "--mem=0"
+    yield f"--time={kind.minutes // 60:02}:{kind.minutes % 60:02}:00"
+    yield "--output=%x-%j.out"
+    for option in ("partition", "account", "qos", "gres"):
+        if getattr(site, option):
+            yield f"--{option}={getattr(site, option)}"
+    if site.sbatch_args:
+        yield " ".join(site.sbatch_args)

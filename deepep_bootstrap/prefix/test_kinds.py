@@ -1,0 +1,151 @@
+"""The kinds of tests: what each one runs, on how many nodes, and for how long at most. Values, pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.prefix.offer import StackRecord
+
+SHORT_V2 = ("--test-first-only",)
+"""What V2's own test gets where the user gives no arguments: in full it runs every combination of its modes, for longer than a job
+that proves an installation should take."""
+
+PATIENCE_V2 = ("--num-gpu-timeout-secs", "300", "--num-cpu-timeout-secs", "300")
+"""How long V2's waits may take in the test of all its modes: its default of 100 s ends a run in which one node still compiles its
+kernels (each mode has its own) while the others wait for it."""
+
+LOW_LATENCY_MINUTES = 45
+"""Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it has nine on the eight
+GPUs of a node (env/passes.toml), and 59 on one GPU alone."""
+
+COPIED = ("programs/", "examples/")
+"""Folders of env/ that go into a generation as they are: our own programs, and examples for users."""
+
+END_MARGIN = 120
+"""Seconds that a test without an end of its own is stopped before its time limit: its ranks have to end, counters to be read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a kind runs for one generation of DeepEP: the script (below the stack's tests/, or a program of ours), words that always
+    stand in front of the user's, words that stand for them where there are none, and the kind whose variables it gets."""
+
+    script: str
+    always: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
+    variables: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of test. `nodes` is how many it takes by default, `fewest` and `most` how many it can (0: any number), `minutes` its time
+    limit. `ours`: a program of ours instead of upstream's. `endless`: it runs until it is stopped, and passes if nothing failed."""
+
+    name: str
+    purpose: str
+    v1: Run | None
+    v2: Run | None
+    nodes: int = 1
+    fewest: int = 1
+    most: int = 0
+    minutes: int = 30
+    ours: bool = False
+    endless: bool = False
+
+    def run_for(self, record: StackRecord) -> Run | None:
+        """Return what it runs for a stack, None where that stack has no such test."""
+        return self.v2 if record.nccl else self.v1
+
+    def check_nodes(self, count: int) -> None:
+        """Raise Trouble where this test cannot run on `count` nodes."""
+        if count < self.fewest or (self.most and count > self.most):
+            wanted = f"{self.fewest}" if self.most == self.fewest else f"{self.fewest} or more"
+            raise Trouble(Problem("--nodes", f"the {self.name} test cannot run on that many nodes", str(count), wanted))
+
+
+def _ours(name: str, **more: object) -> Kind:
+    program = Run(f"{name}.py", variables="intranode" if more.get("most") == 1 else "")
+    return Kind(name, v1=program, v2=program, ours=True, **more)  # type: ignore[arg-type]
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "internode",
+            "DeepEP's internode test over RDMA, two nodes by default.",
+            Run("test_internode.py"),
+            Run("elastic/test_ep.py", instead=SHORT_V2),
+            nodes=2,
+            fewest=2,
+        ),
+        Kind(
+            "intranode",
+            "DeepEP's intranode test over NVLink, on one node.",
+            Run("test_intranode.py"),
+            Run("elastic/test_ep.py", instead=SHORT_V2),
+            most=1,
+        ),
+        Kind(
+            "low-latency",
+            "DeepEP's low-latency test, one node by default (more: sbatch -N 2).",
+            Run("test_low_latency.py"),
+            Run("legacy/test_low_latency.py"),
+            minutes=LOW_LATENCY_MINUTES,
+        ),
+        Kind(
+            "pressure",
+            "DeepEP's pressure test: random inputs, each sent many times and compared, until the time is over.",
+            Run("test_low_latency.py", always=("--pressure-test",), variables="low-latency"),
+            Run("elastic/test_ep.py", always=("--do-pressure-test", "--skip-perf-test", *PATIENCE_V2)),
+            minutes=240,
+            endless=True,
+        ),
+        Kind(
+            "ep",
+            "DeepEP V2's own test in all its modes, two nodes by default.",
+            None,
+            Run("elastic/test_ep.py", always=PATIENCE_V2),
+            nodes=2,
+            minutes=180,
+        ),
+        _ours("nccl", purpose="All-reduce and all-to-all through torch over the same network cards, two nodes by default.", nodes=2),
+        _ours("pairs", purpose="Every pair of nodes for a moment, to find the one bad link; two nodes by default.", nodes=2, fewest=2),
+        Kind(
+            "example-prefill",
+            "Example: a training step of a mixture of experts, compared with plain PyTorch; one node by default.",
+            Run("../examples/moe_prefill.py", variables="internode"),
+            Run("../examples/elastic_prefill.py", variables="internode"),
+            minutes=10,
+            ours=True,
+        ),
+        Kind(
+            "example-decode",
+            "Example: decoding steps of a mixture of experts, compared with plain PyTorch; one node by default.",
+            Run("../examples/moe_decode.py", variables="low-latency"),
+            Run("../examples/elastic_decode.py", variables="internode"),
+            minutes=10,
+            ours=True,
+        ),
+        _ours("smoke", purpose="One import, one dispatch and one combine on one node, in seconds.", most=1, minutes=10),
+    )
+}
+"""All kinds by name, in the order in which they are listed."""
+
+
+def find_kind(name: str, record: StackRecord) -> Kind:
+    """Return the kind called `name`; Trouble where there is none, or where the stack has no such test."""
+    known_kind(name)
+    kind = KINDS[name]
+    if kind.run_for(record) is None:
+        fitting = ", ".join(other.name for other in KINDS.values() if other.run_for(record))
+        what = f"stack {record.stack} is DeepEP V1, which has no such test"
+        raise Trouble(Problem("--kind", what, found=name, wanted=fitting, try_="--stack with a stack of DeepEP V2"))
+    return kind
+
+
+def known_kind(name: str) -> None:
+    """Raise Trouble where no stack has a test of that name."""
+    if name not in KINDS:
+        raise Trouble(Problem("--kind", "no such test", found=name, wanted=", ".join(KINDS)))

@@ -1,0 +1,298 @@
+"""The only door to a host: scripts over one SSH session per host (Fabric), or the same scripts on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import paramiko
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote.channel import ChannelWire, LocalWire, Wire
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.loader import Secret
+from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
+from deepep_bootstrap.remote.sessions import Sessions
+from deepep_bootstrap.remote.ssh import Timeouts
+from deepep_bootstrap.remote.ssh_config import Resolver
+
+LOCAL = "local"
+THIS_MACHINE = Host("this machine", connection=LOCAL)
+"""The control machine, where it is no host of the run."""
+CLEAN_UP = 30.0
+"""Seconds a held script has to end after its stdin was closed; its watcher needs five."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script for one host: bash text, its arguments and environment, who runs it, and how it ends.
+
+    `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a watcher that
+    ends the script's process group when the control machine goes away; use it for anything that can outlast ten seconds.
+    `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout in order. `sink` gets the bytes of
+    stdout as they come, for bulk; the reply has none of them, and what the sink raises ends the script."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    watched: bool = False
+    timeout: float | None = 60.0
+    merge: bool = False
+    sink: Sink | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a script left on one host; `code` is its exit code, `seconds` the time it took."""
+
+    host: str
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """How hosts are talked to. `forks` hosts are worked on at a time; `timeouts` bound every phase of a session.
+
+    `ssh_config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` files instead of theirs.
+    With `accept_new_host_keys` the key of a host met for the first time is added to the first of them, and `tell` hears of it.
+    """
+
+    forks: int = 64
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    ssh_config: str | None = None
+    known_hosts: tuple[str, ...] = ()
+    accept_new_host_keys: bool = False
+    sudo_password: Secret | None = None
+    tell: OnLine = print
+
+
+class Hold(Protocol):
+    """A watched script that stays until it is closed: a scratch directory, a Slurm allocation."""
+
+    def wait_for(self, key: str, timeout: float | None = None) -> str:
+        """Return the value of the first `key=value` line the script printed; Trouble when it ends or `timeout` passes before."""
+
+    def close(self) -> Reply:
+        """Close the script's stdin, wait for its clean-up, return what it left."""
+
+
+class Door(Protocol):
+    """What the rest of the program knows of hosts. Safe to use from several threads."""
+
+    def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
+        """Run `job` on `host`, each full line to `on_line` as it comes. Trouble when the host is not there; an exit code is a value."""
+
+    def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
+        """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its own."""
+
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> Hold:
+        """Start a watched script and return while it runs; it ends on `close`, or by its watcher when we are gone."""
+
+    def run_all(
+        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
+    ) -> dict[str, Reply | Trouble]:
+        """Run a job on every host in a bounded pool; a host that fails is a Trouble in the result and delays no other.
+        `on_line` gets host name and line."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+def _reply(host: str, left: Left) -> Reply:
+    return Reply(host, left.code, left.out, left.err, left.seconds)
+
+
+_Start = Callable[[OnLine, OnLine | None], Script]
+
+
+class _Held:
+    """A held script: a thread reads it, `wait_for` looks at the lines it printed."""
+
+    def __init__(self, host: str, start: _Start, finish: Callable[[Script], Left], on_line: OnLine | None) -> None:
+        self._host, self._finish, self._on_line = host, finish, on_line
+        self._values: dict[str, str] = {}
+        self._news = threading.Condition()
+        self._end: Reply | Trouble | None = None
+        self._script = start(self._take, on_line)
+        self._reader = threading.Thread(target=self._read, name=f"hold {host}", daemon=True)
+        self._reader.start()
+
+    def _take(self, line: str) -> None:
+        key, equals, value = line.partition("=")
+        with self._news:
+            if equals:
+                self._values.setdefault(key, value)
+            self._news.notify_all()
+        if self._on_line:
+            self._on_line(line)
+
+    def _read(self) -> None:
+        try:
+            end: Reply | Trouble = _reply(self._host, self._finish(self._script))
+        except Trouble as trouble:
+            end = trouble
+        with self._news:
+            self._end = end
+            self._news.notify_all()
+
+    def wait_for(self, key: str, timeout: float | None = None) -> str:
+        """See Hold."""
+        with self._news:
+            self._news.wait_for(lambda: key in self._values or self._end, timeout)
+            if key in self._values:
+                return self._values[key]
+        if isinstance(self._end, Trouble):
+            raise self._end
+        if self._end is None:
+            raise Trouble(Problem(self._host, f"no {key} from a held script after {timeout:g} s"))
+        last = (self._end.err or self._end.out).strip().rpartition("\n")[2]
+        raise Trouble(Problem(self._host, f"a held script ended with exit code {self._end.code} before it printed {key}", last))
+
+    def close(self) -> Reply:
+        """See Hold."""
+        self._script.wire.end_input()
+        self._reader.join(CLEAN_UP)
+        if self._reader.is_alive():
+            self._script.wire.stop()
+            self._reader.join(CLEAN_UP)
+        if isinstance(self._end, Reply):
+            return self._end
+        raise self._end or Trouble(Problem(self._host, f"a held script did not end within {CLEAN_UP} s after its stdin was closed"))
+
+
+class Fleet:
+    """The door to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for connection=local."""
+
+    def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
+        """Read ssh_config, known_hosts and keys for `hosts` once; what is wrong for one host is raised when that host is used."""
+        self._options = options or Options()
+        resolver = Resolver(self._options.ssh_config, self._options.known_hosts)
+        remote, opts = [host for host in hosts if host.connection != LOCAL], self._options
+        self._sessions = Sessions(remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell)
+        self._wires: set[Wire] = set()
+        self._closed = False
+        self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
+
+    def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
+        """See Door."""
+        script = self._start(host, job, on_line, on_line)
+        if not job.watched:
+            script.wire.end_input()
+        return _reply(host.name, self._finish(script))
+
+    def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
+        """See Door. An error while `chunks` are made is passed on; the script then sees its stdin end too early."""
+        script = self._start(host, dataclasses.replace(job, watched=False), None, None)
+        with ThreadPoolExecutor(1) as reader:
+            left = reader.submit(self._finish, script)
+            try:
+                for chunk in chunks:
+                    if not script.wire.offer(chunk):
+                        # A script that ended early no longer reads: what it left says why.
+                        break
+                script.wire.end_input()
+                return _reply(host.name, left.result())
+            except BaseException:
+                script.wire.stop()
+                raise
+
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> Hold:
+        """See Door."""
+        held = dataclasses.replace(job, watched=True)
+        return _Held(host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line)
+
+    def run_all(
+        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
+    ) -> dict[str, Reply | Trouble]:
+        """See Door. `on_line` is called by one thread at a time."""
+        turn = threading.Lock()
+
+        def one(host: Host) -> Reply | Trouble:
+            def tell(line: str) -> None:
+                with turn:
+                    if on_line:
+                        on_line(host.name, line)
+
+            try:
+                return self.run(host, job_for(host), tell if on_line else None)
+            except Trouble as trouble:
+                return trouble
+
+        pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(hosts))))
+        try:
+            return dict(zip([host.name for host in hosts], pool.map(one, hosts), strict=True))
+        except BaseException:
+            # ^C: the threads wait on their hosts, so the connections go first.
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        finally:
+            pool.shutdown()
+
+    def equip(self, host: str, folder: str, env: Mapping[str, str]) -> None:
+        """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for tools that are not on the
+        PATH which sshd gives."""
+        self._places[host] = (folder, env)
+
+    def forget(self, host: Host) -> None:
+        """Drop the session to a host that reboots, which may look alive for a minute after it; the next script opens another."""
+        self._sessions.forget(host)
+
+    def close(self) -> None:
+        """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their watchers."""
+        self._closed = True
+        for wire in list(self._wires):
+            wire.stop()
+        self._sessions.close()
+
+    def _finish(self, script: Script) -> Left:
+        try:
+            return script.finish()
+        finally:
+            self._wires.discard(script.wire)
+
+    def _start(self, host: Host, job: Job, on_out: OnLine | None, on_err: OnLine | None) -> Script:
+        if self._closed:
+            raise Trouble(Problem(host.name, "not reached: the run is ending"))
+        password = self._options.sudo_password
+        folder, env = self._places.get(host.name, ("", {}))
+        data = loader.payload(
+            loader.compose(job.script, job.args, {**env, **job.env}, folder),
+            user=job.user,
+            password=password.reveal() if password else "",
+            watched=job.watched,
+            merge=job.merge,
+        )
+        wire = self._wire(host, watched=job.watched)
+        self._wires.add(wire)
+        try:
+            if self._closed:
+                # close() came between the first look and the line above, and has not seen this wire.
+                raise Trouble(Problem(host.name, "not reached: the run is ending"))
+            # A shell that ended at once does not read either.
+            wire.offer(data)
+        except BaseException:
+            self._wires.discard(wire)
+            wire.close()
+            raise
+        return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err, sink=job.sink)
+
+    def _wire(self, host: Host, *, watched: bool) -> Wire:
+        if host.connection == LOCAL:
+            return LocalWire(loader.COMMAND, watched=watched)
+        session, channel = self._sessions.channel(host)
+        try:
+            return ChannelWire(channel, loader.COMMAND, lambda: session.ending)
+        except (paramiko.SSHException, EOFError, OSError):
+            channel.close()
+            what = "does not start a shell for us" if session.alive else session.ending
+            raise Trouble(Problem(host.name, what, try_="logging in by hand")) from None

@@ -1,0 +1,253 @@
+"""The report of a run on a terminal, or as plain lines in a pipe: tables and bars of characters. Beside `report` the only user of rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from deepep_bootstrap.analysis.diagnosis import engine
+from deepep_bootstrap.analysis.results import wording
+from deepep_bootstrap.analysis.traffic import gigabytes
+from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.report import charts, html
+from deepep_bootstrap.report.charts import Scale
+from deepep_bootstrap.report.model import FAILED, HEADLINES, OPEN, PASSED, SLOW, Report
+from deepep_bootstrap.report.runviews import Grid, HostRow, NicRow, Spread, clean
+
+STATES = {PASSED: "bold green", SLOW: "bold yellow", FAILED: "bold red", OPEN: "bold yellow"}
+STYLES = {"ok": "green", "above": "green", "below": "red", "failed": "red", "missing": "red", "slow": "yellow", "note": "yellow"}
+DRAWING = "~"
+"""Heads a column of bars or marks."""
+
+BAR, STRIP, TREND = 26, 40, 24
+"""Columns of a bar, of a line of ranks, and most columns of a trend."""
+
+SHADES = (237, 238, 24, 25, 26, 32, 38, 74, 117)
+"""Background of a heat map's cell, by step; numbers of the terminal's 256 colours, growing lighter."""
+
+DARK_FROM = 6
+"""The step from which on a cell's digits are dark."""
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What bars and lines are drawn with."""
+
+    full: str
+    empty: str
+    tick: str
+    dot: str
+    slow: str
+    steps: str
+
+
+BLOCKS = Glyphs("█", "░", "│", "·", "▲", "▁▂▃▄▅▆▇█")
+LETTERS = Glyphs("#", ".", "|", ".", "!", "_.-=+*%#")
+
+
+def show(screen: Screen, report: Report) -> None:
+    """Print a report."""
+    glyphs = BLOCKS if screen.has_blocks else LETTERS
+    run = report.run
+    screen.say(
+        clean(f"{run.kind or 'test'} on {report.nodes or 'unknown nodes'}: {HEADLINES[report.state].lower()}"), style=STATES[report.state]
+    )
+    screen.say(clean(report.why))
+    facts = (run.name, html.when(report.started), html.took(report.seconds), run.values.get("module", ""))
+    screen.say(clean(", ".join(filter(None, facts))), style="dim")
+    if report.said:
+        _head(screen, "What the test's program said")
+        for line in report.said:
+            screen.say(f"  {clean(line)}")
+    _cause(screen, report)
+    _figures(screen, report, glyphs)
+    _traffic(screen, report, glyphs)
+    _ranks(screen, report, glyphs)
+    for grid in report.grids:
+        _head(
+            screen, f"Sweep: {grid.title}{', ' + grid.fixed if grid.fixed else ''}, GB/s by {grid.row_name} (down) and {grid.column_name}"
+        )
+        screen.show(heat(grid))
+        screen.say(f"  best {_best(grid)}")
+    _history(screen, report, glyphs)
+    for remark in report.remarks:
+        screen.say(f"note: {clean(remark)}", style="dim")
+
+
+def _head(screen: Screen, text: str) -> None:
+    screen.say()
+    screen.say(clean(text), style="bold")
+
+
+def _cause(screen: Screen, report: Report) -> None:
+    if lines := engine.brief(report.diagnosis):
+        _head(screen, "Why it failed")
+        for line in lines:
+            screen.say(f"  {clean(line)}")
+    if more := report.diagnosis.findings[1:]:
+        screen.say(f"  also possible: {', '.join(finding.cause for finding in more)}", style="dim")
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table; a heading that begins with ">" is of a column of numbers."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in columns:
+        numbers = heading.startswith(">")
+        drawing = heading == DRAWING
+        made.add_column(
+            "" if drawing else heading.removeprefix(">"),
+            justify="right" if numbers else "left",
+            no_wrap=numbers or drawing,
+            overflow="crop" if drawing else "fold",
+        )
+    return made
+
+
+def _figures(screen: Screen, report: Report, glyphs: Glyphs) -> None:
+    for tested, verdicts in report.by_test:
+        cases = f", {tested.passed} of {tested.passed + tested.failed} cases passed" if tested.passed or tested.failed else ""
+        cases += f", {wording.checked(tested.turn)}" if tested.turn else ""
+        _head(screen, f"Figures of {tested.title} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}")
+        if not verdicts:
+            continue
+        rows = table("  figure", DRAWING, ">measured", ">reference", ">of the limit", "verdict")
+        for verdict in verdicts:
+            rows.add_row(*_figure(verdict, glyphs))
+        screen.show(rows)
+
+
+def _figure(verdict: Verdict, glyphs: Glyphs) -> Iterator[Text]:
+    value = verdict.value or 0.0
+    style = STYLES.get(verdict.state, "")
+    yield Text(f"  {verdict.title}")
+    known = verdict.limit is not None or verdict.wanted is not None
+    yield bar(value, html.top_of(verdict), verdict.wanted, glyphs, style=style or "blue") if known else Text("")
+    yield Text(f"{value:.1f} {verdict.unit}")
+    yield Text("" if verdict.wanted is None else f"{verdict.wanted:g}")
+    yield Text("" if verdict.of_limit is None else f"{verdict.of_limit:.0f} %")
+    word = html.WORDS[verdict.state]
+    yield Text(word if verdict.percent is None else f"{word}, {verdict.percent:.0f} %", style=style)
+
+
+def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, *, style: str) -> Text:
+    """Return a bar from 0 to `value` where the whole width is `top`, with a tick at another value."""
+    scale = Scale(0.0, top or 1.0)
+    filled = round(scale.share(value) * BAR)
+    drawn = Text(glyphs.full * filled, style=style) + Text(glyphs.empty * (BAR - filled), style="dim")
+    if tick is not None:
+        at = min(BAR - 1, round(scale.share(tick) * BAR))
+        drawn = drawn[:at] + Text(glyphs.tick, style="bold") + drawn[at + 1 :]
+    return drawn
+
+
+def _traffic(screen: Screen, report: Report, glyphs: Glyphs) -> None:
+    hosts = [host for host in report.hosts if len(report.hosts) <= html.MANY_HOSTS or host.state != "ok"]
+    for host in hosts:
+        _head(screen, f"NIC traffic of {host.host}, share of what it sent")
+        rows = table("  NIC", DRAWING, ">share", ">sent", ">received", "")
+        for row in host.nics:
+            rows.add_row(*_nic(host, row, glyphs))
+        if host.nics:
+            screen.show(rows)
+        for row in host.nics:
+            if row.text:
+                screen.say(f"  {clean(row.text)}", style=STYLES.get(row.state, ""))
+        for verdict in host.said:
+            screen.say(f"  {verdict.state}: {clean(verdict.text)}", style=STYLES.get(verdict.state, ""))
+    if left := len(report.hosts) - len(hosts):
+        _head(screen, f"NIC traffic of {left} more hosts: nothing against it")
+
+
+def _nic(host: HostRow, row: NicRow, glyphs: Glyphs) -> Iterator[Text]:
+    nic = row.traffic
+    style = STYLES.get(row.state, "") if row.state == "below" else "blue"
+    yield Text(f"  {clean(nic.device)}")
+    yield bar(nic.share_sent, html.top_share(host), host.fair if nic.expected else None, glyphs, style=style)
+    yield Text(f"{100 * nic.share_sent:.1f} %" if nic.expected else "")
+    yield Text(gigabytes(nic.sent))
+    yield Text(gigabytes(nic.received))
+    yield Text(row.state if row.state == "below" else "" if nic.expected else "not used", style=STYLES.get(row.state, "dim"))
+
+
+def _ranks(screen: Screen, report: Report, glyphs: Glyphs) -> None:
+    if not report.spreads and not report.slow_ranks:
+        return
+    _head(screen, "Spread of the ranks")
+    for state, text in report.slow_ranks:
+        screen.say(f"  {state}: {clean(text)}", style=STYLES.get(state, ""))
+    rows = table("  figure", DRAWING, ">least", ">median", ">most", "")
+    for spread in report.spreads:
+        low, middle, high = (f"{value:.1f}" for value in spread.numbers)
+        rows.add_row(Text(f"  {spread.test} {spread.title}"), strip(spread, glyphs), low, middle, high, spread.unit)
+    if report.spreads:
+        screen.show(rows)
+
+
+def strip(spread: Spread, glyphs: Glyphs) -> Text:
+    """Return one mark a rank on a line from the least to the most, slow ranks over the others."""
+    scale = Scale.around([each.value for each in spread.values], 0.02)
+    cells = [" "] * STRIP
+    for each in sorted(spread.values, key=lambda value: value.state == "slow"):
+        cells[round(scale.share(each.value) * (STRIP - 1))] = glyphs.slow if each.state == "slow" else glyphs.dot
+    drawn = Text("".join(cells))
+    drawn.highlight_words([glyphs.slow], style="bold yellow")
+    return drawn
+
+
+def heat(grid: Grid) -> Table:
+    """Return a sweep as a table with a background by value; the best value has a star."""
+    made = Table(box=None, padding=0, header_style="dim", pad_edge=False)
+    made.add_column("", justify="right", min_width=6)
+    for column in grid.columns:
+        made.add_column(str(column), justify="right", min_width=7)
+    low, high = grid.span
+    for number, row in enumerate(grid.rows):
+        made.add_row(Text(f"{row} ", style="dim"), *_cells(grid, number, (low, high)))
+    return made
+
+
+def _cells(grid: Grid, number: int, span: tuple[float, float]) -> Iterator[Text]:
+    for column, value in zip(grid.columns, grid.values[number], strict=True):
+        if value is None:
+            yield Text("")
+            continue
+        step = charts.step_of(value, *span, len(SHADES))
+        ink = "black" if step >= DARK_FROM else "white"
+        star = "*" if grid.best == (grid.rows[number], column) else " "
+        yield Text(f"{value:6.1f}{star}", style=f"{ink} on color({SHADES[step]})")
+
+
+def _best(grid: Grid) -> str:
+    if grid.best is None:
+        return "unknown"
+    gain = f", {grid.gain:+.1f} % against upstream's default" if grid.gain is not None else ""
+    return f"{grid.span[1]:.1f} GB/s at {grid.row_name} {grid.best[0]}, {grid.column_name} {grid.best[1]}{gain}"
+
+
+def _history(screen: Screen, report: Report, glyphs: Glyphs) -> None:
+    if not report.past:
+        return
+    _head(screen, f"Against {len(report.past)} earlier runs of the kind")
+    rows = table("  figure", "oldest to this run", ">now", ">median before", ">change", "")
+    for series in report.series:
+        if series.before is not None:
+            values = [value for _, value in series.values][-TREND:]
+            drawn = sparkline(values, glyphs)
+            rows.add_row(
+                Text(f"  {series.verdict.title}"), drawn, f"{values[-1]:.1f}", f"{series.before:.1f}", f"{series.change:+.1f} %", "GB/s"
+            )
+    screen.show(rows)
+
+
+def sparkline(values: Sequence[float], glyphs: Glyphs) -> Text:
+    """Return values as columns of eight heights, the least the lowest."""
+    return Text("".join(_heights(values, glyphs)))
+
+
+def _heights(values: Sequence[float], glyphs: Glyphs) -> Iterable[str]:
+    low, high = min(values), max(values)
+    return (glyphs.steps[charts.step_of(value, low, high, len(glyphs.steps))] for value in values)
