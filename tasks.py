@@ -5,7 +5,7 @@ Every verb but `lab`, `results` and `diagnose` takes the common flags: the field
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.reboot import reboots as _reboots
+from deepep_bootstrap.bootstrap.reboot import policy as _reboots
 from deepep_bootstrap.cli.app import refuse_bad_words, verb
 from deepep_bootstrap.cli.commands import bootstrap as _bootstrap
 from deepep_bootstrap.cli.commands import diagnose as _diagnose

@@ -14,7 +14,7 @@ import pytest
 from build_support import HERE, make_prefix
 from store_support import RECORD, Prefix, entry_name, run_bash
 
-from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.prefix.archive import index, stream, transfer
 from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, Built, Index, Thing, Tree, read, write
 from deepep_bootstrap.prefix.archive.stream import read_index, read_trees
@@ -38,7 +38,7 @@ def add_rich_entry(prefix: Prefix, name: str, needs: Sequence[str] = ()) -> Path
     (folder / "lib/back\\slash").write_bytes(b"x")
     (folder / "lib/späce name").write_bytes(b"")
     (folder / LONG / "long").symlink_to(f"../../{LONG}/" + "c" * 120)
-    (folder / "lib/big").write_bytes(os.urandom(tarstream.CHUNK + 7))
+    (folder / "lib/big").write_bytes(os.urandom(filetree.TAR_CHUNK + 7))
     (folder / "bin/tool").write_bytes(b"#!/bin/sh\n")
     if needs:
         (folder / "lib/other").symlink_to(f"../../{needs[0]}/lib")

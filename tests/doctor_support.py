@@ -16,9 +16,8 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor.examine import case_of, examine
 from deepep_bootstrap.doctor.findings import Case, Finding, Seen
 from deepep_bootstrap.doctor.user_view import View
-from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Python, Rdma, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Prefix, Python, Rdma, Toolkit
 from deepep_bootstrap.inventory.machine import Address, Library, Machine, Reached, Stamp
-from deepep_bootstrap.inventory.prefixfacts import Prefix
 from deepep_bootstrap.plan.decisions import Request
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_document

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.prefix import rendering
-from deepep_bootstrap.remote import loader
+from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.remote import channel
 
 CANARY = "CANARY"
 COMMANDS = (
@@ -96,7 +96,7 @@ def arrives(rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Pat
     parts = []
     for words, env in rows:
         inside = "\n".join([show, *(f'printf "%s\\0" "${name}"' for name in env)])
-        parts.append(b"(\n" + loader.compose(inside, words, env) + b")\n")
+        parts.append(b"(\n" + channel.compose(inside, words, env) + b")\n")
     file = folder / "all.sh"
     file.write_bytes(b"".join(parts))
     done = subprocess.run(["bash", file], cwd=folder, capture_output=True, check=False)
@@ -107,7 +107,7 @@ def arrives(rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Pat
     assert not (folder / CANARY).exists()
 
 
-LITERALS: Mapping[str, Callable[[str], str]] = {"sh": rendering.shell_word, "lua": rendering.lua_string, "tcl": rendering.tcl_word}
+LITERALS: Mapping[str, Callable[[str], str]] = {"sh": modulefiles.shell_word, "lua": modulefiles.lua_string, "tcl": modulefiles.tcl_word}
 
 
 def languages_say(texts: Sequence[str], folder: Path) -> dict[str, list[str]]:

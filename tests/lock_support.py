@@ -13,7 +13,7 @@ import pytest
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Source
 
 BASE = "https://host.invalid/"
 FIRST = 1_700_000_000

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepep_bootstrap.inventory import hostsfile
-from deepep_bootstrap.inventory.facts import Facts, Gpu, Modules, Python, Slurm, Toolkit
-from deepep_bootstrap.inventory.prefixfacts import Prefix
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Modules, Prefix, Python, Slurm, Toolkit
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.plan.decisions import Request

@@ -11,7 +11,7 @@ from pathlib import Path
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.report import html, load
 from deepep_bootstrap.report.model import Past, Report
-from deepep_bootstrap.testing import runfiles
+from deepep_bootstrap.testing import run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "tests" / "cases" / "runs"
@@ -20,7 +20,7 @@ NOW = 1795400000.0
 
 
 def files_of(name: str) -> dict[str, str]:
-    return runfiles.of_folder(RUNS / name)
+    return run_folder.of_folder(RUNS / name)
 
 
 def report_of(name: str, *, edit: Callable[[dict[str, str]], None] | None = None, past: tuple[Past, ...] = ()) -> Report:
@@ -30,12 +30,12 @@ def report_of(name: str, *, edit: Callable[[dict[str, str]], None] | None = None
     files = files_of(name)
     if edit:
         edit(files)
-    return load.made(runfiles.of_files(name, files), TEXTS, {}, past=past)
+    return load.made(run_folder.of_files(name, files), TEXTS, {}, past=past)
 
 
 @cache
 def _plain(name: str) -> Report:
-    return load.made(runfiles.of_files(name, files_of(name)), TEXTS, {})
+    return load.made(run_folder.of_files(name, files_of(name)), TEXTS, {})
 
 
 def page_of(report: Report) -> str:

@@ -22,7 +22,7 @@ from build_support import FAST, HERE, RECIPES
 
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.bootstrap.build import BuildRequest, Event
-from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import wheels
 from deepep_bootstrap.fetch.locations import Level, Mirrors
@@ -68,7 +68,7 @@ class Prepared:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the tar stream of sources, wheels and uv."""
-        yield from tarstream.tar_tree(self.files)
+        yield from filetree.tar_tree(self.files)
 
 
 def newest_target(found: model.Stack) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepep_bootstrap.bootstrap import apply
+from deepep_bootstrap.bootstrap import hosts
 from deepep_bootstrap.plan import host_recipes
 from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.remote.fleet import Fleet
@@ -14,14 +14,14 @@ HANGS = 'if [[ "$HANG" == yes ]]; then echo "unpacking doca-all" >&2; sleep 60; 
 
 
 def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "LIMIT", 0.5)
+    monkeypatch.setattr(hosts, "LIMIT", 0.5)
     here = Host("here", connection="local")
     recipes = {**dict.fromkeys(host_recipes.LIBRARIES, ""), "host/limits.sh": HANGS}
     door = Fleet([here])
     outcomes = []
     for hang in ("yes", "no"):
         step = Step("host", "limits", "memory limits", ("here",), Reason("", ""), {"HANG": hang})
-        outcomes += [outcome for outcome, _ in apply.apply_step(door, [here], step, recipes, on_line=lambda host, line: None)]
+        outcomes += [outcome for outcome, _ in hosts.apply_step(door, [here], step, recipes, on_line=lambda host, line: None)]
     door.close()
     assert [(outcome.state, outcome.code, outcome.detail) for outcome in outcomes] == [
         ("failed", 1, "no end of the script after 0.5 s — found unpacking doca-all"),
@@ -30,5 +30,5 @@ def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monk
 
 
 def test_what_installs_gigabytes_or_compiles_has_the_longer_limit() -> None:
-    assert set(host_recipes.TITLES) >= apply.SLOW
-    assert [apply.limit(name) for name in ("doca-ofed", "limits", "build-deps")] == [apply.SLOW_LIMIT, apply.LIMIT, apply.LIMIT]
+    assert set(host_recipes.TITLES) >= hosts.SLOW
+    assert [hosts.limit(name) for name in ("doca-ofed", "limits", "build-deps")] == [hosts.SLOW_LIMIT, hosts.LIMIT, hosts.LIMIT]

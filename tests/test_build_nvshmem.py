@@ -17,7 +17,7 @@ from upstreams_support import FAKE_CUDA, Sources, must, run
 
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.fetch.sources import fetch_source
-from deepep_bootstrap.lock.sources import Source, Substitute
+from deepep_bootstrap.lock.model import Source, Substitute
 
 NINJA, MAKEFILES = "Ninja", "Unix Makefiles"
 CMAKE = "src/CMakeLists.txt"

@@ -27,7 +27,7 @@ from deepep_bootstrap.fetch.files import measured
 from deepep_bootstrap.fetch.index import Index, size_of
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.inventory.survey import Flags
-from deepep_bootstrap.lock import edit, lockwheels
+from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Wheel
 
@@ -420,7 +420,7 @@ def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.Monke
 
 
 ENTRY = Wheel("a", "1.0", "inner", "a-1.0-py3-none-any.whl", "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=", 7)
-LINE = lockwheels.line(ENTRY)
+LINE = edit.line(ENTRY)
 
 
 @pytest.mark.parametrize(
@@ -438,14 +438,14 @@ LINE = lockwheels.line(ENTRY)
     ids=["empty", "crlf-table", "added", "at-the-end", "last-line-with-bracket"],
 )
 def test_lists_are_put_where_they_belong(old: str, new: str) -> None:
-    assert lockwheels.put_wheels(old, {("s", "cp312-x86_64"): [ENTRY]}, "x") == new
-    assert lockwheels.put_wheels(new, {("s", "cp312-x86_64"): [ENTRY]}, "x") == new
+    assert edit.put_wheels(old, {("s", "cp312-x86_64"): [ENTRY]}, "x") == new
+    assert edit.put_wheels(new, {("s", "cp312-x86_64"): [ENTRY]}, "x") == new
 
 
 @pytest.mark.parametrize("old", ["stack = { s = { cuda = '12' } }\n", 'x = """\n[stack.s]\n"""\n[stack]\ns.cuda = "12"\n'])
 def test_what_cannot_be_rewritten_is_left_to_a_person(old: str) -> None:
     with pytest.raises(Trouble, match=r"x: cannot be rewritten without touching other lines — found stack\.s\.wheels\.cp312-x86_64"):
-        lockwheels.put_wheels(old, {("s", "cp312-x86_64"): [ENTRY]}, "x")
+        edit.put_wheels(old, {("s", "cp312-x86_64"): [ENTRY]}, "x")
 
 
 def test_the_shipped_lock_has_wheels_for_what_it_asks() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from deepep_bootstrap.analysis.diagnosis import outcomes
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, advice, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.log import Log
-from deepep_bootstrap.analysis.diagnosis.patterns import make
-from deepep_bootstrap.analysis.diagnosis.rules import join, load
+from deepep_bootstrap.analysis.diagnosis.rules import join, load, make
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.toml import load as read_toml

@@ -32,7 +32,7 @@ from deepep_bootstrap.inventory.machine import Stamp
 from deepep_bootstrap.inventory.survey import Flags, Survey
 from deepep_bootstrap.plan.host_recipes import TITLES, Check
 from deepep_bootstrap.prefix.offer import Offer, StackRecord, command_for, offer_document
-from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.fleet import Reply
 
 FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
@@ -302,7 +302,7 @@ def test_as_another_user(tmp_path: Path) -> None:
 
 def test_a_user_who_is_not_there() -> None:
     early = "deepep-bootstrap: no such user" if os.geteuid() == 0 else "sudo: unknown user no-such-user"
-    what, found, wanted, try_ = loader.explain_no_start(1, early)
+    what, found, wanted, try_ = channel.explain_no_start(1, early)
     said = early.removeprefix("deepep-bootstrap: ")
     assert (what, found, wanted, try_) == ("this user is not there", said, "an account of this name", "another user, or creating this one")
 

@@ -6,8 +6,7 @@ import pytest
 from plan_support import READY, changed
 
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.plan.driverversion import settle
-from deepep_bootstrap.plan.host_recipes import Check, Preparation
+from deepep_bootstrap.plan.host_recipes import Check, Preparation, settle
 
 UBUNTU = "nvidia-headless-580-server-open nvidia-utils-580-server"
 NEWEST = "nvidia-headless-580-server-open=580.159.03-1 nvidia-utils-580-server=580.159.03-1 "

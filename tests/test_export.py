@@ -21,8 +21,8 @@ from deepep_bootstrap.cli.commands import import_ as import_verb
 from deepep_bootstrap.cli.commands.export import export
 from deepep_bootstrap.cli.commands.import_ import import_
 from deepep_bootstrap.cli.commands.verify import verify
-from deepep_bootstrap.core.comments import text_digest
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Python, Toolkit
 from deepep_bootstrap.inventory.survey import Flags, Survey
 from deepep_bootstrap.plan.decisions import choose

@@ -24,7 +24,7 @@ from deepep_bootstrap.core.process import Completed
 from deepep_bootstrap.fetch import locations, sources
 from deepep_bootstrap.fetch.git import absolute as absolute_address
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.lock.sources import Source, Substitute
+from deepep_bootstrap.lock.model import Source, Substitute
 
 BASE = "https://host.invalid/"
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.context import Run
 from deepep_bootstrap.cli import app
-from deepep_bootstrap.cli.commandline import Verb, check
+from deepep_bootstrap.cli.app import Verb, check
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Trouble
 from deepep_bootstrap.core.guard import guarded
 from deepep_bootstrap.inventory.survey import Flags, number

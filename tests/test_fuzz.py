@@ -20,25 +20,25 @@ from fuzz_support import ANYTHING, CANARY, COMMANDS, HOSTILE, NO_TEXTS, WORDS, a
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap.cli import commandline
-from deepep_bootstrap.cli.commandline import Verb
+from deepep_bootstrap.cli import app
+from deepep_bootstrap.cli.app import Verb
 from deepep_bootstrap.cli.commands import status
 from deepep_bootstrap.core import filetree, nodeset
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.index import compare, is_inside, page, parse, render
-from deepep_bootstrap.inventory import facts, hostsfile, profiles
+from deepep_bootstrap.inventory import facts, hostsfile, network_env
 from deepep_bootstrap.inventory.survey import Survey, read_tree
 from deepep_bootstrap.lock import model, packages
 from deepep_bootstrap.plan import host_recipes, steps
-from deepep_bootstrap.prefix import contents, entries, modulefiles, offer, offercheck
+from deepep_bootstrap.prefix import contents, entries, modulefiles, offer
 from deepep_bootstrap.prefix.archive import stream
 from deepep_bootstrap.prefix.archive.index import read, record
 from deepep_bootstrap.prefix.archive.index import read as parse_index
 from deepep_bootstrap.prefix.archive.stream import INDEX, members, read_index, read_trees, small_file, total
 from deepep_bootstrap.prefix.offer import read_offer
-from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.ssh_config import Account, Resolver
 from deepep_bootstrap.slurm import commands
@@ -130,13 +130,13 @@ def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: 
         lambda text: index.parse(text.encode(errors="surrogatepass"), "mirror.json"),
         lambda text: parse_index(text.encode(errors="surrogatepass"), "FILE"),
         lambda text: stream.read_index(io.BytesIO(text.encode(errors="surrogatepass")), "FILE"),
-        lambda text: profiles.read_profile("x", {**TREE, "profiles/x.toml": text}),
+        lambda text: network_env.read_profile("x", {**TREE, "profiles/x.toml": text}),
         lambda text: facts.parse(text, "h"),
         lambda text: host_recipes.parse(text, text, ["limits"], "h"),
         lambda text: contents.parse(text, "h"),
         offer.read_offer,
         lambda text: ssh_config(text, tmp_path / "ssh"),
-        lambda text: commandline.check(["plan", text], PLAN),
+        lambda text: app.check(["plan", text], PLAN),
     ]
     for reader in readers:
         for text in RAW:
@@ -298,7 +298,7 @@ def test_any_ssh_configuration_is_an_account_or_trouble(
 @few(100)
 def test_any_value_in_a_profile(key: str, value: Any) -> None:
     text = toml({key: value})
-    found = accepted(lambda: profiles.read_profile("x", {**TREE, "profiles/x.toml": text})) if text is not None else None
+    found = accepted(lambda: network_env.read_profile("x", {**TREE, "profiles/x.toml": text})) if text is not None else None
     if found:
         assert all(line.isprintable() for line in (found.title, *found.notes))
 
@@ -306,10 +306,10 @@ def test_any_value_in_a_profile(key: str, value: Any) -> None:
 def may_be_set(value: str) -> bool:
     """Whether a profile may give a variable this value, and the files of a generation say it."""
     text = toml({"environment": {"NCCL_DEBUG": value}})
-    found = accepted(lambda: profiles.read_profile("x", {**TREE, "profiles/x.toml": text})) if text is not None else None
+    found = accepted(lambda: network_env.read_profile("x", {**TREE, "profiles/x.toml": text})) if text is not None else None
     if found is None:
         return False
-    return not list(offercheck.check(modules_support.offer("/opt/deepep", modules_support.record(environment=found.environment))))
+    return not list(offer.check(modules_support.offer("/opt/deepep", modules_support.record(environment=found.environment))))
 
 
 def test_what_a_profile_sets_arrives_to_the_letter(tmp_path: Path) -> None:
@@ -430,8 +430,8 @@ def test_any_field_of_what_a_host_answers(data: st.DataObject) -> None:
 
 def test_no_zero_byte_and_no_half_character_is_sent() -> None:
     with pytest.raises(ValueError, match="zero byte"):
-        loader.compose("true", ("a\0b",), {})
-    (problem,) = commandline.check(["plan", "--prefix=/x\udc80"], PLAN)
+        channel.compose("true", ("a\0b",), {})
+    (problem,) = app.check(["plan", "--prefix=/x\udc80"], PLAN)
     assert problem.what == "an argument that is not UTF-8"
     with pytest.raises(Trouble, match="a zero byte"):
         facts.parse("facts=1\nos_name=a\0b\nend=1\n", "h")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sshd_support import alive
 
-from deepep_bootstrap.remote import loader
-from deepep_bootstrap.remote.transcript import Lines
+from deepep_bootstrap.remote import channel
+from deepep_bootstrap.remote.script import Lines
 
 
 @pytest.mark.parametrize("program", ["RAISE", "KEEP"])
@@ -21,20 +21,20 @@ def test_the_shell_programs_pass_shellcheck(program: str) -> None:
     given_by_the_engine = "user='' loader='' size=0 watched=0 merge=0 mark=''; export user loader size watched merge mark\n"
     shellcheck = Path(sysconfig.get_path("scripts")) / "shellcheck"
     words = [shellcheck if shellcheck.exists() else "shellcheck", "-s", "sh", "-S", "warning", "-"]
-    done = subprocess.run(words, input=given_by_the_engine + getattr(loader, program), capture_output=True, text=True, check=False)
+    done = subprocess.run(words, input=given_by_the_engine + getattr(channel, program), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
 def started(data: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["sh", "-c", loader.COMMAND], input=data, capture_output=True, check=False)
+    return subprocess.run(["sh", "-c", channel.COMMAND], input=data, capture_output=True, check=False)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20])
 def test_a_script_that_did_not_arrive_whole_does_not_run(cut: int, tmp_path: Path) -> None:
-    body = loader.compose(f"touch {tmp_path}/ran\n# the rest of the script", (), {})
-    assert started(loader.payload(body)).returncode == 0
+    body = channel.compose(f"touch {tmp_path}/ran\n# the rest of the script", (), {})
+    assert started(channel.payload(body)).returncode == 0
     (tmp_path / "ran").unlink()
-    done = started(loader.payload(body)[:-cut])
+    done = started(channel.payload(body)[:-cut])
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"did not arrive whole" in done.stderr
     assert not (tmp_path / "ran").exists()
@@ -42,7 +42,7 @@ def test_a_script_that_did_not_arrive_whole_does_not_run(cut: int, tmp_path: Pat
 
 @pytest.mark.parametrize("length", [0, 1, 3, 40, 400])
 def test_what_is_cut_even_earlier_does_nothing(length: int, tmp_path: Path) -> None:
-    data = loader.payload(loader.compose(f"touch {tmp_path}/ran", (), {}))
+    data = channel.payload(channel.compose(f"touch {tmp_path}/ran", (), {}))
     assert b"starts" not in started(data[:length]).stdout
     assert not (tmp_path / "ran").exists()
 
@@ -50,41 +50,43 @@ def test_what_is_cut_even_earlier_does_nothing(length: int, tmp_path: Path) -> N
 def test_names_and_values_that_cannot_be() -> None:
     for env in ({"A B": "x"}, {"1A": "x"}, {"": "x"}, {"A": "a\0b"}, {"$(id)": ""}):
         with pytest.raises(ValueError, match="not an environment variable"):
-            loader.compose("true", (), env)
+            channel.compose("true", (), env)
     with pytest.raises(ValueError, match="one line"):
-        loader.payload(b"", user="root", password="a\nb")
+        channel.payload(b"", user="root", password="a\nb")
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "tcsh"])
 def test_the_command_means_the_same_in_each_shell(shell: str) -> None:
-    data = loader.payload(loader.compose("echo $1", ("it's",), {}))
-    done = subprocess.run([shell, *(["-f"] if shell == "tcsh" else []), "-c", loader.COMMAND], input=data, capture_output=True, check=False)
-    assert done.stdout == loader.MARK + b"it's\n"
+    data = channel.payload(channel.compose("echo $1", ("it's",), {}))
+    done = subprocess.run(
+        [shell, *(["-f"] if shell == "tcsh" else []), "-c", channel.COMMAND], input=data, capture_output=True, check=False
+    )
+    assert done.stdout == channel.MARK + b"it's\n"
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
 def test_watching_works_in_each_shell_that_can_be_sh(shell: str, tmp_path: Path) -> None:
-    command = loader.COMMAND.replace("/bin/sh", shell)
+    command = channel.COMMAND.replace("/bin/sh", shell)
     env = {"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
 
     def start(script: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         assert process.stdin is not None
-        process.stdin.write(loader.payload(loader.compose(script, (), {}), watched=True))
+        process.stdin.write(channel.payload(channel.compose(script, (), {}), watched=True))
         process.stdin.flush()
         return process
 
     own = start("echo said; exit 6")
     assert own.stdout is not None
-    assert own.stdout.read() == loader.MARK + b"said\n"
+    assert own.stdout.read() == channel.MARK + b"said\n"
     assert own.wait() == 6
     for handler, code in (("", 143), ("trap 'exit 9' TERM; ", 9)):
         ended = start(f"{handler}timeout 600 sleep 600 & echo $!; wait")
         assert ended.stdout is not None
-        assert ended.stdout.readline() == loader.MARK
+        assert ended.stdout.readline() == channel.MARK
         pid = int(ended.stdout.readline())
         out, err = ended.communicate()
-        assert (ended.returncode, out, err.removeprefix(loader.MARK)) == (code, b"", b"")
+        assert (ended.returncode, out, err.removeprefix(channel.MARK)) == (code, b"", b"")
         assert not alive(pid)
     own.communicate()
     assert list(tmp_path.iterdir()) == []

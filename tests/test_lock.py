@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.lock import model
-from deepep_bootstrap.lock.model import Lock, Stack, Wheel
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.lock.packages import System
-from deepep_bootstrap.lock.sources import Source, Substitute
 
 HERE = Path(__file__).parent
 REAL = HERE.parent / "deepep.lock.toml"

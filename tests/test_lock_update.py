@@ -33,7 +33,7 @@ from deepep_bootstrap.fetch.renew import compare_link, renew_source, version_in
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
-from deepep_bootstrap.lock.sources import Archive, Substitute
+from deepep_bootstrap.lock.model import Archive, Substitute
 
 pytest_plugins = ["lock_support"]
 

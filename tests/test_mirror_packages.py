@@ -34,7 +34,7 @@ from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.mirror import apt_parts, apt_solver, index, peek
 from deepep_bootstrap.fetch.mirror.apt_fill import Brought, fill_packages, foretell_packages
-from deepep_bootstrap.fetch.mirror.debclosure import Pool, close
+from deepep_bootstrap.fetch.mirror.apt_solver import Pool, close
 from deepep_bootstrap.fetch.mirror.fill import Filled, Job
 from deepep_bootstrap.fetch.mirror.index import Wanted, parse, read, render
 from deepep_bootstrap.inventory.survey import Flags

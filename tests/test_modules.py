@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.prefix import modulefiles, offercheck, rendering, test_kinds
+from deepep_bootstrap.prefix import modulefiles, offer, test_kinds
 from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_digest, read_offer
 
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
@@ -93,7 +93,7 @@ def test_no_directive_for_an_empty_setting() -> None:
     assert not any(f"#SBATCH --{name}=" in text for name in ("partition", "account", "qos", "gres"))
 
 
-@pytest.mark.parametrize("name", [*offercheck.OVERWRITTEN, *offercheck.CALLERS_OWN])
+@pytest.mark.parametrize("name", [*offer.OVERWRITTEN, *offer.CALLERS_OWN])
 def test_variables_of_others_stay_out(name: str) -> None:
     assert not any(name in text for text in rendered().values())
     with pytest.raises(Trouble, match=name):
@@ -179,7 +179,7 @@ def test_what_differs_between_hosts_survives_the_manifest() -> None:
 
 @given(st.text())
 def test_lua_strings_stay_on_one_line_and_closed(text: str) -> None:
-    literal = rendering.lua_string(text)
+    literal = modulefiles.lua_string(text)
     body = literal[1:-1].replace("\\\\", "").replace('\\"', "")
     assert literal[0] == literal[-1] == '"'
     assert '"' not in body
@@ -241,7 +241,7 @@ def test_env_of_another_stack_takes_over(shell: list[str], generation: Path) -> 
     other = generation / "env-v1-cu13.sh"
     mixed = source([generation / "env-v1.sh", other], shell=tuple(shell))
     alone = source([other], shell=tuple(shell))
-    lists = {name: (mixed.get(name), alone.get(name)) for name in offercheck.LISTS}
+    lists = {name: (mixed.get(name), alone.get(name)) for name in offer.LISTS}
     assert all(found == wanted for found, wanted in lists.values()), lists
     assert mixed["DEEPEP_STACK"] == "v1-cu13"
 

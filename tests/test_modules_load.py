@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap.prefix import modulefiles, offercheck
+from deepep_bootstrap.prefix import modulefiles, offer
 from deepep_bootstrap.prefix.offer import StackRecord
 
 SYSTEMS = ("lmod", "environment-modules")
@@ -69,7 +69,7 @@ def generation(tmp_path: Path) -> Generation:
 
 
 def named(record: StackRecord) -> set[str]:
-    return {name for name, _ in modulefiles.variables(record)} | set(offercheck.LISTS)
+    return {name for name, _ in modulefiles.variables(record)} | set(offer.LISTS)
 
 
 def exports(values: dict[str, str]) -> str:
@@ -82,7 +82,7 @@ def former(draw: st.DrawFn, record: StackRecord) -> dict[str, str]:
     ours = {lead.name: lead.entries for lead in modulefiles.lists(record)}
     values = {}
     for name in sorted(named(record)):
-        if name in offercheck.LISTS:
+        if name in offer.LISTS:
             elements = draw(st.none() | st.lists(ELEMENTS, max_size=5))
             if elements is None and name != "PATH":
                 continue

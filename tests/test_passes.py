@@ -23,14 +23,14 @@ from deepep_bootstrap.analysis.results.model import Tested as Found
 from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu
-from deepep_bootstrap.prefix import modulefiles, passes, test_kinds
+from deepep_bootstrap.prefix import modulefiles, test_kinds
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report.compose import keyed
 from deepep_bootstrap.testing import ssh_run
 
 PROGRAM = support.REPOSITORY / "env" / "programs" / "passes.py"
 ENV = support.templates()
-TABLE = passes.read(ENV)
+TABLE = test_kinds.read(ENV)
 LINE = '[[pass]]\nkind = "low-latency"\ntokens = 128\ncalls = 8\nwhy = "x"\n'
 
 
@@ -72,9 +72,9 @@ def test_the_time_limit_suffices(ranks: int) -> None:
 )
 def test_a_table_that_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(Trouble, match=said):
-        passes.load(text, "env/passes.toml")
+        test_kinds.load(text, "env/passes.toml")
     with pytest.raises(Trouble, match="missing"):
-        passes.read({})
+        test_kinds.read({})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 from plan_support import ROOT, cluster, request
 from store_support import Prefix
 
-from deepep_bootstrap.bootstrap.context import Work
-from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.context import Run, Work
 from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
-from deepep_bootstrap.bootstrap.reboot.reboots import Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import Reboots
 from deepep_bootstrap.cli.commands.bootstrap import next_commands
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.console import Screen

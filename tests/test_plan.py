@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from plan_support import PREFIX, READY, changed, cluster, request
 
-from deepep_bootstrap.bootstrap.sharing import with_prefix
+from deepep_bootstrap.bootstrap.context import with_prefix
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.facts import Facts, Python, Slurm
 from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions, steps
-from deepep_bootstrap.plan.absences import absences
+from deepep_bootstrap.plan.decisions import absences
 from deepep_bootstrap.prefix import modulefiles
 
 CASES = Path(__file__).parent / "cases" / "plan"

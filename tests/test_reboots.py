@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from plan_support import PREFIX, READY, changed, cluster, request
 
-from deepep_bootstrap.bootstrap.reboot import reboots
+from deepep_bootstrap.bootstrap.reboot import policy
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import Order
-from deepep_bootstrap.bootstrap.reboot.reboots import Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import Order, Reboots, read
 from deepep_bootstrap.bootstrap.reboots import done_at_once, held_up, lacking, permitted, refusal
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.text import parse_time
@@ -28,7 +27,7 @@ from deepep_bootstrap.slurm.nodes import read_reason
     [("never", ("never", 1)), ("ask", ("ask", 1)), ("rolling", ("rolling", 1)), ("rolling:16", ("rolling", 16)), ("all", ("all", 0))],
 )
 def test_modes(text: str, mode: tuple[str, int]) -> None:
-    assert reboots.parse_mode(text) == mode
+    assert policy.parse_mode(text) == mode
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_modes(text: str, mode: tuple[str, int]) -> None:
 )
 def test_other_modes_are_refused_with_those_that_exist(text: str) -> None:
     with pytest.raises(Trouble, match=r"--reboot: unknown value — found .*, wanted never, ask, rolling, rolling:K or all"):
-        reboots.parse_mode(text)
+        policy.parse_mode(text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("30", 1800), ("4h", 14400)])
@@ -51,7 +50,7 @@ def test_what_is_no_time_is_named_with_its_flag(text: str) -> None:
 
 
 def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
-    wish = reboots.read("rolling:4", "22:00-06:00", ("2h", "20s"), reload=True, reservation="maint")
+    wish = read("rolling:4", "22:00-06:00", ("2h", "20s"), reload=True, reservation="maint")
     policy = wish.policy("run-1")
     assert (policy.at_once, policy.drain_timeout, policy.boot_timeout, policy.settle) == (4, 7200, 20, 20)
     assert (str(policy.window), policy.reservation, policy.run, policy.reboot) == ("22:00-06:00", "maint", "run-1", True)

@@ -16,7 +16,7 @@ from lock_support import BASE, FILES, Server, commit, git
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.fetch import git_refs, locations
 from deepep_bootstrap.fetch.git_refs import Found
-from deepep_bootstrap.lock import sources
+from deepep_bootstrap.lock import model
 
 pytest_plugins = ["lock_support"]
 
@@ -53,7 +53,7 @@ def test_commits(server: Server) -> None:
     assert git_refs.resolve(source, rev[:8], server.mirrors) == Found(f"refs/heads/{rev[:8]}", server.commits["one"], "branch")
 
 
-def refused(source: sources.Source, asked: str, server: Server) -> str:
+def refused(source: model.Source, asked: str, server: Server) -> str:
     with pytest.raises(Trouble) as caught:
         git_refs.resolve(source, asked, server.mirrors)
     return str(caught.value)

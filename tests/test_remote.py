@@ -21,9 +21,9 @@ from sshd_support import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, mak
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import from_flag
 from deepep_bootstrap.inventory.survey import fold_problems
+from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import Fleet, Job, Options, Reply
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.remote.loader import Secret
 from deepep_bootstrap.remote.ssh import Timeouts
 
 ROOT = Path(__file__).resolve().parent.parent

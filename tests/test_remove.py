@@ -16,7 +16,7 @@ from store_support import Prefix
 
 from deepep_bootstrap.cli.commands.remove import Written, offered, remove, seat, withdraw, without, written
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory import hostsfile, prefixfacts
+from deepep_bootstrap.inventory import facts, hostsfile
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey
 from deepep_bootstrap.prefix import generations, modulefiles
@@ -58,11 +58,11 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     text = modulefiles.manifest(offer, generation=1, created="2026-01-01T00:00:00Z", by="admin", lock_digest="", hosts=("a", "b"))
     generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
     # Another host's view of a network filesystem may be a minute old, or of another directory.
-    old = prefixfacts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
+    old = facts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
     inventory = hostsfile.parse("defaults build_host=b\na connection=local\nb connection=local\n", "hosts.txt")
     # The one before was made for `c` too, which is down now.
     text = text.replace('"a",', '"c", "a",')
-    seen = {"a": Facts(prefix=old), "b": Facts(prefix=prefixfacts.Prefix(generation=1, manifest=text))}
+    seen = {"a": Facts(prefix=old), "b": Facts(prefix=facts.Prefix(generation=1, manifest=text))}
     survey = Survey(inventory, str(prefix.path), seen)
     found = offered(survey, seat(survey))
     assert list(found.stacks) == ["v1", "v1-cu13"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deepep_bootstrap.bootstrap import apply
+from deepep_bootstrap.bootstrap import hosts
 from deepep_bootstrap.cli.commands.facts import folded as folded_facts
 from deepep_bootstrap.core import console
 from deepep_bootstrap.core.console import Screen
@@ -20,7 +20,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import seconds, shortened, size
 from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.plan.table import plan_line, plan_table
-from deepep_bootstrap.remote import loader
+from deepep_bootstrap.remote import channel
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "report"
 ENTRY = "rphb44wma7mcibyvgqxx9pzhc9wy5g4z-nvshmem-3.4.5"
@@ -59,10 +59,10 @@ def test_a_plan_as_a_table() -> None:
 def test_recipes_that_cannot_become_root_keep_their_remedy_and_hosts_that_differ_in_an_address_are_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = loader.explain_no_start(1, "sudo: a password is required")
+    lines = channel.explain_no_start(1, "sudo: a password is required")
     gone = [Problem(host, "no answer", try_=f"ssh root@10.0.0.{number}") for number, host in enumerate(("n1", "n2"))]
     troubles = {"login": Problem("login", *lines), **{problem.where: problem for problem in gone}}
-    Screen("bootstrap").outcomes(apply.judge(STEPS[1], host, Trouble(problem), 0.1)[0] for host, problem in troubles.items())
+    Screen("bootstrap").outcomes(hosts.judge(STEPS[1], host, Trouble(problem), 0.1)[0] for host, problem in troubles.items())
     said = capsys.readouterr().out
     found = "sudo asks for a password — found sudo: a password is required"
     assert f"login\n    {found}. Try: --sudo-password-prompt, or user=root in the hosts file\n" in said

@@ -17,15 +17,15 @@ from report_support import ROOT, RUNS, TEXTS, files_of, make_history, page_of, r
 from rich.console import Console
 from test_json_doc import TEXT, keys, merge, shape
 
-from deepep_bootstrap.analysis.results import model
+from deepep_bootstrap.analysis.results.model import Point, Rank, Tested
 from deepep_bootstrap.cli.app import as_written, common_parameters
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Trouble
-from deepep_bootstrap.inventory import facts_json, facts_text
+from deepep_bootstrap.inventory.facts import lines, read
 from deepep_bootstrap.inventory.survey import Flags
-from deepep_bootstrap.report import load, pastruns, runviews, terminal
-from deepep_bootstrap.testing import runfiles
+from deepep_bootstrap.report import load, model, terminal
+from deepep_bootstrap.testing import run_folder
 
 FACTORS = (0.97, 1.02, 0.8, 1.01)
 
@@ -282,10 +282,10 @@ def test_facts_come_back_as_they_were_written() -> None:
     text = files_of("healthy")["facts.json"]
     from dataclasses import asdict
 
-    facts = facts_json.read(text, "f")
+    facts = read(text, "f")
     assert json.loads(json.dumps({name: asdict(seen) for name, seen in facts.items()})) == json.loads(text)["hosts"]
-    assert dict(facts_text.lines(facts["b200-001"]))["RDMA"] == "8 of 8 devices active (Ethernet), OFED 25.10-1.7.1"
-    assert facts_json.read("", "f") == {}
+    assert dict(lines(facts["b200-001"]))["RDMA"] == "8 of 8 devices active (Ethernet), OFED 25.10-1.7.1"
+    assert read("", "f") == {}
     for wrong in (
         "{",
         "[]",
@@ -294,11 +294,11 @@ def test_facts_come_back_as_they_were_written() -> None:
         '{"schema": 1, "hosts": {"a": {"cpus": "2"}}}',
     ):
         with pytest.raises(Trouble):
-            facts_json.read(wrong, "f")
+            read(wrong, "f")
 
 
 def test_a_long_log_is_cut_in_its_middle() -> None:
-    text = runfiles.cut(b"a" * runfiles.LARGEST + b"b" * 100)
+    text = run_folder.cut(b"a" * run_folder.LARGEST + b"b" * 100)
     assert (text[0], text[-1]) == ("a", "b")
     assert "[100 bytes left out here]" in text
 
@@ -336,7 +336,7 @@ def test_ends_of_logs_are_shown_once() -> None:
         "rank-1.log": "",
         "job.log": "".join(f"{n}\n" for n in range(99)),
     }
-    tails = runviews.tails(runfiles.of_files("r", files), ["rank-0.log"])
+    tails = model.tails(run_folder.of_files("r", files), ["rank-0.log"])
     assert [(tail.name, tail.first, tail.count, tail.open_, tail.same) for tail in tails] == [
         ("job.log", 60, 99, False, ()),
         ("node-0-a.log", 1, 1, True, ("rank-0.log",)),
@@ -351,14 +351,14 @@ def test_ends_of_logs_are_shown_once() -> None:
     ],
 )  # fmt: skip
 def test_names_of_ranks_figures(name: str, title: str) -> None:
-    assert runviews.rank_title(name) == title
+    assert model.rank_title(name) == title
 
 
 def test_a_sweep_lies_upright() -> None:
-    points = tuple(model.Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
-    points = tuple(model.Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
-    default = model.Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
-    (grid,) = runviews.grids([model.Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(model.Rank(0),))])
+    points = tuple(Point("combine", 24, chunk, None, 100.0 + chunk, 0.0 + chunk, 9.0) for chunk in range(1, 17))
+    points = tuple(Point(p.operation, p.sms, p.nvl_chunk, None, p.nvl_gbs, None, p.us) for p in points)
+    default = Point("combine", 24, None, None, 110.0, None, 9.0, default=True)
+    (grid,) = model.grids([Tested("intranode", "v1", ok=True, ended=True, sweep=(*points, default), ranks=(Rank(0),))])
     assert (grid.row_name, grid.rows, grid.column_name, grid.columns) == ("NVL chunk", tuple(range(1, 17)), "SMs", (24,))
     assert (grid.best, grid.span) == ((16, 24), (101.0, 116.0))
     assert grid.gain == pytest.approx(100 * (116 / 110 - 1))
@@ -369,10 +369,10 @@ def test_only_runs_alike_and_earlier_are_compared() -> None:
     others = {"before": {"started": "90"}, "later": {"started": "101"}, "three": {"nodes": "a,b,c"}, "args": {"args": "--num-tokens 8"},
               "kind": {"kind": "pairs"}, "other": {"nodes": "c,d", "started": "80"}}  # fmt: skip
     runs = {"/t/now": base, "/t/broken": {}, **{f"/t/{name}": {**base, **change} for name, change in others.items()}}
-    run = runfiles.of_files("now", {"run.env": "".join(f"{key}={value}\n" for key, value in base.items())})
-    assert pastruns.like(run, runs) == ("/t/other", "/t/before")
+    run = run_folder.of_files("now", {"run.env": "".join(f"{key}={value}\n" for key, value in base.items())})
+    assert load.like(run, runs) == ("/t/other", "/t/before")
 
 
 def test_texts_of_env_are_all_that_a_page_needs() -> None:
     assert {"report.html.j2", "report.css"} <= set(TEXTS)
-    assert load.made(runfiles.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"
+    assert load.made(run_folder.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_json_doc import EXAMPLES, FREE_KEYS, keys
 
-from deepep_bootstrap.analysis.results import model, ranks, wording
+from deepep_bootstrap.analysis.results import collectors, model, wording
 from deepep_bootstrap.analysis.results.model import as_json, document
 from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.analysis.results.wording import faults, lines
@@ -234,7 +234,7 @@ def test_line_ends_holes_and_bytes_of_no_alphabet_change_nothing() -> None:
 
 def test_a_rank_is_slow_by_median_and_deviation() -> None:
     def slow(*values: float) -> list[int]:
-        return [rank for rank, _, _ in ranks.outliers(dict(enumerate(values)))]
+        return [rank for rank, _, _ in collectors.outliers(dict(enumerate(values)))]
 
     assert slow(36, 36, 37, 35, 36, 60) == [5]
     assert slow(36, 36, 37, 35, 36, 41) == []  # within a quarter
@@ -245,7 +245,7 @@ def test_a_rank_is_slow_by_median_and_deviation() -> None:
 
 
 def test_numbers_are_folded() -> None:
-    assert ranks.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
+    assert collectors.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
 
 
 def test_people_read_why_a_test_is_not_ok() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from deepep_bootstrap.bootstrap.planning import read_usable
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.survey import Flags, read_tree
-from deepep_bootstrap.lock import compatibility, model, rules
+from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import decisions, steps
 
@@ -107,7 +107,7 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
     make, reason, values = BROKEN[name]
-    problems = [str(problem) for problem in rules.check(make(), TEXTS)]
+    problems = [str(problem) for problem in compatibility.check(make(), TEXTS)]
     found = [text for text in problems if reason in text]
     assert len(found) == 1, problems
     assert values in found[0]
@@ -115,21 +115,21 @@ def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
 
 
 def test_what_is_shipped_breaks_no_rule() -> None:
-    assert rules.check(SHIPPED, TEXTS) == ()
-    assert rules.check(model.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
+    assert compatibility.check(SHIPPED, TEXTS) == ()
+    assert compatibility.check(model.read(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
 
 
 def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it_matters() -> None:
     unread = source(SHIPPED, "deepep-v1", rev="f" * 40)
-    (problem,) = rules.check(unread, TEXTS)
+    (problem,) = compatibility.check(unread, TEXTS)
     assert problem.where == f"{SHIPPED.path}: stack.v1-wheel"
     assert (problem.found, problem.wanted) == ("", "")
     assert problem.try_ == f"reading it, then writing what it has under [commit.{'f' * 40}] in env/compatibility.toml"
     read = recorded("f" * 40, "pull-564")
-    assert rules.check(unread, read) == ()
-    assert rules.unrecorded("f" * 40, read) == rules.unrecorded(PARENT, TEXTS) == ""
-    assert rules.unrecorded("f" * 40, {compatibility.FILE: ""}) == ""
-    said = rules.unrecorded("f" * 40, TEXTS)
+    assert compatibility.check(unread, read) == ()
+    assert compatibility.unrecorded("f" * 40, read) == compatibility.unrecorded(PARENT, TEXTS) == ""
+    assert compatibility.unrecorded("f" * 40, {compatibility.FILE: ""}) == ""
+    said = compatibility.unrecorded("f" * 40, TEXTS)
     assert said.startswith("nobody has recorded what this commit has of what the rules ask for (ll-combine-fence, ")
 
 
@@ -141,17 +141,17 @@ def recorded(rev: str, *has: str) -> dict[str, str]:
 @pytest.mark.parametrize("rev", [D4F41E4, NEWER_V2, LAST_V2, SHIPPED.sources["deepep-v2"].rev, "f" * 40])
 def test_a_feature_may_come_from_the_commit_or_from_a_substitution(rev: str) -> None:
     (fence,) = [each for each in SHIPPED.sources["deepep-v2"].substitutes if "fence_acq_rel_sys" in each.replacement]
-    assert rules.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=(fence,)), TEXTS) == ()
-    broken = rules.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=()), TEXTS)
+    assert compatibility.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=(fence,)), TEXTS) == ()
+    broken = compatibility.check(source(stack("v2"), "deepep-v2", rev=rev, substitutes=()), TEXTS)
     assert bool(broken) == (rev not in {NEWER_V2, LAST_V2})
     bare = source(stack("v2"), "deepep-v2", rev="f" * 40, substitutes=())
-    assert rules.check(bare, recorded("f" * 40, "gin-world-fence")) == ()
+    assert compatibility.check(bare, recorded("f" * 40, "gin-world-fence")) == ()
 
 
 def test_a_legacy_half_that_knows_the_queue_pairs_suits_a_newer_nvshmem() -> None:
     changed = source(wheel(stack("v2"), "nvidia-nvshmem-cu13", "3.5.19"), "deepep-v2", rev="f" * 40)
-    assert rules.check(changed, recorded("f" * 40, "pull-696")) == ()
-    assert len(rules.check(changed, recorded("f" * 40, "pull-564"))) == 1
+    assert compatibility.check(changed, recorded("f" * 40, "pull-696")) == ()
+    assert len(compatibility.check(changed, recorded("f" * 40, "pull-564"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,26 +166,28 @@ def test_a_legacy_half_that_knows_the_queue_pairs_suits_a_newer_nvshmem() -> Non
     ],
 )
 def test_which_setuptools_suits_which_torch(torch: str, setuptools: str, fits: bool) -> None:
-    assert (rules.check(wheel(wheel(stack("v2"), "torch", torch), "setuptools", setuptools), TEXTS) == ()) == fits
+    assert (compatibility.check(wheel(wheel(stack("v2"), "torch", torch), "setuptools", setuptools), TEXTS) == ()) == fits
 
 
 def test_only_the_named_stacks_are_judged() -> None:
     broken = source(SHIPPED, "deepep-v2", version="3.0")
-    assert rules.check(broken, TEXTS, ("v1",)) == ()
-    assert rules.check(broken, TEXTS, ("v2", "v1"))
+    assert compatibility.check(broken, TEXTS, ("v1",)) == ()
+    assert compatibility.check(broken, TEXTS, ("v2", "v1"))
 
 
 def test_known_commits_work_with_both_kinds_of_queue_pairs() -> None:
     for rev in (PARENT, SHIPPED.sources["deepep-v1"].rev):
         for version in ("3.4.5", "3.5.19", "3.6.5"):
-            assert rules.check(wheel(source(stack("v1-wheel"), "deepep-v1", rev=rev), "nvidia-nvshmem-cu12", version), TEXTS) == ()
+            assert compatibility.check(wheel(source(stack("v1-wheel"), "deepep-v1", rev=rev), "nvidia-nvshmem-cu12", version), TEXTS) == ()
 
 
 def site(name: str, changed: Lock = SHIPPED, target: str = "cp312-x86_64", **changes: Any) -> tuple[list[str], tuple[str, ...]]:
     """Judge a stack on hosts that suit it but for `changes`."""
     one = changed.stacks[name]
-    given = rules.Site(**{"toolkit": {"12": "12.9.86", "13": "13.0.88"}[one.cuda], "archs": ("9.0",), "link_layer": "InfiniBand"} | changes)
-    problems, remarks = rules.check_site(changed, one, target, site=given, texts=TEXTS)
+    given = compatibility.Site(
+        **{"toolkit": {"12": "12.9.86", "13": "13.0.88"}[one.cuda], "archs": ("9.0",), "link_layer": "InfiniBand"} | changes
+    )
+    problems, remarks = compatibility.check_site(changed, one, target, site=given, texts=TEXTS)
     return [str(problem) for problem in problems], remarks
 
 
@@ -226,11 +228,11 @@ def test_blackwell_needs_the_fence_of_the_low_latency_combine(name: str, archs: 
 def test_the_legacy_half_of_v2_needs_that_fence_too() -> None:
     without = recorded("f" * 40, "gin-world-fence")
     changed = source(SHIPPED, "deepep-v2", rev="f" * 40)
-    hosts = rules.Site("13.0.88", ("10.0",), "InfiniBand")
-    (problem,), _ = rules.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=without)
+    hosts = compatibility.Site("13.0.88", ("10.0",), "InfiniBand")
+    (problem,), _ = compatibility.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=without)
     assert "V2's legacy half returns wrong rows" in str(problem)
     has = recorded("f" * 40, "ll-combine-fence")
-    assert rules.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=has)[0] == ()
+    assert compatibility.check_site(changed, changed.stacks["v2"], "cp312-x86_64", site=hosts, texts=has)[0] == ()
     assert site("v2", archs=("10.0",)) == site("v2", changed) == ([], ())
     problems, (remark,) = site("v2", changed, archs=("10.0",))
     assert problems == []
@@ -354,7 +356,7 @@ def test_a_fault_of_the_file_is_named(text: str) -> None:
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(Trouble, match=r"env/compatibility\.toml: this file is missing"):
-        rules.check(SHIPPED, {})
+        compatibility.check(SHIPPED, {})
 
 
 def test_every_shipped_rule_has_a_name_of_its_own_a_reason_and_a_source() -> None:
@@ -376,5 +378,5 @@ def test_versions_compare_as_numbers_do(one: list[int], other: list[int]) -> Non
 
     longest = max(len(one), len(other))
     padded = [parts + [0] * (longest - len(parts)) for parts in (one, other)]
-    assert (rules.numbers(text(one)) >= rules.numbers(text(other))) == (padded[0] >= padded[1])
-    assert rules.numbers(text(one) + "+cu129") == rules.numbers(text(one))
+    assert (compatibility.numbers(text(one)) >= compatibility.numbers(text(other))) == (padded[0] >= padded[1])
+    assert compatibility.numbers(text(one) + "+cu129") == compatibility.numbers(text(one))

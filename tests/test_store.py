@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepep_bootstrap.core import recipes
-from deepep_bootstrap.core.comments import strip_comments
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.recipes import strip_comments
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock import model
-from deepep_bootstrap.lock.model import Lock, Stack, Wheel
-from deepep_bootstrap.lock.sources import Source, Substitute
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.prefix import entries, offer
 from deepep_bootstrap.prefix.entries import Wanted, name_entries
 from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, offer_digest

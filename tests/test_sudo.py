@@ -17,9 +17,9 @@ from sshd_support import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Flags, gather
+from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import THIS_MACHINE, Fleet, Job
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.remote.loader import Secret
 
 PASSWORD = "correct horse 'battery' \\ $staple"
 # Numbers of this process alone, so that what another one leaves for a moment is not taken for ours.

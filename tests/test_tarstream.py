@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.core import filetree, tarstream
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Trouble
 
 
@@ -36,13 +36,13 @@ def test_tar_unpacks_what_went_in(tmp_path: Path) -> None:
     make(tmp_path / "tree")
     (tmp_path / "file").write_text("one file")
     entries = [("src/engine", tmp_path / "tree"), ("wheels/a.whl", tmp_path / "file"), ("ln", tmp_path / "tree/link")]
-    stream = b"".join(tarstream.tar_tree(entries))
+    stream = b"".join(filetree.tar_tree(entries))
     assert len(stream) % 10240 == 0
     unpack(stream, tmp_path / "out")
     assert filetree.hash_path(tmp_path / "out/src/engine") == filetree.hash_path(tmp_path / "tree")
     assert (tmp_path / "out/wheels/a.whl").read_text() == "one file"
     assert os.readlink(tmp_path / "out/ln") == "run"
-    assert (tmp_path / "out/src/engine/block").stat().st_mtime == tarstream.MTIME
+    assert (tmp_path / "out/src/engine/block").stat().st_mtime == filetree.MTIME
 
 
 def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
         make(tmp_path / name)
     os.utime(tmp_path / "two/block", (1, 1))
     (tmp_path / "two/block").chmod(0o666)
-    streams = [b"".join(tarstream.tar_tree([("t", tmp_path / name)], mtime=1700000000)) for name in ("one", "two")]
+    streams = [b"".join(filetree.tar_tree([("t", tmp_path / name)], mtime=1700000000)) for name in ("one", "two")]
     assert streams[0] == streams[1]
     (tmp_path / "two/block").chmod(0o766)
-    assert b"".join(tarstream.tar_tree([("t", tmp_path / "two")], mtime=1700000000)) != streams[0]
+    assert b"".join(filetree.tar_tree([("t", tmp_path / "two")], mtime=1700000000)) != streams[0]
 
 
 def test_nothing_is_an_empty_archive(tmp_path: Path) -> None:
-    unpack(b"".join(tarstream.tar_tree([])), tmp_path / "out")
+    unpack(b"".join(filetree.tar_tree([])), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -65,7 +65,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as stream:
         stream.truncate(96 << 20)
     tracemalloc.start()
-    size = sum(len(chunk) for chunk in tarstream.tar_tree([("large", tmp_path / "large")]))
+    size = sum(len(chunk) for chunk in filetree.tar_tree([("large", tmp_path / "large")]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size > 96 << 20
@@ -75,14 +75,14 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_what_cannot_be_sent(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Trouble, match="fifo: is neither a file, a directory nor a symbolic link and cannot be sent"):
-        list(tarstream.tar_tree([("t", tmp_path)]))
+        list(filetree.tar_tree([("t", tmp_path)]))
     with pytest.raises(Trouble, match="gone: cannot be sent: No such file or directory"):
-        list(tarstream.tar_tree([("t", tmp_path / "gone")]))
+        list(filetree.tar_tree([("t", tmp_path / "gone")]))
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(3 << 20))
-    chunks = tarstream.tar_tree([("large", tmp_path / "large")])
+    chunks = filetree.tar_tree([("large", tmp_path / "large")])
     next(chunks)
     os.truncate(tmp_path / "large", 1 << 20)
     with pytest.raises(Trouble, match="large: became shorter while it was read"):

@@ -13,17 +13,16 @@ import modules_support as support
 import pytest
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.inventory.facts import Facts, Gpu, Slurm
+from deepep_bootstrap.inventory.facts import Facts, Gpu, Prefix, Slurm
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
-from deepep_bootstrap.inventory.prefixfacts import Prefix
 from deepep_bootstrap.inventory.survey import Survey, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import Place
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.remote.fleet import Fleet, Reply
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.report import lasttests
-from deepep_bootstrap.testing import collect, placement, runfiles, slurm_run, ssh_run
+from deepep_bootstrap.report import load
+from deepep_bootstrap.testing import collect, placement, run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.run_folder import parse_counters
 from deepep_bootstrap.testing.slurm_run import Said, Wish
 
@@ -248,7 +247,7 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
             collect.collect(fleet, place, f"{tmp_path}/nowhere")
     finally:
         fleet.close()
-    run = runfiles.of_files("r", runfiles.of_folder(tmp_path))
+    run = run_folder.of_files("r", run_folder.of_folder(tmp_path))
     assert (run.values, run.facts) == ({"code": "0", "time_limit": "60"}, "{}")
 
 
@@ -277,11 +276,11 @@ def test_the_newest_runs_and_how_they_ended(tmp_path: Path) -> None:
         (folder / "run.env").write_text(f"kind=internode\nstack=v1\nnodes=n001,n002\nstarted=1795313500\n{end}")
     host, fleet = Host("here", connection="local"), Fleet(())
     facts = {"here": Facts(prefix=Prefix(path=str(tmp_path), exists=True))}
-    found = lasttests.newest(fleet, (host,), facts, recipes=RECIPES, user="")
+    found = load.newest(fleet, (host,), facts, recipes=RECIPES, user="")
     assert [run.verdict for run in found] == ["ended well"] * 3 + ["has not ended, or was cut off", "failed, exit code 4"]
     ended = "ended well (20261125T021140Z-internode)"
     assert found[0].line == f"test internode of v1 on n[001-002] (2), 2026-11-22 02:11 UTC: {ended}"
-    assert lasttests.newest(fleet, (host,), {"here": Facts()}, recipes=RECIPES, user="") == ()
+    assert load.newest(fleet, (host,), {"here": Facts()}, recipes=RECIPES, user="") == ()
 
 
 # What a node counts.

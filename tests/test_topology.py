@@ -12,7 +12,7 @@ import pytest
 import tomlkit
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory import profiles
+from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Rdma, parse
 from deepep_bootstrap.inventory.machine import Address, Machine, Reached, Route
 from deepep_bootstrap.inventory.network_env import Derived, derive, missing_peers
@@ -99,7 +99,7 @@ def test_what_belongs_to_the_caller_is_never_set() -> None:
 
 
 def test_every_derived_variable_is_a_known_one() -> None:
-    rules = tomlkit.parse(TEXTS[profiles.KNOWN]).unwrap()
+    rules = tomlkit.parse(TEXTS[network_env.KNOWN]).unwrap()
     for path in CASES:
         environment = every_variable(derived(path))
         assert environment <= set(rules["known"])
@@ -111,7 +111,7 @@ def test_every_derived_variable_is_a_known_one() -> None:
 
 @pytest.mark.parametrize("name", ["single-node", "roce", "infiniband", "gcp-b200", "gcp-roce-cpu-handler"])
 def test_shipped_profiles_are_right(name: str) -> None:
-    assert profiles.read_profile(name, TEXTS).name == name
+    assert network_env.read_profile(name, TEXTS).name == name
 
 
 ETHERNET = 'link_layer = "Ethernet"\n'
@@ -153,13 +153,13 @@ def site(text: str) -> dict[str, str]:
 )
 def test_a_wrong_profile_is_trouble_naming_file_and_key(text: str, said: str) -> None:
     with pytest.raises(Trouble) as caught:
-        profiles.read_profile("site", site(text))
+        network_env.read_profile("site", site(text))
     assert said in str(caught.value)
 
 
 def test_all_faults_of_a_profile_are_told_at_once() -> None:
     with pytest.raises(Trouble) as caught:
-        profiles.read_profile("site", site('a = 1\n[environment]\nB = "1"\nC = "2"\n'))
+        network_env.read_profile("site", site('a = 1\n[environment]\nB = "1"\nC = "2"\n'))
     assert len(caught.value.problems) == 3
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from deepep_bootstrap.bootstrap.reboot import control, rollout
 from deepep_bootstrap.bootstrap.reboot.control import Cluster
-from deepep_bootstrap.bootstrap.reboot.policy import Order, Policy, Seen
+from deepep_bootstrap.bootstrap.reboot.policy import Order, Policy, Seen, Window, parse_window
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import Cordon
-from deepep_bootstrap.bootstrap.reboot.windows import Window, parse_window
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.plan.steps import Reason, Step

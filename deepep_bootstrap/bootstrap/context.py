@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from deepep_bootstrap.bootstrap.logs import Run
 from deepep_bootstrap.bootstrap.planning import decide
-from deepep_bootstrap.bootstrap.reboot.reboots import Reboots
-from deepep_bootstrap.bootstrap.sharing import with_prefix
+from deepep_bootstrap.bootstrap.reboot.policy import Reboots
 from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.guard import state_dir
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch.locations import Mirrors
+from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather
 from deepep_bootstrap.plan.decisions import Request
 from deepep_bootstrap.plan.steps import Plan
@@ -82,3 +88,63 @@ def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
     """Show outcomes and hand them on."""
     work.screen.ended(*outcomes)
     return outcomes
+
+
+def with_prefix(survey: Survey) -> Survey:
+    """Return the survey without hosts that do not see the prefix which most others see; they are problems from here on.
+
+    The survey stays as it was where that is no matter of a few hosts: nobody has the prefix yet, half of them or more lack it, or two
+    different ones are seen. What to say then is decided when the plan is made.
+    """
+    marks = {facts.prefix.id for facts in survey.facts.values() if facts.prefix.id}
+    lost: dict[str, list[str]] = {}
+    for name, facts in survey.facts.items():
+        if why := _lack(facts, wanted=len(marks) == 1):
+            lost.setdefault(why, []).append(name)
+    names = [name for group in lost.values() for name in group]
+    if len(marks) > 1 or 2 * len(names) >= len(survey.facts):
+        return survey
+    wanted = f"what {len(survey.facts) - len(names)} other hosts see there"
+    remedy = "mounting it there; the others go on without"
+    problems = (
+        Problem(f"{fold(group)} {survey.prefix}", "the prefix is not to be had", why, wanted, remedy) for why, group in lost.items()
+    )
+    return survey.without(names, *problems)
+
+
+def _lack(facts: Facts, *, wanted: bool) -> str:
+    """Return what keeps a host from the prefix, "" where nothing does, or where it need not exist yet."""
+    return facts.prefix.problem or ("nothing" if wanted and not facts.prefix.id else "")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the control machine."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def start(cls, verb: str) -> Run:
+        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody could look up."""
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
+        folder = state_dir() / "logs" / name
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
+            raise Trouble(Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)) from None
+        return cls(name, folder)
+
+    @classmethod
+    def none(cls) -> Run:
+        """Return what stands for a run where nothing is done and nothing logged."""
+        return cls("", Path(os.devnull))
+
+    def log(self, host: str, step: str, text: str) -> Path:
+        """Append `text` to the log of one step on one host and return the file's path."""
+        path = self.folder / host / f"{step}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return path

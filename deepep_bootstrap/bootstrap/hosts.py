@@ -1,23 +1,24 @@
-"""The phase of a bootstrap that prepares hosts: recipes run as root, each on all its hosts at the same time."""
+"""Host recipes on many hosts: what a step of kind "host" does, with one outcome per host."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap import apply
 from deepep_bootstrap.bootstrap.context import Work, tell
-from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
+from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.fetch import uv
 from deepep_bootstrap.fetch.sources import fetch_source
-from deepep_bootstrap.plan.host_recipes import TITLES
+from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT, STATE_FORM, TITLES
 from deepep_bootstrap.plan.steps import HOOK, Step
-from deepep_bootstrap.remote.fleet import Job
+from deepep_bootstrap.remote.fleet import Door, Job, Reply
 from deepep_bootstrap.remote.host import Host
 
 NEEDS_SOURCE = frozenset(("gdrdrv",))
@@ -56,7 +57,7 @@ def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply
     if step.name in NEEDS_SOURCE and verb == "apply":
         step, unsent = send_source(work, step, hosts)
     ready = [host for host in hosts if host.name not in unsent]
-    pairs = apply.apply_step(work.door, ready, step, work.request.recipes, on_line=tell_line, verb=verb)
+    pairs = apply_step(work.door, ready, step, work.request.recipes, on_line=tell_line, verb=verb)
     if folder := step.env.get("SRC"):
         work.door.run_all(ready, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     lost = ((Outcome(step.title, host, "failed", why, code=TROUBLE), why) for host, why in unsent.items())
@@ -69,11 +70,11 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, di
     source = work.request.lock.sources[work.request.stack.gdrcopy]
     tree = fetch_source(source, work.mirrors, uv.cache_dir())
     env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
-    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=apply.LIMIT)
+    job = Job(compose(work.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=LIMIT)
     unsent: dict[str, str] = {}
     for host in hosts:
         try:
-            reply = work.door.send(host, job, tarstream.tar_tree([(".", tree)]))
+            reply = work.door.send(host, job, filetree.tar_tree([(".", tree)]))
         except Trouble as trouble:
             unsent[host.name] = trouble.problems[0].said
             continue
@@ -85,3 +86,52 @@ def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, di
 def show_line(screen: Screen, title: str, host: str, text: str) -> None:
     """Show the last line of a host recipe."""
     screen.line(host, title, text)
+
+
+LIMIT = 20 * 60.0
+"""Seconds for a host recipe. A host that hangs would hold all others up, which are done with theirs; the package manager alone may have
+to wait five minutes for another program, more than once. What is cut off there, the next run finishes."""
+
+SLOW_LIMIT = 60 * 60.0
+"""Seconds for the recipes of SLOW: up to 5 GB from a distant repository, and kernel modules compiled for every kernel there is."""
+
+SLOW = frozenset(("nvidia-driver", "doca-ofed", "cuda-toolkit"))
+
+
+def apply_step(
+    door: Door, hosts: Sequence[Host], step: Step, recipes: Mapping[str, str], *, on_line: Callable[[str, str], None], verb: str = "apply"
+) -> tuple[tuple[Outcome, str], ...]:
+    """Run a host recipe as root on `hosts` at the same time; return outcome and log text for each, in their order.
+
+    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed" with the last
+    lines the recipe said. A host that goes away is a failed outcome and delays no other; one that hangs is one after `limit`. `verb` may
+    also be "remove", and "reload" for a recipe that knows how to do without a reboot.
+    """
+    job = Job(
+        compose(recipes, *LIBRARIES, f"host/{step.name}.sh"),
+        args=(verb,), env={**step.env, "RECIPE": f"host/{step.name}.sh"}, user="root", watched=True, timeout=limit(step.name),
+    )  # fmt: skip
+    begin = time.monotonic()
+    replies = door.run_all(hosts, lambda host: job, on_line)
+    return tuple(judge(step, host.name, replies[host.name], time.monotonic() - begin) for host in hosts)
+
+
+def limit(name: str) -> float:
+    """Return how many seconds the host recipe `name` may take."""
+    return SLOW_LIMIT if name in SLOW else LIMIT
+
+
+def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tuple[Outcome, str]:
+    """Return the outcome of a host recipe's reply, and what it said."""
+    if isinstance(reply, Trouble):
+        return Outcome(step.title, host, "failed", reply.problems[0].said, seconds, TROUBLE), str(reply)
+    said = reply.out + reply.err
+    if reply.code:
+        last = last_lines(reply.err or reply.out)
+        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), said
+    try:
+        records = read_records(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
+    except Trouble as trouble:
+        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), said
+    detail = "; ".join(filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note"))))
+    return Outcome(step.title, host, "done", detail, reply.seconds), said

@@ -10,9 +10,9 @@ from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.mirror import peek
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, read_tree
-from deepep_bootstrap.lock import model, rules
+from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
-from deepep_bootstrap.plan import driverversion, host_recipes, steps
+from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.plan.decisions import Request
 from deepep_bootstrap.plan.host_recipes import Preparation
 from deepep_bootstrap.plan.steps import Plan
@@ -43,7 +43,7 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
 def read_usable(flags: Flags) -> tuple[Lock, Stack]:
     """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of env/compatibility.toml."""
     found, stack = read_lock(flags)
-    if problems := rules.check(found, read_tree(flags.root / "env"), (stack.name,)):
+    if problems := compatibility.check(found, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*problems)
     return found, stack
 
@@ -70,7 +70,7 @@ def look(door: Door, hosts: Sequence[Host], facts: Mapping[str, Facts], request:
             if isinstance(reply, Trouble)
             else host_recipes.parse(reply.out, reply.err, list(inputs[name]), name)
         )
-    return driverversion.settle(Preparation(inputs, checks), facts)
+    return host_recipes.settle(Preparation(inputs, checks), facts)
 
 
 def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> Request:

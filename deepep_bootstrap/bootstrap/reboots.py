@@ -10,8 +10,7 @@ from deepep_bootstrap.bootstrap.hosts import run_recipe
 from deepep_bootstrap.bootstrap.planning import look
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.drained import left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import Order, Seen
-from deepep_bootstrap.bootstrap.reboot.reboots import NEVER, Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Order, Reboots, Seen
 from deepep_bootstrap.core.errors import Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome

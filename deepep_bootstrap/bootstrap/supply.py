@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import tar_tree
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.tarstream import tar_tree
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
 from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.fetch.uv import cache_dir, find_uv

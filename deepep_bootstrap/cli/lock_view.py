@@ -14,9 +14,20 @@ from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.fetch.renew import Renewal
 from deepep_bootstrap.fetch.resolver import Closure
-from deepep_bootstrap.lock.model import Lock, Stack, Wheel, roles, used, users
-from deepep_bootstrap.lock.sources import Archive, Source, Substitute
-from deepep_bootstrap.lock.wheels import OWN_INDEX, Asked, requirement_name
+from deepep_bootstrap.lock.model import (
+    OWN_INDEX,
+    Archive,
+    Asked,
+    Lock,
+    Source,
+    Stack,
+    Substitute,
+    Wheel,
+    requirement_name,
+    roles,
+    used,
+    users,
+)
 
 DAY = 86400
 MONTH_DAYS = 30.44

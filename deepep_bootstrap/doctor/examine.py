@@ -13,7 +13,7 @@ from deepep_bootstrap.doctor.consistency import compare
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, Row, Seen
 from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.profiles import HANDLER, read_profile
+from deepep_bootstrap.inventory.network_env import HANDLER, read_profile
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import Request
 from deepep_bootstrap.plan.host_recipes import Check

@@ -14,8 +14,7 @@ from deepep_bootstrap.fetch.index import Index, Offered, find_index, offered, si
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
 from deepep_bootstrap.fetch.renew import Checked
 from deepep_bootstrap.fetch.wheels import cached_file, fetch_wheel, find_file, own_settings
-from deepep_bootstrap.lock.model import Wheel
-from deepep_bootstrap.lock.wheels import plain_name
+from deepep_bootstrap.lock.model import Wheel, plain_name
 
 AT_ONCE = 8
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, shown
-from deepep_bootstrap.lock.sources import Archive
+from deepep_bootstrap.lock.model import Archive
 
 CHUNK = 1 << 20
 SILENCE_SECONDS = 60.0

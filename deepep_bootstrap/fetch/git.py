@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch import gitsettings
-from deepep_bootstrap.fetch.gitsettings import Setting
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
-from deepep_bootstrap.lock.sources import URL
+from deepep_bootstrap.lock.model import URL
 
 PROBE_SECONDS = 60.0
 REMOTE = "pinned"
@@ -95,12 +93,12 @@ def create(pin: Pin, mirrors: Mirrors, scratch: Path) -> Repository:
     """Return an empty repository below `scratch` whose remote is that of `pin`, or what the mirrors put in its place."""
     path, config = scratch / "repository", scratch / "gitconfig"
     place = mirrors.source(pin.url)
-    gitsettings.check_version()
-    settings = gitsettings.network_settings(scratch)
+    check_version()
+    settings = network_settings(scratch)
     # The address may hold a password: it goes into a file of ours, never onto a command line; git hands addresses to its helpers.
     address, secret = _without_password(place)
     known = scratch / "credentials"
-    for file, text in ((config, _config(address, known) + gitsettings.text_of(settings)), (known, secret)):
+    for file, text in ((config, _config(address, known) + text_of(settings)), (known, secret)):
         file.touch(mode=0o600)
         file.write_text(text, encoding="utf-8")
     repository = Repository(path, place, pin.where, _environment(config), settings)
@@ -116,7 +114,7 @@ def listing(repository: Repository, *patterns: str) -> str:
     Raises Trouble when the remote cannot be reached or does not answer in a minute.
     """
     where, place = repository.where, repository.place
-    through = gitsettings.on_the_way(repository.settings, place)
+    through = on_the_way(repository.settings, place)
     try:
         reached = process.run(
             ("git", "-C", repository.path, "ls-remote", REMOTE, *patterns), env=repository.environment, timeout=PROBE_SECONDS
@@ -295,3 +293,57 @@ def _environment(config: Path) -> dict[str, str]:
         kept.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")
     own = {"GIT_CONFIG_GLOBAL": str(config), "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_NO_REPLACE_OBJECTS": "1"}
     return kept | own | {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}
+
+
+OLDEST = (2, 32)
+"""Since this version git knows GIT_CONFIG_GLOBAL, by which it gets our settings in place of the user's."""
+NETWORK = re.compile(r"http\.(?:(.+)\.)?(proxy|proxyauthmethod|proxysslcainfo|sslcainfo|sslcapath|sslcert|sslkey)")
+"""Settings for the network as `git config --list` prints their names: for all servers, or `http.ADDRESS.NAME` for some."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting `http.NAME`; `address` is the beginning of the addresses it is for, "" for all."""
+
+    address: str
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        value = shown(self.value) if is_address(self.value) else self.value.rpartition("@")[2]
+        return f"http.{self.address}{'.' if self.address else ''}{self.name} {value}"
+
+
+def check_version() -> None:
+    """Raise Trouble where git is missing or too old to be kept from settings that change what is fetched."""
+    # Without settings: ones that cannot be read make even this fail.
+    said = process.run(("git", "--version"), env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}).out
+    version = re.search(r"(\d+)\.(\d+)\S*", said)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST:
+        found, wanted = version[0] if version else said.strip(), f"{OLDEST[0]}.{OLDEST[1]} or newer"
+        raise Trouble(Problem("git", "is too old to fetch sources with", found, wanted, "a newer one first in PATH"))
+
+
+def network_settings(folder: Path) -> tuple[Setting, ...]:
+    """Return the proxies and certificates in git's settings of this user and this machine, the strongest last; none where git cannot read
+    them. `folder` is one that belongs to no repository."""
+    own = {key: value for key, value in os.environ.items() if key not in {"GIT_DIR", "GIT_WORK_TREE", "GIT_CONFIG"}}
+    listed = process.run(("git", "config", "--null", "--list"), env=own | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}, cwd=folder)
+    pairs = [item.partition("\n")[::2] for item in listed.out.split("\0")] if listed.code == 0 else []
+    found = [(NETWORK.fullmatch(name), value) for name, value in pairs if "\n" not in value]
+    return tuple(Setting(match[1] or "", match[2], value) for match, value in found if match)
+
+
+def text_of(settings: Iterable[Setting]) -> str:
+    """Return settings as a part of a configuration file."""
+    return "".join(f"[http{each.address and f' {_quoted(each.address)}'}]\n\t{each.name} = {_quoted(each.value)}\n" for each in settings)
+
+
+def on_the_way(settings: Iterable[Setting], place: str) -> str:
+    """Return for a message which settings had a say in reaching `place`; "" for none."""
+    used = [str(each) for each in settings if place.startswith(("http://", "https://")) and place.startswith(each.address)]
+    return f"git's settings {', '.join(used)}" if used else ""
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -16,7 +16,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import git
 from deepep_bootstrap.fetch.git import Pin
 from deepep_bootstrap.fetch.locations import Mirrors, shown
-from deepep_bootstrap.lock.sources import REV, Source
+from deepep_bootstrap.lock.model import REV, Source
 
 ABBREVIATION = re.compile(r"[0-9a-f]{7,63}")
 """Seven digits are what git itself shows; shorter ones are more often the name of something."""

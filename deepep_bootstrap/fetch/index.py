@@ -25,8 +25,7 @@ from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, shown
 from deepep_bootstrap.fetch.wheels import find_file, own_index, own_settings
-from deepep_bootstrap.lock.model import Wheel
-from deepep_bootstrap.lock.wheels import OWN_INDEX, plain_name
+from deepep_bootstrap.lock.model import OWN_INDEX, Wheel, plain_name
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 SILENCE_SECONDS = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.lock.wheels import plain_name
+from deepep_bootstrap.lock.model import plain_name
 
 VARIABLE = "DEEPEP_MIRRORS"
 HELP = "--mirror PREFIX=URL_OR_DIRECTORY, --mirror index:NAME=URL_OR_DIRECTORY or --mirror DIRECTORY_OR_URL"

@@ -12,7 +12,7 @@ from deepep_bootstrap.fetch.files import measure_archive
 from deepep_bootstrap.fetch.git_refs import Found
 from deepep_bootstrap.fetch.locations import Mirrors, shown
 from deepep_bootstrap.fetch.sources import measure_source
-from deepep_bootstrap.lock.sources import FILE_URL, REF, VERSION, Archive, Source
+from deepep_bootstrap.lock.model import FILE_URL, REF, VERSION, Archive, Source
 
 SOURCE_KEYS = ("ref", "rev", "hash", "last_modified", "version")
 ARCHIVE_KEYS = ("url", "hash", "size", "version")

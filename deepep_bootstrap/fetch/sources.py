@@ -18,7 +18,7 @@ from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.git import Pin, export
 from deepep_bootstrap.fetch.locations import Mirrors, shown
-from deepep_bootstrap.lock.sources import Source, Substitute
+from deepep_bootstrap.lock.model import Source, Substitute
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
-from deepep_bootstrap.lock.model import Wheel
-from deepep_bootstrap.lock.wheels import OWN_INDEX, plain_name
+from deepep_bootstrap.lock.model import OWN_INDEX, Wheel, plain_name
 
 CHUNK = 1 << 20
 AT_ONCE = 4

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import json
+import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.records import Form, Records, decimal, disagreement, driver_value, natural, number, read_records
 from deepep_bootstrap.inventory.machine import FORM_MANY, FORM_SINGLE, Machine
 from deepep_bootstrap.inventory.machine import parse as prepared
-from deepep_bootstrap.inventory.prefixfacts import PREFIX_MANY, PREFIX_SINGLE, Prefix
-from deepep_bootstrap.inventory.prefixfacts import parse as seen_prefix
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing parent), `id` the
+    content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none), `manifest`
+    the JSON text of that generation's manifest, `source` what is mounted there, `problem` why nothing more is known, `unproved` the
+    stacks that were not seen to work since they were last built or offered."""
+
+    path: str = ""
+    exists: bool = False
+    writable: bool = False
+    fs: str = ""
+    free_mib: int = 0
+    id: str = ""
+    entries: tuple[str, ...] = ()
+    generation: int = 0
+    manifest: str = ""
+    source: str = ""
+    problem: str = ""
+    unproved: tuple[str, ...] = ()
+
+
+PREFIX_SINGLE: Mapping[str, int] = {
+    "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1, "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1,
+    "prefix_generation": 1, "prefix_manifest": 1,
+}  # fmt: skip
+PREFIX_MANY: Mapping[str, int] = {"prefix_entry": 1, "prefix_unproved": 1}
+"""Lines of recipes/facts.sh about the prefix with the number of their fields."""
+
+
+def parse_prefix(records: Records) -> Prefix:
+    """Return what the fact script says of the prefix."""
+    fs, free, source = next(iter(records.rows("prefix_fs")), ("", "", ""))
+    return Prefix(
+        path=records.text("prefix_path"),
+        exists=records.truth("prefix_exists"),
+        writable=records.truth("prefix_writable"),
+        fs=fs,
+        free_mib=number(free),
+        id=records.text("prefix_id"),
+        entries=tuple(sorted(records.words("prefix_entry"))),
+        generation=records.number("prefix_generation"),
+        manifest=base64.b64decode(records.text("prefix_manifest"), validate=True).decode(),
+        source=source,
+        problem=records.text("prefix_problem"),
+        unproved=tuple(sorted(records.words("prefix_unproved"))),
+    )
 
 
 @dataclass(frozen=True)
@@ -229,7 +280,7 @@ def _facts(records: Records) -> Facts:
         default_route=records.truth("default_route"),
         modules=_modules(records),
         slurm=_slurm(records),
-        prefix=seen_prefix(records),
+        prefix=parse_prefix(records),
         prepared=prepared(records),
     )
 
@@ -295,3 +346,114 @@ def _brings_memlock(limits: Mapping[str, str]) -> bool:
     if excepted := said.get("PropagateResourceLimitsExcept"):
         return not {"ALL", "MEMLOCK"}.intersection(excepted)
     return not {"ALL", "MEMLOCK"}.isdisjoint(said.get("PropagateResourceLimits", []))
+
+
+SCHEMA = 1
+
+
+def read(text: str, where: str) -> dict[str, Facts]:
+    """Return the facts of every host in a document of `invoke facts`; {} for no text. Trouble for a text that is none, naming the host
+    and the key. Keys that are missing have their defaults: facts grow from version to version."""
+    if not text.strip():
+        return {}
+    try:
+        document = json.loads(text)
+        hosts = document["hosts"] if document["schema"] == SCHEMA else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        hosts = None
+    if not isinstance(hosts, dict):
+        raise Trouble(Problem(where, "these are no facts of hosts", wanted=f"the document of `invoke facts --json`, schema {SCHEMA}"))
+    try:
+        return {name: _made(Facts, seen, name) for name, seen in hosts.items()}
+    except TypeError as error:
+        raise Trouble(Problem(where, "facts of a host cannot be read", str(error), "what `invoke facts --json` prints")) from None
+
+
+@functools.cache
+def _types(kind: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _made(kind: Any, value: Any, path: str) -> Any:
+    """Return `value` as what the annotation `kind` says; TypeError with the place of what is not."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise TypeError(f"{path} is no table")
+        return _record(kind, value, path)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{path} is no list")
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        if len(kinds) != len(value):
+            raise TypeError(f"{path} has {len(value)} parts")
+        return tuple(_made(one, each, f"{path}[{number}]") for number, (one, each) in enumerate(zip(kinds, value, strict=True)))
+    if origin in {Union, types.UnionType}:
+        return None if value is None else _made(next(one for one in inner if one is not type(None)), value, path)
+    return _plain(kind, value, path)
+
+
+def _record(kind: Any, value: Mapping[str, Any], path: str) -> Any:
+    """Return a dataclass with the keys of `value` that it knows; TypeError names those that it cannot do without."""
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING and each.name not in value]
+    if needed:
+        raise TypeError(f"{path} lacks {', '.join(needed)}")
+    return kind(**{name: _made(one, value[name], f"{path}.{name}") for name, one in _types(kind).items() if name in value})
+
+
+def _plain(kind: Any, value: Any, path: str) -> Any:
+    """Return a number, a truth or a text; a float may be written as a whole number, half a character is no text."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (kind is str and any("\ud800" <= letter <= "\udfff" for letter in value)):
+        raise TypeError(f"{path} is {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def by_label(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dict[str, list[str]]]:
+    """Return the lines of all hosts by label, and under each its values with the hosts that have them, in the order they came."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, pairs in lines_of.items():
+        for label, value in pairs:
+            found.setdefault(label, {}).setdefault(value, []).append(name)
+    return found
+
+
+def lines(seen: Facts) -> list[tuple[str, str]]:
+    """Return what a person wants to know of one host, a label and a sentence each; nothing that differs on every host."""
+    gpus = sorted({f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}" for gpu in seen.gpus})
+    active = [device.name for device in seen.rdma if any(port.state == "ACTIVE" for port in device.ports)]
+    layers = sorted({port.link_layer for device in seen.rdma for port in device.ports if port.link_layer})
+    origin = f"OFED {seen.prepared.ofed}" if seen.prepared.ofed else "the kernel's own driver"
+    slurm = seen.slurm
+    prefix = seen.prefix
+    state = f"{prefix.fs}, {prefix.free_mib // 1024} GiB free, generation {prefix.generation or 'none'}"
+    return [
+        ("system", f"{seen.os_name}, kernel {seen.kernel}, {seen.machine}"),
+        ("machine", f"{seen.cpus} CPUs, {seen.memory_mib // 1024} GiB"),
+        ("GPUs", f"{len(seen.gpus)} × {'; '.join(gpus)}" if gpus else "none"),
+        ("driver", driver_line(seen)),
+        ("CUDA", ", ".join(f"{kit.version} in {kit.path}" for kit in seen.toolkits) or "none"),
+        ("RDMA", f"{len(active)} of {len(seen.rdma)} devices active ({', '.join(layers)}), {origin}" if seen.rdma else "none"),
+        ("Python", ", ".join(f"{python.path} {python.version}" for python in seen.pythons) or "none"),
+        ("tools", ", ".join(f"{name} {version}".rstrip() for name, version in seen.tools) or "none"),
+        ("modules", f"{seen.modules.kind} {seen.modules.version}".strip()),
+        ("Slurm", slurm_line(seen) if slurm.works else "none"),
+        ("prefix", f"{prefix.path}: {state}" if prefix.exists else f"{prefix.path}: not there yet"),
+    ]
+
+
+def driver_line(seen: Facts) -> str:
+    """Return version and flavor of the GPU driver, and the way on which NICs reach GPU memory: dma-buf, else a module for it."""
+    if not seen.prepared.nvidia_version:
+        return "not loaded"
+    modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in seen.kernel_modules]
+    way = "through dma-buf" if seen.prepared.dmabuf else f"through {modules[0]}" if modules else "not reached by NICs"
+    return f"{seen.prepared.nvidia_version}, {seen.prepared.nvidia_flavor}; GPU memory {way}"
+
+
+def slurm_line(seen: Facts) -> str:
+    """Return version and state of Slurm on a host, without the host's name in it."""
+    state = f"node is {seen.slurm.state.lower()}" if seen.slurm.node else "a client, no node"
+    return f"{seen.slurm.version}, {state}"

@@ -18,9 +18,9 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, parse, script
 from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import THIS_MACHINE, Door, Fleet, Job, Options, Reply
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.remote.loader import Secret
 
 FACTS_TIMEOUT = 60.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""

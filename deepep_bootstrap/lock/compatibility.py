@@ -3,11 +3,15 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Form, Table, load
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
 FILE = "compatibility.toml"
 OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
@@ -141,3 +145,189 @@ def _sentences(table: Table, key: str, features: set[str]) -> Iterator[Sentence]
         if sentence.value.startswith("{") and sentence.value.strip("{}") not in things:
             table.complain(key, "names something unknown", text, ", ".join(things))
         yield sentence
+
+
+COMPARISONS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+OWN, EXTERNAL = "own", "external"
+NEWER = "a newer CUDA toolkit on the build host, which may stand beside the old one, or another --stack"
+Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
+"""Why a stack cannot work on some hosts, and remarks."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is not there) and
+    what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`)."""
+
+    values: Mapping[str, tuple[str, ...]]
+    contents: Mapping[str, Contents] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
+    network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
+
+    toolkit: str
+    archs: tuple[str, ...]
+    link_layer: str
+    external_torch: str = ""
+    nic_map: bool = False
+
+
+def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
+    """Return why stacks of the lock (all, or those named) cannot work, as far as a lock alone can tell.
+
+    `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
+    """
+    book = read_book(texts)
+    found = [
+        problem
+        for name in stacks or lock.stacks
+        for target in lock.stacks[name].wheels or ("",)
+        for problem, refused in broken(book, know(book, lock, lock.stacks[name], target), f"{lock.path}: stack.{name}")
+        if refused
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def check_site(lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapping[str, str]) -> Judgement:
+    """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose wheels nobody knows."""
+    book = read_book(texts)
+    known = know(book, lock, stack, target)
+    values = {
+        **known.values,
+        "toolkit": (site.toolkit,),
+        "toolkit_major": (site.toolkit.split(".")[0],),
+        "archs": site.archs,
+        "link_layer": (site.link_layer,) if site.link_layer else (),
+        "nic_map": ("set",) if site.nic_map else (),
+        "python": (OWN if target else EXTERNAL,),
+        **({} if target else {"torch": (site.external_torch,)}),
+    }
+    names = {**known.names, "archs": capabilities(site.archs), "nic_map": "the map from GPU to NIC"}
+    found = list(broken(book, replace(known, values=values, names=names), f"stack {stack.name}"))
+    remarks = tuple(f"stack {stack.name}: {problem.what}" for problem, refused in found if not refused)
+    return tuple(problem for problem, refused in found if refused), remarks
+
+
+def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
+    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could tell."""
+    deepep = lock.sources[stack.deepep]
+    source = lock.sources[stack.nvshmem] if stack.nvshmem else None
+    wheel = stack.pinned(stack.nvshmem_wheel, target) if stack.nvshmem_wheel else None
+    nvshmem = source.version if source else wheel.version if wheel else ""
+    values: dict[str, tuple[str, ...]] = {"deepep": (deepep.version,), "nvshmem": (nvshmem,) if nvshmem else (), "cuda": (stack.cuda,)}
+    if target:
+        nccl = stack.nccl_version(target)
+        values |= {"target": (target,), "nccl": (nccl,) if nccl else (), "wheels_cuda": _cuda_majors(stack.wheels.get(target, ()))}
+        values |= {name: tuple(found.version for found in [stack.pinned(name, target)] if found) for name in ("torch", "setuptools")}
+    contents = {"deepep": _contents(book, deepep), "nvshmem": _contents(book, source) if source else Contents()}
+    return Known(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
+
+
+def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
+    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks
+    for what a commit or substitutions give and of which nobody has recorded it: that is no promise kept, and no
+    fault."""
+    for rule in book.rules:
+        if not all(holds(sentence, known, any) for sentence in rule.when):
+            continue
+        wrong = [sentence for sentence in rule.needs if holds(sentence, known, all) is False]
+        if wrong:
+            things = dict.fromkeys(sentence.thing for sentence in (*wrong, *rule.when))
+            found = ", ".join(_said(thing, known) for thing in things)
+            wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
+            remedy = NEWER if all(one.thing == "toolkit" for one in wrong) else "invoke lock, or another --stack"
+            yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy), rule.refuse
+        elif open_ := [one for one in rule.needs if one.operator == "has" and holds(one, known, all) is None]:
+            asked = " and ".join(dict.fromkeys(one.value for one in open_))
+            thing = open_[0].thing
+            needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when if one.thing != thing))
+            what = f"nobody has recorded whether {_said(thing, known)} has {asked}, which {needing or 'it'} needs"
+            remedy = _recording(known.contents[thing].rev) if thing in known.contents else ""
+            yield Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=remedy), rule.refuse
+
+
+def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
+    """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; "" where that is not so."""
+    book = read_book(texts)
+    sentences = (each for rule in book.rules for each in (*rule.when, *rule.needs))
+    asked = dict.fromkeys(each.value for each in sentences if each.operator == "has" and each.thing == "deepep")
+    if rev in book.commits or not asked:
+        return ""
+    return f"nobody has recorded what this commit has of what the rules ask for ({', '.join(asked)}): {_recording(rev)}"
+
+
+def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
+    """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
+    if sentence.operator in CONTAINS:
+        contents = known.contents.get(sentence.thing, Contents(complete=False))
+        there = sentence.value in contents.has
+        return (sentence.operator == "has") == there if there or contents.complete else None
+    values = known.values.get(sentence.thing)
+    if values is None:
+        return None
+    value = _value(sentence, known)
+    compare = COMPARISONS.get(sentence.operator)
+    return bool(values) and several((compare(numbers(one), numbers(value)) if compare else one == value) for one in values)
+
+
+def names_of(deepep: str, rev: str, nvshmem: str, *, wheel: bool) -> dict[str, str]:
+    """Return what a person calls a DeepEP and an NVSHMEM of these versions."""
+    return {
+        "deepep": f"DeepEP {deepep} at {rev[:12] or 'an unknown commit'}",
+        "nvshmem": f"NVSHMEM {nvshmem} from its {'wheel' if wheel else 'source'}",
+    }
+
+
+def capabilities(archs: Sequence[str]) -> str:
+    """Return what a person calls GPUs of these architectures."""
+    return f"compute capability {' and '.join(archs)}"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version as numbers to compare: what follows a plus sign or is no number ends it, zeros at its end do not count."""
+    parts: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        match = re.match(r"\d+", part)
+        if not match:
+            break
+        parts.append(int(match[0]))
+        if match[0] != part:
+            break
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def _value(sentence: Sentence, known: Known) -> str:
+    """Return the value of a sentence, with what `{thing}` is in its place."""
+    if sentence.value.startswith("{"):
+        return next(iter(known.values.get(sentence.value.strip("{}"), ())), "")
+    return sentence.value
+
+
+def _recording(rev: str) -> str:
+    return f"reading it, then writing what it has under [commit.{rev}] in env/{FILE}"
+
+
+def _said(thing: str, known: Known) -> str:
+    return known.names.get(thing) or f"{thing} {' '.join(known.values.get(thing, ())) or 'none'}"
+
+
+def _cuda_majors(wheels: Sequence[Wheel]) -> tuple[str, ...]:
+    """Return the CUDA majors that wheels are made for: a suffix of their name, or the version of the runtime that has none."""
+    found = {match[1] for wheel in wheels if (match := re.search(r"-cu(\d+)$", wheel.name))}
+    found |= {wheel.version.split(".")[0] for wheel in wheels if wheel.name in ("nvidia-cuda-runtime", "cuda-toolkit")}
+    return tuple(sorted(found))
+
+
+def _contents(book: Book, source: Source) -> Contents:
+    return book.contents(source.rev, ((each.file, each.replacement) for each in source.substitutes))

@@ -1,28 +1,26 @@
-"""The decisions a plan stands on: which hosts do what, which Python, which toolkit, which entries, which offer. Pure."""
+"""What is not there and not needed: one note for each, so that nobody looks for it in vain. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.inventory import elastic, network_env
+from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.profiles import read_profile
-from deepep_bootstrap.lock import rules
+from deepep_bootstrap.inventory.network_env import AUTO, Derived, ascending, read_profile, short_name
+from deepep_bootstrap.lock import compatibility
+from deepep_bootstrap.lock.compatibility import Book, Judgement, numbers, read_book
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
-from deepep_bootstrap.plan import earlier_offer, toolkits
-from deepep_bootstrap.plan.absences import absences
-from deepep_bootstrap.plan.earlier_offer import Earlier
-from deepep_bootstrap.plan.external import check_external
 from deepep_bootstrap.prefix.entries import Entry, Wanted, deepep_recipe, name_entries
-from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord
+from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, read_offer
 from deepep_bootstrap.prefix.test_kinds import COPIED
-from deepep_bootstrap.slurm import commands, service
+from deepep_bootstrap.slurm import commands
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,18 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     build_host = choose_build_host(request, gpu_hosts, notes)
     prefix_host = named_host(request, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request, facts)
-    known = earlier_offer.earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
+    known = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
     derived = network_env.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
     second = deepep_recipe(source) == "deepep-v2"
-    derived = elastic.adapt(derived) if second else derived
-    derived = earlier_offer.keep(derived, known, gpu_hosts, request.inventory.settings.profile)
+    derived = network_env.adapt(derived) if second else derived
+    derived = keep(derived, known, gpu_hosts, request.inventory.settings.profile)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
     notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
     target, python = choose_python(request, gpu_hosts, here, known)
     judge = judge_by(request, derived, target, python)
     theirs = known.record.cuda_home if known.record and known.decides else ""
-    toolkit, told = toolkits.choose(toolkits.Wish(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs))
+    toolkit, told = choose_toolkit(Wish(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs))
     notes.extend(told)
     wheels = () if request.external_python else request.stack.wheels[target]
     entries = name_entries(Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target))
@@ -114,14 +112,14 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     )
 
 
-def judge_by(request: Request, derived: network_env.Derived, target: str, python: Python) -> Callable[[Toolkit], rules.Judgement]:
+def judge_by(request: Request, derived: network_env.Derived, target: str, python: Python) -> Callable[[Toolkit], compatibility.Judgement]:
     """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
     link = read_profile(derived.profile, request.templates).link
     nic_map = any(network_env.MAP in values for values in (derived.environment, *derived.by_host.values()))
 
-    def judge(toolkit: Toolkit) -> rules.Judgement:
-        site = rules.Site(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
-        return rules.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
+    def judge(toolkit: Toolkit) -> compatibility.Judgement:
+        site = compatibility.Site(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
+        return compatibility.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge
 
@@ -162,9 +160,9 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
         notes.extend(f"{name} is busy ({why}) and is left alone" for name, why in busy.items())
     if free:
         return free[0]
-    able = [name for name, facts in gpu_hosts.items() if not service.out_of_service(facts, reservation)]
+    able = [name for name, facts in gpu_hosts.items() if not commands.out_of_service(facts, reservation)]
     if not able:
-        raise Trouble(service.no_job_starts(gpu_hosts, reservation, "nothing can be built"))
+        raise Trouble(commands.no_job_starts(gpu_hosts, reservation, "nothing can be built"))
     if request.on_busy_host == "use":
         return able[0]
     raise Trouble(
@@ -177,7 +175,7 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
 def busy_with(facts: Facts, reservation: str = "") -> str:
     """Return what keeps a host from being used now, or "" for a free host. Under Slurm the allocation decides: jobs make it wait, on a
     drained node it would wait for ever, on a reserved one unless jobs name its `reservation`."""
-    if waits := service.out_of_service(facts, reservation):
+    if waits := commands.out_of_service(facts, reservation):
         return waits
     if facts.slurm.works and facts.slurm.node:
         return f"Slurm jobs {', '.join(facts.slurm.jobs)}" if facts.slurm.jobs else ""
@@ -280,3 +278,248 @@ def merge_offer(request: Request, current: Offer | None, record: StackRecord) ->
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
     rendered = {name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)}
     return Offer(default, dict(sorted(stacks.items())), recipes.digest(rendered))
+
+
+def check_external(path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]) -> Python:
+    """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit. `hosts` are the GPU
+    hosts by name and the build host, `texts` the files of env/ by relative path."""
+    gpu_hosts, here = hosts
+    problems = [problem for name, seen in gpu_hosts.items() for problem in _misfits(name, path, seen, (stack, here))]
+    problems = problems or [problem for name, seen in gpu_hosts.items() for problem in _lacks(name, path, seen, texts)]
+    if problems or here.external_python is None:
+        raise Trouble(*problems)
+    return here.external_python
+
+
+def _misfits(name: str, path: str, seen: Facts, wish: tuple[Stack, Facts]) -> Iterator[Problem]:
+    stack, here = wish
+    python = seen.external_python
+    if python is None or python.problem:
+        found = python.problem if python else "not asked for"
+        yield Problem(name, f"--python={path} cannot be used", found, "an interpreter with torch")
+    elif python.torch_cuda.split(".")[0] != stack.cuda:
+        found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"
+        remedy = f'--stack with cuda = "{python.torch_cuda.split(".")[0]}"'
+        yield Problem(name, "torch's CUDA major does not fit the stack", found, f"CUDA {stack.cuda}", remedy)
+    elif here.external_python and (python.torch, python.version) != (here.external_python.torch, here.external_python.version):
+        found = f"Python {python.version}, torch {python.torch}"
+        wanted = f"Python {here.external_python.version}, torch {here.external_python.torch} as on the build host"
+        yield Problem(name, "the external Python differs between hosts", found, wanted)
+
+
+def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what stands beside torch in the wrong version, or not at all: setuptools by the rules of env/, numpy for upstream's tests."""
+    packages, python = dict(seen.external_packages), seen.external_python
+    there = (packages["setuptools"],) if "setuptools" in packages else ()
+    known = compatibility.Known({"setuptools": there, "torch": (python.torch,) if python else ()})
+    book = read_book(texts)
+    install = f"{path} -m pip install '{_setuptools(book, known)}' numpy"
+    # One is enough: the same command mends them all.
+    for problem, _ in list(compatibility.broken(book, known, name))[:1]:
+        yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
+    if "numpy" not in packages:
+        yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
+
+
+def _setuptools(book: Book, known: compatibility.Known) -> str:
+    """Return the setuptools that the rules want beside a torch, as pip is told."""
+    meant = [rule for rule in book.rules if all(compatibility.holds(sentence, known, any) for sentence in rule.when)]
+    wanted = [need for rule in meant for need in rule.needs if need.thing == "setuptools" and need.value != "0"]
+    return "setuptools" + ",".join(f"{need.operator}{need.value}" for need in wanted)
+
+
+def absences(load: str, build_host: str, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Yield one note for each absence. `load` is the file that a shell reads where no module system is; a way out of the network
+    matters on `build_host` alone, and there only as long as this machine has none either."""
+    if not any(seen.slurm.works for seen in facts.values()):
+        yield "no Slurm: tests run with `bash` on one node, `sbatch` is not checked"
+    bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
+    if bare:
+        yield f"no module system on {fold(bare)}: load with `. {load}` there"
+    local = [host.name for host in inventory.hosts if host.connection == "local"]
+    if not facts[build_host].default_route:
+        others = "" if build_host in local else " or through this machine"
+        yield f"no way out of the local network on {build_host}: sources and wheels come from --mirror{others}"
+    without = [name for name in local if name in facts and "sshd" not in dict(facts[name].tools)]
+    if without:
+        yield f"no sshd on {fold(without)}: not needed with connection=local"
+
+
+def check_writable(request: Request, choice: Choice, seen: Facts) -> None:
+    """Raise Trouble where the account that writes the prefix may not, which `seen`, the facts of its host, say of the connection's own
+    account: nothing is said of another one that the hosts file names as build_user."""
+    if seen.prefix.writable or request.inventory.settings.build_user:
+        return
+    where = f"{choice.prefix_host} {request.prefix}"
+    # Root is refused by a mount that is read-only, and by a server that takes root for nobody (root_squash, the default of NFS).
+    refused = "a read-only mount, or a server that squashes root" if seen.uid == 0 else "no right to write there"
+    wanted = "a folder that it may write in, or may make"
+    remedy = "build_user=NAME in the hosts file, with an account that may; or another --prefix"
+    raise Trouble(Problem(where, f"{seen.user} may not write the prefix", f"{refused} ({seen.prefix.fs or 'unknown'})", wanted, remedy))
+
+
+DEFAULT = "/usr/local/cuda"
+OR_OTHERS = "another build_host, or --limit"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a toolkit is chosen for: the stack's CUDA major, the build host, the GPU hosts' facts by name, and `judge`, which says of a
+    toolkit what rules it breaks and what else to tell. `compiles`: every GPU host compiles kernels with it (DeepEP V2); `path` is then
+    where it has to be because hosts that this run does not see have it there ("" where it may be anywhere)."""
+
+    cuda: str
+    build_host: str
+    hosts: Mapping[str, Facts]
+    judge: Callable[[Toolkit], Judgement]
+    compiles: bool = False
+    path: str = ""
+
+
+def choose_toolkit(wish: Wish) -> tuple[Toolkit, tuple[str, ...]]:
+    """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that breaks none; where
+    nodes compile with it, first of all one that all of them have at its path. Trouble where there is none."""
+    fitting = _fitting(wish)
+    judged = {kit.path: wish.judge(kit) for kit in fitting}
+    allowed = [kit for kit in fitting if not judged[kit.path][0]]
+    if not allowed:
+        newest = max(fitting, key=lambda kit: numbers(kit.version))
+        raise Trouble(*judged[newest.path][0])
+    elsewhere = {kit.path: _elsewhere(wish, kit) if wish.compiles else ((), ()) for kit in allowed}
+    chosen = min(allowed, key=lambda kit: [len(each) > 0 for each in elsewhere[kit.path]])
+    if problems := elsewhere[chosen.path][0]:
+        raise Trouble(*problems)
+    return chosen, (*_passed_over(fitting[0], chosen, judged[fitting[0].path][0]), *elsewhere[chosen.path][1], *judged[chosen.path][1])
+
+
+def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
+    """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major is new enough."""
+    book = read_book(texts)
+    known = compatibility.know(book, lock, stack, next(iter(stack.wheels), ""))
+    known = replace(known, values={**known.values, "archs": archs})
+    meant = [rule for rule in book.rules if rule.refuse and all(compatibility.holds(sentence, known, any) for sentence in rule.when)]
+    needs = [need.value for rule in meant for need in rule.needs if (need.thing, need.operator) == ("toolkit", ">=")]
+    oldest = max(needs, key=numbers, default="")
+    return oldest if numbers(oldest) > numbers(stack.cuda) else ""
+
+
+def major(toolkit: Toolkit) -> str:
+    """Return "12" for 12.9.86; "" where nvcc did not say its version."""
+    return toolkit.version.split(".")[0]
+
+
+def _fitting(wish: Wish) -> list[Toolkit]:
+    """Return the toolkits of the wanted major, /usr/local/cuda first, then the newest first; Trouble where there is none."""
+    here = wish.hosts[wish.build_host]
+    of_major = [kit for kit in here.toolkits if major(kit) == wish.cuda]
+    if not of_major:
+        remedy = f"installing cuda-toolkit {wish.cuda}, or a stack of another CUDA major"
+        raise Trouble(Problem(wish.build_host, "no CUDA toolkit fits the stack", _all(here), f"CUDA {wish.cuda} with nvcc", remedy))
+    fitting = [kit for kit in of_major if kit.path == wish.path or not (wish.compiles and wish.path)]
+    if not fitting:
+        raise Trouble(*_lacking(wish, wish.path, f"CUDA {wish.cuda} in {wish.path}, as the hosts have it that this run does not see"))
+    return sorted(sorted(fitting, key=lambda kit: numbers(kit.version), reverse=True), key=lambda kit: kit.path != DEFAULT)
+
+
+def _elsewhere(wish: Wish, kit: Toolkit) -> Judgement:
+    """Return why nodes cannot compile with a toolkit of the build host, and where one of another version stands in its place."""
+    others: dict[str, list[str]] = {}
+    for name, seen in wish.hosts.items():
+        for there in seen.toolkits:
+            if there.path == kit.path and major(there) == wish.cuda and there.version != kit.version:
+                others.setdefault(there.version, []).append(name)
+    notes = (
+        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {wish.build_host}; DeepEP V2 compiles kernels with it on each node"
+        for version, names in others.items()
+    )
+    return tuple(_lacking(wish, kit.path, f"CUDA {kit.version} in {kit.path}, as on {wish.build_host}")), tuple(notes)
+
+
+def _lacking(wish: Wish, path: str, wanted: str) -> Iterator[Problem]:
+    """Yield a problem for the hosts that have no toolkit of the major at `path`, those that have the same in one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, seen in wish.hosts.items():
+        if not any(there.path == path and major(there) == wish.cuda for there in seen.toolkits):
+            groups.setdefault((_all(seen), _remedy(wish.cuda, path, seen)), []).append(name)
+    for (found, remedy), names in groups.items():
+        yield Problem(fold(names), "DeepEP V2 compiles kernels on every node, and this toolkit is not there", found, wanted, remedy)
+
+
+def _remedy(cuda: str, path: str, seen: Facts) -> str:
+    """Return how a host comes to a toolkit at `path`."""
+    same = [kit.path for kit in seen.toolkits if major(kit) == cuda]
+    if not same:
+        return f"invoke bootstrap, which installs one (step cuda-toolkit), {OR_OTHERS}"
+    if any(kit.path == path for kit in seen.toolkits):
+        return f"CUDA {cuda} at one path on all hosts (a link will do), {OR_OTHERS}"
+    return f"ln -s {same[-1]} {path} there, {OR_OTHERS}"
+
+
+def _passed_over(first: Toolkit, chosen: Toolkit, problems: tuple[Problem, ...]) -> Iterator[str]:
+    """Yield why the toolkit that comes first by its path was not taken."""
+    if chosen != first:
+        why = problems[0].what if problems else "not all GPU hosts have the same one there"
+        yield f"CUDA {chosen.version} in {chosen.path} and not {first.version} in {first.path}: {why}"
+
+
+def _all(seen: Facts) -> str:
+    return ", ".join(f"{kit.version or 'unknown'} in {kit.path}" for kit in seen.toolkits) or "none"
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the offer was made for,
+    and those of them that this run does not see."""
+
+    offer: Offer | None = None
+    record: StackRecord | None = None
+    hosts: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def decides(self) -> bool:
+        """Return whether what depends on all hosts has to stay as it is."""
+        return self.record is not None and bool(self.absent)
+
+
+def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: str) -> Earlier:
+    """Return what is offered of a stack by the generation whose manifest.json has the text `manifest` ("" for none yet).
+
+    A host that is no longer in the hosts file is not absent but gone. A node set on the command line says nothing about the others.
+    """
+    offer = read_offer(manifest)
+    if offer is None:
+        return Earlier()
+    made_for = tuple(str(name) for name in json.loads(manifest).get("hosts", ()))
+    roles = {host.name: host.role for host in (*inventory.hosts, *inventory.left_out)}
+    others = "gpu" if inventory.path == "--hosts" else ""
+    absent = tuple(name for name in made_for if name not in facts and roles.get(name, others) == "gpu")
+    return Earlier(offer, offer.stacks.get(stack), made_for, absent)
+
+
+def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: str) -> Derived:
+    """Return `derived` with what the earlier offer says in place of what a part of the hosts suggests; `facts` are the GPU hosts seen now,
+    `profile` is the setting of the hosts file, which decides where it names another profile than before.
+
+    A host that is new adds what is particular to it, and its architecture.
+    """
+    record = known.record
+    if record is None or not known.decides or profile not in {AUTO, record.profile}:
+        return derived
+    new = {short_name(name, seen) for name, seen in facts.items() if name not in known.hosts}
+    own = {node: {**derived.environment, **derived.by_host.get(node, {})} for node in new}
+    particular = {
+        node: {name: value for name, value in values.items() if value and record.environment.get(name) != value}
+        for node, values in own.items()
+    }
+    return replace(
+        derived,
+        profile=record.profile,
+        why=f"as it was: {fold(known.absent)} cannot be asked now",
+        environment=record.environment,
+        by_host={**record.by_host, **{node: values for node, values in particular.items() if values}},
+        by_kind=record.by_kind,
+        gib=record.gib,
+        archs=ascending({*record.archs, *derived.archs}),
+        notes=(*derived.notes, f"{fold(known.absent)}: not seen by this run, so the settings of all hosts stay as they are offered now"),
+    )

@@ -1,12 +1,14 @@
-"""Which host recipes a host gets, the one script that checks them all, and what the checks said. Pure.
+"""One version of the NVIDIA driver for all hosts of a run, where the lock names packages without one. Pure.
 
-A recipe alone knows whether its result is there; here stands for which machines it is meant at all. Nothing of what needs RDMA is
-asked of a machine without a Mellanox device, so a single node with GPUs stays as it is.
+A wave may last days, and repositories move on meanwhile: each host would get what is newest on its day. State lies on the hosts, so the
+version is that of hosts which run the same packages already, else the one that the first host would get now.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,12 +17,12 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import Form, read_records
 from deepep_bootstrap.fetch.locations import shown
-from deepep_bootstrap.inventory import network_env, nics, profiles
+from deepep_bootstrap.inventory import network_env, nics
 from deepep_bootstrap.inventory.facts import Facts, Python
 from deepep_bootstrap.inventory.machine import FABRIC_WELL
+from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.packages import System, recipe_env
-from deepep_bootstrap.lock.rules import numbers
-from deepep_bootstrap.plan import decisions, toolkits
+from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.decisions import Request
 
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
@@ -109,7 +111,7 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
     python = needs_python(request, gpu_hosts)
     builder = building(request, gpu_hosts)
     archs = tuple(dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus))
-    floor = toolkits.floor(request.lock, request.stack, archs, request.templates)
+    floor = decisions.floor(request.lock, request.stack, archs, request.templates)
     rdma = request.inventory.settings.profile != network_env.SINGLE
     meant: Mapping[str, Callable[[Facts], bool]] = {
         "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
@@ -142,7 +144,7 @@ def building(request: Request, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
 
 def lacks_toolkit(request: Request, seen: Facts, floor: str) -> bool:
     """Return whether a host has no toolkit of the stack's major, or none as new as `floor` ("" for any)."""
-    fitting = [toolkit for toolkit in seen.toolkits if toolkits.major(toolkit) == request.stack.cuda]
+    fitting = [toolkit for toolkit in seen.toolkits if decisions.major(toolkit) == request.stack.cuda]
     return not any(numbers(toolkit.version) >= numbers(floor) for toolkit in fitting)
 
 
@@ -165,9 +167,9 @@ def lacks_ofed(seen: Facts) -> bool:
 def wants_gdrdrv(request: Request) -> bool:
     """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module; a stack may have none."""
     name = request.inventory.settings.profile
-    if name == profiles.AUTO or not request.stack.gdrcopy:
+    if name == network_env.AUTO or not request.stack.gdrcopy:
         return False
-    return profiles.read_profile(name, request.templates).handler == "cpu"
+    return network_env.read_profile(name, request.templates).handler == "cpu"
 
 
 def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
@@ -292,3 +294,41 @@ def _check(name: str, text: str, talk: str, host: str) -> Check:
     if state not in STATES:
         return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
     return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs, records.text("candidate"))
+
+
+RECIPE = "nvidia-driver"
+
+
+def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
+    """Return the same with one version in the driver packages of all hosts of a distribution that are to get them. What has a version
+    in the lock keeps it, and modules of dnf (@NAME) have none; where nothing is known yet, the newest is installed as before."""
+    inputs = dict(preparation.inputs)
+    chosen: dict[str, str] = {}
+    for host, check in preparation.of(TO_APPLY):
+        packages = preparation.inputs[host].get(check.recipe, {}).get("PACKAGES", "")
+        if check.recipe != RECIPE or not packages or "=" in packages:
+            continue
+        if packages not in chosen:
+            chosen[packages] = in_use(packages, facts[host], facts) or check.candidate
+        if chosen[packages]:
+            inputs[host] = {**inputs[host], RECIPE: {**inputs[host][RECIPE], "PACKAGES": chosen[packages]}}
+    return replace(preparation, inputs=inputs)
+
+
+def in_use(packages: str, like: Facts, facts: Mapping[str, Facts]) -> str:
+    """Return `packages` in the version that most hosts of the same distribution run, of those whose driver is of the same branch and came
+    as packages; "" where there is none."""
+    branches = set(re.findall(r"(?<![0-9])[0-9]{3}(?![0-9])", packages))
+    versions = [seen.prepared.nvidia_version for seen in facts.values() if (seen.os_id, seen.os_version) == (like.os_id, like.os_version)
+                and seen.prepared.nvidia_flavor == "open" and is_packaged(seen)]  # fmt: skip
+    fitting = Counter(version for version in versions if version.split(".")[0] in branches)
+    if not fitting:
+        return ""
+    version = fitting.most_common(1)[0][0]
+    return " ".join(name if name.startswith("@") else f"{name}={version}-*" for name in packages.split())
+
+
+def is_packaged(seen: Facts) -> bool:
+    """Return whether the loaded driver is that of a package."""
+    version = seen.prepared.nvidia_version
+    return bool(version) and any(installed.startswith(f"{version}-") for _, installed in seen.prepared.packages)

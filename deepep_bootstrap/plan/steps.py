@@ -14,12 +14,11 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.plan import decisions, host_recipes
-from deepep_bootstrap.plan.decisions import Choice, Request
+from deepep_bootstrap.plan.decisions import Choice, Request, check_writable
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
-from deepep_bootstrap.plan.prefixcheck import check_writable
 from deepep_bootstrap.prefix import offer
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.slurm import commands, service
+from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.nodes import is_drained, read_reason
 
 UNPACKED = 1.8
@@ -268,9 +267,9 @@ def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) ->
 def check_service(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
     """Raise Trouble when something is to be built where Slurm would never begin: on a host that the hosts file names for it."""
     reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
-    if missing and service.out_of_service(facts[choice.build_host], reservation):
+    if missing and commands.out_of_service(facts[choice.build_host], reservation):
         here = {choice.build_host: facts[choice.build_host]}
-        raise Trouble(service.no_job_starts(here, reservation, "nothing can be built on this build_host"))
+        raise Trouble(commands.no_job_starts(here, reservation, "nothing can be built on this build_host"))
 
 
 def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:

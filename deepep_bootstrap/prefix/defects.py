@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.survey import Flags, Survey, read_tree
-from deepep_bootstrap.lock.compatibility import Book, Contents, read_book
-from deepep_bootstrap.lock.rules import Known, broken, capabilities, names_of
+from deepep_bootstrap.lock.compatibility import Book, Contents, Known, broken, capabilities, names_of, read_book
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates
 from deepep_bootstrap.prefix.contents import Generation, Holdings

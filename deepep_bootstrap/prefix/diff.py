@@ -13,8 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from deepep_bootstrap.fetch.renew import compare_link
-from deepep_bootstrap.lock.model import Lock
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Lock, Source
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings
 
 Place = tuple[str, str, str]

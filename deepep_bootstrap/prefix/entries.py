@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deepep_bootstrap.core.comments import text_digest
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.recipes import digest
+from deepep_bootstrap.core.recipes import digest, text_digest
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
-from deepep_bootstrap.lock.model import Lock, Stack, Wheel
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
 COMMON_RECIPES = (
     *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/manifest.sh"),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import jinja2
 from jinja2 import Environment
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.prefix import passes
-from deepep_bootstrap.prefix.offer import Offer, StackRecord, offer_digest, offer_document
-from deepep_bootstrap.prefix.offercheck import check
-from deepep_bootstrap.prefix.passes import Pass
-from deepep_bootstrap.prefix.rendering import environment
-from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind
+from deepep_bootstrap.prefix import test_kinds
+from deepep_bootstrap.prefix.offer import Offer, StackRecord, check, offer_digest, offer_document
+from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind, Pass
 
 PROGRAM = "deepep-bootstrap"
 SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"
@@ -58,7 +57,7 @@ def render(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     problems = tuple(check(offer))
     if problems:
         raise Trouble(*problems)
-    jinja, table = environment(templates), passes.read(templates)
+    jinja, table = environment(templates), test_kinds.read(templates)
     files: dict[str, File] = {}
     for stack, record in sorted(offer.stacks.items()):
         files |= _render_stack(jinja, record, table, folder=f"sbatch/{stack}")
@@ -229,7 +228,7 @@ def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict
     """Return the passes of a kind that a stack's GPUs can have, and the compute capability that decides about them where it is the same
     for all of these GPUs; else they are asked when the test runs."""
     own = tuple(one for one in table if one.kind == kind.name and any(map(one.is_for, record.archs)))
-    capability = passes.common_capability(own, record.archs) if own else ""
+    capability = test_kinds.common_capability(own, record.archs) if own else ""
     options = " ".join(one.option for one in own)
     return {"passes": options, "shown_passes": own, "capability": capability, "asks_gpus": bool(own) and not capability}
 
@@ -284,3 +283,36 @@ def _directives(kind: Kind, record: StackRecord) -> Iterator[str]:
             yield f"--{option}={getattr(site, option)}"
     if site.sbatch_args:
         yield " ".join(site.sbatch_args)
+
+
+def environment(templates: Mapping[str, str]) -> jinja2.Environment:
+    """Return what renders `templates` (texts by name), with a filter for the words of each language: sh, lua, tcl."""
+    made = jinja2.Environment(  # noqa: S701 - no HTML here; every value goes through the filter of its language
+        loader=jinja2.DictLoader(dict(templates)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{%#",  # bash writes ${#array[@]}
+        comment_end_string="#%}",
+    )
+    made.filters |= {"sh": shell_word, "lua": lua_string, "tcl": tcl_word}
+    return made
+
+
+def shell_word(text: str) -> str:
+    """Return `text` as one word of a POSIX shell; a leading `=` is quoted too, for those who read `NAME==value`."""
+    quoted = shlex.quote(text)
+    return f"'{text}'" if quoted.startswith("=") else quoted
+
+
+def lua_string(text: str) -> str:
+    """Return `text` as a Lua string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def tcl_word(text: str) -> str:
+    """Return `text` as one Tcl word in which nothing is substituted."""
+    escaped = re.sub(r'([\\"$\[\]{}])', r"\\\1", text).replace("\n", "\\n")
+    return f'"{escaped}"'

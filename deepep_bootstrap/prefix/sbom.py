@@ -24,8 +24,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 from deepep_bootstrap.fetch.locations import shown
-from deepep_bootstrap.lock.model import Lock, Wheel
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Lock, Source, Wheel
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
 from deepep_bootstrap.prefix.offer import Offer, offer_digest
 

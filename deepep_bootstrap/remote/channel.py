@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
+import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import paramiko
@@ -185,3 +187,183 @@ class LocalWire:
         self._selector.close()
         self._stdout.close()
         self._stderr.close()
+
+
+LOADER = 'read -r n && exec /bin/sh -c "$(head -c "$n")"'
+COMMAND = f"exec /bin/sh -c {shlex.quote(LOADER)}"
+MARK = b"@deepep-bootstrap starts@\n"
+"""Written to both streams when the script is about to run: what stands before it comes from the account's own start-up files."""
+
+RAISE = r"""
+say() { printf 'deepep-bootstrap: %s\n' "$1" >&2; exit 1; }
+unset password
+IFS= read -r password || exit
+if [ "$(id -un)" = "$user" ]; then
+  unset password
+  exec /bin/sh -c "$loader"
+fi
+if [ "$(id -u)" -eq 0 ]; then
+  unset password
+  home=$(getent passwd "$user" | cut -d: -f6)
+  [ -n "$home" ] || say 'no such user'
+  HOME=$home USER=$user LOGNAME=$user
+  export HOME USER LOGNAME
+  exec runuser -u "$user" -- /bin/sh -c "$loader"
+fi
+command -v sudo >/dev/null 2>&1 || say 'no sudo'
+LC_ALL=C
+export LC_ALL
+[ -n "$password" ] || exec sudo -n -H -u "$user" -- /bin/sh -c "$loader"
+box='' writer=''
+leave() { [ -z "$writer" ] || kill "$writer" 2>/dev/null; [ -z "$box" ] || rm -rf "$box"; }
+trap leave EXIT
+trap 'exit 143' HUP INT TERM
+# sudo asks a program that must be executable, so a directory mounted noexec will not do. The password waits in a FIFO, once.
+for base in "${XDG_RUNTIME_DIR:-/tmp}" /tmp /dev/shm "$HOME"; do
+  box=$(mktemp -d "$base/deepep-bootstrap.XXXXXXXX" 2>/dev/null) || continue
+  printf '%s\n' '#!/bin/sh' '[ "$1" = try ] || { cat "${0%/*}/answer" && rm -f "${0%/*}/answer"; }' >"$box/ask"
+  chmod 700 "$box/ask" && mkfifo -m 600 "$box/answer" && "$box/ask" try 2>/dev/null && break
+  rm -rf "$box"
+  box=''
+done
+[ -n "$box" ] || say 'no directory for the question of sudo'
+(printf '%s\n' "$password" >"$box/answer") >/dev/null 2>&1 &
+writer=$!
+unset password
+SUDO_ASKPASS=$box/ask sudo -A -H -p 'password: ' -u "$user" -- /bin/sh -c "$loader"
+exit
+"""
+
+KEEP = r"""
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR
+cd "${HOME:-/}" 2>/dev/null || cd /
+child='' job=''
+forget() { [ -z "$job" ] || rm -f "$job" "$job.end"; }
+# Signal everything in the script's session: its own group and the groups that programs such as timeout(1) make.
+signal_session() {
+  kill "-$1" "-$child"
+  for stat in /proc/[0-9]*/stat; do
+    read -r line <"$stat" || continue
+    pid=${line%% *}
+    # shellcheck disable=SC2086 # the fields after the program's name are numbers: state, parent, group, session
+    set -- "$1" ${line##*) }
+    [ "$5" != "$child" ] || [ "$2" = Z ] || { kill "-$1" "$pid" && left=1; }
+  done
+}
+end_session() {
+  signal_session TERM
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
+    left=''
+    signal_session 0
+    [ -n "$left" ] || return
+    sleep 0.2
+  done
+  signal_session KILL
+}
+trap forget EXIT
+# Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave the file.
+trap 'exit 143' HUP INT TERM PIPE
+job=$(mktemp "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
+head -c "$size" >"$job" && [ "$(wc -c <"$job")" -eq "$size" ] || {
+  echo 'deepep-bootstrap: the script did not arrive whole' >&2
+  exit 1
+}
+printf '%s\n' "$mark"
+printf '%s\n' "$mark" >&2
+[ "$merge" = 0 ] || exec 2>&1
+if [ "$watched" = 0 ]; then
+  bash "$job"
+  exit
+fi
+exec 3<&0 </dev/null
+setsid bash "$job" 3<&- &
+child=$!
+(
+  trap - EXIT PIPE
+  trap '' HUP INT TERM
+  while read -r _; do :; done
+  : >"$job.end"
+  end_session
+) <&3 >/dev/null 2>&1 &
+watcher=$!
+trap 'end_session 2>/dev/null; kill -KILL "$watcher"; exit 143' HUP INT TERM PIPE
+exec 3<&-
+wait "$child" 2>/dev/null
+code=$?
+[ -e "$job.end" ] || kill -KILL "$watcher" 2>/dev/null
+wait "$watcher" 2>/dev/null
+exit "$code"
+"""
+
+
+class Secret:
+    """A text that must not be shown: printing, formatting and repr hide it."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._value
+
+
+def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: str = "") -> bytes:
+    """Return `script` as bash text with its environment and arguments set in front of it; `folder` is put at the end of PATH."""
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
+            raise ValueError(f"not an environment variable: {name}")
+    if any("\0" in word for word in args):
+        raise ValueError("an argument with a zero byte in it, which bash would leave out")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    lines += [f'export PATH="$PATH":{shlex.quote(folder)}'] if folder else []
+    return "\n".join([*lines, f"set -- {shlex.join(args)}".rstrip(), script, ""]).encode()
+
+
+def payload(body: bytes, *, user: str = "", password: str = "", watched: bool = False, merge: bool = False) -> bytes:
+    """Return what the loader reads from stdin to run `body`: as `user` when given, with `password` for sudo when it asks."""
+    mark = MARK.decode().rstrip()
+    settings = f"size={len(body)} watched={int(watched)} merge={int(merge)} mark={shlex.quote(mark)}"
+    keep = _frame(settings + KEEP) + body
+    if not user:
+        return keep
+    if "\n" in password or "\0" in password:
+        raise ValueError("a password is one line")
+    return _frame(f"user={shlex.quote(user)} loader={shlex.quote(LOADER)}" + RAISE) + password.encode() + b"\n" + keep
+
+
+def _frame(program: str) -> bytes:
+    data = program.encode()
+    return b"%d\n%s" % (len(data), data)
+
+
+NO_SUDO = "this account cannot become root there"
+START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
+    # Words on stderr (sudo speaks English here: LC_ALL=C), what it means, what is wanted, what to try.
+    ("incorrect password", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
+    ("Sorry, try again", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
+    ("no password was provided", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
+    ("a password is required", "sudo asks for a password", "", "--sudo-password-prompt, or user=root in the hosts file"),
+    ("in the sudoers file", NO_SUDO, "the account in sudoers", "user=root in the hosts file"),
+    ("not allowed to", NO_SUDO, "the account allowed to run /bin/sh in sudoers", "user=root in the hosts file"),
+    ("may not run sudo", NO_SUDO, "the account in sudoers", "user=root in the hosts file"),
+    ("must have a tty", "sudo wants a terminal", "no requiretty in sudoers", "user=root in the hosts file"),
+    ("deepep-bootstrap: no such user", "this user is not there", "an account of this name", "another user, or creating this one"),
+    ("unknown user", "this user is not there", "an account of this name", "another user, or creating this one"),
+    ("deepep-bootstrap: no sudo", "not root, and no sudo there", "sudo, or root itself", "user=root in the hosts file"),
+    ("No space left on device", "no space left for a script in the directory for temporary files", "", "df -h /tmp"),
+    ("Read-only file system", "the directory for temporary files is read-only", "", "mount, and TMPDIR"),
+    ("head: ", "a script cannot be started there", "head of GNU coreutils", ""),
+)
+
+
+def explain_no_start(code: int, early: str) -> tuple[str, str, str, str]:
+    """Return what, found, wanted and try of a message when the script never began: `early` is what came instead, `code` the exit
+    code of the shell."""
+    last = early.rpartition("\n")[2].removeprefix("deepep-bootstrap: ")[-200:]
+    for words, what, wanted, try_ in START_FAILURES:
+        if words in early:
+            return what, last, wanted, try_
+    return "the shell of the account there did not start a script", last or f"exit code {code}", "", "logging in by hand"

@@ -14,10 +14,8 @@ from deepep_bootstrap.analysis.verdict import ABOVE, BELOW, ERROR, FIGURE, NIC, 
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number
-from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.facts_text import by_label, lines
-from deepep_bootstrap.report.model import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series
-from deepep_bootstrap.report.runviews import grids, hosts_of, spreads, tails
+from deepep_bootstrap.inventory.facts import Facts, by_label, lines
+from deepep_bootstrap.report.model import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series, grids, hosts_of, spreads, tails
 from deepep_bootstrap.testing.run_folder import TestRun
 
 PAST_RUNS = 30

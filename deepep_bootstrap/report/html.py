@@ -18,8 +18,7 @@ from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.report import charts
 from deepep_bootstrap.report.charts import Dot
-from deepep_bootstrap.report.model import HEADLINES, Report, Series
-from deepep_bootstrap.report.runviews import Grid, HostRow, NicRow, Spread, clean
+from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
 
 TEMPLATE, STYLE = "report.html.j2", "report.css"
 """Below env/."""

@@ -1,25 +1,31 @@
-"""Which run is meant and what is in it: a folder of this machine, or a run in a prefix that is reached through its host."""
+"""The newest runs of tests that lie in a prefix: what was run, where, when, and how it ended."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from deepep_bootstrap.analysis import assess, reference_file
+from deepep_bootstrap.analysis.results.read import read_logs
+from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.inventory import facts_json
-from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.recipes import last_lines
+from deepep_bootstrap.core.text import number
+from deepep_bootstrap.inventory.facts import Facts, read
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.generations import Place
-from deepep_bootstrap.remote.fleet import Door
-from deepep_bootstrap.report import pastruns
-from deepep_bootstrap.report.compose import compose
+from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.report.compose import PAST_RUNS, compose, keyed
 from deepep_bootstrap.report.model import Past, Report
-from deepep_bootstrap.testing import collect, runfiles
-from deepep_bootstrap.testing.run_folder import TestRun
+from deepep_bootstrap.testing import collect, run_folder
+from deepep_bootstrap.testing.run_folder import TestRun, parse_values
 
 SITE_FILES = (assess.CAUSES, reference_file.FILE)
 FOLDERS_TO_PREFIX = 3
@@ -30,11 +36,13 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
     """Return the report of a run and where its folder is. `name` is that folder on this machine, or with --hosts (or --prefix) the run's
     name or folder there, "" for the newest. `texts` are the files of env/. Trouble where there is no such run, or it cannot be read."""
     folder = Path(os.path.expanduser(name))
-    if name and os.path.isfile(folder / runfiles.VALUES):
+    if name and os.path.isfile(folder / run_folder.VALUES):
         return _read_here(folder.resolve(), texts), str(folder.resolve())
     if not flags.hosts and not flags.prefix:
         what = "no such run on this machine" if name else "no run named"
-        wanted = f"the folder of a run (it has a file {runfiles.VALUES}), or --hosts or --prefix and a run's name or nothing for the newest"
+        wanted = (
+            f"the folder of a run (it has a file {run_folder.VALUES}), or --hosts or --prefix and a run's name or nothing for the newest"
+        )
         remedy = shlex.join(["invoke", "report", *filter(None, [name]), "--hosts=hosts/b200.txt"])
         raise Trouble(Problem(name or "report", what, wanted=wanted, try_=remedy))
     with reach(flags, empty=True) as reached:
@@ -42,20 +50,20 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
 
 
 def _read_there(door: Door, place: Place, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
-    runs = pastruns.listed(door, place)
+    runs = listed(door, place)
     folder = choose(runs, name, f"{place.host.name} {place.prefix}/logs/tests")
     collected = collect.collect(door, place, folder, patience=0)
     site = {file: collect.read_site(door, place, file) for file in SITE_FILES}
-    run = runfiles.of_files(PurePosixPath(folder).name, collected.files)
-    past = pastruns.earlier(door, place, runs, pastruns.like(run, runs))
+    run = run_folder.of_files(PurePosixPath(folder).name, collected.files)
+    past = earlier(door, place, runs, like(run, runs))
     remarks = tuple(f"{missing} bytes of {file} are left out" for file, missing in collected.cut.items())
     return made(run, texts, site, past=past, remarks=remarks), f"{folder} on {place.host.name}"
 
 
 def _read_here(folder: Path, texts: Mapping[str, str]) -> Report:
-    run = runfiles.of_files(folder.name, runfiles.of_folder(folder))
-    runs = pastruns.listed_here(folder.parent)
-    past = pastruns.earlier_here(runs, pastruns.like(run, runs))
+    run = run_folder.of_files(folder.name, run_folder.of_folder(folder))
+    runs = listed_here(folder.parent)
+    past = earlier_here(runs, like(run, runs))
     site = {}
     if folder.parts[-FOLDERS_TO_PREFIX:-1] == ("logs", "tests"):
         paths = [folder.parents[FOLDERS_TO_PREFIX - 1] / file for file in SITE_FILES]
@@ -79,7 +87,7 @@ def made(
     """Return the report of a run. Facts that cannot be read cost limits and the fabric's name, not the report: a remark says so."""
     facts: Mapping[str, Facts] = {}
     try:
-        facts = facts_json.read(run.facts, f"{run.name}/{runfiles.FACTS}")
+        facts = read(run.facts, f"{run.name}/{run_folder.FACTS}")
     except Trouble as trouble:
         remarks = (*remarks, *(str(problem) for problem in trouble.problems))
     found = assess.assess(run, facts, assess.read_books(texts, site, run.values.get("prefix", "") or run.name))
@@ -90,3 +98,132 @@ def again(flags: Flags, name: str) -> str:
     """Return the command that writes the same report as HTML."""
     given = [f"--{flag}={value}" for flag, value in (("hosts", flags.hosts), ("limit", flags.limit), ("prefix", flags.prefix)) if value]
     return shlex.join(["invoke", "report", name, *given, f"--html={Path(name).name}.html"])
+
+
+HISTORY = ("lib.sh", "test/history.sh")
+MOST = 1000
+"""Runs that are looked at, newest first."""
+
+LARGEST, TOTAL = 1 << 20, 32 << 20
+"""Bytes of one earlier log and of all of them: a longer log is no test of the usual length."""
+
+LIMIT = 300.0
+
+
+def listed(door: Door, place: Place, most: int = MOST) -> dict[str, dict[str, str]]:
+    """Return the values of the `most` newest runs there are, by folder, the newest first. A run whose values cannot be read has none."""
+    found = _read(door, place, (), most)
+    return {path.removesuffix(f"/{run_folder.VALUES}"): _values(text) for path, text in found.items()}
+
+
+def listed_here(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the same of the runs that lie beside each other in a folder of this machine."""
+    try:
+        paths = sorted(folder.glob(f"*/{run_folder.VALUES}"), reverse=True)[:MOST]
+        return {str(path.parent): _values(path.read_text(encoding="utf-8", errors="replace")) for path in paths}
+    except OSError as error:
+        raise Trouble(Problem(str(folder), "runs cannot be looked at", error.strerror or str(error))) from None
+
+
+def _values(text: str) -> dict[str, str]:
+    try:
+        return parse_values(text, run_folder.VALUES)
+    except Trouble:
+        return {}
+
+
+def like(run: TestRun, runs: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the folders of the earlier runs that can be compared with a run: of its kind, on as many nodes, with the same arguments."""
+    start = number(run.values.get("started", ""))
+
+    def fits(folder: str, values: Mapping[str, str]) -> bool:
+        before = number(values.get("started", ""))
+        nodes = len([name for name in values.get("nodes", "").split(",") if name])
+        same = (values.get("kind"), values.get("args", ""), nodes) == (run.kind, run.values.get("args", ""), len(run.nodes))
+        return same and PurePosixPath(folder).name != run.name and before is not None and (start is None or before <= start)
+
+    known = [folder for folder, values in runs.items() if fits(folder, values)]
+    return tuple(sorted(known, key=lambda folder: number(runs[folder]["started"]) or 0.0)[-PAST_RUNS:])
+
+
+def earlier(door: Door, place: Place, runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]) -> tuple[Past, ...]:
+    """Return what the runs in `folders` gave."""
+    names = tuple(folders)
+    logs: dict[str, dict[str, str]] = {name: {} for name in names}
+    for path, text in (_read(door, place, names) if names else {}).items():
+        folder, _, name = path.rpartition("/")
+        logs.setdefault(folder, {})[name] = text
+    return tuple(past(name, runs[name], logs[name]) for name in names)
+
+
+def earlier_here(runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]) -> tuple[Past, ...]:
+    """Return what the runs in `folders` of this machine gave."""
+    found = []
+    for name in folders:
+        texts = {path.name: path.read_bytes() for path in sorted(Path(name).glob("node-*.log")) if path.stat().st_size <= LARGEST}
+        found.append(past(name, runs[name], {log: data.decode("utf-8", "replace") for log, data in texts.items()}))
+    return tuple(found)
+
+
+def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Past:
+    """Return what one run gave, by its logs of nodes; a run that failed may have figures too."""
+    return Past(PurePosixPath(folder).name, number(values.get("started", "")) or 0.0, values.get("code") != "0", keyed(read_logs(logs)))
+
+
+def _read(door: Door, place: Place, folders: Iterable[str], most: int = MOST) -> dict[str, str]:
+    came = bytearray()
+    env = {"PREFIX": place.prefix, "RUNS": "\n".join(folders), "MOST": str(most), "LARGEST": str(LARGEST), "TOTAL": str(TOTAL)}
+    job = Job(recipes.compose(place.recipes, *HISTORY), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
+    reply = door.run(place.host, job)
+    if reply.code:
+        raise Trouble(Problem(f"{place.host.name} {place.prefix}/logs/tests", "runs cannot be looked at", last_lines(reply.err)))
+    found = collect.parse(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
+    return {path: text for path, text in found.files.items() if path not in found.cut}
+
+
+SHOWN = 5
+"""Runs that are told."""
+
+
+@dataclass(frozen=True)
+class LastTest:
+    """One run: the name of its folder, kind of test, stack, nodes, when it began (seconds since 1970, 0 where it does not say), and how
+    it ended in words. Figures are judged by `invoke report RUN`, which reads the whole run."""
+
+    run: str
+    kind: str
+    stack: str
+    nodes: tuple[str, ...]
+    started: float
+    verdict: str
+
+    @property
+    def line(self) -> str:
+        """The run for a person."""
+        when = f", {datetime.fromtimestamp(self.started, timezone.utc):%Y-%m-%d %H:%M} UTC" if self.started else ""
+        return f"test {self.kind} of {self.stack} on {fold(self.nodes)}{when}: {self.verdict} ({self.run})"
+
+
+def newest(door: Door, hosts: Iterable[Host], facts: Mapping[str, Facts], *, recipes: Mapping[str, str], user: str) -> tuple[LastTest, ...]:
+    """Return the newest runs in the prefix, read as `user` through the first of `hosts` that sees it; none where nobody does. Trouble
+    where they cannot be read."""
+    host = next((host for host in hosts if facts[host.name].prefix.exists), None)
+    if host is None:
+        return ()
+    runs = listed(door, Place(host, facts[host.name].prefix.path, recipes, user), most=SHOWN)
+    return tuple(told(PurePosixPath(folder).name, values) for folder, values in runs.items())
+
+
+def told(run: str, values: Mapping[str, str]) -> LastTest:
+    """Return what the values of a run's run.env say."""
+    nodes = tuple(name for name in values.get("nodes", "").split(",") if name)
+    started = number(values.get("started", "")) or 0.0
+    return LastTest(run, values.get("kind", "unknown"), values.get("stack", "unknown"), nodes, started, verdict(values))
+
+
+def verdict(values: Mapping[str, str]) -> str:
+    """Return in words how a run ended."""
+    code = values.get("code", "")
+    if not code:
+        return "has not ended, or was cut off"
+    return "ended well" if code == "0" else f"failed, exit code {code}"

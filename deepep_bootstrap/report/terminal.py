@@ -15,8 +15,7 @@ from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.report import charts, html
 from deepep_bootstrap.report.charts import Scale
-from deepep_bootstrap.report.model import FAILED, HEADLINES, OPEN, PASSED, SLOW, Report
-from deepep_bootstrap.report.runviews import Grid, HostRow, NicRow, Spread, clean
+from deepep_bootstrap.report.model import FAILED, HEADLINES, OPEN, PASSED, SLOW, Grid, HostRow, NicRow, Report, Spread, clean
 
 STATES = {PASSED: "bold green", SLOW: "bold yellow", FAILED: "bold red", OPEN: "bold yellow"}
 STYLES = {"ok": "green", "above": "green", "below": "red", "failed": "red", "missing": "red", "slow": "yellow", "note": "yellow"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -11,6 +11,29 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.inventory.facts import Facts
+
+
+def out_of_service(facts: Facts, reservation: str = "") -> str:
+    """Return why a job would wait on this host without end, such as `idle+drain in Slurm`; "" for a node in service, be it full, and for
+    a host without Slurm. Jobs may start in `reservation` ("" for none)."""
+    seen = facts.slurm
+    return f"{seen.state.lower()} in Slurm" if seen.works and seen.node and not is_usable(seen.state, reservation) else ""
+
+
+def no_job_starts(hosts: Mapping[str, Facts], reservation: str, what: str) -> Problem:
+    """Return the problem that nothing can be done (`what` says the consequence) on `hosts`, which are all out of service."""
+    states = dict.fromkeys(out_of_service(facts, reservation) + _reason(facts) for facts in hosts.values())
+    stopped = [facts.slurm.node for facts in hosts.values() if not is_usable(facts.slurm.state, "any")]
+    remedy = f"scontrol update nodename={fold(stopped)} state=resume, once it is in order"
+    if not stopped:
+        remedy = "sbatch_args=--reservation=NAME on a defaults line of the hosts file"
+    return Problem(nodeset.fold(hosts), f"Slurm starts no jobs there, so {what}", ", ".join(states), "a node in service", remedy)
+
+
+def _reason(facts: Facts) -> str:
+    return f": {facts.prepared.slurm_reason}" if facts.prepared.slurm_reason else ""
+
 
 SRUN = "srun"
 SQUEUE = "squeue"

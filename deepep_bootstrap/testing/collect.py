@@ -10,7 +10,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.prefix.generations import Content, Place, tar_files
 from deepep_bootstrap.remote.fleet import Door, Job
-from deepep_bootstrap.testing.runfiles import LARGEST
+from deepep_bootstrap.testing.run_folder import LARGEST
 
 COLLECT = ("lib.sh", "test/collect.sh")
 KEEP = ("lib.sh", "prefix/share.sh", "test/keep.sh")

@@ -12,7 +12,7 @@ import pytest
 from e2e_support import Engine
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
-from deepep_bootstrap.testing import runfiles
+from deepep_bootstrap.testing import run_folder
 
 pytest_plugins = ["lab_support", "e2e_support"]
 pytestmark = pytest.mark.e2e
@@ -84,7 +84,7 @@ def test_between_nodes(ready: Engine) -> None:
     assert "n001 all 8 NICs carried traffic" in states(document, "nic")["ok"][0]
     # What it kept: its folder, its settings for later programs, its figures for later runs.
     folder = ready.lab.shared / Path(document["run"]["folder"]).relative_to("/shared")
-    run = runfiles.of_files(folder.name, runfiles.of_folder(folder))
+    run = run_folder.of_files(folder.name, run_folder.of_folder(folder))
     assert (run.kind, run.nodes, run.code, run.values["via"]) == ("internode", NODES, 0, "slurm")
     assert sorted(run.logs) == ["job.log", "node-0-n001.log", "node-1-n002.log", *(f"rank-{rank}.log" for rank in range(4))]
     assert all(before and after and len(after.nics) == 8 for before, after in run.counters.values())
@@ -243,8 +243,8 @@ def test_submitted_by_hand(ready: Engine) -> None:
     done = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc '{sbatch}'")
     assert done.returncode != 0, "a test that computes wrong fails"
     folder = ready.lab.shared / f"deepep-low-latency-{done.stdout.split()[0]}"
-    files = runfiles.of_folder(folder)
-    assert runfiles.of_files(folder.name, files).code == 1
+    files = run_folder.of_folder(folder)
+    assert run_folder.of_files(folder.name, files).code == 1
     assert f"deepep: logs and counters: /shared/{folder.name}" in (ready.lab.shared / "bad.out").read_text()
     assert (folder / "job.log").readlink() == Path("/shared/bad.out")
 

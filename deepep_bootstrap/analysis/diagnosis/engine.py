@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.patterns import Pattern
-from deepep_bootstrap.analysis.diagnosis.rules import Book, Cause, Ending, Sign
+from deepep_bootstrap.analysis.diagnosis.rules import Book, Cause, Ending, Pattern, Sign
 
 NEAR = 12
 """Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deepep_bootstrap.analysis.diagnosis.patterns import Pattern
+from deepep_bootstrap.analysis.diagnosis.rules import Pattern
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Colours, titles, cursor moves, bells; not what ends a line."""

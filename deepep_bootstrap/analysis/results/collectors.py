@@ -6,13 +6,87 @@ These are collectors, the only values of this room that change; `results` makes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from deepep_bootstrap.analysis.results.model import Best, Point
+from deepep_bootstrap.analysis.results.model import Best, Point, Rank, Spread
 from deepep_bootstrap.analysis.results.passes import Turn
-from deepep_bootstrap.analysis.results.results_voices import Voice
 from deepep_bootstrap.analysis.results.scanner import Token
+
+Key = tuple[int, float, float]
+
+
+@dataclass
+class Sweep:
+    """The settings that a test tried, in blocks: one for each operation, since a test tries them in rising order.
+
+    Where nodes print into one log without labels each setting comes `copies` times; the first counts.
+    """
+
+    copies: int = 1
+    blocks: list[dict[Key, list[Point]]] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    filling: bool = False
+
+    def add(self, point: Point) -> None:
+        """Put a point into the block that is being filled, or into a new one where its setting says that one began."""
+        key = (point.sms, _chunk(point.nvl_chunk), _chunk(point.rdma_chunk))
+        last = self.blocks[-1] if self.blocks else {}
+        seen = len(last.get(key, ()))
+        if not self.filling and 0 < seen < self.copies:
+            return  # another node's last point, behind the first node's best
+        if not self.filling or seen >= self.copies or (not seen and key < max(last)):
+            self.blocks.append({})
+            self.filling = True
+        self.blocks[-1].setdefault(key, []).append(point)
+
+    def found_best(self, operation: str) -> None:
+        """Say that the oldest block without an operation was this one's; a second node's word changes nothing."""
+        if operation not in self.operations and len(self.operations) < len(self.blocks):
+            self.operations.append(operation)
+            self.filling = False
+
+    def points(self) -> Iterator[Point]:
+        """Yield every setting once, with its operation where a best line said it."""
+        for index, block in enumerate(self.blocks):
+            operation = self.operations[index] if index < len(self.operations) else ""
+            for one, *_ in block.values():
+                yield Point(operation, one.sms, one.nvl_chunk, one.rdma_chunk, one.nvl_gbs, one.rdma_gbs, one.us, one.default)
+
+
+def _chunk(chunk: int | None) -> float:
+    return float("inf") if chunk is None else chunk
+
+
+@dataclass
+class Voice:
+    """What one node printed, or all nodes together where nothing tells them apart (`copies`: how many those are)."""
+
+    configs: int = 0
+    opened: int = 0
+    passed: int = 0
+    ep_cases: list[str] = field(default_factory=list)
+    blanks: int = 0
+    best: dict[str, list[Best]] = field(default_factory=dict)
+    sweep: Sweep = field(default_factory=Sweep)
+
+    @property
+    def copies(self) -> int:
+        """How many nodes speak: each prints its configuration before it tries anything."""
+        return self.sweep.copies
+
+    def add_config(self, *, late: bool = False) -> None:
+        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an end says it again."""
+        self.configs += 1
+        if late or not self.busy:
+            self.sweep.copies = self.configs
+
+    @property
+    def busy(self) -> bool:
+        """Return whether the test is under way: something was tried."""
+        return bool(self.opened or self.ep_cases or self.best or self.sweep.blocks)
+
 
 SCRIPTS = {
     "test_intranode.py": "intranode",
@@ -286,3 +360,81 @@ def _behind(done: list[Part], token: Token) -> Part | None:
         return None
     own = done[-2].figures.get(int(token.words[0] or 0), {})
     return done[-2] if len(own.get(LOW[token.kind][0], ())) < done[-2].turn.runs else None
+
+
+SLOW_RATIO = 1.25
+"""A rank is slow from this multiple of all ranks' median time. Healthy ranks of one node stay within 1.15 of it (NVLink, H200)."""
+
+SLOW_DEVIATIONS = 5.0
+"""… and from so many median absolute deviations above it, so that nobody is called slow where all ranks differ widely. The median
+and this deviation hold where up to half of the ranks are odd, which mean and standard deviation do not."""
+
+FEWEST = 4
+"""Among fewer ranks there is no middle that means anything."""
+
+NOT_OWN = ("_min_us", "_max_us", "_recv_us", "_copy_us", "_reduce_us")
+"""Times that tell little about a rank: extremes, waiting for others, and copies of few microseconds."""
+
+
+def judge(figures: Mapping[int, Mapping[str, float]], lacking: Mapping[int, str]) -> tuple[Rank, ...]:
+    """Return every rank with its state. `lacking` are ranks that are not whole, and why."""
+    times: dict[str, dict[int, float]] = {}
+    for rank, own in figures.items():
+        for name, value in own.items():
+            if name.endswith("_us") and not name.endswith(NOT_OWN):
+                times.setdefault(name, {})[rank] = value
+    slow: dict[int, tuple[float, str]] = {}
+    for name, values in times.items():
+        for rank, ratio, middle in outliers(values):
+            words = f"{name.removesuffix('_us').replace('_', ' ')} {values[rank]:g} us, the median of all ranks is {middle:g} us"
+            slow[rank] = max(slow.get(rank, (0.0, "")), (ratio, words))
+    found = []
+    for rank in sorted({*figures, *lacking}):
+        state = "missing" if rank in lacking else "slow" if rank in slow else "ok"
+        why = lacking.get(rank) or slow.get(rank, (0.0, ""))[1]
+        found.append(Rank(rank, state, why, dict(figures.get(rank, {}))))
+    return tuple(found)
+
+
+def outliers(values: Mapping[int, float]) -> Iterable[tuple[int, float, float]]:
+    """Yield ranks whose time is far above the median of all, with its multiple of it, and the median."""
+    if len(values) < FEWEST:
+        return
+    middle = statistics.median(values.values())
+    deviation = statistics.median(abs(value - middle) for value in values.values())
+    for rank, value in values.items():
+        if middle and value > SLOW_RATIO * middle and value - middle > SLOW_DEVIATIONS * deviation:
+            yield rank, value / middle, tidy(middle)
+
+
+def spread(figures: Mapping[int, Mapping[str, float]], name: str) -> Spread | None:
+    """Return smallest, middle and largest of one figure, None where no rank has it."""
+    values = [own[name] for own in figures.values() if name in own]
+    return Spread(min(values), tidy(statistics.median(values)), max(values)) if values else None
+
+
+def median_of(figures: Mapping[int, Mapping[str, float]], name: str) -> float | None:
+    """Return the middle value of one figure over the ranks, None where no rank has it."""
+    found = spread(figures, name)
+    return None if found is None else found.median
+
+
+def middle(values: Iterable[float]) -> float:
+    """Return the middle value."""
+    return tidy(statistics.median(values))
+
+
+def tidy(value: float) -> float:
+    """Return a mean of two printed numbers without the noise of binary fractions; nobody prints more than six places."""
+    return round(value, 6)
+
+
+def numbers(ranks: Collection[int]) -> str:
+    """Return rank numbers as people write them: 0-3, 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

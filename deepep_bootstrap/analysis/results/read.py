@@ -1,22 +1,20 @@
-"""Logs of upstream's tests in, figures and a verdict out. Pure.
+"""Whether a test came to its end, whose figures are missing, and how many cases passed: the story that all its logs tell together. Pure.
 
-A log is read into parts (one test as one log tells it); the logs of one run's folder tell the same test from several sides: what the job
-printed, each node, each rank. A side that has less than another one adds nothing; nothing is counted twice.
+Upstream's tests print no last word, so each kind has its own sign of the end. A log that was cut anywhere must not look whole; where a
+job of ours ran the test, its exit code has to be there too.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.analysis.results import own_programs, ranks
-from deepep_bootstrap.analysis.results.collectors import Part, parts
-from deepep_bootstrap.analysis.results.completeness import Story, story
-from deepep_bootstrap.analysis.results.model import Best, LowLatency, Operation, Pass, Tested
+from deepep_bootstrap.analysis.results import collectors, own_programs
+from deepep_bootstrap.analysis.results.collectors import LOW, Part, Voice, judge, parts
+from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, LowLatency, Operation, Pass, Tested
 from deepep_bootstrap.analysis.results.passes import Turn, together
-from deepep_bootstrap.analysis.results.ranks import judge
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
@@ -202,11 +200,11 @@ def _own_figures(told: Story) -> dict[int, dict[str, float]]:
 
 def _middle(values: Sequence[float], told: Story) -> float:
     alike = [value for value, same in zip(values, told.alike, strict=False) if same] if told.alike else list(values)
-    return ranks.middle(alike or values)
+    return collectors.middle(alike or values)
 
 
 def _low_latency(figures: Mapping[int, Mapping[str, float]]) -> LowLatency | None:
-    spread, middle = ranks.spread, ranks.median_of
+    spread, middle = collectors.spread, collectors.median_of
     if not any("dispatch_combine_gbs" in own or "dispatch_gbs" in own for own in figures.values()):
         return None
     return LowLatency(
@@ -224,10 +222,229 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
     first = figures[min(figures)] if figures else {}
     return {
         name: Operation(
-            so_gbs=ranks.spread(figures, f"{name}_so_gbs"),
-            su_gbs=ranks.spread(figures, f"{name}_su_gbs"),
-            us=ranks.spread(figures, f"{name}_us"),
+            so_gbs=collectors.spread(figures, f"{name}_so_gbs"),
+            su_gbs=collectors.spread(figures, f"{name}_su_gbs"),
+            us=collectors.spread(figures, f"{name}_us"),
             bytes=int(first[f"{name}_bytes"]) if f"{name}_bytes" in first else None,
         )
         for name in names
     }
+
+
+Side = tuple[str, int, Part]
+"""Where a part comes from (job, node, rank, or log: a file of its own), the number of that node or rank, and the part."""
+
+LOCAL_RANKS = 8
+"""Ranks of a node where nobody says it: upstream's default for `--num-processes`."""
+
+WORLD_MAX = 4096
+"""More ranks are no world but a misread number; DeepEP's own limits are far below."""
+
+LAST_CASE = re.compile(
+    r"(?:do_handle_copy=0, )?expert_alignment=1, use_fp8_dispatch=0, num_bias=2, with_previous_event=1, "
+    r"async_with_compute_stream=1, allocate_on_comm_stream=1"
+)
+"""The last of all combinations that V2's test goes through."""
+
+LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each alone", "halves": "send/recv times"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """One test, all sides together. `code` is the worst exit code, None where nobody said one; `main` is what the first node printed,
+    `first_ranks` what each node's first rank did where nodes can be told apart; `alike` says for each of V2's cases whether it sends
+    the same kind of data as the first; `lacking` are ranks that are not whole, and why; `turn` is
+    the pass that it is, of a test that has passes."""
+
+    kind: str
+    parts: tuple[Part, ...]
+    code: int | None
+    main: Voice | None
+    first_ranks: Mapping[int, Voice]
+    figures: Mapping[int, Mapping[str, Sequence[float]]]
+    world: int
+    alike: tuple[bool, ...]
+    lacking: Mapping[int, str]
+    passed: int
+    failed: int
+    ended: bool
+    turn: Turn | None = None
+
+
+def story(kind: str, sides: Sequence[Side]) -> Story:
+    """Return what the sides of one test of a kind say together."""
+    parts = tuple(part for _, _, part in sides)
+    turn = together(part.turn for part in parts)
+    codes = [code for part in parts for code in part.codes] + list(turn.ended.values() if turn else ())
+    code = max(codes, default=None)
+    voices = _voices(sides)
+    figures = _figures(parts)
+    place = _Place.of(kind, parts, figures)
+    cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
+    lacking = _lacking(kind, figures, place, max(cases, _due(turn))) | _silent_nodes(kind, voices, place)
+    whole = not lacking and _is_whole(kind, voices, figures, place) and (turn is None or _is_turn_whole(sides, place.nodes))
+    unsaid = any(len(part.codes) < part.headers for part in parts)
+    ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
+    failing = code != 0 and (code is not None or any(part.errors for part in parts))
+    opened = max((-(-voice.opened // voice.copies) for voice in voices.values()), default=0)
+    passed = max((voice.passed // voice.copies for voice in voices.values()), default=0)
+    least = min((voice.passed // voice.copies for voice in voices.values()), default=0)
+    return Story(
+        kind=kind,
+        parts=parts,
+        code=code,
+        main=voices[min(voices)] if voices else None,
+        first_ranks={node * place.local: voice for node, voice in voices.items()},
+        figures=figures,
+        world=place.world,
+        alike=_alike(voices),
+        lacking=lacking if ended else lacking | _with_errors(sides, lacking),
+        passed=passed + (cases if ended and not failing else max(cases - 1, 0)),
+        failed=(opened - least) + (1 if cases else 0) if failing else 0,
+        ended=ended,
+        turn=turn,
+    )
+
+
+def _due(turn: Turn | None) -> int:
+    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that ended well."""
+    return 0 if turn is None else turn.passed if any(turn.ended.values()) else turn.runs
+
+
+def _is_turn_whole(sides: Sequence[Side], nodes: int) -> bool:
+    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all nodes. A rank's file
+    says only that they began."""
+    told = [(side, part.turn) for side, _, part in sides if side != "rank"]
+    return bool(told) and all(turn is not None and turn.is_over(1 if side == "node" else nodes) for side, turn in told)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How large the test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which ranks print."""
+
+    nodes: int
+    local: int
+    world: int
+    printing: range
+    endless: bool
+    said_ok: bool
+
+    @classmethod
+    def of(cls, kind: str, parts: Sequence[Part], figures: Mapping[int, object]) -> _Place:
+        header = any(part.header for part in parts)
+        processes = next((int(found[1]) for part in parts if (found := re.search(r"--num-processes[= ]'?(\d{1,4})\b", part.args))), 0)
+        nodes = 1 if kind == "intranode" else max(max(part.nodes, part.allocations) for part in parts)
+        seen = max((rank for rank in figures if rank < WORLD_MAX), default=-1) + 1
+        stated = min(max(part.world for part in parts), WORLD_MAX)
+        guess = LOCAL_RANKS if header or not seen else _usual(-(-seen // max(nodes, 1)))
+        local = processes or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess) or LOCAL_RANKS
+        world = min(stated or (max(seen, nodes * local) if figures else 0), WORLD_MAX)
+        said_ok = any(part.codes for part in parts) and not any(code for part in parts for code in part.codes)
+        firsts = said_ok and bool(stated) and all(rank % local == 0 for rank in figures)
+        seeded = kind == "low-latency" and any(part.seeds for part in parts)
+        endless = seeded or any(part.endless for part in parts)
+        return cls(nodes, local, world, range(0, world, local if firsts else 1), endless, said_ok)
+
+
+def _usual(seen: int) -> int:
+    """Return how many ranks a node (or hosts together) has of which so many were seen: 1, 2, 4, 8 or whole nodes of 8.
+
+    The last rank may be the silent one; a test on another number of ranks needs our header to be believed whole."""
+    return next((size for size in (1, 2, 4) if seen <= size), -(-seen // LOCAL_RANKS) * LOCAL_RANKS)
+
+
+def _voices(sides: Sequence[Side]) -> dict[int, Voice]:
+    """Return what each node printed: from the nodes' own logs, else told apart by labels, else from logs of ranks."""
+    found: dict[str, dict[int, Voice]] = {}
+    for side, number, part in sides:
+        for label, voice in sorted(part.voices.items(), reverse=True):
+            if voice.configs or voice.busy:
+                key = number if side in {"node", "rank"} else int(label or 0)
+                found.setdefault("log" if side == "job" else side, {}).setdefault(key, voice)
+    return found.get("node") or found.get("log") or found.get("rank") or {}
+
+
+def _figures(parts: Iterable[Part]) -> dict[int, dict[str, list[float]]]:
+    """Return the ranks' figures out of all logs; where several have them, the one that has most counts, since it is the same text."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for part in parts:
+        for rank, own in part.figures.items():
+            known = found.setdefault(rank, {})
+            for name, values in own.items():
+                if len(values) > len(known.get(name, ())):
+                    known[name] = values
+    return found
+
+
+def _lacking(kind: str, figures: Mapping[int, Mapping[str, Sequence[float]]], place: _Place, cases: int) -> dict[int, str]:
+    """Return the ranks that have not printed all they should have, and why; none where no rank printed anything."""
+    if not figures:
+        return {}
+    if place.endless:
+        return {rank: "printed no figures" for rank in place.printing if not figures.get(rank)}
+    if kind == "ep":
+        wanted = {name: name.removesuffix("_us").replace("_", " ") for own in figures.values() for name in own if name.endswith("_us")}
+        wanted = {name: words for name, words in wanted.items() if not name.endswith(("_copy_us", "_reduce_us"))}
+    else:
+        wanted = {names[0]: LOW_WORDS[group] for group, names in LOW.items()}
+    most = {name: max(cases, 1, *(len(own.get(name, ())) for own in figures.values())) for name in wanted}
+    found = {}
+    for rank in place.printing:
+        own = figures.get(rank, {})
+        gaps = [words for name, words in wanted.items() if len(own.get(name, ())) < most[name]]
+        if gaps:
+            found[rank] = (
+                f"printed no {', no '.join(gaps)}" + (f" in case {most[min(wanted)]}" if cases > 1 else "") if own else "printed no figures"
+            )
+    return found
+
+
+def _silent_nodes(kind: str, voices: Mapping[int, Voice], place: _Place) -> dict[int, str]:
+    """Return the first ranks of nodes that should have printed what first ranks print, and did not, where nodes can be told apart."""
+    if kind not in {"intranode", "internode"} or len(voices) < 1 or any(voice.copies > 1 for voice in voices.values()):
+        return {}
+    return {node * place.local: f"its node ({node}) printed nothing" for node in range(min(place.nodes, WORLD_MAX)) if node not in voices}
+
+
+def _is_whole(kind: str, voices: Mapping[int, Voice], figures: Mapping[int, Mapping[str, Sequence[float]]], place: _Place) -> bool:
+    """Return whether everything is there that a test of this kind prints up to its end."""
+    if kind in {"intranode", "internode"}:
+        nodes = sum(voice.copies for voice in voices.values())
+        return bool(voices) and nodes >= place.nodes and all(map(_is_voice_whole, voices.values()))
+    if kind == "low-latency":
+        return bool(figures)
+    if place.said_ok:
+        return bool(figures) or any(voice.ep_cases for voice in voices.values())
+    operations = {name.removesuffix("_su_gbs") for own in figures.values() for name in own if name.endswith("_su_gbs")}
+    ran = "combine" in operations and ("expanded_dispatch" in operations) == ("reduced_combine" in operations)
+    return ran and bool(voices) and all(voice.blanks >= 2 * voice.copies or _is_last(voice) for voice in voices.values())
+
+
+def _is_voice_whole(voice: Voice) -> bool:
+    """Return whether a test of throughput said all that it says: its configuration, every case's outcome, three best settings."""
+    counts = [len(voice.best.get(name, ())) for name in OPERATIONS]
+    return bool(voice.configs) and voice.opened == voice.passed and min(counts) >= voice.copies
+
+
+def _is_last(voice: Voice) -> bool:
+    return bool(voice.ep_cases) and LAST_CASE.fullmatch(voice.ep_cases[-1]) is not None
+
+
+def _alike(voices: Mapping[int, Voice]) -> tuple[bool, ...]:
+    if not voices:
+        return ()
+    main = voices[min(voices)]
+    kinds = [re.findall(r"use_fp8_dispatch=(\d)", case) for case in main.ep_cases[:: main.copies]]
+    return tuple(kind == kinds[0] for kind in kinds)
+
+
+def _with_errors(sides: Iterable[Side], lacking: Mapping[int, str]) -> dict[int, str]:
+    """Return the ranks of a test without an end that told of an error, with the last thing that each said."""
+    found = {}
+    for side, number, part in sides:
+        for text, named in part.errors:
+            rank = named if named is not None else number if side == "rank" else None
+            if rank is not None and rank < WORLD_MAX:
+                before = lacking.get(rank, "")
+                found[rank] = f"{before}; {text}" if before else text
+    return found

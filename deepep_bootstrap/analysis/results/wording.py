@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from deepep_bootstrap.analysis.results.collectors import numbers
 from deepep_bootstrap.analysis.results.model import OURS, Best, Operation, Pass, Rank, Spread, Tested
-from deepep_bootstrap.analysis.results.ranks import numbers
 from deepep_bootstrap.core.errors import Problem
 
 WIDTH = 20

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import time
 from typing import Protocol
 
-from deepep_bootstrap.bootstrap.reboot.windows import Window
+from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.text import parse_time
 from deepep_bootstrap.plan.steps import Step
 from deepep_bootstrap.remote.host import Host
 
@@ -72,3 +75,77 @@ class Hands(Protocol):
 
     def look(self, host: Host) -> Seen:
         """Look at a host with fresh facts. Raises Trouble when it does not answer."""
+
+
+NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
+
+
+@dataclass(frozen=True)
+class Reboots:
+    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a wave works on at a time (0: all); times in seconds;
+    with `reload` the driver is loaded anew where that saves the reboot; `reservation` names the one of Slurm whose nodes are ours."""
+
+    mode: str = NEVER
+    at_once: int = 1
+    drain_timeout: float = Policy.drain_timeout
+    boot_timeout: float = Policy.boot_timeout
+    window: Window | None = None
+    reload: bool = False
+    reservation: str = ""
+
+    def policy(self, run: str) -> Policy:
+        """Return how the waves of a run roll."""
+        return Policy(
+            at_once=self.at_once,
+            drain_timeout=self.drain_timeout,
+            boot_timeout=self.boot_timeout,
+            run=run,
+            window=self.window,
+            reservation=self.reservation,
+            settle=min(Policy.settle, self.boot_timeout),
+            reboot=self.mode != NEVER,
+        )
+
+
+def read(reboot: str, window: str, times: tuple[str, str], *, reload: bool, reservation: str) -> Reboots:
+    """Return what --reboot, --reboot-window, --drain-timeout and --boot-timeout (`times`), --reload-driver and --reservation allow;
+    Trouble for a value that cannot be."""
+    mode, at_once = parse_mode(reboot)
+    drain, boot = parse_time("--drain-timeout", times[0]), parse_time("--boot-timeout", times[1])
+    return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
+
+
+def parse_mode(text: str) -> tuple[str, int]:
+    """Return mode and how many hosts at once of `never`, `ask`, `rolling`, `rolling:4` or `all` (0: as many as there are)."""
+    match = re.fullmatch(r"(never|ask|all|rolling)(?::([1-9][0-9]{0,4}))?", text, re.ASCII)
+    if not match or (match.group(2) and match.group(1) != ROLLING):
+        raise Trouble(Problem("--reboot", "unknown value", text[:40] or "nothing", "never, ask, rolling, rolling:K or all"))
+    return match.group(1), 0 if match.group(1) == ALL else int(match.group(2) or 1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A time of day, from `start` (in it) to `end` (not in it), local time; across midnight where the end comes first."""
+
+    start: time
+    end: time
+
+    def holds(self, now: time) -> bool:
+        """Return whether `now` is in the window."""
+        if self.start <= self.end:
+            return self.start <= now < self.end
+        return now >= self.start or now < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start:%H:%M}-{self.end:%H:%M}"
+
+
+def parse_window(value: str) -> Window | None:
+    """Return the window of `--reboot-window=HH:MM-HH:MM`, None for an empty value. Raises Trouble."""
+    if not value:
+        return None
+    match = re.fullmatch(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", value, re.ASCII)
+    if not match or value[:5] == value[6:]:
+        raise Trouble(Problem("--reboot-window", "not a time of day", value[:40], "HH:MM-HH:MM, local time, such as 22:00-06:00"))
+    start_hour, start_minute, end_hour, end_minute = (int(text) for text in match.groups())
+    return Window(time(start_hour, start_minute), time(end_hour, end_minute))

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import hosts, publish
-from deepep_bootstrap.bootstrap.context import Work, leave_out, look_again
-from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.context import Run, Work, leave_out, look_again, with_prefix
 from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
-from deepep_bootstrap.bootstrap.reboot.reboots import ASK, NEVER, ROLLING, Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
-from deepep_bootstrap.bootstrap.sharing import with_prefix
 from deepep_bootstrap.bootstrap.smoke import try_out
-from deepep_bootstrap.core import tarstream
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
@@ -211,7 +209,7 @@ def keep_logs(ended: Ended) -> str:
     if not entries:
         return ""
     try:
-        generations.keep_logs(work.door, work.place, work.run.name, tarstream.tar_tree(entries))
+        generations.keep_logs(work.door, work.place, work.run.name, filetree.tar_tree(entries))
     except Trouble as trouble:
         for problem in trouble.problems:
             if problem not in ended.problems:

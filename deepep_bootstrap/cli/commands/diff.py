@@ -10,7 +10,7 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import model
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Source
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.contents import Generation, Holdings, find_generation
 from deepep_bootstrap.prefix.diff import Change, difference, generation_facts, lines, lock_facts

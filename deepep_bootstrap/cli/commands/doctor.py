@@ -16,7 +16,7 @@ from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING
 from deepep_bootstrap.doctor.user_view import View
 from deepep_bootstrap.inventory.hostsfile import USER
 from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
-from deepep_bootstrap.lock import rules
+from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan.decisions import Request
 from deepep_bootstrap.prefix.defects import Defect, find_defects
@@ -92,7 +92,7 @@ def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence
     not asked about."""
     lock, defects, problems = known
     stack = lock.stacks[flags.stack or lock.default_stack]
-    if broken := rules.check(lock, read_tree(flags.root / "env"), (stack.name,)):
+    if broken := compatibility.check(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*broken)
     if flags.python and not any(seen.external_python for seen in survey.facts.values()):
         survey = gather(flags, door, survey.inventory, survey.prefix)

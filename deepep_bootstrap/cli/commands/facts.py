@@ -8,7 +8,7 @@ from dataclasses import asdict
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.inventory.facts_text import by_label, lines
+from deepep_bootstrap.inventory.facts import by_label, lines
 from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepep_bootstrap.bootstrap.planning import read_lock
-from deepep_bootstrap.core.comments import text_digest
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, read_tree

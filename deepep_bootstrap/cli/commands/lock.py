@@ -21,10 +21,9 @@ from deepep_bootstrap.fetch.renew import Checked, Renewal, Wish, check_archive, 
 from deepep_bootstrap.fetch.resolver import Closure
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.inventory.survey import Flags, read_tree
-from deepep_bootstrap.lock import edit, lockwheels, rules
+from deepep_bootstrap.lock import compatibility, edit
 from deepep_bootstrap.lock import model as locks
-from deepep_bootstrap.lock.model import Lock, Wheel, used
-from deepep_bootstrap.lock.wheels import PYTHON
+from deepep_bootstrap.lock.model import PYTHON, Lock, Wheel, used
 
 EVERY = "all"
 
@@ -84,7 +83,7 @@ def look_again(work: _Work, download: bool = False) -> int:
         _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
     done |= _check_wheels(work, download)
     problems = [problem for each in done.values() for problem in each.problems]
-    unfit = [*_unresolved(work), *rules.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
+    unfit = [*_unresolved(work), *compatibility.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
     work.screen.say(f"{len(work.stacks)} stacks: {'not all fit together' if unfit else 'consistent'}")
     problems += unfit
     for problem in problems:
@@ -182,7 +181,7 @@ def _resolved(work: _Work) -> list[Closure]:
 def _broken(work: _Work, new: Lock, resolved: Sequence[Closure]) -> Sequence[Problem]:
     """Return the rules that stacks break with their new wheels. Sources are not held to them here: they change one by one."""
     stacks = list(dict.fromkeys(closure.stack for closure in resolved))
-    return rules.check(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
+    return compatibility.check(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
 
 
 def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closure], path: str) -> str:
@@ -190,7 +189,7 @@ def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closur
     changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
     lists = {(each.stack, each.target): each.after for each in resolved if each.changes}
     new = edit.rewrite(text, changed, path) if changed else text
-    return lockwheels.put_wheels(new, lists, path) if lists else new
+    return edit.put_wheels(new, lists, path) if lists else new
 
 
 def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
@@ -199,7 +198,7 @@ def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
         rev = str(renewal.after["rev"])
         if rev == renewal.before["rev"] or name not in {stack.deepep for stack in work.lock.stacks.values()}:
             return renewal
-        note = rules.unrecorded(rev, read_tree(work.flags.root / "env"))
+        note = compatibility.unrecorded(rev, read_tree(work.flags.root / "env"))
         return replace(renewal, notes=(*renewal.notes, note)) if note else renewal
     return renew_archive(work.lock.archives[name], wish, work.mirrors)
 

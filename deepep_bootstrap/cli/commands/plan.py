@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from deepep_bootstrap.bootstrap.context import with_prefix
 from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
-from deepep_bootstrap.bootstrap.sharing import with_prefix
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.fetch import locations

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap.bootstrap import apply
-from deepep_bootstrap.bootstrap.logs import Run
+from deepep_bootstrap.bootstrap.context import Run
+from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
 from deepep_bootstrap.bootstrap.planning import read_lock
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
@@ -18,7 +18,7 @@ from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import Form, read_records
 from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
 from deepep_bootstrap.lock.model import Lock
-from deepep_bootstrap.plan import earlier_offer, host_recipes
+from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import check_shared
 from deepep_bootstrap.plan.host_recipes import BLOCKED, LIBRARIES
 from deepep_bootstrap.plan.host_recipes import OK as UNDONE
@@ -201,7 +201,7 @@ def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
     for those that did not answer now."""
     by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    before = earlier_offer.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
+    before = decisions.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
     return modulefiles.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts)
 
 
@@ -217,7 +217,7 @@ def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], 
         system = lock.systems.get(host_recipes.system_id(survey.facts[host.name]))
         env = {"MANAGER": system.manager} if system else {}
         text = host_recipes.script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
-        return Job(text, user="root", watched=True, timeout=apply.SLOW_LIMIT)
+        return Job(text, user="root", watched=True, timeout=SLOW_LIMIT)
 
     hosts = [host for host in survey.reached if host.name in files]
     replies = door.run_all(hosts, job)

@@ -15,7 +15,7 @@ from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
 from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.offer import read_offer
-from deepep_bootstrap.report import lasttests
+from deepep_bootstrap.report import load
 
 
 def status(flags: Flags) -> int:
@@ -29,7 +29,7 @@ def status(flags: Flags) -> int:
         silent = drained_and_silent(door, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
         defects, unread = find_defects(flags, door, survey)
-        tests = lasttests.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
+        tests = load.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest = newest_manifest(survey)
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     if manifest:

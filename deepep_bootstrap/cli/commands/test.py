@@ -27,7 +27,7 @@ from deepep_bootstrap.prefix.generations import Place
 from deepep_bootstrap.prefix.offer import offered_stack
 from deepep_bootstrap.remote.fleet import Fleet
 from deepep_bootstrap.report import summary
-from deepep_bootstrap.testing import collect, run_folder, runfiles, slurm_run, ssh_run
+from deepep_bootstrap.testing import collect, run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.collect import Collected
 from deepep_bootstrap.testing.placement import Spot, find_spot
 from deepep_bootstrap.testing.run_folder import TestRun
@@ -227,17 +227,17 @@ def bring_back(scene: Scene, wish: Wish, went: Went, place: Place) -> tuple[Test
     patience = collect.PATIENCE if scene.spot.client and went.state == slurm_run.ENDED else 0
     collected = collect.collect(scene.door, place, went.place, patience=patience)
     files = dict(collected.files)
-    values = run_folder.parse_values(files.get(runfiles.VALUES, ""), runfiles.VALUES)
+    values = run_folder.parse_values(files.get(run_folder.VALUES, ""), run_folder.VALUES)
     ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == slurm_run.HUNG else 1)}
     lines = [f"time_limit={wish.time_limit}", *(f"{key}={value}" for key, value in ended.items() if key not in values)]
     nodes = [name for name in values.get("nodes", "").split(",") if name]
     facts = assess.by_node(scene.survey.facts, nodes)
-    new = {runfiles.FACTS: json.dumps({"schema": 1, "hosts": {name: asdict(seen) for name, seen in facts.items()}}, indent=1)}
+    new = {run_folder.FACTS: json.dumps({"schema": 1, "hosts": {name: asdict(seen) for name, seen in facts.items()}}, indent=1)}
     if went.log:
         new["job.log"] = went.log
     collect.keep(scene.door, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()})
-    files |= new | {runfiles.VALUES: "\n".join([files.get(runfiles.VALUES, "").rstrip("\n"), *lines, ""]).lstrip("\n")}
-    return runfiles.of_files(wish.name, files), facts, replace(collected, files=files)
+    files |= new | {run_folder.VALUES: "\n".join([files.get(run_folder.VALUES, "").rstrip("\n"), *lines, ""]).lstrip("\n")}
+    return run_folder.of_files(wish.name, files), facts, replace(collected, files=files)
 
 
 def judged(went: Went, found: Assessment, silent: tuple[str, ...]) -> Outcome:

@@ -16,8 +16,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch.mirror.apt_index import Opened, Shelf, open_part, record
 from deepep_bootstrap.fetch.mirror.apt_parts import Part
-from deepep_bootstrap.fetch.mirror.apt_solver import Deb, Listed
-from deepep_bootstrap.fetch.mirror.debclosure import Closure, Pool, close
+from deepep_bootstrap.fetch.mirror.apt_solver import Closure, Deb, Listed, Pool, close
 from deepep_bootstrap.fetch.mirror.fill import Filled, Job, is_file, make_folder, place
 from deepep_bootstrap.fetch.mirror.index import SCRATCH, measure
 

@@ -18,14 +18,13 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import files
 from deepep_bootstrap.fetch.git import Pin
 from deepep_bootstrap.fetch.locations import Mirrors, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror.copied import Copied
+from deepep_bootstrap.fetch.mirror.apt_parts import Copied
 from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
 from deepep_bootstrap.fetch.mirror.index import PAGE, SCRATCH, Held, Index, Record, Wanted, differs, folders, measure, page, walk
 from deepep_bootstrap.fetch.sources import measure_source
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.fetch.wheels import fetch_wheel, fetch_wheels, is_cached
-from deepep_bootstrap.lock.model import Wheel
-from deepep_bootstrap.lock.sources import Source
+from deepep_bootstrap.lock.model import Source, Wheel
 
 BATCH = 8
 """Wheels fetched before they are put into their places: what an interrupted run loses at most."""

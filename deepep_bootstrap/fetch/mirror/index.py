@@ -28,11 +28,9 @@ from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME
 from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror import copied
-from deepep_bootstrap.fetch.mirror.copied import Copied
-from deepep_bootstrap.lock.model import Wheel
-from deepep_bootstrap.lock.sources import FILE_HASH, HASH, REV, Archive, Source
-from deepep_bootstrap.lock.wheels import TARGET
+from deepep_bootstrap.fetch.mirror import apt_parts
+from deepep_bootstrap.fetch.mirror.apt_parts import Copied
+from deepep_bootstrap.lock.model import FILE_HASH, HASH, REV, TARGET, Archive, Source, Wheel
 
 FORMAT = 1
 MARKER = ".incomplete"
@@ -114,7 +112,7 @@ def render(index: Index) -> str:
         "sources": [{"name": each.name, "url": each.url, "rev": each.rev, "hash": each.hash} for each in index.sources],
         "archives": dict(sorted(index.archives.items())),
         "files": {path: {"size": each.size, "hash": each.hash} for path, each in sorted(index.files.items())},
-    } | ({OPTIONAL: copied.render(dict(sorted(index.packages.items())))} if index.packages else {})
+    } | ({OPTIONAL: apt_parts.render(dict(sorted(index.packages.items())))} if index.packages else {})
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -161,7 +159,7 @@ def parse(data: bytes, where: str) -> Index:
         tuple(Held(**each) for each in document["sources"]),
         document["archives"],
         {path: Record(each["size"], each["hash"]) for path, each in document["files"].items()},
-        copied.read(document[OPTIONAL]),
+        apt_parts.read(document[OPTIONAL]),
     )
 
 
@@ -190,7 +188,7 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     for path, each in document["archives"].items():
         if path not in document["files"] or not (isinstance(each, str) and FILE_HASH.fits(each)):
             yield f"archives: {path!r:.200} is not among the files, or has no SRI hash"
-    yield from copied.faults(document[OPTIONAL])
+    yield from apt_parts.faults(document[OPTIONAL])
     for path, each in document["files"].items():
         if not is_inside(path):
             yield f"files: {path!r:.200} is no path inside a mirror"

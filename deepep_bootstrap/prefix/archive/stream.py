@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.tarstream import CHUNK, MTIME
+from deepep_bootstrap.core.filetree import MTIME, TAR_CHUNK
 from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, Index, Thing, Tree
 
 INDEX = "deepep-bootstrap.json"
@@ -216,7 +216,7 @@ def _member(stream: BinaryIO, where: str, name: str, thing: Thing) -> Iterator[b
         return
     digest, left = hashlib.sha256(), thing.size
     while left:
-        chunk = stream.read(min(CHUNK, left))
+        chunk = stream.read(min(TAR_CHUNK, left))
         if not chunk:
             raise _cut_off(where, name)
         digest.update(chunk)
