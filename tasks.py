@@ -1,6 +1,8 @@
-"""Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help` their flags.
+"""Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help`
+their flags.
 
-Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`, with their help texts in `front`.
+Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`, with their help
+texts in `front`.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ def bootstrap(
     boot_timeout: str = "30m",
     reload_driver: bool = False,
 ) -> int:
-    """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it loads."""
-    reboots = _reboots.read(reboot, reboot_window, (drain_timeout, boot_timeout), reload=reload_driver, reservation=reservation)
+    """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
+    loads."""
+    reboots = _reboots.read_reboots(
+        reboot, reboot_window, (drain_timeout, boot_timeout), reload=reload_driver, reservation=reservation
+    )
     return _bootstrap.bootstrap(flags, skip=skip, reboots=reboots)
 
 
@@ -65,26 +70,33 @@ def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
 
 
 @verb
-def lock(flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False) -> int:
+def lock(
+    flags: Flags, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False
+) -> int:
     """Say what is pinned and how old it is; check that it is still there and the same; update pins."""
     return _lock.lock(flags, check=check, update=update, ref=ref, version=version, download=download)
 
 
 @verb
-def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", packages: str = "", prune: bool = False) -> int:
-    """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check hashes it again."""
+def mirror(
+    flags: Flags, directory: str, check: bool = False, target: str = "", packages: str = "", prune: bool = False
+) -> int:
+    """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check
+    hashes it again."""
     return _mirror.mirror(flags, directory, check=check, target=target, packages=packages, prune=prune)
 
 
 @verb
 def status(flags: Flags) -> int:
-    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the last tests ended."""
+    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the
+    last tests ended."""
     return _status.status(flags)
 
 
 @verb
 def remove(flags: Flags) -> int:
-    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the store stay."""
+    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the
+    store stay."""
     return _remove.remove(flags)
 
 
@@ -96,13 +108,15 @@ def generations(flags: Flags) -> int:
 
 @verb
 def rollback(flags: Flags, to: str = "") -> int:
-    """Make the generation before the current one, or number --to, the current one; running jobs keep what they loaded."""
+    """Make the generation before the current one, or number --to, the current one; running jobs keep what they
+    loaded."""
     return _rollback.rollback(flags, to=to)
 
 
 @verb
 def gc(flags: Flags, keep: str = "5") -> int:
-    """Remove generations beyond the newest few, and store entries that no generation, running build or process of the hosts needs."""
+    """Remove generations beyond the newest few, and store entries that no generation, running build or process of
+    the hosts needs."""
     return _gc.gc(flags, keep=keep)
 
 
@@ -114,13 +128,15 @@ def diff(flags: Flags, old: str, new: str) -> int:
 
 @verb
 def export(flags: Flags, out: str = "", generation: str = "", sign: str = "") -> int:
-    """Write the store entries of a generation into one archive, with hashes and a signature, for another prefix to import."""
+    """Write the store entries of a generation into one archive, with hashes and a signature, for another prefix to
+    import."""
     return _export.export(flags, out=out, generation=generation, sign=sign)
 
 
 @verb
 def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigned: bool = False) -> int:
-    """Bring the store entries of an archive into the prefix, once signature and hashes are right; bootstrap then builds nothing."""
+    """Bring the store entries of an archive into the prefix, once signature and hashes are right; bootstrap then
+    builds nothing."""
     return _import.import_(flags, file=file, allowed_signers=allowed_signers, insecure_unsigned=insecure_unsigned)
 
 
@@ -132,8 +148,8 @@ def verify(flags: Flags, store: bool = False, against: str = "") -> int:
 
 @verb
 def report(flags: Flags, run: str = "", html: str = "", bundle: str = "", scrub_hosts: bool = False) -> int:
-    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a bug bundle: versions,
-    plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a
+    bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
     return _report.report(flags, run=run, html=html, bundle=bundle, scrub_hosts=scrub_hosts)
 
 
@@ -148,8 +164,11 @@ def test(
     time_limit: str = "",
     save_as_reference: bool = False,
 ) -> int:
-    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong and why."""
-    asked = _test.read(kind, args, via, nodes=nodes, limits=(start_timeout, time_limit), save=save_as_reference)
+    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong
+    and why."""
+    asked = _test.read_test_flags(
+        kind, args, via, nodes=nodes, limits=(start_timeout, time_limit), save=save_as_reference
+    )
     return _test.test(flags, asked)
 
 
@@ -167,7 +186,8 @@ def diagnose(logs: str, log: list[str] | None = None, causes: str = "", json: bo
 
 @verb
 def lab(action: str, layer: str = "lmod", dir: str = "", json: bool = False) -> int:
-    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in namespaces."""
+    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in
+    namespaces."""
     return _lab.lab(action, layer=layer, dir=dir, json=json)
 
 

@@ -1,4 +1,5 @@
-"""Guards for every test: a home of its own, no mirrors from the environment, signals as they were; failures told at once."""
+"""Guards for every test: a home of its own, no mirrors from the environment, signals as they were; failures told at
+once."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 REAL_HOME = Path.home()
 
 # Before anything imports them: what they assert is then told with its values, as in tests.
-pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("*_support.py")))
+pytest.register_assert_rewrite("tests.support")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,7 +43,8 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """Put signal handlers back after every test: the front door replaces that of ^C, and a later test presses ^C in the same process."""
+    """Put signal handlers back after every test: the front door replaces that of ^C, and a later test presses ^C in
+    the same process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
     saved = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -54,4 +56,7 @@ def own_signals() -> Iterator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell a failure when it happens, where workers report to: a run that is cut off has said by then what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.nodeid} ({report.when}) failed after {report.duration:.0f} s:\n{report.longreprtext}", flush=True)
+        print(
+            f"\n{report.nodeid} ({report.when}) failed after {report.duration:.0f} s:\n{report.longreprtext}",
+            flush=True,
+        )

@@ -1,4 +1,5 @@
-"""Run shellcheck on every shell file of the tree, found by suffix or first line, so that a new file cannot be forgotten."""
+"""Run shellcheck on every shell file of the tree, found by suffix or first line, so that a new file cannot be
+forgotten."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def is_shell(path: Path) -> bool:
 
 def main() -> int:
     """Lint everything git knows or could add; exit with shellcheck's code."""
-    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     files = [name for name in listing.stdout.splitlines() if (ROOT / name).is_file() and is_shell(ROOT / name)]
     print(f"shellcheck: {len(files)} files")
     return subprocess.run(["shellcheck", "-x", "--severity=style", *files], cwd=ROOT, check=False).returncode

@@ -13,7 +13,11 @@ PACKAGE = ROOT / "deepep_bootstrap"
 
 def tracked(*patterns: str) -> list[Path]:
     listing = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [ROOT / name for name in listing.stdout.split() if (ROOT / name).exists()]
 

@@ -1,4 +1,6 @@
-"""What the files of a run say together: tests in its logs, figures and traffic against what they should be, causes of a failure. Pure."""
+"""The assessment of a run from its files: tests in its logs, verdicts on figures and traffic, causes of a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ MOST_WORDS = 4
 class Books:
     """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
 
-    references: reference_file.Book
-    causes: rules.Book
+    references: reference_file.ReferenceSet
+    causes: rules.CauseSet
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself failed, and what our
-    own programs (nccl, pairs, smoke) say is wrong."""
+    """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself
+    failed, and what our own programs (nccl, pairs, smoke) say is wrong."""
 
     tests: tuple[Tested, ...]
     verdicts: tuple[Verdict, ...]
@@ -46,11 +48,11 @@ class Assessment:
 
 
 def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
-    """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it need not have
-    any) found at `where`. Trouble for one that cannot be read."""
-    book = rules.load(texts[CAUSES], f"env/{CAUSES}")
+    """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
+    need not have any) found at `where`. Trouble for one that cannot be read."""
+    book = rules.load_causes(texts[CAUSES], f"env/{CAUSES}")
     if site.get(CAUSES):
-        book = rules.join(book, rules.load(site[CAUSES], f"{where}/{CAUSES}", book))
+        book = rules.join(book, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", book))
     own = site.get(reference_file.FILE, "")
     return Books(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), book)
 
@@ -58,8 +60,9 @@ def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) ->
 def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment:
     """Return what a run says. `facts` are those of its nodes by name, as far as they are known.
 
-    A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run without any
-    has failed, whatever its exit code says. What the NICs of a failed run did not carry is no verdict on them.
+    A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run
+    without any has failed, whatever its exit code says. What the NICs of a failed run did not carry is no verdict on
+    them.
     """
     known = {name: facts[name] for name in run.nodes if name in facts}
     tests = tuple(_settled(run, compare.configured(tested, run.args)) for tested in read_logs(run.logs))
@@ -74,13 +77,21 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
     diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
-    return Assessment(tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run))
+    return Assessment(
+        tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run)
+    )
 
 
 def own_words(run: TestRun) -> tuple[str, ...]:
-    """Return what a program of ours says is wrong, each once: its lines are `[kind] slow: pair b200-003 b200-007: …`."""
+    """Return what a program of ours says is wrong, each once: its lines are `[kind] slow: pair b200-003 b200-007:
+    …`."""
     wrong = re.compile(rf"\[{re.escape(run.kind)}\] ((?:slow|no answer|absent|failed|wrong|fault): .*)")
-    found = (match[1].strip() for text in telling_logs(run).values() for line in text.splitlines() if (match := wrong.match(line)))
+    found = (
+        match[1].strip()
+        for text in telling_logs(run).values()
+        for line in text.splitlines()
+        if (match := wrong.match(line))
+    )
     return tuple(dict.fromkeys(found))[:MOST_WORDS]
 
 
@@ -93,16 +104,23 @@ def _settled(run: TestRun, tested: Tested) -> Tested:
 
 
 def telling_logs(run: TestRun) -> dict[str, str]:
-    """Return the logs that tell of a failure: what each node printed, then what the job said beside. Lines of the job's log that a
-    node's log has too are left empty, so that nothing is shown twice and every line keeps its number."""
+    """Return the logs that tell of a failure: what each node printed, then what the job said beside. Lines of the
+    job's log that a node's log has too are left empty, so that nothing is shown twice and every line keeps its
+    number."""
     nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}
     known = {line for text in nodes.values() for line in text.splitlines()}
     others = {name: text for name, text in run.logs.items() if not name.startswith(("node-", "rank-"))}
-    return {**nodes, **{name: "\n".join("" if line in known else line for line in text.split("\n")) for name, text in others.items()}}
+    return {
+        **nodes,
+        **{
+            name: "\n".join("" if line in known else line for line in text.split("\n")) for name, text in others.items()
+        },
+    }
 
 
 def by_node(facts: Mapping[str, Facts], nodes: Sequence[str]) -> dict[str, Facts]:
-    """Return the facts of a run's nodes by the name that Slurm has for each, which need not be that of the hosts file."""
+    """Return the facts of a run's nodes by the name that Slurm has for each, which need not be that of the hosts
+    file."""
     names = {seen.slurm.node or name: seen for name, seen in facts.items()}
     found = {name: names.get(name) or facts.get(name) for name in nodes}
     return {name: seen for name, seen in found.items() if seen is not None}

@@ -1,4 +1,4 @@
-"""Figures of tests against references and against what the hardware can move: a verdict for each. Pure."""
+"""Figures of tests compared with references and with what the hardware can carry: a verdict for each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.analysis.limits import Ceiling, Limits, ceiling
-from deepep_bootstrap.analysis.reference_file import ALIKE, CONFIG, PROCESSES, TOKENS, Book, Reference, gpu_type, unit_of
+from deepep_bootstrap.analysis.reference_file import (
+    ALIKE,
+    CONFIG,
+    PROCESSES,
+    TOKENS,
+    Reference,
+    ReferenceSet,
+    gpu_type,
+    unit_of,
+)
 from deepep_bootstrap.analysis.results.model import Tested
 from deepep_bootstrap.analysis.verdict import ABOVE, BELOW, FIGURE, NONE, OK, Verdict
 
 LONG = 64 << 20
-"""Bytes of a message from which on its rate is the line's, and not that of its beginning; what our own programs send by default."""
+"""Bytes of a message from which on its rate is the line's, and not that of its beginning; what our own programs send
+by default."""
 
 LEAST, MOST = 1e-6, 1e12
 """Of times in microseconds, and of anything: what lies outside was not measured but misread."""
@@ -43,25 +53,33 @@ NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class TestSetting:
     """Where figures were measured: GPU type, fabric, nodes; with the book and the limits they are judged by."""
 
     gpu: str
     fabric: str
     nodes: int
-    book: Book
+    book: ReferenceSet
     limits: Limits
 
 
 def judge(
-    tests: Sequence[Tested], *, gpu: str, fabric: str, nodes: int, references: Book, limits: Limits | None = None
+    tests: Sequence[Tested],
+    *,
+    gpu: str,
+    fabric: str,
+    nodes: int,
+    references: ReferenceSet,
+    limits: Limits | None = None,
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for every figure of the tests, in their order; but for what went between nodes where there is one node.
+    """Return a verdict for every figure of the tests, in their order; but for what went between nodes where there is
+    one node.
 
-    `gpu` is a type ("H200") or a product name, `fabric` one of refbook.FABRICS ("" where nobody knows; tests on one node use NVLink
-    whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody asked the hosts.
+    `gpu` is a type ("H200") or a product name, `fabric` one of refbook.FABRICS ("" where nobody knows; tests on one
+    node use NVLink whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody asked
+    the hosts.
     """
-    setting = Setting(gpu_type(gpu) or gpu, fabric, max(nodes, 1), references, limits or Limits())
+    setting = TestSetting(gpu_type(gpu) or gpu, fabric, max(nodes, 1), references, limits or Limits())
     return tuple(
         _verdict(tested, figure, value, setting)
         for tested in tests
@@ -71,7 +89,8 @@ def judge(
 
 
 def figures_of(tested: Tested) -> dict[str, float]:
-    """Return the figures of a test by their path in the document of `invoke results`; where ranks differ, the middle one's."""
+    """Return the figures of a test by their path in the document of `invoke results`; where ranks differ, the middle
+    one's."""
     found: dict[str, float | None] = {}
     for name, best in tested.best.items():
         found |= {f"best.{name}.{part}": getattr(best, part) for part in ("nvl_gbs", "rdma_gbs", "us")}
@@ -86,8 +105,8 @@ def figures_of(tested: Tested) -> dict[str, float]:
 
 
 def configured(tested: Tested, args: Sequence[str]) -> Tested:
-    """Return the test with the settings that the words given to its script say (`--num-tokens 64`, `--num-tokens=64`), where its log
-    does not say them itself."""
+    """Return the test with the settings that the words given to its script say (`--num-tokens 64`,
+    `--num-tokens=64`), where its log does not say them itself."""
     said: dict[str, int] = {}
     for word, after in zip(args, (*args[1:], ""), strict=False):
         if match := ARGUMENT.match(word):
@@ -103,12 +122,15 @@ def nodes_of(tested: Tested, nodes: int) -> int:
     return 1 if tested.test == "intranode" else max(nodes, 1)
 
 
-def settings_of(tested: Tested, nodes: int, book: Book, limits: Limits) -> dict[str, float]:
-    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's defaults."""
+def settings_of(tested: Tested, nodes: int, book: ReferenceSet, limits: Limits) -> dict[str, float]:
+    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's
+    defaults."""
     found: dict[str, float] = dict(book.defaults.get(tested.test, {}))
     if limits.gpus:
         found[PROCESSES] = min(found.get(PROCESSES, limits.gpus), limits.gpus)
-    said = {name: value for name, value in tested.config.items() if isinstance(value, int | float) and abs(value) <= MOST}
+    said = {
+        name: value for name, value in tested.config.items() if isinstance(value, int | float) and abs(value) <= MOST
+    }
     if ranks := said.get("num_ranks", len(tested.ranks)):
         found[PROCESSES] = ranks / nodes_of(tested, nodes)
     return found | said
@@ -120,48 +142,60 @@ def title(figure: str) -> str:
     return ", ".join(filter(None, words))
 
 
-def _verdict(tested: Tested, figure: str, value: float, setting: Setting) -> Verdict:
+def _verdict(tested: Tested, figure: str, value: float, setting: TestSetting) -> Verdict:
     unit, larger = unit_of(figure)
     bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.title, log=tested.log, unit=unit)
     if not (0 if larger else LEAST) <= value <= MOST:
         return replace(bare, text=f"{bare.title}: {value:g} {unit} is nothing that can be measured")
     if tested.is_later_pass:
-        return replace(bare, value=value, text=f"{bare.title}: {value:.2f} {unit}; only figures of the first pass are compared")
+        return replace(
+            bare, value=value, text=f"{bare.title}: {value:.2f} {unit}; only figures of the first pass are compared"
+        )
     nodes = nodes_of(tested, setting.nodes)
     here = settings_of(tested, nodes, setting.book, setting.limits)
     same = [one for one in setting.book.references if (one.test, one.figure) == (tested.test, figure)]
     apart = [(_differences(one, here, nodes, setting), one) for one in same]
-    holds = sorted((one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, tested, setting))
+    holds = sorted(
+        (one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, tested, setting)
+    )
     aim = next((one for one in holds if not one.fault), None)
     most = ceiling(figure, nodes, here.get(PROCESSES, 0), setting.limits)
     found = replace(bare, value=value)
     if most:
-        found = replace(found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * most.slack)
+        found = replace(
+            found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * most.slack
+        )
     found = _compared(found, aim) if aim else replace(found, text=f"{value:.2f} {unit}, {_without(apart)}")
     about = f", {found.of_limit:.0f} % of what {most.of} can do" if most and found.of_limit is not None else ""
     if most and not aim and value < most.least and _is_long(tested, figure):
-        found, about = replace(found, state=BELOW), f"{about}, and {100 * most.least / most.counted:.0f} % is the least on healthy hardware"
+        found, about = (
+            replace(found, state=BELOW),
+            f"{about}, and {100 * most.least / most.counted:.0f} % is the least on healthy hardware",
+        )
     means = (*_meanings(found, holds, nodes, setting), *_remarks(found, most))
     return replace(found, text=f"{found.title}: {found.text}{about}", means=means)
 
 
 def _is_long(tested: Tested, figure: str) -> bool:
-    """Return whether a figure of a program of ours was measured with messages long enough for the line to count, and on GPUs."""
+    """Return whether a figure of a program of ours was measured with messages long enough for the line to count, and
+    on GPUs."""
     operation = tested.operations.get(figure.split(".")[1])
     return operation is not None and (operation.bytes or 0) >= LONG and tested.config.get("library") != "gloo"
 
 
-def _rank(one: Reference, tested: Tested, setting: Setting) -> tuple[bool, bool, bool, bool]:
-    """Return how far a reference that holds is from home: a site's own first, then those for this very generation, GPU type and fabric.
+def _rank(one: Reference, tested: Tested, setting: TestSetting) -> tuple[bool, bool, bool, bool]:
+    """Return how far a reference that holds is from home: a site's own first, then those for this very generation, GPU
+    type and fabric.
 
-    V2 keeps V1's tests with their kernels, so V1's figures hold for it. Among equals what comes later in the file stands over what
-    came before."""
+    V2 keeps V1's tests with their kernels, so V1's figures hold for it. Among equals what comes later in the file
+    stands over what came before."""
     elsewhere = one.fabric not in ("nvlink", setting.fabric)
     return not one.site, one.generation != tested.generation, one.gpu != setting.gpu, elsewhere
 
 
-def _differences(one: Reference, here: Mapping[str, float], nodes: int, setting: Setting) -> tuple[str, ...]:
-    """Return in what a reference was measured otherwise than `here`, each as "num_tokens 4096 (here 64)"; none if it holds."""
+def _differences(one: Reference, here: Mapping[str, float], nodes: int, setting: TestSetting) -> tuple[str, ...]:
+    """Return in what a reference was measured otherwise than `here`, each as "num_tokens 4096 (here 64)"; none if it
+    holds."""
     used = "nvlink" if nodes == 1 else setting.fabric
     links = setting.book.gpus.get(setting.gpu)
     found = []
@@ -184,32 +218,50 @@ def _compared(bare: Verdict, aim: Reference) -> Verdict:
     state = BELOW if percent < 100 * (1 - aim.lower) else ABOVE if percent > 100 * (1 + aim.upper) else OK
     share = "%" if aim.larger else "% of the speed"
     text = f"{bare.value:.2f} {bare.unit}, {percent:.0f} {share} of {aim.value:g} {bare.unit} ({aim.source})"
-    return replace(bare, state=state, text=text, wanted=aim.value, low=aim.low, high=aim.high, percent=percent, source=aim.source)
+    return replace(
+        bare, state=state, text=text, wanted=aim.value, low=aim.low, high=aim.high, percent=percent, source=aim.source
+    )
 
 
 def _without(apart: Sequence[tuple[tuple[str, ...], Reference]]) -> str:
     """Return what to say of a figure without a reference: how the nearest one for its GPU was measured."""
-    others = [(differences, one) for differences, one in apart if differences and not one.fault and not differences[0].startswith(GPU)]
+    others = [
+        (differences, one)
+        for differences, one in apart
+        if differences and not one.fault and not differences[0].startswith(GPU)
+    ]
     if not others:
         return "no reference"
     differences, one = min(others, key=lambda other: len(other[0]))
     return f"no reference; the nearest, {one.value:g} {one.unit}, is for {', '.join(differences)}"
 
 
-def _meanings(found: Verdict, holds: Sequence[Reference], nodes: int, setting: Setting) -> Iterator[str]:
-    """Yield what a figure that is too low usually means: first setups with a known fault that gave the same, then hints."""
+def _meanings(found: Verdict, holds: Sequence[Reference], nodes: int, setting: TestSetting) -> Iterator[str]:
+    """Yield what a figure that is too low usually means: first setups with a known fault that gave the same, then
+    hints."""
     if found.state not in (BELOW, NONE) or found.value is None:
         return
-    yield from dict.fromkeys(f"{one.fault} ({one.source})" for one in holds if one.fault and one.low <= found.value <= one.high)
+    yield from dict.fromkeys(
+        f"{one.fault} ({one.source})" for one in holds if one.fault and one.low <= found.value <= one.high
+    )
     known: dict[str, float | str | None] = {
-        "percent": found.percent, "limit": found.of_limit, "value": found.value, "nodes": float(nodes),
+        "percent": found.percent,
+        "limit": found.of_limit,
+        "value": found.value,
+        "nodes": float(nodes),
         "nics": float(setting.limits.nics) if setting.limits.nics else None,
-        "fabric": setting.fabric if nodes > 1 else "nvlink", "test": found.test, "unit": found.unit,
+        "fabric": setting.fabric if nodes > 1 else "nvlink",
+        "test": found.test,
+        "unit": found.unit,
         "reference": "none" if found.wanted is None else "some",
-    }  # fmt: skip
+    }
     for hint in setting.book.hints:
         low = found.state == BELOW or any(sentence.startswith(("limit", "value")) for sentence in hint.when)
-        if low and found.subject.rpartition(".")[2] in hint.figures and all(_holds(sentence, known) for sentence in hint.when):
+        if (
+            low
+            and found.subject.rpartition(".")[2] in hint.figures
+            and all(_holds(sentence, known) for sentence in hint.when)
+        ):
             yield hint.means
 
 
@@ -227,6 +279,9 @@ def _remarks(found: Verdict, most: Ceiling | None) -> Iterator[str]:
     if found.state == ABOVE:
         yield "faster than its reference, which is old or of another setup: keep your own (--save-as-reference)"
     if most and found.impossible:
-        yield f"more than {most.of} can carry ({most.counted:.0f} {found.unit}, what stays local counted): something is measured wrong"
+        yield (
+            f"more than {most.of} can carry ({most.counted:.0f} {found.unit}, what stays local counted): something "
+            f"is measured wrong"
+        )
     elif most and (found.value or 0.0) > most.line and most.counted > most.line:
         yield f"more than the line's {most.line:.0f} {found.unit}: upstream counts tokens that stay local, too"

@@ -1,11 +1,11 @@
-"""What the hardware of the hosts can move at most, out of their facts and the table of NVLink rates. Pure."""
+"""Limits of the hardware: the most that hosts can move, from their facts and the table of NVLink rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deepep_bootstrap.analysis.reference_file import Book, gpu_type
+from deepep_bootstrap.analysis.reference_file import ReferenceSet, gpu_type
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.nics import sort_out
@@ -16,9 +16,9 @@ BITS = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """What one host can move at most in one direction, in GB/s (10^9 bytes per second), the least of all hosts; None where the facts
-    do not say it. `nvlink_gbs` is of one GPU, `node_gbs` of all NICs of a host for GPUs together, `nic_gbs` the share of one GPU in it.
-    `gpus` and `nics` are per host. `why` says how they were found."""
+    """What one host can move at most in one direction, in GB/s (10^9 bytes per second), the least of all hosts; None
+    where the facts do not say it. `nvlink_gbs` is of one GPU, `node_gbs` of all NICs of a host for GPUs together,
+    `nic_gbs` the share of one GPU in it. `gpus` and `nics` are per host. `why` says how they were found."""
 
     nvlink_gbs: float | None = None
     node_gbs: float | None = None
@@ -29,20 +29,23 @@ class Limits:
 
 
 SLACK = 1.05
-"""How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt out."""
+"""How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt
+out."""
 
 ADDED_UP = 2.1
 """The same of an all-reduce, whose bus rate is what a ring carries: a switch that adds up needs half of that."""
 
 LEAST = 0.5
-"""Share of what the line can do that plain, long messages reach on healthy hardware at least. A choice: two H200 reach 0.69 of their
-NVLinks (NCCL 2.28.9, 2026-11-21); ports below half their rate, most NICs left out, and sockets stay below half."""
+"""Share of what the line can do that plain, long messages reach on healthy hardware at least. A choice: two H200
+reach 0.69 of their NVLinks (NCCL 2.28.9, 2026-11-21); ports below half their rate, most NICs left out, and sockets
+stay below half."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it. `of` says which line;
-    more than `counted` times `slack` cannot be, less than `least` (0: nobody knows) is slow whatever is wrong."""
+    """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it.
+    `of` says which line; more than `counted` times `slack` cannot be, less than `least` (0: nobody knows) is slow
+    whatever is wrong."""
 
     line: float
     counted: float
@@ -54,9 +57,10 @@ class Ceiling:
 def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
     """Return the most that a figure of a test on so many nodes with so many ranks each can be; None where nobody knows.
 
-    Upstream's tests count tokens that stay on their GPU (NVLink) or their node (RDMA) like others (test_internode.py: the sum over
-    all nodes; V2's SO). Tokens go everywhere alike, so of n peers one is the sender itself, and figures are up to n / (n - 1) times
-    what the line carried: 100 GB/s on two nodes with 50 GB/s for each GPU."""
+    Upstream's tests count tokens that stay on their GPU (NVLink) or their node (RDMA) like others
+    (test_internode.py: the sum over all nodes; V2's SO). Tokens go everywhere alike, so of n peers one is the sender
+    itself, and figures are up to n / (n - 1) times what the line carried: 100 GB/s on two nodes with 50 GB/s for
+    each GPU."""
     part = figure.rpartition(".")[2]
     if not part.endswith("_gbs"):
         return None
@@ -68,9 +72,9 @@ def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | 
 
 
 def _plain(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
-    """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs (pairs). An
-    all-to-all sends 1 - 1 / nodes of all bytes through the NICs and counts 1 - 1 / ranks of them; a ring's all-reduce passes through
-    all NICs of a node, and through the NVLinks of each GPU."""
+    """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs
+    (pairs). An all-to-all sends 1 - 1 / nodes of all bytes through the NICs and counts 1 - 1 / ranks of them; a
+    ring's all-reduce passes through all NICs of a node, and through the NVLinks of each GPU."""
     nvlink, nic = limits.nvlink_gbs, limits.nic_gbs
     reduces = figure.endswith("all_reduce.bus_gbs")
     if nodes == 1:
@@ -87,12 +91,15 @@ def _plain(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | N
 
 
 def fabric_of(facts: Iterable[Facts], nodes: int) -> str:
-    """Return the fabric that a test on so many nodes uses: "nvlink" on one; "infiniband", "gib" (RoCE with Google's gIB) or "roce" by
-    the NICs of the hosts, "" where they have none."""
+    """Return the fabric that a test on so many nodes uses: "nvlink" on one; "infiniband", "gib" (RoCE with Google's
+    gIB) or "roce" by the NICs of the hosts, "" where they have none."""
     hosts = list(facts)
     if nodes < 2:
         return "nvlink"
-    rates = {link: sum(nic.rate for host in hosts for nic in nics.sort_out(host, link).used) for link in ("InfiniBand", "Ethernet")}
+    rates = {
+        link: sum(nic.rate for host in hosts for nic in nics.sort_out(host, link).used)
+        for link in ("InfiniBand", "Ethernet")
+    }
     if not any(rates.values()):
         return ""
     if rates["InfiniBand"] >= rates["Ethernet"]:
@@ -101,9 +108,12 @@ def fabric_of(facts: Iterable[Facts], nodes: int) -> str:
 
 
 def gpu_nics(facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:
-    """Return the NICs that GPUs use, as "mlx5_3:1", by host: what `traffic.judge_traffic` expects. Hosts without GPUs are left out."""
+    """Return the NICs that GPUs use, as "mlx5_3:1", by host: what `traffic.judge_traffic` expects. Hosts without
+    GPUs are left out."""
     link = LINKS_OF_FABRICS.get(fabric_of(facts.values(), 2), "")
-    hosts = {name: nics.assign_nics(host.gpus, nics.sort_out(host, link).used) for name, host in facts.items() if host.gpus}
+    hosts = {
+        name: nics.assign_nics(host.gpus, nics.sort_out(host, link).used) for name, host in facts.items() if host.gpus
+    }
     return {name: tuple(dict.fromkeys(map(str, nics.values()))) for name, nics in hosts.items()}
 
 
@@ -113,7 +123,7 @@ def gpu_of(facts: Iterable[Facts]) -> str:
     return types.pop() if len(types) == 1 else ""
 
 
-def limits(facts: Sequence[Facts], book: Book) -> Limits:
+def limits(facts: Sequence[Facts], book: ReferenceSet) -> Limits:
     """Return what hosts can move at most; those without a GPU do not count."""
     hosts = [host for host in facts if host.gpus]
     if not hosts:
@@ -127,7 +137,10 @@ def limits(facts: Sequence[Facts], book: Book) -> Limits:
     nvlink, how = min(known) if len(known) == len(links) else (None, "")
     said = [how] if how else []
     if node := nodes[slowest]:
-        said.append(f"{len(nics[slowest])} NICs of {node * BITS / len(nics[slowest]):g} Gb/s for {len(hosts[slowest].gpus)} GPUs")
+        said.append(
+            f"{len(nics[slowest])} NICs of {node * BITS / len(nics[slowest]):g} Gb/s for {len(hosts[slowest].gpus)} "
+            f"GPUs"
+        )
     return Limits(
         nvlink_gbs=nvlink,
         node_gbs=node or None,
@@ -138,11 +151,12 @@ def limits(facts: Sequence[Facts], book: Book) -> Limits:
     )
 
 
-def _nvlink(host: Facts, book: Book) -> tuple[float, str] | None:
-    """Return GB/s of one GPU's NVLinks in one direction and how it was found; None where the GPU or its links are not known.
+def _nvlink(host: Facts, book: ReferenceSet) -> tuple[float, str] | None:
+    """Return GB/s of one GPU's NVLinks in one direction and how it was found; None where the GPU or its links are not
+    known.
 
-    Behind an NVSwitch `nvidia-smi topo` shows all links of a GPU for each of its peers, without one those to that peer. The links
-    of all peers together are more than a GPU has only in the first case."""
+    Behind an NVSwitch `nvidia-smi topo` shows all links of a GPU for each of its peers, without one those to that
+    peer. The links of all peers together are more than a GPU has only in the first case."""
     known = book.gpus.get(gpu_of([host]))
     if known is None or not known.links or not host.prepared.nvlinks:
         return None

@@ -1,4 +1,6 @@
-"""Reference figures and what belongs to them, as env/references.toml and a site's own file have them. Pure."""
+"""Reference figures, hints, GPU types and error counters, as references.toml and a site's own file have
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.analysis.results.model import KINDS, OPERATIONS, OURS
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import NAME, SOME, Form, Table
-from deepep_bootstrap.core.toml import load as load_toml
+from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 
 FILE = "references.toml"
 FABRICS = ("nvlink", "roce", "gib", "infiniband")
@@ -18,14 +19,26 @@ UNITS: Mapping[str, tuple[str, bool]] = {"gbs": ("GB/s", True), "us": ("us", Fal
 """What the end of a figure's name says: its unit, and whether larger is better."""
 
 CONFIG = ("num_tokens", "hidden", "num_topk", "num_topk_groups", "num_experts", "num_processes", "num_sms")
-"""Settings of a test that its figures depend on, by the names of upstream's arguments; `num_processes` are the ranks of one node."""
+"""Settings of a test that its figures depend on, by the names of upstream's arguments; `num_processes` are the ranks
+of one node."""
 
 TOKENS, PROCESSES = "num_tokens", "num_processes"
 ALIKE = 0.01
-"""Numbers of tokens that differ by less than this fraction are the same: V2's test gives each rank one token less than the one before."""
+"""Numbers of tokens that differ by less than this fraction are the same: V2's test gives each rank one token less
+than the one before."""
 
 PARTS = (
-    *("nvl_gbs", "rdma_gbs", "us", "dispatch_combine_gbs", "dispatch_us", "combine_us", "dispatch_gbs", "combine_gbs", "so_gbs"),
+    *(
+        "nvl_gbs",
+        "rdma_gbs",
+        "us",
+        "dispatch_combine_gbs",
+        "dispatch_us",
+        "combine_us",
+        "dispatch_gbs",
+        "combine_gbs",
+        "so_gbs",
+    ),
     *("su_gbs", "bus_gbs", "gpu_gbs"),
 )
 """Last parts of figures: what hints are about."""
@@ -33,15 +46,20 @@ PARTS = (
 _BEST = rf"best\.({'|'.join(OPERATIONS)})\.(nvl_gbs|rdma_gbs|us)"
 _LOW_LATENCY = r"low_latency\.(dispatch_combine_gbs|dispatch_us|combine_us|dispatch_gbs|combine_gbs)"
 _OPERATION = r"operations\.[a-z][a-z0-9_]*\.(so_gbs|su_gbs|us|bus_gbs|gpu_gbs)"
-FIGURE = Form(f"{_BEST}|{_LOW_LATENCY}|{_OPERATION}", "a figure of `invoke results`, such as best.combine.nvl_gbs, ending in _gbs or us")
-PART = Form("|".join(PARTS), " or ".join(PARTS))
-GPU = Form(r"[A-Z]+[0-9]+[A-Z]*( [A-Za-z]+)?|sm_[0-9]+", "a GPU type such as H200, or an architecture such as sm_90")
-FABRIC = Form("|".join(FABRICS), " or ".join(FABRICS))
-TEST = Form("|".join((*KINDS, *OURS)), " or ".join((*KINDS, *OURS)))
-GENERATION = Form("v1|v2", "v1 or v2")
-ARCH = Form(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
-COUNTER = Form(r"[A-Za-z0-9_]+", "the name of a counter, such as link_downed")
-SENTENCE = Form(
+FIGURE = ValueForm(
+    f"{_BEST}|{_LOW_LATENCY}|{_OPERATION}",
+    "a figure of `invoke results`, such as best.combine.nvl_gbs, ending in _gbs or us",
+)
+PART = ValueForm("|".join(PARTS), " or ".join(PARTS))
+GPU = ValueForm(
+    r"[A-Z]+[0-9]+[A-Z]*( [A-Za-z]+)?|sm_[0-9]+", "a GPU type such as H200, or an architecture such as sm_90"
+)
+FABRIC = ValueForm("|".join(FABRICS), " or ".join(FABRICS))
+TEST = ValueForm("|".join((*KINDS, *OURS)), " or ".join((*KINDS, *OURS)))
+GENERATION = ValueForm("v1|v2", "v1 or v2")
+ARCH = ValueForm(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
+COUNTER = ValueForm(r"[A-Za-z0-9_]+", "the name of a counter, such as link_downed")
+SENTENCE = ValueForm(
     r"(percent|limit|value|nodes|nics) (>=|<=|>|<) [0-9]+(\.[0-9]+)?|(fabric|test|unit|reference) is \S+",
     "THING OPERATOR VALUE, such as `percent <= 15`",
 )
@@ -49,10 +67,10 @@ SENTENCE = Form(
 
 @dataclass(frozen=True)
 class Reference:
-    """What one figure should be. `figure` is its path in the document of `invoke results`; performance may be less by the fraction
-    `lower` and more by `upper`. It holds for every setting in `config` (names of CONFIG, each with the values it holds for).
-    `fault`: the figure of a setup with something wrong, in words; it says what a figure like it means, and is no aim. `site`: this
-    cluster's own."""
+    """What one figure should be. `figure` is its path in the document of `invoke results`; performance may be less
+    by the fraction `lower` and more by `upper`. It holds for every setting in `config` (names of CONFIG, each with
+    the values it holds for). `fault`: the figure of a setup with something wrong, in words; it says what a figure
+    like it means, and is no aim. `site`: this cluster's own."""
 
     gpu: str
     fabric: str
@@ -89,13 +107,15 @@ class Reference:
         return self.value * (1 + self.upper) if self.larger else self.value / (1 - self.lower)
 
     def percent(self, value: float) -> float:
-        """Return the performance of `value` in percent of this reference: half the GB/s is 50, and so is twice the time."""
+        """Return the performance of `value` in percent of this reference: half the GB/s is 50, and so is twice the
+        time."""
         return 100 * (value / self.value if self.larger else self.value / value)
 
 
 @dataclass(frozen=True)
 class Hint:
-    """What a figure below its reference usually means: for the figures whose last part is in `figures`, where all of `when` is true."""
+    """What a figure below its reference usually means: for the figures whose last part is in `figures`, where all of
+    `when` is true."""
 
     name: str
     figures: tuple[str, ...]
@@ -105,7 +125,8 @@ class Hint:
 
 @dataclass(frozen=True)
 class Links:
-    """NVLink of a GPU type: links of one GPU, GB/s of one link in one direction; 0 where it has none. `arch` is its capability."""
+    """NVLink of a GPU type: links of one GPU, GB/s of one link in one direction; 0 where it has none. `arch` is its
+    capability."""
 
     arch: str
     links: int
@@ -115,8 +136,9 @@ class Links:
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """What it means that an error counter grew during a test; `fails`: it does not on a healthy machine, or not by more than `per_tb` for
-    10^12 bytes that came in, as `source` says; a single one proves no rate. A `per_tb` of 0 leaves none, not even one."""
+    """What it means that an error counter grew during a test; `fails`: it does not on a healthy machine, or not by
+    more than `per_tb` for 10^12 bytes that came in, as `source` says; a single one proves no rate. A `per_tb` of 0
+    leaves none, not even one."""
 
     means: str
     fails: bool
@@ -129,7 +151,7 @@ class ErrorCounter:
 
 
 @dataclass(frozen=True)
-class Book:
+class ReferenceSet:
     """References, hints, GPU types, settings that a test has where its log says nothing, and error counters by name."""
 
     references: tuple[Reference, ...] = ()
@@ -145,17 +167,19 @@ def unit_of(figure: str) -> tuple[str, bool]:
 
 
 def gpu_type(name: str) -> str:
-    """Return the type in a product name: "H100" of "NVIDIA H100 80GB HBM3", "H100 NVL", "H100 PCIe" where links differ; "" of none."""
+    """Return the type in a product name: "H100" of "NVIDIA H100 80GB HBM3", "H100 NVL", "H100 PCIe" where links
+    differ; "" of none."""
     found = re.search(r"\b(G?[ABH][0-9]{2,3})\b(?:.*\b(NVL|PCIe)\b)?", name)
     return " ".join(filter(None, found.groups())) if found else ""
 
 
-def load(text: str, where: str, *, site: bool = False) -> Book:
-    """Return the book in a TOML text; Trouble with every fault, each naming `where` and the key. `site`: the file of a cluster."""
+def load_references(text: str, where: str, *, site: bool = False) -> ReferenceSet:
+    """Return the book in a TOML text; Trouble with every fault, each naming `where` and the key. `site`: the file of
+    a cluster."""
     problems: list[Problem] = []
     top = Table(load_toml(text, where), where, problems)
     defaults = {name: _settings(table) for name, table in top.named("defaults", TEST)}
-    book = Book(
+    book = ReferenceSet(
         tuple(reference for table in top.tables("reference") for reference in _references(table, site)),
         tuple(_hint(table) for table in top.tables("hint")),
         {name: _links(table) for name, table in top.named("gpu", GPU)},
@@ -168,16 +192,17 @@ def load(text: str, where: str, *, site: bool = False) -> Book:
     return book
 
 
-def read_book(texts: Mapping[str, str], site: str = "", where: str = FILE) -> Book:
-    """Return the book of the files of env/ (`texts` by relative path) with a site's own file, whose text is `site` ("": it has none) and
-    whose place is `where`; Trouble with every fault of one of them."""
+def read_book(texts: Mapping[str, str], site: str = "", where: str = FILE) -> ReferenceSet:
+    """Return the book of the files of env/ (`texts` by relative path) with a site's own file, whose text is `site`
+    ("": it has none) and whose place is `where`; Trouble with every fault of one of them."""
     if FILE not in texts:
         raise Trouble(Problem(f"env/{FILE}", "this file is missing", try_="a fresh checkout"))
-    return joined(load(texts[FILE], f"env/{FILE}"), load(site, where, site=True))
+    return joined(load_references(texts[FILE], f"env/{FILE}"), load_references(site, where, site=True))
 
 
-def joined(shipped: Book, *others: Book) -> Book:
-    """Return one book: references and hints of `others` (a site's) before the shipped ones, tables of the same name replaced."""
+def joined(shipped: ReferenceSet, *others: ReferenceSet) -> ReferenceSet:
+    """Return one book: references and hints of `others` (a site's) before the shipped ones, tables of the same name
+    replaced."""
     references = tuple(reference for book in (*others, shipped) for reference in book.references)
     hints = tuple(hint for book in (*others, shipped) for hint in book.hints)
     gpus, defaults, counters = dict(shipped.gpus), dict(shipped.defaults), dict(shipped.counters)
@@ -185,7 +210,7 @@ def joined(shipped: Book, *others: Book) -> Book:
         gpus.update(book.gpus)
         defaults.update(book.defaults)
         counters.update(book.counters)
-    return Book(references, hints, gpus, defaults, counters)
+    return ReferenceSet(references, hints, gpus, defaults, counters)
 
 
 def _references(table: Table, site: bool) -> Iterator[Reference]:
@@ -211,7 +236,9 @@ def _references(table: Table, site: bool) -> Iterator[Reference]:
     table.close()
     for gpu in gpus:
         for fabric in fabrics:
-            yield from (replace(shared, gpu=gpu, fabric=fabric, figure=figure, value=value) for figure, value in figures.items())
+            yield from (
+                replace(shared, gpu=gpu, fabric=fabric, figure=figure, value=value) for figure, value in figures.items()
+            )
 
 
 def _figures(table: Table) -> dict[str, float]:
@@ -229,7 +256,7 @@ def _figures(table: Table) -> dict[str, float]:
     return found
 
 
-def _one_or_more(table: Table, key: str, form: Form) -> tuple[str, ...]:
+def _one_or_more(table: Table, key: str, form: ValueForm) -> tuple[str, ...]:
     """Return a text, or a list of texts, of `form`; there must be one."""
     if not isinstance(table.data.get(key), list):
         return (table.text(key, form),)
@@ -252,7 +279,12 @@ def _number(table: Table, key: str) -> float | None:
 def _fraction(table: Table, key: str, *, below: float) -> float:
     value = _number(table, key)
     if value is not None and not 0 <= value < below:
-        table.complain(key, "is no fraction of the value", value, "a number from 0 on" + ("" if below == math.inf else " and below 1"))
+        table.complain(
+            key,
+            "is no fraction of the value",
+            value,
+            "a number from 0 on" + ("" if below == math.inf else " and below 1"),
+        )
     return value or 0.0
 
 
@@ -272,7 +304,9 @@ def _settings(table: Table) -> dict[str, tuple[int, ...]]:
 
 
 def _hint(table: Table) -> Hint:
-    hint = Hint(table.text("name", NAME), table.words("figures", PART), table.words("when", SENTENCE), table.text("means", SOME))
+    hint = Hint(
+        table.text("name", NAME), table.words("figures", PART), table.words("when", SENTENCE), table.text("means", SOME)
+    )
     if not hint.figures:
         table.complain("figures", "is missing or empty", wanted=PART.words)
     table.close()
@@ -280,7 +314,12 @@ def _hint(table: Table) -> Hint:
 
 
 def _links(table: Table) -> Links:
-    links = Links(table.text("arch", ARCH), table.number("links", 0), _number(table, "link_gbs") or 0.0, table.text("source", SOME))
+    links = Links(
+        table.text("arch", ARCH),
+        table.number("links", 0),
+        _number(table, "link_gbs") or 0.0,
+        table.text("source", SOME),
+    )
     table.close()
     return links
 

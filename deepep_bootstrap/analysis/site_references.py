@@ -1,4 +1,4 @@
-"""A site's own references: made of figures that were measured, and kept in a TOML document like env/references.toml. Pure."""
+"""A site's own references: made of measured figures, and kept in a TOML document like references.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from tomlkit.items import AoT, Table
 from deepep_bootstrap.analysis import limits as bounds
 from deepep_bootstrap.analysis.compare import figures_of, nodes_of, settings_of
 from deepep_bootstrap.analysis.limits import Limits
-from deepep_bootstrap.analysis.reference_file import CONFIG, FABRIC, FILE, GPU, Book, Reference, gpu_type, load
+from deepep_bootstrap.analysis.reference_file import (
+    CONFIG,
+    FABRIC,
+    FILE,
+    GPU,
+    Reference,
+    ReferenceSet,
+    gpu_type,
+    load_references,
+)
 from deepep_bootstrap.analysis.results.model import Tested
 from deepep_bootstrap.inventory.facts import Facts
 
@@ -20,11 +29,12 @@ PATH = FILE
 """Where a site keeps its own, relative to PREFIX."""
 
 TOLERANCE = 0.1
-"""How much slower or faster than the first run of a site later ones may be. Runs of one machine with three builds of NVSHMEM lay within
-2 % of each other (8 x H200, 2026-11-20); the rest is for other nodes and busy networks."""
+"""How much slower or faster than the first run of a site later ones may be. Runs of one machine with three builds of
+NVSHMEM lay within 2 % of each other (8 x H200, 2026-11-20); the rest is for other nodes and busy networks."""
 
-HEAD = """# References of this cluster, written by `invoke test --save-as-reference`. They win over those of env/references.toml, whose head
-# explains the keys. Edit tolerances as you like; a later save replaces the figures it measured again.
+HEAD = """# References of this cluster, written by `invoke test --save-as-reference`. They win over those of
+# env/references.toml, whose head explains the keys. Edit tolerances as you like; a later save replaces
+# the figures it measured again.
 """
 
 Key = tuple[str, str, int, str, str, tuple[tuple[str, tuple[int, ...]], ...]]
@@ -40,9 +50,18 @@ class Saved:
 
 
 def saved(
-    existing: str, tests: Sequence[Tested], hosts: Sequence[Facts], *, run: str, date: str, nodes: int, book: Book, where: str = PATH
+    existing: str,
+    tests: Sequence[Tested],
+    hosts: Sequence[Facts],
+    *,
+    run: str,
+    date: str,
+    nodes: int,
+    book: ReferenceSet,
+    where: str = PATH,
 ) -> Saved:
-    """Return the document of a site (`existing`, at `where`) with the figures of a run on `hosts`; see `recorded` and `site_text`."""
+    """Return the document of a site (`existing`, at `where`) with the figures of a run on `hosts`; see `recorded`
+    and `site_text`."""
     gpu, fabric = bounds.gpu_of(hosts), bounds.fabric_of(hosts, nodes)
     made = recorded(tests, run, date, gpu=gpu, fabric=fabric, nodes=nodes, book=book, limits=bounds.limits(hosts, book))
     why_not = "the test printed no figures"
@@ -54,11 +73,20 @@ def saved(
 
 
 def recorded(
-    tests: Sequence[Tested], run: str, date: str, *, gpu: str, fabric: str, nodes: int, book: Book, limits: Limits | None = None
+    tests: Sequence[Tested],
+    run: str,
+    date: str,
+    *,
+    gpu: str,
+    fabric: str,
+    nodes: int,
+    book: ReferenceSet,
+    limits: Limits | None = None,
 ) -> tuple[Reference, ...]:
-    """Return references out of the figures of those tests that are ok, of several passes the first, for the name of the run and its
-    day (2026-11-20). The others are those of references.judge: tests judged by them later have the same settings. None for a
-    GPU or a fabric without a name that `refbook` reads: one such line would make the whole file unreadable."""
+    """Return references out of the figures of those tests that are ok, of several passes the first, for the name of
+    the run and its day (2026-11-20). The others are those of references.judge: tests judged by them later have the
+    same settings. None for a GPU or a fabric without a name that `refbook` reads: one such line would make the whole
+    file unreadable."""
     found: dict[tuple[Key, str], Reference] = {}
     for tested in tests:
         used = nodes_of(tested, nodes)
@@ -88,9 +116,10 @@ def recorded(
 
 
 def site_text(existing: str, references: Sequence[Reference], where: str = PATH) -> str:
-    """Return the document of a site with `references` in it: figures that it has for the same GPU, fabric, nodes, test and settings are
-    replaced, all else stays, comments too. `existing` is "" before the first; Trouble that names `where` if it cannot be read."""
-    load(existing, where, site=True)
+    """Return the document of a site with `references` in it: figures that it has for the same GPU, fabric, nodes,
+    test and settings are replaced, all else stays, comments too. `existing` is "" before the first; Trouble that
+    names `where` if it cannot be read."""
+    load_references(existing, where, site=True)
     document = tomlkit.parse(existing or HEAD)
     groups: dict[Key, list[Reference]] = {}
     for one in references:
@@ -118,13 +147,15 @@ def _key(one: Reference) -> Key:
 
 
 def _without(table: Table, groups: Mapping[Key, Iterable[Reference]]) -> Table | None:
-    """Return a table of the document without the figures that are new; None where none is left. A table for several GPUs or fabrics, or
-    for a fault, was written by a person and stays; what comes later in a file stands over it."""
+    """Return a table of the document without the figures that are new; None where none is left. A table for several
+    GPUs or fabrics, or for a fault, was written by a person and stays; what comes later in a file stands over it."""
     plain: dict[str, Any] = table.unwrap()
     gpu, fabric = plain["gpu"], plain["fabric"]
     if isinstance(gpu, list) or isinstance(fabric, list) or "fault" in plain:
         return table
-    config = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in plain.get("config", {}).items()}
+    config = {
+        name: tuple(value) if isinstance(value, list) else (value,) for name, value in plain.get("config", {}).items()
+    }
     key = gpu, fabric, plain["nodes"], plain["test"], plain["generation"], tuple(sorted(config.items()))
     for one in groups.get(key, ()):
         table["figures"].pop(one.figure, None)

@@ -1,17 +1,20 @@
-"""What the NICs carried during a run, out of their counters before and after: the share of each, and errors that are new. Pure."""
+"""Traffic of the NICs during a run, from their counters before and after: the share of each, and errors that
+are new.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap.analysis.reference_file import Book
+from deepep_bootstrap.analysis.reference_file import ReferenceSet
 from deepep_bootstrap.analysis.verdict import BELOW, ERROR, NIC, NONE, NOTE, OK, Verdict
 from deepep_bootstrap.testing.run_folder import WORD_BYTES, Counter, Counters, TestRun
 
 FAIR = 0.5
-"""Least share of a NIC, as a fraction of an equal share of all. The tests load all GPUs alike, and a map of GPUs to NICs gives no NIC
-more than one GPU more than another: with x GPUs for each NIC on average the least loaded has floor(x), which is more than x / 2."""
+"""Least share of a NIC, as a fraction of an equal share of all. The tests load all GPUs alike, and a map of GPUs to
+NICs gives no NIC more than one GPU more than another: with x GPUs for each NIC on average the least loaded has
+floor(x), which is more than x / 2."""
 
 IDLE = 0.01
 """Below this fraction of an equal share a NIC carried nothing of the test: what is left is other traffic."""
@@ -20,7 +23,8 @@ LEAST = 100_000
 """Bytes for each NIC below which a test did not use the NICs at all: one token (14 kB) to seven others is as much."""
 
 SATURATED = (2**32 - 1) * WORD_BYTES
-"""Where a 32-bit counter of words ends: InfiniBand's stay there (PortXmitData of the specification), wider ones never stop there."""
+"""Where a 32-bit counter of words ends: InfiniBand's stay there (PortXmitData of the specification), wider ones
+never stop there."""
 
 FAST = 0.5
 """NICs of less than this fraction of the fastest one's rate are for management (fabric.sort_out has the same)."""
@@ -28,9 +32,9 @@ FAST = 0.5
 
 @dataclass(frozen=True)
 class NicTraffic:
-    """What one port of a NIC carried during a run: bytes, and its share of all GPU traffic of its host in each direction (0…1).
-    `expected`: it should carry the traffic of GPUs. `problem` says why nothing is known ("" otherwise), `gone`: it is not there any more;
-    `errors` are new ones by name."""
+    """What one port of a NIC carried during a run: bytes, and its share of all GPU traffic of its host in each
+    direction (0…1). `expected`: it should carry the traffic of GPUs. `problem` says why nothing is known (""
+    otherwise), `gone`: it is not there any more; `errors` are new ones by name."""
 
     host: str
     device: str
@@ -51,20 +55,21 @@ class NicTraffic:
 
 
 def nic_traffic(run: TestRun, expected_nics: Mapping[str, Collection[str]] | None = None) -> tuple[NicTraffic, ...]:
-    """Return what each NIC of each host carried, hosts in the run's order; none for hosts without counters before or after.
+    """Return what each NIC of each host carried, hosts in the run's order; none for hosts without counters before or
+    after.
 
     See `judge_traffic` for `expected_nics`."""
     return tuple(nic for host in _hosts(run) for nic in _of_host(run, host, expected_nics))
 
 
 def judge_traffic(
-    run: TestRun, *, expected_nics: Mapping[str, Collection[str]] | None = None, book: Book | None = None
+    run: TestRun, *, expected_nics: Mapping[str, Collection[str]] | None = None, book: ReferenceSet | None = None
 ) -> tuple[Verdict, ...]:
     """Return verdicts on the NICs of a run's hosts and on new errors of NICs and GPUs.
 
-    `expected_nics` are the devices that carry GPU traffic by host ("mlx5_3", or with its port "mlx5_3:1"); a host that is not in it, or
-    None, means the NICs of its prevailing link layer that are at least half as fast as the fastest. On one node no NIC carries
-    anything, so there only errors are judged. `book` says what error counters mean.
+    `expected_nics` are the devices that carry GPU traffic by host ("mlx5_3", or with its port "mlx5_3:1"); a host that
+    is not in it, or None, means the NICs of its prevailing link layer that are at least half as fast as the fastest. On
+    one node no NIC carries anything, so there only errors are judged. `book` says what error counters mean.
     """
     hosts = _hosts(run)
     found: list[Verdict] = []
@@ -78,7 +83,7 @@ def judge_traffic(
         if len(hosts) > 1:
             found += _traffic_verdicts(host, [nic for nic in nics if nic.expected])
         devices = [*nics, *_gpu_errors(host, before, after)]
-        found += [*_error_verdicts(host, devices, book or Book()), *_gone_gpus(host, before, after)]
+        found += [*_error_verdicts(host, devices, book or ReferenceSet()), *_gone_gpus(host, before, after)]
     return tuple(found)
 
 
@@ -97,7 +102,11 @@ def _of_host(run: TestRun, host: str, expected_nics: Mapping[str, Collection[str
     nics = [replace(nic, expected=nic.device in wanted) for nic in nics]
     sent, received = (sum(getattr(nic, way) for nic in nics if nic.expected) for way in ("sent", "received"))
     return tuple(
-        replace(nic, share_sent=nic.sent / sent if sent else 0.0, share_received=nic.received / received if received else 0.0)
+        replace(
+            nic,
+            share_sent=nic.sent / sent if sent else 0.0,
+            share_received=nic.received / received if received else 0.0,
+        )
         if nic.expected
         else nic
         for nic in nics
@@ -105,7 +114,8 @@ def _of_host(run: TestRun, host: str, expected_nics: Mapping[str, Collection[str
 
 
 def _usual(counters: Counters) -> set[str]:
-    """Return the ports that carry GPU traffic where nobody says which: of the link layer with most bandwidth, all but the slow ones."""
+    """Return the ports that carry GPU traffic where nobody says which: of the link layer with most bandwidth, all
+    but the slow ones."""
     layers: dict[str, float] = {}
     for nic in counters.nics.values():
         layers[nic.link_layer] = layers.get(nic.link_layer, 0.0) + nic.gbits
@@ -117,14 +127,24 @@ def _usual(counters: Counters) -> set[str]:
 def _port(name: str, counters: Counters) -> str:
     """Return a device as counters name it ("mlx5_3/1"); without a port its first one."""
     device, _, port = name.replace(":", "/").partition("/")
-    return f"{device}/{port}" if port else min((one for one in counters.nics if one.startswith(f"{device}/")), default=f"{device}/1")
+    return (
+        f"{device}/{port}"
+        if port
+        else min((one for one in counters.nics if one.startswith(f"{device}/")), default=f"{device}/1")
+    )
 
 
 def _moved(host: str, name: str, before: Counter | None, after: Counter | None) -> NicTraffic:
     bare = NicTraffic(host, name)
     if before is None or after is None:
         gone = after is None and before is not None
-        said = "is gone since the test began" if gone else "is not there" if after is None else "was not there when the test began"
+        said = (
+            "is gone since the test began"
+            if gone
+            else "is not there"
+            if after is None
+            else "was not there when the test began"
+        )
         return replace(bare, problem=said, gone=after is None)
     bare = replace(bare, gbits=after.gbits, errors=_grown(before.errors, after.errors))
     sent, received = after.sent - before.sent, after.received - before.received
@@ -137,7 +157,9 @@ def _moved(host: str, name: str, before: Counter | None, after: Counter | None) 
 
 def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return by how much counters grew, those that did; one that was reset meanwhile counts from 0."""
-    grown = {name: count - before.get(name, 0) if count >= before.get(name, 0) else count for name, count in after.items()}
+    grown = {
+        name: count - before.get(name, 0) if count >= before.get(name, 0) else count for name, count in after.items()
+    }
     return {name: count for name, count in grown.items() if count > 0}
 
 
@@ -173,11 +195,23 @@ def _low(nic: NicTraffic, known: Sequence[NicTraffic], sent: int, received: int)
     usual = 100 * sum(others) / max(len(others), 1)
     if nic.share < IDLE / len(known):
         text = f"{nic.device} {way} nothing of the test ({gigabytes(done)} of {gigabytes(total)})"
-        means = ("no GPU uses it: is it in DEEP_EP_DEVICE_TO_HCA_MAPPING, its port up, and reachable from the other nodes?",)
+        means = (
+            "no GPU uses it: is it in DEEP_EP_DEVICE_TO_HCA_MAPPING, its port up, and reachable from the other nodes?",
+        )
     else:
         text = f"{nic.device} {way} {100 * nic.share:.1f} % of the traffic where the others have {usual:.1f} %"
         means = ("GPUs share another NIC, or this one is slower: compare rate, PCIe width and errors of its port",)
-    return Verdict(NIC, nic.device, BELOW, text, host=nic.host, value=100 * nic.share, unit="%", wanted=100 / len(known), means=means)
+    return Verdict(
+        NIC,
+        nic.device,
+        BELOW,
+        text,
+        host=nic.host,
+        value=100 * nic.share,
+        unit="%",
+        wanted=100 / len(known),
+        means=means,
+    )
 
 
 def _count(nics: Sequence[NicTraffic]) -> str:
@@ -186,7 +220,9 @@ def _count(nics: Sequence[NicTraffic]) -> str:
 
 def _gpu_errors(host: str, before: Counters, after: Counters) -> Iterator[NicTraffic]:
     for index, gpu in sorted(after.gpus.items()):
-        yield NicTraffic(host, f"gpu {index}", errors=_grown(before.gpus[index].errors, gpu.errors) if index in before.gpus else {})
+        yield NicTraffic(
+            host, f"gpu {index}", errors=_grown(before.gpus[index].errors, gpu.errors) if index in before.gpus else {}
+        )
 
 
 def _gone_gpus(host: str, before: Counters, after: Counters) -> Iterator[Verdict]:
@@ -195,9 +231,9 @@ def _gone_gpus(host: str, before: Counters, after: Counters) -> Iterator[Verdict
         yield Verdict(ERROR, f"gpu {index}", BELOW, f"gpu {index} is gone since the test began", host=host, means=means)
 
 
-def _error_verdicts(host: str, devices: Iterable[NicTraffic], book: Book) -> Iterator[Verdict]:
-    """Yield a verdict for each NIC or GPU with new errors; those of NICs that carry no GPU traffic are only noted, and so are as many
-    as a healthy link may have for what it carried."""
+def _error_verdicts(host: str, devices: Iterable[NicTraffic], book: ReferenceSet) -> Iterator[Verdict]:
+    """Yield a verdict for each NIC or GPU with new errors; those of NICs that carry no GPU traffic are only noted,
+    and so are as many as a healthy link may have for what it carried."""
     for one in devices:
         if not one.errors:
             continue
@@ -206,9 +242,19 @@ def _error_verdicts(host: str, devices: Iterable[NicTraffic], book: Book) -> Ite
         named = ", ".join(f"{name} {count}" for name, count in sorted(one.errors.items()))
         means = [counter.means for counter in sorted(known.values(), key=lambda counter: not counter.fails)]
         usual = [name for name, beyond in bad.items() if not beyond]
-        means += [f"{name}: no more than links may have ({known[name].per_tb:g} for 10^12 bytes: {known[name].source})" for name in usual]
+        means += [
+            f"{name}: no more than links may have ({known[name].per_tb:g} for 10^12 bytes: {known[name].source})"
+            for name in usual
+        ]
         state = BELOW if one.expected and any(bad.values()) else NOTE
-        yield Verdict(ERROR, one.device, state, f"{one.device} has new errors: {named}", host=host, means=tuple(dict.fromkeys(means)))
+        yield Verdict(
+            ERROR,
+            one.device,
+            state,
+            f"{one.device} has new errors: {named}",
+            host=host,
+            means=tuple(dict.fromkeys(means)),
+        )
 
 
 def gigabytes(count: int) -> str:

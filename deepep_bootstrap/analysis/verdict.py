@@ -1,4 +1,4 @@
-"""What a check of a run says: one verdict per figure, NIC or counter, as a line for people and as JSON. Values, pure."""
+"""A verdict: one per figure, NIC or counter, as a line for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 OK, BELOW, ABOVE, NONE, NOTE = "ok", "below", "above", "none", "note"
 STATES = (BELOW, ABOVE, NOTE, NONE, OK)
-"""In the order in which they deserve a look. Only `below` says no; `none`: there was nothing to compare with, or it could not be read."""
+"""In the order in which they deserve a look. Only `below` says no; `none`: there was nothing to compare with, or it
+could not be read."""
 
 FIGURE, NIC, ERROR = "figure", "nic", "error"
 
@@ -17,11 +18,14 @@ FIGURE, NIC, ERROR = "figure", "nic", "error"
 class Verdict:
     """What one thing was found to be.
 
-    - `kind` is figure, nic or error; `subject` the figure's path in the document of `invoke results` ("best.dispatch_fp8.nvl_gbs"), or
+    - `kind` is figure, nic or error; `subject` the figure's path in the document of `invoke results`
+      ("best.dispatch_fp8.nvl_gbs"), or
       the NIC ("mlx5_3/1") or GPU ("gpu 4") of `host`; `test` and `log` say where a figure is from.
-    - `value` in `unit`; `wanted` is the reference's value, `low` and `high` what counts as ok around it, `percent` the performance in
+    - `value` in `unit`; `wanted` is the reference's value, `low` and `high` what counts as ok around it, `percent` the
+      performance in
       percent of the reference (for times too: twice as slow is 50), `source` where the reference is from.
-    - `limit` is what the hardware can move at most, in `unit`, `of_limit` the value in percent of it; `impossible`: more than can be.
+    - `limit` is what the hardware can move at most, in `unit`, `of_limit` the value in percent of it; `impossible`:
+      more than can be.
     - `text` is the verdict in one sentence, `means` what a figure like this usually comes from, the likeliest first.
     """
 

@@ -1,4 +1,6 @@
-"""Build store entries on one host: a session there, sources sent once, every entry's recipe as soon as what it needs is there."""
+"""Building of store entries on one host: a session there, sources sent once, every entry's recipe as soon as
+its dependencies are there.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import commands
 
 SESSION = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/session.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
-PUBLISH_FORM = records.Form({"state": 1}, {"phase": 1, "waiting": 1})
+PUBLISH_FORM = records.RecordForm({"state": 1}, {"phase": 1, "waiting": 1})
 NOISE = ("phase=", "state=", "waiting=")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or "skipped";
-    `line` the last line of output, or the reason."""
+    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or
+    "skipped"; `line` the last line of output, or the reason."""
 
     entry: str
     state: str
@@ -44,13 +46,13 @@ class Event:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…` and `bin/uv`
-    for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine;
-    `indexes` None where the wheels are among the chunks, else the host gets them itself from these
-    addresses, the default one first ("": uv's own).
+    """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…`
+    and `bin/uv` for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine;
+    `indexes` None where the wheels are among the chunks, else the host gets them itself from these addresses, the
+    default one first ("": uv's own).
 
-    `user` builds ("" for the connection's own), `allocation` is what to ask Slurm for (None without Slurm), `jobs` a number of
-    compilers (0: by processors and memory), `heartbeat` the locks' interval in seconds.
+    `user` builds ("" for the connection's own), `allocation` is what to ask Slurm for (None without Slurm), `jobs` a
+    number of compilers (0: by processors and memory), `heartbeat` the locks' interval in seconds.
     """
 
     prefix: str
@@ -61,7 +63,7 @@ class BuildRequest:
     wheels: tuple[Wheel, ...] = ()
     indexes: tuple[str, ...] | None = None
     user: str = ""
-    allocation: commands.Request | None = None
+    allocation: commands.AllocationRequest | None = None
     jobs: int = 0
     heartbeat: float = 10.0
     token: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -75,11 +77,14 @@ class Session:
     job: str
 
 
-def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> tuple[Outcome, ...]:
-    """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the request.
+def build_all(
+    door: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
+) -> tuple[Outcome, ...]:
+    """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the
+    request.
 
-    An entry that fails stops those that need it; the others finish. Trouble (the host has gone, no allocation, no scratch) and ^C
-    leave nothing running: the session's end removes scratch, and the watchers end the recipes.
+    An entry that fails stops those that need it; the others finish. Trouble (the host has gone, no allocation, no
+    scratch) and ^C leave nothing running: the session's end removes scratch, and the watchers end the recipes.
     """
     if not request.entries:
         return ()
@@ -90,11 +95,18 @@ def build_all(door: Door, host: Host, request: BuildRequest, on_event: Callable[
 
 
 @contextmanager
-def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callable[[Event], None]) -> Iterator[Session]:
+def open_session(
+    door: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
+) -> Iterator[Session]:
     """Hold a session open on `host`: scratch, and an allocation where one is asked for; both are gone afterwards."""
     options = commands.request_options(request.allocation) if request.allocation else ()
     used = {name for entry in request.entries for name in (entry.name, *entry.needs)}
-    env = {"PREFIX": request.prefix, "TOKEN": request.token, "ENTRIES": "\n".join(sorted(used)), "HEARTBEAT": f"{request.heartbeat:g}"}
+    env = {
+        "PREFIX": request.prefix,
+        "TOKEN": request.token,
+        "ENTRIES": "\n".join(sorted(used)),
+        "HEARTBEAT": f"{request.heartbeat:g}",
+    }
     job = Job(compose(request.recipes, *SESSION), args=options, env=env, user=request.user, watched=True, timeout=None)
 
     def tell(line: str) -> None:
@@ -115,14 +127,24 @@ def open_session(door: Door, host: Host, request: BuildRequest, on_event: Callab
         hold.close()
 
 
-def feed(door: Door, host: Host, request: BuildRequest, session: Session) -> None:
+def feed(door: Transport, host: Host, request: BuildRequest, session: Session) -> None:
     """Send what the recipes work on into the session's scratch folder; Trouble when it cannot be unpacked there."""
-    files = {f"bin/{Path(entries.RELOCATOR).name}": request.recipes[entries.RELOCATOR], "requirements.txt": requirements(request.wheels)}
+    files = {
+        f"bin/{Path(entries.RELOCATOR).name}": request.recipes[entries.RELOCATOR],
+        "requirements.txt": requirements(request.wheels),
+    }
     job = Job(compose(request.recipes, *RECEIVE), env={"SCRATCH": session.scratch}, user=request.user, timeout=None)
     for chunks in (tar_texts(files), request.chunks()):
         reply = door.send(host, job, chunks)
         if reply.code:
-            raise Trouble(Problem(host.name, "cannot unpack the sources there", last_lines(reply.err), try_=f"room in {session.scratch}"))
+            raise Trouble(
+                Problem(
+                    host.name,
+                    "cannot unpack the sources there",
+                    last_lines(reply.err),
+                    try_=f"room in {session.scratch}",
+                )
+            )
 
 
 def tar_texts(files: Mapping[str, str]) -> Iterator[bytes]:
@@ -144,14 +166,23 @@ def requirements(wheels: Iterable[Wheel]) -> str:
 
 def manifest(entry: Entry) -> str:
     """Return the JSON text of an entry's manifest; the recipe adds where and when it was built."""
-    document = {"schema": 1, "name": entry.name, "kind": entry.kind, "version": entry.version, "inputs": entry.inputs, "needs": entry.needs}
+    document = {
+        "schema": 1,
+        "name": entry.name,
+        "kind": entry.kind,
+        "version": entry.version,
+        "inputs": entry.inputs,
+        "needs": entry.needs,
+    }
     return json.dumps(document, ensure_ascii=False)
 
 
 class _Run:
     """One run of the recipes of a request: which entries have ended, which can begin."""
 
-    def __init__(self, door: Door, host: Host, request: BuildRequest, *, session: Session, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, door: Transport, host: Host, request: BuildRequest, *, session: Session, on_event: Callable[[Event], None]
+    ) -> None:
         self.door, self.host, self.request, self.session, self.on_event = door, host, request, session, on_event
         self.outcomes: dict[str, Outcome] = {}
         self.started: set[str] = set()
@@ -188,7 +219,9 @@ class _Run:
 
     def lost(self, entry: Entry) -> list[str]:
         """Return what `entry` needs and will never get in this run."""
-        return [name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}]
+        return [
+            name for name in entry.needs if name in self.outcomes and self.outcomes[name].state in {"failed", "skipped"}
+        ]
 
     def begin(self, pool: ThreadPoolExecutor, order: Iterable[Entry]) -> set[Future[Outcome]]:
         """Start what can begin now, and skip what never can; return the started ones."""
@@ -232,7 +265,9 @@ class _Run:
                 reply = Reply(self.host.name, 1, "", trouble.problems[0].said, 0.0)
         seconds = time.monotonic() - start
         if reply.code:
-            outcome = Outcome(entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log))
+            outcome = Outcome(
+                entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log)
+            )
         else:
             found = records.read_records(reply.out, PUBLISH_FORM, self.host.name, "publish.sh").text("state")
             state, detail = ("unchanged", "already published") if found == "present" else ("done", "published")
@@ -264,7 +299,8 @@ class _Run:
 
 
 def as_step(script: str, job: str, path: str, token: str) -> str:
-    """Return a script that writes `script` to `path` and runs it as a step of the Slurm allocation `job`, with all its processors."""
+    """Return a script that writes `script` to `path` and runs it as a step of the Slurm allocation `job`, with all
+    its processors."""
     end = f"END_{token}"
     command = " ".join(commands.srun(job, ("--cpu-bind=none", "bash", path)))
     return f"cat >{path} <<'{end}'\n{script}\n{end}\nexec {command}\n"

@@ -1,4 +1,6 @@
-"""What the phases of one bootstrap share: the hosts as they were seen, the plan, the run's folder; and how it changes on the way."""
+"""The values that the phases of one bootstrap share: the hosts as they were seen, the plan, the run and its
+folder of logs; and how they change on the way.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,23 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather
-from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.steps import Plan
-from deepep_bootstrap.prefix.generations import Place
-from deepep_bootstrap.remote.fleet import Fleet
+from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
 
 
 @dataclass(frozen=True)
-class Work:
+class BootstrapContext:
     """What every phase of one bootstrap needs."""
 
     flags: Flags
     screen: Screen
-    run: Run
-    door: Fleet
+    run: RunLogs
+    door: ConnectionPool
     survey: Survey
-    request: Request
+    request: PlanRequest
     plan: Plan
     mirrors: Mirrors
     reboots: Reboots
@@ -55,9 +57,9 @@ class Work:
         return self.survey.inventory.settings.build_user
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PrefixHandle:
         """The prefix as its host reaches it."""
-        return Place(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
+        return PrefixHandle(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
 
     @property
     def offers_news(self) -> bool:
@@ -71,20 +73,20 @@ class Work:
         return choice.record.stack in self.survey.facts[choice.prefix_host].prefix.unproved
 
 
-def look_again(work: Work) -> Work:
+def look_again(work: BootstrapContext) -> BootstrapContext:
     """Return the work as it stands now that the hosts were changed: facts and plan anew."""
     survey = with_prefix(gather(work.flags, work.door, work.survey.inventory, work.request.prefix))
     return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
 
 
-def leave_out(work: Work, gone: Collection[str]) -> Work:
-    """Return the work without hosts that went away since they were looked at: the others are planned for anew. Trouble where there
-    is no plan without them."""
+def leave_out(work: BootstrapContext, gone: Collection[str]) -> BootstrapContext:
+    """Return the work without hosts that went away since they were looked at: the others are planned for anew.
+    Trouble where there is no plan without them."""
     survey = work.survey.without(gone)
     return replace(work, survey=survey, plan=decide(work.door, survey, work.request))
 
 
-def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+def tell(work: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
     """Show outcomes and hand them on."""
     work.screen.ended(*outcomes)
     return outcomes
@@ -93,8 +95,8 @@ def tell(work: Work, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
 def with_prefix(survey: Survey) -> Survey:
     """Return the survey without hosts that do not see the prefix which most others see; they are problems from here on.
 
-    The survey stays as it was where that is no matter of a few hosts: nobody has the prefix yet, half of them or more lack it, or two
-    different ones are seen. What to say then is decided when the plan is made.
+    The survey stays as it was where that is no matter of a few hosts: nobody has the prefix yet, half of them or more
+    lack it, or two different ones are seen. What to say then is decided when the plan is made.
     """
     marks = {facts.prefix.id for facts in survey.facts.values() if facts.prefix.id}
     lost: dict[str, list[str]] = {}
@@ -107,7 +109,8 @@ def with_prefix(survey: Survey) -> Survey:
     wanted = f"what {len(survey.facts) - len(names)} other hosts see there"
     remedy = "mounting it there; the others go on without"
     problems = (
-        Problem(f"{fold(group)} {survey.prefix}", "the prefix is not to be had", why, wanted, remedy) for why, group in lost.items()
+        Problem(f"{fold(group)} {survey.prefix}", "the prefix is not to be had", why, wanted, remedy)
+        for why, group in lost.items()
     )
     return survey.without(names, *problems)
 
@@ -118,26 +121,30 @@ def _lack(facts: Facts, *, wanted: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the control machine."""
+class RunLogs:
+    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the
+    control machine."""
 
     name: str
     folder: Path
 
     @classmethod
-    def start(cls, verb: str) -> Run:
-        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody could look up."""
+    def start(cls, verb: str) -> RunLogs:
+        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody
+        could look up."""
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
         folder = state_dir() / "logs" / name
         try:
             folder.mkdir(parents=True)
         except OSError as error:
             remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
-            raise Trouble(Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)) from None
+            raise Trouble(
+                Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)
+            ) from None
         return cls(name, folder)
 
     @classmethod
-    def none(cls) -> Run:
+    def none(cls) -> RunLogs:
         """Return what stands for a run where nothing is done and nothing logged."""
         return cls("", Path(os.devnull))
 

@@ -1,4 +1,4 @@
-"""Host recipes on many hosts: what a step of kind "host" does, with one outcome per host."""
+"""Host recipes on many hosts at the same time, with one outcome per host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import Work, tell
+from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
@@ -18,7 +18,7 @@ from deepep_bootstrap.fetch import uv
 from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT, STATE_FORM, TITLES
 from deepep_bootstrap.plan.steps import HOOK, Step
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 NEEDS_SOURCE = frozenset(("gdrdrv",))
@@ -26,22 +26,22 @@ SOURCES = "/var/lib/deepep-bootstrap/src"
 """Where a host gets a source that one of its own recipes compiles, for as long as that runs."""
 
 
-def prepare_hosts(work: Work) -> tuple[Outcome, ...]:
+def prepare_hosts(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Run the host recipes of the plan that need no reboot, each on its hosts at the same time."""
     return run_recipes(work, work.plan.of_kind("host"))
 
 
-def finish_hosts(work: Work) -> tuple[Outcome, ...]:
+def finish_hosts(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Run those host recipes that could not be planned before the hosts' own preparation was done."""
     return run_recipes(work, [step for step in work.plan.of_kind("host") if step.name not in TITLES])
 
 
-def place_hooks(work: Work) -> tuple[Outcome, ...]:
+def place_hooks(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Let the login shells of all hosts find the modulefiles that the prefix offers by now."""
     return run_recipes(work, work.plan.of_kind(HOOK))
 
 
-def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:
+def run_recipes(work: BootstrapContext, steps: Sequence[Step]) -> tuple[Outcome, ...]:
     """Run host recipes one after the other, each on its hosts at the same time."""
     outcomes: list[Outcome] = []
     for step in steps:
@@ -50,8 +50,9 @@ def run_recipes(work: Work, steps: Sequence[Step]) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
-def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply") -> tuple[Outcome, ...]:
-    """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked source first."""
+def run_recipe(work: BootstrapContext, step: Step, hosts: Sequence[Host], verb: str = "apply") -> tuple[Outcome, ...]:
+    """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked
+    source first."""
     tell_line = functools.partial(show_line, work.screen, step.title)
     unsent: dict[str, str] = {}
     if step.name in NEEDS_SOURCE and verb == "apply":
@@ -61,12 +62,14 @@ def run_recipe(work: Work, step: Step, hosts: Sequence[Host], verb: str = "apply
     if folder := step.env.get("SRC"):
         work.door.run_all(ready, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     lost = ((Outcome(step.title, host, "failed", why, code=TROUBLE), why) for host, why in unsent.items())
-    return tuple(replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in (*pairs, *lost))
+    return tuple(
+        replace(outcome, log=str(work.run.log(outcome.host, step.name, text))) for outcome, text in (*pairs, *lost)
+    )
 
 
-def send_source(work: Work, step: Step, hosts: Sequence[Host]) -> tuple[Step, dict[str, str]]:
-    """Fetch and verify the stack's GDRCopy and send it to `hosts` as root's. Return the step with SRC in its inputs, and the hosts
-    that could not be given it with the reason."""
+def send_source(work: BootstrapContext, step: Step, hosts: Sequence[Host]) -> tuple[Step, dict[str, str]]:
+    """Fetch and verify the stack's GDRCopy and send it to `hosts` as root's. Return the step with SRC in its inputs,
+    and the hosts that could not be given it with the reason."""
     source = work.request.lock.sources[work.request.stack.gdrcopy]
     tree = fetch_source(source, work.mirrors, uv.cache_dir())
     env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
@@ -89,28 +92,40 @@ def show_line(screen: Screen, title: str, host: str, text: str) -> None:
 
 
 LIMIT = 20 * 60.0
-"""Seconds for a host recipe. A host that hangs would hold all others up, which are done with theirs; the package manager alone may have
-to wait five minutes for another program, more than once. What is cut off there, the next run finishes."""
+"""Seconds for a host recipe. A host that hangs would hold all others up, which are done with theirs; the package
+manager alone may have to wait five minutes for another program, more than once. What is cut off there, the next run
+finishes."""
 
 SLOW_LIMIT = 60 * 60.0
-"""Seconds for the recipes of SLOW: up to 5 GB from a distant repository, and kernel modules compiled for every kernel there is."""
+"""Seconds for the recipes of SLOW: up to 5 GB from a distant repository, and kernel modules compiled for every
+kernel there is."""
 
 SLOW = frozenset(("nvidia-driver", "doca-ofed", "cuda-toolkit"))
 
 
 def apply_step(
-    door: Door, hosts: Sequence[Host], step: Step, recipes: Mapping[str, str], *, on_line: Callable[[str, str], None], verb: str = "apply"
+    door: Transport,
+    hosts: Sequence[Host],
+    step: Step,
+    recipes: Mapping[str, str],
+    *,
+    on_line: Callable[[str, str], None],
+    verb: str = "apply",
 ) -> tuple[tuple[Outcome, str], ...]:
     """Run a host recipe as root on `hosts` at the same time; return outcome and log text for each, in their order.
 
-    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed" with the last
-    lines the recipe said. A host that goes away is a failed outcome and delays no other; one that hangs is one after `limit`. `verb` may
-    also be "remove", and "reload" for a recipe that knows how to do without a reboot.
+    The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed"
+    with the last lines the recipe said. A host that goes away is a failed outcome and delays no other; one that hangs
+    is one after `limit`. `verb` may also be "remove", and "reload" for a recipe that knows how to do without a reboot.
     """
     job = Job(
         compose(recipes, *LIBRARIES, f"host/{step.name}.sh"),
-        args=(verb,), env={**step.env, "RECIPE": f"host/{step.name}.sh"}, user="root", watched=True, timeout=limit(step.name),
-    )  # fmt: skip
+        args=(verb,),
+        env={**step.env, "RECIPE": f"host/{step.name}.sh"},
+        user="root",
+        watched=True,
+        timeout=limit(step.name),
+    )
     begin = time.monotonic()
     replies = door.run_all(hosts, lambda host: job, on_line)
     return tuple(judge(step, host.name, replies[host.name], time.monotonic() - begin) for host in hosts)
@@ -133,5 +148,7 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
         records = read_records(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
     except Trouble as trouble:
         return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), said
-    detail = "; ".join(filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note"))))
+    detail = "; ".join(
+        filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note")))
+    )
     return Outcome(step.title, host, "done", detail, reply.seconds), said

@@ -1,4 +1,6 @@
-"""The phases of a bootstrap on the prefix: share it, build, publish, prove. Each takes the work and returns outcomes."""
+"""The phases of a bootstrap on the prefix: share it, build, publish the offer, prove it. Each returns
+outcomes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap import build, supply, verify
-from deepep_bootstrap.bootstrap.context import Work, tell
+from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -29,15 +31,16 @@ CONTROL = "this machine"
 """What the control machine is called where a host's name would stand."""
 
 BUILD_MINUTES = 120
-"""Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128 cores (one by one, and
-without --split-compile), so less than 7 hours of one core: two hours do for 4 cores."""
+"""Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
+cores (one by one, and without --split-compile), so less than 7 hours of one core: two hours do for 4 cores."""
 
 STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
 
 
-def share_prefix(work: Work) -> tuple[Outcome, ...]:
-    """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a failed outcome."""
+def share_prefix(work: BootstrapContext) -> tuple[Outcome, ...]:
+    """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a
+    failed outcome."""
     steps = work.plan.of_kind("prefix")
     if not steps:
         return ()
@@ -46,12 +49,15 @@ def share_prefix(work: Work) -> tuple[Outcome, ...]:
     marker = generations.make_prefix(work.door, work.place)
     gone = generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
     took = time.monotonic() - begin
-    seen = f"{work.request.prefix}, id {marker[:8]}, one directory on {fold(name for name in steps[0].hosts if name not in gone)}"
+    seen = (
+        f"{work.request.prefix}, id {marker[:8]}, one directory on "
+        f"{fold(name for name in steps[0].hosts if name not in gone)}"
+    )
     lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
     return tell(work, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
-def build_entries(work: Work) -> tuple[Outcome, ...]:
+def build_entries(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Fetch and verify what the missing entries are made of, then build them on the build host."""
     names = [step.name for step in work.plan.of_kind("build")]
     entries = tuple(entry for entry in work.plan.choice.entries if entry.name in names)
@@ -89,10 +95,13 @@ def build_entries(work: Work) -> tuple[Outcome, ...]:
 
     outcomes = build.build_all(work.door, host, request, show)
     # What a compiler exits with is its own business; ours is that the step failed.
-    return tuple(replace(outcome, step=titles[outcome.step], code=TROUBLE if outcome.state == "failed" else OK) for outcome in outcomes)
+    return tuple(
+        replace(outcome, step=titles[outcome.step], code=TROUBLE if outcome.state == "failed" else OK)
+        for outcome in outcomes
+    )
 
 
-def fetch_supplies(work: Work, entries: Sequence[entries.Entry]) -> supply.EnvironmentSupply:
+def fetch_supplies(work: BootstrapContext, entries: Sequence[entries.Entry]) -> supply.EnvironmentSupply:
     """Fetch sources, and see to the wheels where an environment is to be built."""
 
     def say(text: str) -> None:
@@ -107,9 +116,15 @@ def fetch_supplies(work: Work, entries: Sequence[entries.Entry]) -> supply.Envir
         choice = work.plan.choice
         host = work.survey.host(choice.build_host)
         want = supply.Environment(
-            work.request.lock, wheels, work.mirrors, work.request.recipes, host, work.survey.facts[host.name],
-            choice.python.path, work.build_user,
-        )  # fmt: skip
+            work.request.lock,
+            wheels,
+            work.mirrors,
+            work.request.recipes,
+            host,
+            work.survey.facts[host.name],
+            choice.python.path,
+            work.build_user,
+        )
         environment = supply.fetch_environment(work.door, want, say)
         sources, indexes = supply.join(sources, environment.supply), environment.indexes
         remark = environment.remark
@@ -122,19 +137,25 @@ def fetch_supplies(work: Work, entries: Sequence[entries.Entry]) -> supply.Envir
     return supply.EnvironmentSupply(sources, indexes)
 
 
-def allocation(node: str, settings: Settings) -> commands.Request | None:
-    """Return what the build asks of Slurm: the whole of one node, with what the site's words for sbatch say of place and account (their
-    --time goes before BUILD_MINUTES). None where the build host is no node of a cluster."""
+def allocation(node: str, settings: Settings) -> commands.AllocationRequest | None:
+    """Return what the build asks of Slurm: the whole of one node, with what the site's words for sbatch say of place
+    and account (their --time goes before BUILD_MINUTES). None where the build host is no node of a cluster."""
     if not node:
         return None
     # Without --exclusive it would get one CPU, and another job beside it would take the rest.
-    return commands.Request(
-        nodes=(node,), count=1, partition=settings.partition, account=settings.account, qos=settings.qos, minutes=BUILD_MINUTES,
-        exclusive=True, extra=commands.place_words(settings.sbatch_args),
-    )  # fmt: skip
+    return commands.AllocationRequest(
+        nodes=(node,),
+        count=1,
+        partition=settings.partition,
+        account=settings.account,
+        qos=settings.qos,
+        minutes=BUILD_MINUTES,
+        exclusive=True,
+        extra=commands.place_words(settings.sbatch_args),
+    )
 
 
-def publish_offer(work: Work) -> tuple[Outcome, ...]:
+def publish_offer(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Render the offer and publish it as the next generation; compose again when another run was quicker."""
     if not work.plan.of_kind("offer"):
         return ()
@@ -145,7 +166,10 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
     for _ in range(STALE_TRIES):
         prefix = survey.facts[host.name].prefix
         offer = decisions.merge_offer(work.request, read_offer(prefix.manifest), work.plan.choice.record)
-        files = [Content(path, file.content, file.executable) for path, file in modulefiles.render(offer, work.request.templates).items()]
+        files = [
+            Content(path, file.content, file.executable)
+            for path, file in modulefiles.render_offer(offer, work.request.templates).items()
+        ]
         files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
         files.append(Content("deepep.lock.toml", work.request.lock.text.encode()))
         files.extend(provenance.bills(work.door, work.place, offer, work.request.lock))
@@ -157,24 +181,31 @@ def publish_offer(work: Work) -> tuple[Outcome, ...]:
             return tell(work, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
         survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
     raise Trouble(
-        Problem(work.request.prefix, "other runs publish generations all the time", try_="invoke bootstrap, when they have ended")
+        Problem(
+            work.request.prefix,
+            "other runs publish generations all the time",
+            try_="invoke bootstrap, when they have ended",
+        )
     )
 
 
 def copy_tests(files: Sequence[Content], folder: Path) -> list[str]:
-    """Write the default stack's sbatch files into `folder`, where this machine is a client of Slurm; return their names."""
+    """Write the default stack's sbatch files into `folder`, where this machine is a client of Slurm; return their
+    names."""
     tests = [content for content in files if content.path.startswith("sbatch/") and content.path.count("/") == 1]
     try:
         for content in tests:
             (folder / Path(content.path).name).write_bytes(content.data)
     except OSError as error:
         raise Trouble(
-            Problem(str(folder), "sbatch files cannot be written here", error.strerror or str(error), try_="another folder")
+            Problem(
+                str(folder), "sbatch files cannot be written here", error.strerror or str(error), try_="another folder"
+            )
         ) from None
     return [Path(content.path).name for content in tests]
 
 
-def manifest(work: Work, offer: Offer, survey: Survey) -> str:
+def manifest(work: BootstrapContext, offer: Offer, survey: Survey) -> str:
     """Return the text of the new generation's manifest."""
     here = survey.facts[work.prefix_host.name]
     return modulefiles.manifest(
@@ -187,13 +218,14 @@ def manifest(work: Work, offer: Offer, survey: Survey) -> str:
     )
 
 
-def note_proof(work: Work, *, proved: bool) -> None:
+def note_proof(work: BootstrapContext, *, proved: bool) -> None:
     """Say in the prefix whether the stack was seen to work."""
     generations.note_proof(work.door, work.place, work.plan.choice.record.stack, proved=proved)
 
 
-def prove(work: Work) -> tuple[Outcome, ...]:
-    """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left to do after it."""
+def prove(work: BootstrapContext) -> tuple[Outcome, ...]:
+    """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left
+    to do after it."""
     hosts = work.survey.reached
     work.screen.started("verify", [host.name for host in hosts])
     record = work.plan.choice.record
@@ -205,4 +237,7 @@ def prove(work: Work) -> tuple[Outcome, ...]:
     def keep(host: str, said: str) -> Path:
         return work.run.log(host, "verify", said)
 
-    return tell(work, verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, generation=generation, keep=keep))
+    return tell(
+        work,
+        verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, generation=generation, keep=keep),
+    )

@@ -1,16 +1,18 @@
-"""The phase of a bootstrap in which hosts are rebooted, and what is said of those that wait for it."""
+"""The phase of a bootstrap in which hosts are rebooted, and the problems of hosts that still wait for a
+reboot.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import Work
+from deepep_bootstrap.bootstrap.context import BootstrapContext
 from deepep_bootstrap.bootstrap.hosts import run_recipe
-from deepep_bootstrap.bootstrap.planning import look
+from deepep_bootstrap.bootstrap.planning import check_hosts
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.drained import left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Order, Reboots, Seen
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Reboots
 from deepep_bootstrap.core.errors import Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
@@ -29,10 +31,10 @@ FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
 """Recipes that write files alone where they need a reboot: nobody is disturbed when they do so long before it."""
 
 
-class Crew:
+class RebootHooks:
     """What a wave needs done on a host: recipes applied, the host looked at with fresh facts."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BootstrapContext) -> None:
         self._work = work
         self._after: dict[tuple[str, str], Outcome] = {}
 
@@ -50,7 +52,7 @@ class Crew:
         step = next(step for step in self._work.plan.of_kind("reboot") if step.name == OPTIONS)
         return run_recipe(self._work, replace(step, title="reload the driver"), (host,), "reload")[0]
 
-    def look(self, host: Host) -> Seen:
+    def look(self, host: Host) -> HostState:
         """Look at a host; what could not be done before its reboot, and needs no further one, is done now."""
         facts, preparation = self._ask(host)
         if facts.boot_id != self._work.survey.facts[host.name].boot_id and preparation.at_once:
@@ -65,13 +67,15 @@ class Crew:
         lost = regressions.since(before, facts, left)
         ordered = {check.recipe for name, check in checks.with_reboot if name == host.name}
         named = {recipe for recipe, title in TITLES.items() if title in left}
-        lacks = lacking(done_at_once(checks.checks.get(host.name, {})), preparation.checks.get(host.name, {}), ordered | named)
-        return Seen(facts.boot_id, (*lost, *lacks), f"{processes} GPU processes" if processes else "", lost)
+        lacks = lacking(
+            done_at_once(checks.checks.get(host.name, {})), preparation.checks.get(host.name, {}), ordered | named
+        )
+        return HostState(facts.boot_id, (*lost, *lacks), f"{processes} GPU processes" if processes else "", lost)
 
     def _ask(self, host: Host) -> tuple[Facts, Preparation]:
         work = self._work
         facts = gather_one(work.flags, work.door, host, work.request.prefix)
-        return facts, look(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
+        return facts, check_hosts(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
 
 
 WORSE = {OK: 0, TO_APPLY: 1, REBOOT: 1, STUCK: 2, BLOCKED: 3}
@@ -79,23 +83,25 @@ WORSE = {OK: 0, TO_APPLY: 1, REBOOT: 1, STUCK: 2, BLOCKED: 3}
 
 
 def done_at_once(checks: Mapping[str, Check]) -> dict[str, Check]:
-    """Return the checks of a host's plan as they are when its wave begins: what needs no reboot was done, or it is not in the wave."""
+    """Return the checks of a host's plan as they are when its wave begins: what needs no reboot was done, or it is
+    not in the wave."""
     at_once = (name for name, check in checks.items() if check.state == TO_APPLY and not check.needs_reboot)
     return {**checks, **{name: replace(checks[name], state=OK) for name in at_once}}
 
 
 def lacking(before: Mapping[str, Check], now: Mapping[str, Check], wanted: Collection[str]) -> Iterator[str]:
-    """Yield what the checks of a host find not as wanted `now`: of the recipes `wanted`, which the reboot was for, and of others what
-    was better `before` the wave. What was as bad before is no reason to keep a host."""
+    """Yield what the checks of a host find not as wanted `now`: of the recipes `wanted`, which the reboot was for,
+    and of others what was better `before` the wave. What was as bad before is no reason to keep a host."""
     for recipe, check in now.items():
         was = before[recipe].state if recipe in before else OK
         if check.state != OK and (recipe in wanted or WORSE[check.state] > WORSE[was]):
             yield f"{TITLES[recipe]}: found {check.found}, wanted {check.wanted}"
 
 
-def reboot_hosts(work: Work, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
-    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier run left drained. The
-    hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a reboot is of use."""
+def reboot_hosts(work: BootstrapContext, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
+    """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier
+    run left drained. The hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a
+    reboot is of use."""
     orders = permitted(tuple(_orders(work, unprepared)), work.reboots)
     outcomes = list(_resume(work))
     if work.reboots.mode == NEVER:
@@ -103,16 +109,17 @@ def reboot_hosts(work: Work, unprepared: Mapping[str, str]) -> tuple[Outcome, ..
     return (*outcomes, *_roll(work, held_up(orders, _left_behind(work, orders))))
 
 
-def _left_behind(work: Work, orders: Sequence[Order]) -> Mapping[str, str]:
-    """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of the next wave."""
+def _left_behind(work: BootstrapContext, orders: Sequence[HostReboot]) -> Mapping[str, str]:
+    """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of
+    the next wave."""
     part = {order.host.name for order in orders if not order.refused}
     back = {host for step in work.plan.of_kind(RESUME) for host in step.hosts}
     return left_behind(work.door, work.survey, part | back) if part else {}
 
 
-def held_up(orders: Sequence[Order], left: Mapping[str, str]) -> tuple[Order, ...]:
-    """Return the orders, all refused where nodes are `left` drained by an earlier wave, with the reason of each: one failed wave after
-    the other would take a cluster out of use node by node."""
+def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[HostReboot, ...]:
+    """Return the orders, all refused where nodes are `left` drained by an earlier wave, with the reason of each: one
+    failed wave after the other would take a cluster out of use node by node."""
     if not left:
         return tuple(orders)
     host, reason = next(iter(left.items()))
@@ -120,16 +127,16 @@ def held_up(orders: Sequence[Order], left: Mapping[str, str]) -> tuple[Order, ..
     return tuple(replace(order, refused=order.refused or why) for order in orders)
 
 
-def permitted(orders: Sequence[Order], reboots: Reboots) -> tuple[Order, ...]:
-    """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for. The others would
-    leave a host between two drivers."""
+def permitted(orders: Sequence[HostReboot], reboots: Reboots) -> tuple[HostReboot, ...]:
+    """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for.
+    The others would leave a host between two drivers."""
     return tuple(order for order in orders if order.reload or reboots.mode != NEVER)
 
 
-def _roll(work: Work, orders: Sequence[Order]) -> Iterator[Outcome]:
+def _roll(work: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[Outcome]:
     if not orders:
         return
-    crew = Crew(work)
+    crew = RebootHooks(work)
     work.screen.started("reboot", [order.host.name for order in orders])
 
     def tell(host: str, title: str, line: str) -> None:
@@ -137,12 +144,14 @@ def _roll(work: Work, orders: Sequence[Order]) -> Iterator[Outcome]:
         # On a terminal too: a wave takes hours, and after ^C somebody must still be able to read what stays drained.
         work.screen.say(f"{host}: {line}")
 
-    outcomes = rollout.roll(work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell)
+    outcomes = rollout.roll(
+        work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell
+    )
     work.screen.ended(*crew.outcomes, *outcomes)
     yield from (*crew.outcomes, *outcomes)
 
 
-def _orders(work: Work, unprepared: Mapping[str, str]) -> Iterator[Order]:
+def _orders(work: BootstrapContext, unprepared: Mapping[str, str]) -> Iterator[HostReboot]:
     steps = work.plan.of_kind("reboot")
     waiting: dict[str, list[Check]] = {}
     for host, check in work.plan.preparation.with_reboot:
@@ -155,21 +164,21 @@ def _orders(work: Work, unprepared: Mapping[str, str]) -> Iterator[Order]:
         node = facts.slurm.node if facts.slurm.works else ""
         why = ", ".join(TITLES[check.recipe] for check in checks)
         refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
-        yield Order(work.survey.host(host), node, why, facts.boot_id, own, reload, refused)
+        yield HostReboot(work.survey.host(host), node, why, facts.boot_id, own, reload, refused)
 
 
 def refusal(facts: Facts) -> str:
-    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs there may be jobs: unless Slurm says
-    which node this is, nobody can drain it or see them."""
+    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs there may be
+    jobs: unless Slurm says which node this is, nobody can drain it or see them."""
     if not facts.prepared.slurmd_memlock or (facts.slurm.works and facts.slurm.node):
         return ""
     found = "Slurm knows no node of that name" if facts.slurm.works else "sinfo does not answer there"
     return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
 
 
-def _write_only(work: Work, others: Collection[str]) -> Iterator[Outcome]:
-    """Without leave to reboot: write what only files are needed for, but for the hosts `others`, so that a reboot by somebody else does
-    the rest."""
+def _write_only(work: BootstrapContext, others: Collection[str]) -> Iterator[Outcome]:
+    """Without leave to reboot: write what only files are needed for, but for the hosts `others`, so that a reboot by
+    somebody else does the rest."""
     for step in work.plan.of_kind("reboot"):
         todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
         hosts = tuple(host for host in step.hosts if host in todo and host not in others)
@@ -180,7 +189,7 @@ def _write_only(work: Work, others: Collection[str]) -> Iterator[Outcome]:
             yield from outcomes
 
 
-def _resume(work: Work) -> tuple[Outcome, ...]:
+def _resume(work: BootstrapContext) -> tuple[Outcome, ...]:
     """Give back the nodes that an earlier run left drained and that need nothing any more."""
     nodes = [work.survey.facts[host].slurm.node for step in work.plan.of_kind(RESUME) for host in step.hosts]
     if not nodes:
@@ -190,7 +199,7 @@ def _resume(work: Work) -> tuple[Outcome, ...]:
     return outcomes
 
 
-def slurm_hosts(work: Work) -> tuple[Host, ...]:
+def slurm_hosts(work: BootstrapContext) -> tuple[Host, ...]:
     """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
     first = decisions.choose_slurm_host(work.request, work.survey.facts)
     own = (THIS_MACHINE,) if first == decisions.CONTROL else ()
@@ -198,12 +207,17 @@ def slurm_hosts(work: Work) -> tuple[Host, ...]:
     return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 
 
-def unfinished(work: Work) -> Iterator[Problem]:
-    """Yield what is still not as wanted because a reboot is missing, or although there was one; equal problems folded over hosts."""
+def unfinished(work: BootstrapContext) -> Iterator[Problem]:
+    """Yield what is still not as wanted because a reboot is missing, or although there was one; equal problems
+    folded over hosts."""
     preparation = work.plan.preparation
     for pairs, what, remedy in (
         (preparation.with_reboot, "waits for a reboot", "invoke bootstrap --reboot=rolling"),
-        (preparation.of(STUCK), "was rebooted since it was written, and is still not as wanted", "invoke doctor, and dmesg there"),
+        (
+            preparation.of(STUCK),
+            "was rebooted since it was written, and is still not as wanted",
+            "invoke doctor, and dmesg there",
+        ),
     ):
         groups: dict[Check, list[str]] = {}
         for host, check in pairs:

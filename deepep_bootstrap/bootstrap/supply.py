@@ -1,4 +1,6 @@
-"""What a build host is sent: sources, wheels and uv, fetched and verified on the control machine, as one tar stream."""
+"""Files sent to a build host: sources, wheels and uv, fetched and verified on the control machine, as one
+tar stream.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from deepep_bootstrap.fetch.wheels import fetch_wheels, is_cached
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.lock.model import Lock, Wheel
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 
 
@@ -33,8 +35,8 @@ class Supply:
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment to provide on `host` (its facts beside it): the locked `wheels`, `python` the interpreter they are for,
-    `user` who builds there."""
+    """A Python environment to provide on `host` (its facts beside it): the locked `wheels`, `python` the interpreter
+    they are for, `user` who builds there."""
 
     lock: Lock
     wheels: tuple[Wheel, ...]
@@ -48,8 +50,8 @@ class Environment:
 
 @dataclass(frozen=True)
 class EnvironmentSupply:
-    """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and uv's own. `remark`
-    says which uv it is where that is not the locked one."""
+    """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and
+    uv's own. `remark` says which uv it is where that is not the locked one."""
 
     supply: Supply
     indexes: tuple[str, ...] | None
@@ -71,11 +73,11 @@ def fetch_sources(lock: Lock, entries: Iterable[Entry], mirrors: Mirrors, on_lin
     return Supply(tuple(files))
 
 
-def fetch_environment(door: Door, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
+def fetch_environment(door: Transport, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
     """Provide uv and the wheels of a Python environment from whichever machine reaches the index.
 
-    The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine has
-    already, and what a directory serves, is sent from here. Trouble when neither machine gets at the wheels.
+    The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine
+    has already, and what a directory serves, is sent from here. Trouble when neither machine gets at the wheels.
     """
     program = find_uv(want.facts.machine, want.lock, want.mirrors, on_line)
     uv = Supply((("bin/uv", program.path),))
@@ -90,12 +92,14 @@ def fetch_environment(door: Door, want: Environment, on_line: Callable[[str], No
         if asked:
             raise Trouble(*trouble.problems, Problem(want.host.name, "does not reach the index either")) from None
         raise
-    return EnvironmentSupply(join(Supply(tuple((f"wheels/{path.name}", path) for path in found.values())), uv), None, program.remark)
+    return EnvironmentSupply(
+        join(Supply(tuple((f"wheels/{path.name}", path) for path in found.values())), uv), None, program.remark
+    )
 
 
 def index_addresses(want: Environment) -> tuple[str, ...] | None:
-    """Return the addresses of the indexes a host would ask, the default one first ("" for uv's own); None where a directory serves
-    one of them."""
+    """Return the addresses of the indexes a host would ask, the default one first ("" for uv's own); None where a
+    directory serves one of them."""
     places = {want.mirrors.index(wheel.index) for wheel in want.wheels}
     if any(place and not is_address(place) for place in places):
         return None
@@ -109,7 +113,7 @@ def may_ask(want: Environment, addresses: Sequence[str]) -> bool:
     return away and not all(is_cached(wheel, cache_dir()) for wheel in want.wheels)
 
 
-def host_reaches_index(door: Door, want: Environment, uv: Path, addresses: Sequence[str]) -> bool:
+def host_reaches_index(door: Transport, want: Environment, uv: Path, addresses: Sequence[str]) -> bool:
     """Return whether the build host can resolve the smallest of the wheels on its own."""
     wheel = min(want.wheels, key=lambda wheel: wheel.size)
     env = {"REQUIREMENT": f"{wheel.name}=={wheel.version}", "INDEXES": "\n".join(addresses), "PYTHON": want.python}

@@ -1,4 +1,4 @@
-"""Proof on the hosts: what `module load deepep` gives a user."""
+"""Proof on the hosts that `module load deepep` gives a user what the stack promises."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from deepep_bootstrap.core.errors import TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.core.records import RecordForm, read_records
 from deepep_bootstrap.prefix.offer import StackRecord
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 Keep = Callable[[str, str], object]
@@ -19,7 +19,7 @@ Keep = Callable[[str, str], object]
 LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
 
-LOOK_FORM = Form(
+LOOK_FORM = RecordForm(
     {"stale": 2}
     | dict.fromkeys(
         (
@@ -34,18 +34,20 @@ LOOK_FORM = Form(
 
 @dataclass(frozen=True)
 class Load:
-    """How a user loads the module: by which name ("" for its full one), and whether without our hook, by `module use` first."""
+    """How a user loads the module: by which name ("" for its full one), and whether without our hook, by `module
+    use` first."""
 
     name: str = ""
     without_hook: bool = False
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module system printed;
-    `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are the files really used, with
-    links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same form, `nccl` and `nccl_version` the NCCL that
-    DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as this host sees it and where it should, () where that is the same."""
+class LoadVerdict:
+    """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module
+    system printed; `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are
+    the files really used, with links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same
+    form, `nccl` and `nccl_version` the NCCL that DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as
+    this host sees it and where it should, () where that is the same."""
 
     module_system: bool
     loaded: str
@@ -63,9 +65,11 @@ class Verdict:
     stale: tuple[str, ...] = ()
 
 
-def look(record: StackRecord, recipes: Mapping[str, str], *, load: Load = Load(), imports: bool = True, generation: int = 0) -> Job:
-    """Return the job that looks at one host; its output is for `parse`. `load` is how the module is loaded, `imports` whether DeepEP is
-    imported too, `generation` the one to wait for (0: none)."""
+def load_job(
+    record: StackRecord, recipes: Mapping[str, str], *, load: Load = Load(), imports: bool = True, generation: int = 0
+) -> Job:
+    """Return the job that looks at one host; its output is for `parse`. `load` is how the module is loaded,
+    `imports` whether DeepEP is imported too, `generation` the one to wait for (0: none)."""
     env = {
         "LOAD": load.name or record.module,
         "USE": f"{record.prefix}/modulefiles" if load.without_hook else "",
@@ -80,12 +84,12 @@ def look(record: StackRecord, recipes: Mapping[str, str], *, load: Load = Load()
     return Job(compose(recipes, "lib.sh", "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
 
 
-def parse(reply: Reply) -> Verdict:
+def parse_verdict(reply: Reply) -> LoadVerdict:
     """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
     if reply.code:
         raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
     said = read_records(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
-    return Verdict(
+    return LoadVerdict(
         module_system=said.text("module") == "yes",
         loaded=said.text("loaded"),
         said=said.text("said"),
@@ -103,7 +107,7 @@ def parse(reply: Reply) -> Verdict:
     )
 
 
-def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem, ...]:
+def problems(host: str, verdict: LoadVerdict, record: StackRecord) -> tuple[Problem, ...]:
     """Return everything in a verdict that is not as the stack wants it."""
     found = []
     if verdict.stale:
@@ -112,7 +116,15 @@ def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem,
         found.append(Problem(host, "this host still sees another generation of the prefix", seen, wanted, remedy))
     if verdict.module_system and verdict.loaded != record.module:
         missing = verdict.loaded or verdict.said or "no module"
-        found.append(Problem(host, "module load gives another module", missing, record.module, "invoke bootstrap, then a new login shell"))
+        found.append(
+            Problem(
+                host,
+                "module load gives another module",
+                missing,
+                record.module,
+                "invoke bootstrap, then a new login shell",
+            )
+        )
     elif not verdict.module_system and verdict.said:
         found.append(Problem(host, "env.sh cannot be read", verdict.said, "silence"))
     if verdict.imported is False:
@@ -129,12 +141,14 @@ def problems(host: str, verdict: Verdict, record: StackRecord) -> tuple[Problem,
                 found.append(Problem(host, what, file or "no such symbol", f"{entry}/…"))
         if record.nccl and verdict.nccl_version != record.nccl:
             seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
-            found.append(Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built"))
+            found.append(
+                Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built")
+            )
     return tuple(found)
 
 
 def verify_all(
-    door: Door,
+    door: Transport,
     hosts: Sequence[Host],
     record: StackRecord,
     recipes: Mapping[str, str],
@@ -143,9 +157,12 @@ def verify_all(
     generation: int = 0,
     keep: Keep = lambda *_: "",
 ) -> tuple[Outcome, ...]:
-    """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one (0: at once); return
-    one outcome per host in their order. `keep` gets what a host said that is not as it should be, and returns where that can be read."""
-    replies = door.run_all(hosts, lambda host: look(record, recipes, load=load, imports=host.role == "gpu", generation=generation))
+    """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one
+    (0: at once); return one outcome per host in their order. `keep` gets what a host said that is not as it should
+    be, and returns where that can be read."""
+    replies = door.run_all(
+        hosts, lambda host: load_job(record, recipes, load=load, imports=host.role == "gpu", generation=generation)
+    )
     outcomes = []
     for host in hosts:
         reply = replies[host.name]
@@ -160,7 +177,7 @@ def _judge(host: str, reply: Reply | Trouble, record: StackRecord) -> Outcome:
     try:
         if isinstance(reply, Trouble):
             raise reply
-        verdict = parse(reply)
+        verdict = parse_verdict(reply)
     except Trouble as trouble:
         return Outcome("verify", host, "failed", _line(trouble.problems), code=TROUBLE)
     wrong = problems(host, verdict, record)
@@ -169,7 +186,7 @@ def _judge(host: str, reply: Reply | Trouble, record: StackRecord) -> Outcome:
     return Outcome("verify", host, "done", _praise(verdict, record), reply.seconds)
 
 
-def _praise(verdict: Verdict, record: StackRecord) -> str:
+def _praise(verdict: LoadVerdict, record: StackRecord) -> str:
     loaded = f"module {verdict.loaded}" if verdict.module_system else f"no module system, env-{record.stack}.sh"
     if verdict.imported is None:
         return loaded

@@ -1,0 +1,7 @@
+"""The command line: flags and words checked, one Invoke task made of each command, logs named by people
+found.
+
+Entry points: app.verb (the decorator), app.refuse_bad_words, logs.names, lock_view.overview.
+
+Must not know: how things are done. A command walks through the packages below and says what came of it.
+"""

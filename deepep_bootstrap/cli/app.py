@@ -1,4 +1,6 @@
-"""The front door: the one decorator that turns a function into an Invoke task of ours."""
+"""The decorator that makes an Invoke task of a function: guard, help texts, no short flags; and the check of
+the words of a command line.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ HELP = {
     "stack": "which stack (bootstrap, plan: the lock's default_stack; verify, test: what `module load deepep` gives; "
     "mirror: all, or some joined by commas)",
     "prefix": "the shared directory everything is installed under (default: the hosts file's)",
-    "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be given more than once",
+    "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be "
+    "given more than once",
     "directory": "the directory of the mirror",
     "target": "wheels for these targets only, joined by commas: cp312-x86_64,cp311-x86_64 (default: all of the lock)",
-    "packages": "also what hosts install from the lock's own package repositories: for all its distributions with apt, or "
+    "packages": "also what hosts install from the lock's own package repositories: for all its distributions with "
+    "apt, or "
     "--packages=ubuntu-24_04,debian-12",
     "prune": "remove what the mirror holds beside what is wanted now",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
     "dry_run": "say what would be done and change nothing",
     "yes": "do not ask before changing something",
     "json": "one JSON document on stdout and nothing else",
-    "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not as locked; "
+    "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not "
+    "as locked; "
     "mirror: 4 when a file is not as the index says, or a pin of the lock is missing)",
     "update": "the pin to renew: a source, an archive, python (the wheels of all stacks, or of --stack), or all",
     "download": "check wheels by fetching each (gigabytes) instead of asking its index for hash and size",
@@ -51,7 +56,8 @@ HELP = {
     "sudo_password_prompt": "ask once for the password of sudo",
     "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
     "forks": "how many hosts to talk to at the same time (default 64)",
-    "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at the end",
+    "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at "
+    "the end",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
     "as_": "look as this user of the hosts (default: the connection's own)",
     "strict": "exit 4 also when there are warnings",
@@ -65,7 +71,8 @@ HELP = {
     "old": "a generation's number, or a lock file",
     "new": "another generation's number, or another lock file",
     "store": "compare every file of the store with what was published, and nothing else",
-    "against": "compare the store with an archive of `invoke export` and name the files that came out otherwise from the same inputs",
+    "against": "compare the store with an archive of `invoke export` and name the files that came out otherwise from "
+    "the same inputs",
     "out": "the archive to write; its signature gets the same name and .sig",
     "generation": "the generation's number (default: the current one)",
     "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",
@@ -76,10 +83,12 @@ HELP = {
     "html": "write the report as one HTML file, to this new file",
     "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
-    "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, example-prefill or example-decode",
+    "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, "
+    "example-prefill or example-decode",
     "via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
-    "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for pressure)",
+    "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for "
+    "pressure)",
     "save_as_reference": "keep the figures as this site's references, for later runs to be compared with",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
     "start_timeout": "seconds to wait for the nodes (default 600)",
@@ -97,17 +106,19 @@ OURS = frozenset(("invoke", "inv"))
 
 OPTIONAL, ITERABLE = frozenset(("bundle", "packages")), frozenset(("mirror", "log"))
 MAY_BE_BARE = frozenset(("run",))
-"""Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command line decides."""
+"""Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command
+line decides."""
 
 FURTHER = {"logs": "log"}
-"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments either."""
+"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments
+either."""
 
 
 def verb(function: Callable[..., int]) -> Any:
     """Make a function an Invoke task with our guard, our help texts and no short flags.
 
-    `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not begin with
-    a parameter called `flags` has only its own.
+    `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not
+    begin with a parameter called `flags` has only its own.
     """
     own = list(inspect.signature(function).parameters.values())
     has_common = bool(own) and own[0].name == "flags"
@@ -147,13 +158,15 @@ def verb(function: Callable[..., int]) -> Any:
         auto_shortflags=False,
         iterable=[key for key in names if key in ITERABLE],
         optional=[key for key in names if key in OPTIONAL],
-        help={key: HELP[key] for key in names} | {each.name: HELP["log"] for each in parameters if each.name not in names},
+        help={key: HELP[key] for key in names}
+        | {each.name: HELP["log"] for each in parameters if each.name not in names},
     )
 
 
 def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
-    """Return the parameters of a verb as `argv` needs them: one of MAY_BE_BARE without its default, and so an argument, if there is a word
-    for it; behind a first one of FURTHER an argument more for each log that follows, as a shell makes of a glob without quotation marks.
+    """Return the parameters of a verb as `argv` needs them: one of MAY_BE_BARE without its default, and so an argument,
+    if there is a word for it; behind a first one of FURTHER an argument more for each log that follows, as a shell
+    makes of a glob without quotation marks.
 
     Whatever does not look like a log is left to Invoke: it may be the next verb."""
     found = list(parameters)
@@ -192,9 +205,11 @@ def gathered(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_parameters() -> list[Parameter]:
-    """Return the flags of `Flags` as parameters of a task; Invoke makes options of them and takes their kind from the default.
+    """Return the flags of `Flags` as parameters of a task; Invoke makes options of them and takes their kind from the
+    default.
 
-    Numbers are strings here: `Flags.of` reads them and says what is wrong with one, where Invoke would end in a traceback.
+    Numbers are strings here: `Flags.of` reads them and says what is wrong with one, where Invoke would end in a
+    traceback.
     """
     return [
         Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, default=default_of(each.default))
@@ -213,7 +228,10 @@ def default_of(value: Any) -> Any:
 def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
     """Return the help of a verb with a positional argument, laid out like Invoke's."""
     first = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
-    rows = [(parameter.name if parameter.name in first else as_flag(parameter.name), HELP[parameter.name]) for parameter in parameters]
+    rows = [
+        (parameter.name if parameter.name in first else as_flag(parameter.name), HELP[parameter.name])
+        for parameter in parameters
+    ]
     width = max(len(left) for left, _ in rows) + 3
     options = "\n".join(f"  {left:<{width}}{text}" for left, text in rows)
     return f"Usage: invoke {name} {' '.join(first).upper()} [--options]\n\nDocstring:\n  {doc}\n\nOptions:\n{options}\n"
@@ -225,8 +243,9 @@ def as_flag(parameter: str) -> str:
 
 
 def refuse_bad_words(module: Mapping[str, Any]) -> None:
-    """End the run with our own message, or document, where the words of the command line do not fit the verbs of `module`, the names of
-    tasks.py: Invoke would say it in words of its own, and only on stderr. To be called while Invoke loads that file."""
+    """End the run with our own message, or document, where the words of the command line do not fit the verbs of
+    `module`, the names of tasks.py: Invoke would say it in words of its own, and only on stderr. To be called while
+    Invoke loads that file."""
     words = sys.argv[1:]
     if OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
@@ -253,11 +272,14 @@ def verb_of(made: Any) -> Verb:
         return frozenset(as_flag(name) for name in wanted)
 
     arguments = tuple(as_flag(each.name) for each in parameters if each.default is Parameter.empty)
-    return Verb(made.name, arguments, flags(names - switches), flags(names & ITERABLE), flags(names & OPTIONAL), flags(switches))
+    return Verb(
+        made.name, arguments, flags(names - switches), flags(names & ITERABLE), flags(names & OPTIONAL), flags(switches)
+    )
 
 
 def end_cleanly_on_signals() -> None:
-    """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays ignored.
+    """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays
+    ignored.
 
     What the terminal's encoding cannot show is escaped instead of being an error.
     """
@@ -278,11 +300,31 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# Invoke's own flags are also accepted behind a task's name, where `--dry` would look like --dry-run and bootstrap all the same.
+# Invoke's own flags are also accepted behind a task's name, where `--dry` would look like --dry-run and bootstrap all
+# the same.
 CORE_FLAGS = frozenset(
     (
-        *("--command-timeout", "--complete", "--config", "--debug", "--dry", "--echo", "--hide", "--list", "--list-depth", "--list-format"),
-        *("--pty", "--print-completion-script", "--prompt-for-sudo-password", "--write-pyc", "--warn-only", "--collection", "--no-dedupe"),
+        *(
+            "--command-timeout",
+            "--complete",
+            "--config",
+            "--debug",
+            "--dry",
+            "--echo",
+            "--hide",
+            "--list",
+            "--list-depth",
+            "--list-format",
+        ),
+        *(
+            "--pty",
+            "--print-completion-script",
+            "--prompt-for-sudo-password",
+            "--write-pyc",
+            "--warn-only",
+            "--collection",
+            "--no-dedupe",
+        ),
         *("--search-root", "-T", "-f", "-d", "-R", "-e", "-l", "-D", "-F", "-p", "-w", "-c", "-r"),
     )
 )
@@ -300,13 +342,14 @@ WANTED = {
 }
 NEVER_GUESSED = "--yes"
 LIKE_ENOUGH = 0.75
-"""How much alike a flag and one of ours have to be for a guess: --hots and --hosts are by 0.92, -e and --yes by 0.33."""
+"""How much alike a flag and one of ours have to be for a guess: --hots and --hosts are by 0.92, -e and --yes by
+0.33."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """What may stand behind a verb: arguments in their order (as the flags they are too), flags with a value, those of them that may
-    come again (`many`) or go without one (`bare`), and flags that take none."""
+    """What may stand behind a verb: arguments in their order (as the flags they are too), flags with a value, those
+    of them that may come again (`many`) or go without one (`bare`), and flags that take none."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -323,14 +366,16 @@ class Verb:
 
 @dataclass(frozen=True)
 class Word:
-    """One word behind a verb: a flag with what stands behind its `=` or after it (None for nothing), or, without a flag, an argument."""
+    """One word behind a verb: a flag with what stands behind its `=` or after it (None for nothing), or, without a
+    flag, an argument."""
 
     flag: str
     value: str | None = None
 
 
 def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...]:
-    """Return what is wrong with the words of a command line, without the program's name: of the first verb with a fault, all of it.
+    """Return what is wrong with the words of a command line, without the program's name: of the first verb with a
+    fault, all of it.
 
     Nothing is said of words that ask for help, nor of Invoke's own flags before a verb."""
     rest = list(words[: words.index("--")] if "--" in words else words)
@@ -342,7 +387,14 @@ def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...
         name = rest.pop(0)
         if name not in verbs:
             near = get_close_matches(name, verbs, n=1)
-            return (Problem("invoke", "no such verb", ascii(name)[1:-1][:80], try_=f"invoke {near[0]}" if near else "invoke --list"),)
+            return (
+                Problem(
+                    "invoke",
+                    "no such verb",
+                    ascii(name)[1:-1][:80],
+                    try_=f"invoke {near[0]}" if near else "invoke --list",
+                ),
+            )
         read = list(_read(verbs[name], rest, verbs))
         if any(word.flag in ASKS_FOR_HELP or (not word.flag and word.value in ASKS_FOR_HELP) for word in read):
             return ()
@@ -352,8 +404,8 @@ def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...
 
 
 def _read(verb: Verb, rest: list[str], verbs: Mapping[str, Verb]) -> Iterator[Word]:
-    """Take the words that belong to a verb from `rest`, as Invoke does: up to a word that is neither a flag, nor the value of one, nor an
-    argument of this verb, and is a verb itself."""
+    """Take the words that belong to a verb from `rest`, as Invoke does: up to a word that is neither a flag, nor the
+    value of one, nor an argument of this verb, and is a verb itself."""
     open_ = len(verb.arguments) - len({word.partition("=")[0] for word in rest} & set(verb.arguments))
     while rest:
         if not rest[0].startswith("-") or rest[0] == "-":
@@ -371,8 +423,8 @@ def _read(verb: Verb, rest: list[str], verbs: Mapping[str, Verb]) -> Iterator[Wo
 
 
 def _problems(verb: Verb, read: Sequence[Word]) -> Iterator[Problem]:
-    """Yield what is wrong with the words behind a verb. A flag that is not known may have a value that looks like an argument: arguments
-    are counted only where all flags are."""
+    """Yield what is wrong with the words behind a verb. A flag that is not known may have a value that looks like an
+    argument: arguments are counted only where all flags are."""
     where, seen = f"invoke {verb.name}", set()
     known = True
     for word in read:
@@ -400,7 +452,13 @@ def _unknown(verb: Verb, flag: str) -> Problem:
     where = f"invoke {verb.name}"
     ours = sorted(verb.flags - {NEVER_GUESSED})
     longer = [each for each in ours if each.startswith(flag)]
-    near = longer if len(longer) == 1 else get_close_matches(flag, ours, n=1, cutoff=LIKE_ENOUGH) if flag.startswith("--") else []
+    near = (
+        longer
+        if len(longer) == 1
+        else get_close_matches(flag, ours, n=1, cutoff=LIKE_ENOUGH)
+        if flag.startswith("--")
+        else []
+    )
     remedy = f"did you mean {near[0]}?" if near else f"invoke {verb.name} --help"
     if flag in CORE_FLAGS:
         return Problem(where, f"{flag} is a flag of Invoke itself, not of this verb", try_=remedy)

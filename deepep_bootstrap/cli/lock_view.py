@@ -1,4 +1,6 @@
-"""What the lock says, for people and for programs: pins with their age, stacks with what they use, and how an update changes a pin."""
+"""The lock for people and for programs: pins with their age, stacks with what they use, and the changes of
+an update.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.fetch.renew import Renewal
-from deepep_bootstrap.fetch.resolver import Closure
+from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.lock.model import (
     OWN_INDEX,
     Archive,
-    Asked,
     Lock,
     Source,
     Stack,
     Substitute,
     Wheel,
+    WheelRequest,
     requirement_name,
     roles,
     used,
@@ -47,19 +49,25 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
     if archives:
         lines += [
             "archives",
-            *(f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}  {_by(users(lock, each.name))}" for each in archives),
+            *(
+                f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}  {_by(users(lock, each.name))}"
+                for each in archives
+            ),
         ]
     lines.append("stacks")
     for name in stacks:
         lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
     if lock.tools:
         lines.append("tools")
-        lines += [f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()]
+        lines += [
+            f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()
+        ]
     return lines
 
 
 def change_lines(renewal: Renewal) -> list[str]:
-    """Return what an update does to a pin: old and new with dates, how one became the other, and where to look at the difference."""
+    """Return what an update does to a pin: old and new with dates, how one became the other, and where to look at
+    the difference."""
     before, after = renewal.before, renewal.after
     if before == after:
         return [f"{renewal.name}: {_state(before)}, unchanged"]
@@ -68,10 +76,17 @@ def change_lines(renewal: Renewal) -> list[str]:
     return [line, *([f"    {renewal.link}"] if renewal.link else [])]
 
 
-def closure_lines(closure: Closure) -> list[str]:
-    """Return what an update does to the wheels of one stack and target: what is known of them, then each that differs."""
+def closure_lines(closure: WheelClosure) -> list[str]:
+    """Return what an update does to the wheels of one stack and target: what is known of them, then each that
+    differs."""
     count = f"{len(closure.after)} wheels, {size(sum(wheel.size for wheel in closure.after))}"
-    state = f"{len(closure.changes)} changed" if closure.changes and closure.before else "new" if closure.changes else "unchanged"
+    state = (
+        f"{len(closure.changes)} changed"
+        if closure.changes and closure.before
+        else "new"
+        if closure.changes
+        else "unchanged"
+    )
     lines = [f"{closure.name}: {count}, {state}", *(f"    {note}" for note in closure.notes)]
     return lines + [f"    {name}: {_step(old, new)}" for name, (old, new) in closure.changes.items() if closure.before]
 
@@ -81,7 +96,9 @@ def _step(old: Wheel | None, new: Wheel | None) -> str:
         return f"added, {new.version}" if new else f"removed, was {old.version if old else ''}"
     if old.version != new.version:
         return f"{old.version} → {new.version}"
-    return f"{new.version}, {old.file} → {new.file}" if old.file != new.file else f"{new.version}, {_difference(old, new)}"
+    return (
+        f"{new.version}, {old.file} → {new.file}" if old.file != new.file else f"{new.version}, {_difference(old, new)}"
+    )
 
 
 def _difference(old: Wheel, new: Wheel) -> str:
@@ -90,8 +107,9 @@ def _difference(old: Wheel, new: Wheel) -> str:
     return ", ".join(f"{key} {before} → {after}" for key, before, after in pairs if before != after)
 
 
-def closure_json(closure: Closure) -> Mapping[str, Any]:
-    """Return what an update does to the wheels of one stack and target for the JSON document: versions of what differs, by name."""
+def closure_json(closure: WheelClosure) -> Mapping[str, Any]:
+    """Return what an update does to the wheels of one stack and target for the JSON document: versions of what
+    differs, by name."""
     before = {name: old.version for name, (old, _) in closure.changes.items() if old}
     after = {name: new.version for name, (_, new) in closure.changes.items() if new}
     head = {"kind": "wheels", "name": closure.name, "changed": bool(closure.changes)}
@@ -126,7 +144,11 @@ def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
         }
         for pin in everything
     ]
-    return {"default_stack": lock.default_stack, "pins": pins, "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks]}
+    return {
+        "default_stack": lock.default_stack,
+        "pins": pins,
+        "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks],
+    }
 
 
 def _substitute_json(each: Substitute) -> dict[str, Any]:
@@ -136,7 +158,13 @@ def _substitute_json(each: Substitute) -> dict[str, Any]:
 def change_json(renewal: Renewal) -> Mapping[str, Any]:
     """Return one change for the JSON document."""
     head = {"kind": renewal.table, "name": renewal.name, "changed": bool(renewal.changed)}
-    return {**head, "before": renewal.before, "after": renewal.after, "notes": list(renewal.notes), "link": renewal.link}
+    return {
+        **head,
+        "before": renewal.before,
+        "after": renewal.after,
+        "notes": list(renewal.notes),
+        "link": renewal.link,
+    }
 
 
 def _source_cells(source: Source, stacks: Sequence[str], now: float) -> tuple[str, ...]:
@@ -187,7 +215,7 @@ def _stack_lines(stack: Stack, *, is_default: bool) -> list[str]:
     return lines
 
 
-def _wanted(asked: Asked) -> str:
+def _wanted(asked: WheelRequest) -> str:
     """Return what the wheels of a stack were resolved from, each with its index where that is not the stack's."""
     places = [(each, asked.index_of(requirement_name(each))) for each in asked.python]
     words = [each if index == OWN_INDEX else f"{each} from {index}" for each, index in places]
@@ -196,7 +224,8 @@ def _wanted(asked: Asked) -> str:
 
 def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:
     wheels = [
-        {"target": target, "files": len(closure), "bytes": sum(wheel.size for wheel in closure)} for target, closure in stack.wheels.items()
+        {"target": target, "files": len(closure), "bytes": sum(wheel.size for wheel in closure)}
+        for target, closure in stack.wheels.items()
     ]
     return {"name": stack.name, "cuda": stack.cuda, "uses": roles(stack, lock), "wheels": wheels}
 

@@ -16,7 +16,8 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Sought:
-    """Which files of a folder are logs, as patterns below it, first ones first; what they are called and what to try in messages."""
+    """Which files of a folder are logs, as patterns below it, first ones first; what they are called and what to try
+    in messages."""
 
     patterns: tuple[str, ...]
     called: str
@@ -24,14 +25,22 @@ class Sought:
 
 
 def names(words: Sequence[str], sought: Sought) -> Iterator[tuple[str, str]]:
-    """Yield the file itself (links followed) and the name of every log that `words` mean, one file under each of its names.
+    """Yield the file itself (links followed) and the name of every log that `words` mean, one file under each of its
+    names.
 
     Trouble for a word that means none.
     """
     for word in words:
         found = list(_names_of(word, sought.patterns))
         if not found:
-            raise Trouble(Problem(word or "LOG", "no log there", f"neither a file nor a folder with {sought.called}", try_=sought.remedy))
+            raise Trouble(
+                Problem(
+                    word or "LOG",
+                    "no log there",
+                    f"neither a file nor a folder with {sought.called}",
+                    try_=sought.remedy,
+                )
+            )
         yield from ((os.path.realpath(name), name) for name in found)
 
 
@@ -48,7 +57,7 @@ def _names_of(word: str, patterns: Sequence[str]) -> Iterator[str]:
         yield from (name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name))
 
 
-def read(name: str, remedy: str) -> str:
+def read_log(name: str, remedy: str) -> str:
     """Return the text of a log, whatever bytes are in it. Trouble for one that cannot be read."""
     try:
         data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()

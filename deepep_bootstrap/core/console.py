@@ -1,4 +1,6 @@
-"""What a person sees: plans, progress, outcomes, next commands. With runscreen.py the only module that knows rich."""
+"""The output of one command: plans, progress, outcomes and next commands, with rich on a terminal, as plain
+lines elsewhere, or one JSON document.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ class Screen:
     def show(self, renderable: RenderableType) -> None:
         """Print a table or another thing of rich's, whose texts are plain; without a terminal as wide as PIPE_WIDTH."""
         with self._lock:
-            console = self._console if self._console.is_terminal else Console(quiet=self.as_json, highlight=False, width=PIPE_WIDTH)
+            console = (
+                self._console
+                if self._console.is_terminal
+                else Console(quiet=self.as_json, highlight=False, width=PIPE_WIDTH)
+            )
             console.print(renderable, soft_wrap=False)
 
     @property
@@ -82,7 +88,12 @@ class Screen:
     def document(self, exit_code: int, problems: Sequence[Problem], **content: Any) -> None:
         """Print the verb's JSON document, if that was asked for."""
         if self.as_json:
-            head = {"schema": 1, "verb": self.verb, "exit": exit_code, "errors": [problem.as_json() for problem in problems]}
+            head = {
+                "schema": 1,
+                "verb": self.verb,
+                "exit": exit_code,
+                "errors": [problem.as_json() for problem in problems],
+            }
             print(json.dumps({**head, **content}, indent=2))
 
     @contextmanager
@@ -117,8 +128,8 @@ class Screen:
             self._progress.line(step, host, shortened(text))
 
     def ended(self, *outcomes: Outcome) -> None:
-        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at the end. What was
-        told so far stays in `told`: a phase that is cut short has no other account of itself."""
+        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at
+        the end. What was told so far stays in `told`: a phase that is cut short has no other account of itself."""
         self.told.extend(outcomes)
         for outcome in outcomes:
             if self._progress:
@@ -130,7 +141,8 @@ class Screen:
             self._mark(first.state, f"{first.state} {first.step} on {names}{took}{detail}")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Print the outcome table, equal outcomes folded over hosts, the bad ones last, with their last lines and their logs."""
+        """Print the outcome table, equal outcomes folded over hosts, the bad ones last, with their last lines and
+        their logs."""
         groups = sorted(folded(outcomes), key=lambda group: group[0].state == "failed")
         if not groups:
             return
@@ -139,7 +151,10 @@ class Screen:
             first, names = group[0], fold(outcome.host for outcome in group)
             failed = first.state == "failed"
             beside = f"  {shortened(first.detail)}" if first.detail and not failed else ""
-            self._mark(first.state, f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took_by(group):>{times}}  {names}{beside}")
+            self._mark(
+                first.state,
+                f"{first.state:<{STATE_WIDTH}}  {first.step:<{steps}}  {took_by(group):>{times}}  {names}{beside}",
+            )
             if failed:
                 for text in filter(None, (first.detail, first.log and f"full log: {first.log}")):
                     self.say(textwrap.indent(text, "    "))
@@ -210,8 +225,8 @@ class _Progress:
 
 
 def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
-    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the same, whatever host
-    or address their remedies name: the first one's stands for all."""
+    """Return outcomes in groups that differ in nothing but host and time; two failures are equal when they say the
+    same, whatever host or address their remedies name: the first one's stands for all."""
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.step, outcome.state, outcome.detail.partition(REMEDY)[0]), []).append(outcome)

@@ -1,7 +1,7 @@
-"""Expected trouble, exit codes, and the one guard at the front door.
+"""Expected trouble as values, and exit codes.
 
-Expected trouble is a value with four parts (where, what, found / wanted, try); anything else that escapes a verb is a bug.
-Exit codes and their order of severity are those of the README.
+A problem has where, what, found and wanted, and what to try; anything else that escapes a command is a
+bug. Exit codes and their order of severity are those of the README.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ REMEDY = ". Try: "
 WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
 
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Escape sequences of ECMA-48 and control characters but tab and newline: a terminal would obey what a host only said."""
+ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""Escape sequences of ECMA-48 and control characters but tab and newline: a terminal would obey what a host only
+said."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong, said in the form every message of this program has.
 
-    `where` is a file and key or a folded host set, `what` the fact, `found` and `wanted` the difference, `try_` a command or an
-    action that helps. Empty parts are left out of the sentence.
+    `where` is a file and key or a folded host set, `what` the fact, `found` and `wanted` the difference, `try_` a
+    command or an action that helps. Empty parts are left out of the sentence.
     """
 
     where: str
@@ -45,7 +48,9 @@ class Problem:
     @property
     def said(self) -> str:
         """The message without its place, for a line that names the host itself."""
-        parts = [part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part]
+        parts = [
+            part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part
+        ]
         difference = f" — {', '.join(parts)}" if parts else ""
         remedy = f"{REMEDY}{self.try_}" if self.try_ else ""
         return plain(f"{self.what}{difference}{remedy}")

@@ -1,7 +1,8 @@
-"""The Nix archive hash of a file tree: a number for its content that no clone, copy, owner or time can change.
+"""The Nix archive (NAR) hash of a file tree, and the one writer of deterministic tar streams.
 
-A NAR is one stream of length-prefixed words. Names are bytes and sorted as bytes; of all permissions only the owner's execute
-bit counts. `python -m deepep_bootstrap.core.filetree PATH` prints the same line as `nix hash path PATH`.
+A NAR is one stream of length-prefixed words. Names are bytes and sorted as bytes; of all permissions only
+the owner's execute bit counts. `python -m deepep_bootstrap.core.filetree PATH` prints the same line as
+`nix hash path PATH`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ NO_OVERLAY: Mapping[bytes, bytes] = {}
 def hash_path(path: str | os.PathLike[str], overlay: Mapping[bytes, bytes] = NO_OVERLAY) -> str:
     """Return the SRI hash (`sha256-…`) of the NAR of `path`: a directory, a regular file or a symbolic link.
 
-    `overlay` maps names of regular files below `path` (bytes, with slashes) to a content that is hashed instead of their own.
-    Files are read in pieces, so memory stays constant. A socket, FIFO or device in the tree, a file that changes while it is
-    read, and anything that cannot be read raise Trouble.
+    `overlay` maps names of regular files below `path` (bytes, with slashes) to a content that is hashed instead of
+    their own. Files are read in pieces, so memory stays constant. A socket, FIFO or device in the tree, a file that
+    changes while it is read, and anything that cannot be read raise Trouble.
     """
     digest = hashlib.sha256()
     top = os.fsencode(path)
@@ -57,7 +58,12 @@ def main(arguments: list[str]) -> int:
     def body() -> int:
         if len(arguments) != 1:
             raise Trouble(
-                Problem("nar", "takes one path", found=f"{len(arguments)} arguments", try_="python -m deepep_bootstrap.core.filetree DIR")
+                Problem(
+                    "nar",
+                    "takes one path",
+                    found=f"{len(arguments)} arguments",
+                    try_="python -m deepep_bootstrap.core.filetree DIR",
+                )
             )
         print(hash_path(Path(arguments[0])))
         return 0
@@ -70,8 +76,8 @@ def _word(data: bytes) -> bytes:
 
 
 def _pieces(top: bytes, overlay: Mapping[bytes, bytes]) -> Iterator[bytes]:
-    # A stack instead of recursion: a tree may be deeper than the interpreter's recursion limit. It holds nodes still to be
-    # written (None and a path) and words that stand between them (the words, and an unused path).
+    # A stack instead of recursion: a tree may be deeper than the interpreter's recursion limit. It holds nodes still to
+    # be written (None and a path) and words that stand between them (the words, and an unused path).
     todo: list[tuple[bytes | None, bytes]] = [(None, top)]
     while todo:
         words, path = todo.pop()
@@ -91,7 +97,9 @@ def _pieces(top: bytes, overlay: Mapping[bytes, bytes]) -> Iterator[bytes]:
                 todo.append((None, os.path.join(path, name)))
                 todo.append((_words(b"entry", b"(", b"name", name, b"node"), b""))
         else:
-            raise Trouble(Problem(shown(path), "is neither a file, a directory nor a symbolic link; such a tree has no hash"))
+            raise Trouble(
+                Problem(shown(path), "is neither a file, a directory nor a symbolic link; such a tree has no hash")
+            )
 
 
 def _words(*words: bytes) -> bytes:
@@ -113,7 +121,9 @@ def _file(path: bytes, instead: bytes | None) -> Iterator[bytes]:
             size += len(chunk)
             yield chunk
     if size != status.st_size:
-        raise Trouble(Problem(shown(path), "changed while it was read", found=f"{size} bytes", wanted=f"{status.st_size} bytes"))
+        raise Trouble(
+            Problem(shown(path), "changed while it was read", found=f"{size} bytes", wanted=f"{status.st_size} bytes")
+        )
     yield bytes(-size % 8) + _word(b")")
 
 
@@ -126,10 +136,11 @@ MTIME = 315532800  # 1980-01-01: the same for everybody, late enough for zip fil
 
 
 def tar_tree(entries: Iterable[tuple[str, Path]], mtime: int = MTIME) -> Iterator[bytes]:
-    """Yield a tar stream of `entries`, each a name in the archive and a file, symbolic link or directory (with all below it).
+    """Yield a tar stream of `entries`, each a name in the archive and a file, symbolic link or directory (with all
+    below it).
 
-    The same trees give the same bytes: sorted names, owner 0, `mtime` (seconds since 1970), mode 0755 or 0644 by the owner's
-    execute bit. Memory stays bounded. Raises Trouble for anything that is neither file, link nor directory.
+    The same trees give the same bytes: sorted names, owner 0, `mtime` (seconds since 1970), mode 0755 or 0644 by the
+    owner's execute bit. Memory stays bounded. Raises Trouble for anything that is neither file, link nor directory.
     """
     size = 0
     try:

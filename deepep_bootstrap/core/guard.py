@@ -1,4 +1,6 @@
-"""The one guard around every verb: expected trouble as messages, a bug as a log, an interrupt as exit code 130."""
+"""The one place where every exception is caught: exit codes, interruption, lost readers, and the log of a
+bug.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ READER_GONE = frozenset((errno.EPIPE, errno.EIO))
 
 MACHINE_TROUBLE = frozenset(
     (
-        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EMFILE, errno.ENFILE),
+        *(
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENOTDIR,
+            errno.EMFILE,
+            errno.ENFILE,
+        ),
         *(errno.ENAMETOOLONG, errno.ELOOP),
     )
 )
-"""Errors of the operating system that say something about this machine or what it was given, not about a bug: full, read-only,
-forbidden, a name that no file can have."""
+"""Errors of the operating system that say something about this machine or what it was given, not about a bug: full,
+read-only, forbidden, a name that no file can have."""
 
 
 def state_dir() -> Path:
@@ -40,8 +51,8 @@ def state_dir() -> Path:
 def guarded(verb: str, body: Callable[[], int], *, as_json: bool = False) -> int:
     """Run one verb and return its exit code; the only place where every exception is caught.
 
-    `body` returns an exit code and prints its own result. Expected trouble becomes one message per problem on stderr (with
-    `as_json` one document on stdout instead), ^C becomes 130, anything else a log file and two lines.
+    `body` returns an exit code and prints its own result. Expected trouble becomes one message per problem on stderr
+    (with `as_json` one document on stdout instead), ^C becomes 130, anything else a log file and two lines.
     """
     try:
         code = body()
@@ -75,7 +86,8 @@ def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
 
 
 def _followed_interrupt(error: BaseException) -> bool:
-    """Return whether `error` came up while an interrupt was on its way out: a closed terminal interrupts, then cannot be written."""
+    """Return whether `error` came up while an interrupt was on its way out: a closed terminal interrupts, then
+    cannot be written."""
     while error.__context__ is not None:
         error = error.__context__
         if isinstance(error, KeyboardInterrupt):
@@ -84,7 +96,8 @@ def _followed_interrupt(error: BaseException) -> bool:
 
 
 def _tell_bug(verb: str, *, as_json: bool) -> int:
-    """Write everything that a report of the bug needs, say where, and return the exit code. Called while the exception is handled."""
+    """Write everything that a report of the bug needs, say where, and return the exit code. Called while the
+    exception is handled."""
     try:
         log = _write_bug_log(verb, state_dir() / "bugs")
     except OSError:
@@ -106,7 +119,8 @@ def _tell(verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool)
     try:
         print(text, file=stream, flush=True)
     except OSError:
-        # Nobody can be told any more: the terminal was closed, or the disk behind `>file` is full. The exit code still says it.
+        # Nobody can be told any more: the terminal was closed, or the disk behind `>file` is full. The exit code still
+        # says it.
         _silence(stream)
     return code
 

@@ -1,4 +1,4 @@
-"""Values read from JSON, held to what the fields of a frozen dataclass say they are. Pure."""
+"""Values read from JSON, held to what the fields of a frozen dataclass say they are."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ KINDS: Mapping[str, Callable[[object], bool]] = {
 
 
 def made(kind: type[T], found: Mapping[str, Any]) -> T:
-    """Return the dataclass `kind` with the values `found`, lists as tuples; KeyError with what is missing, TypeError for what it does not
-    have, or is not of that kind."""
+    """Return the dataclass `kind` with the values `found`, lists as tuples; KeyError with what is missing, TypeError
+    for what it does not have, or is not of that kind."""
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     required = [name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING]

@@ -1,4 +1,6 @@
-"""Names out of a node set such as `b200-[001-016]`, by ClusterShell, without its group upcalls and with a bound on the size."""
+"""Node sets such as `b200-[001-016]`: expanded and folded by ClusterShell, without its group upcalls and
+with a bound on the size.
+"""
 
 from __future__ import annotations
 

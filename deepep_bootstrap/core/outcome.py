@@ -1,4 +1,4 @@
-"""The outcome of one step on one host, and its form in JSON."""
+"""The outcome of a step on one host, and its form in the JSON document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended on one host: `state` is "done", "unchanged", "failed", "skipped"; `detail` one line; `code` an exit code."""
+    """How a step ended on one host: `state` is "done", "unchanged", "failed", "skipped"; `detail` one line; `code`
+    an exit code."""
 
     step: str
     host: str

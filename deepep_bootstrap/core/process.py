@@ -1,4 +1,6 @@
-"""Subprocesses on the control machine: argument lists, never a shell string, always in a process group of their own."""
+"""Subprocesses on the control machine: argument lists, never a shell string, always in a process group of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ LAST_LINES = 10
 
 @dataclass(frozen=True)
 class Completed:
-    """What a finished command left: its arguments, exit code (negative: the signal's number) and both streams as text."""
+    """What a finished command left: its arguments, exit code (negative: the signal's number) and both streams as
+    text."""
 
     argv: tuple[str, ...]
     code: int
@@ -31,7 +34,7 @@ class Completed:
         return "\n".join(lines[-LAST_LINES:])
 
 
-def run(
+def run_program(
     argv: Sequence[str | Path],
     *,
     env: Mapping[str, str] | None = None,
@@ -42,9 +45,9 @@ def run(
 ) -> Completed:
     """Run `argv` to its end and return what it left; a non-zero exit is a value, not an exception.
 
-    `env` replaces the environment where given, `data` goes to stdin, `timeout` is in seconds. `on_start` gets the number of
-    the process group, for `end_group` from another thread. A program that is missing, or one that outlasts the timeout (its group is
-    killed), raises Trouble.
+    `env` replaces the environment where given, `data` goes to stdin, `timeout` is in seconds. `on_start` gets the
+    number of the process group, for `end_group` from another thread. A program that is missing, or one that outlasts
+    the timeout (its group is killed), raises Trouble.
     """
     words = tuple(str(word) for word in argv)
     process = _start(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
@@ -63,15 +66,21 @@ def run(
     return Completed(words, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-def _start(words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[bytes]:
+def _start(
+    words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None
+) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd, start_new_session=True)
+        return subprocess.Popen(
+            words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd, start_new_session=True
+        )
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         if cwd and not cwd.is_dir():
             raise Trouble(Problem(str(cwd), f"no directory to run {words[0]} in")) from None
         # A directory of PATH that may not be entered also says "permission denied" of a program that is not there.
         found = "" if isinstance(error, FileNotFoundError) else "no permission to run it"
-        raise Trouble(Problem(words[0], "this program is not installed here", found, try_=f"installing {words[0]}")) from None
+        raise Trouble(
+            Problem(words[0], "this program is not installed here", found, try_=f"installing {words[0]}")
+        ) from None
 
 
 def end_group(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -1,4 +1,6 @@
-"""Texts of programs without what is only for people. Pure."""
+"""Recipe texts: joined to one script, stripped of comments, and their digests, on which the names of store
+entries rest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def compose(texts: Mapping[str, str], *names: str) -> str:
     """Return the recipe texts called `names`, put together as one script; Trouble names one that is missing."""
     missing = [name for name in names if name not in texts]
     if missing:
-        raise Trouble(*(Problem(f"recipes/{name}", "this recipe is missing", try_="a fresh checkout") for name in missing))
+        raise Trouble(
+            *(Problem(f"recipes/{name}", "this recipe is missing", try_="a fresh checkout") for name in missing)
+        )
     return "\n".join(texts[name] for name in names)
 
 

@@ -1,4 +1,6 @@
-"""Data lines: what recipes print on standard output, `key=value` with fields separated by tabs, read against a list of known keys."""
+"""Data lines, as recipes print them on standard output: `key=value` with fields separated by tabs, read
+against a list of known keys.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ SHOWN = 80
 
 
 @dataclass(frozen=True)
-class Form:
-    """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with the number of its
-    fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
+class RecordForm:
+    """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with
+    the number of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
 
     single: Mapping[str, int]
     many: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +43,8 @@ class Records:
         return next((fields[0] for fields in self.rows(key)), "")
 
     def number(self, key: str, missing: int = 0) -> int:
-        """Return the value of `key` as a whole number, `missing` where nothing is said; ValueError for anything else."""
+        """Return the value of `key` as a whole number, `missing` where nothing is said; ValueError for anything
+        else."""
         return number(self.text(key), missing)
 
     def truth(self, key: str) -> bool:
@@ -49,9 +52,9 @@ class Records:
         return self.text(key) == "1"
 
 
-def read_records(text: str, form: Form, where: str, printer: str) -> Records:
-    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for every line that is not of the
-    `form`, and for an answer that was cut off."""
+def read_records(text: str, form: RecordForm, where: str, printer: str) -> Records:
+    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for every line
+    that is not of the `form`, and for an answer that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
     faults = []
     for line in text.split("\n"):
@@ -73,17 +76,22 @@ def read_records(text: str, form: Form, where: str, printer: str) -> Records:
         raise Trouble(*(disagreement(where, printer, fault) for fault in faults))
     if form.end and lines.get(form.end) != [("1",)]:
         cut = f"{len(text)} characters without the last line"
-        raise Trouble(Problem(where, f"the answer of {printer} is cut off", cut, f"{form.end}=1", "the same command again"))
+        raise Trouble(
+            Problem(where, f"the answer of {printer} is cut off", cut, f"{form.end}=1", "the same command again")
+        )
     return Records(lines)
 
 
 def disagreement(where: str, printer: str, found: str) -> Problem:
     """Return the problem of a recipe and this program not being of one version."""
-    return Problem(where, f"{printer} and this program disagree", found, "data lines of one version", "a fresh checkout")
+    return Problem(
+        where, f"{printer} and this program disagree", found, "data lines of one version", "a fresh checkout"
+    )
 
 
 def number(text: str, missing: int = 0) -> int:
-    """Return a whole number; `missing` for an empty field and for the [N/A] of nvidia-smi; ValueError for anything else."""
+    """Return a whole number; `missing` for an empty field and for the [N/A] of nvidia-smi; ValueError for anything
+    else."""
     if not text or text.startswith("["):
         return missing
     if not re.fullmatch(r"-?[0-9]{1,15}", text):
@@ -106,7 +114,8 @@ def one_spelling(text: str) -> str:
 
 
 def driver_value(text: str) -> str:
-    """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is "PeerMappingOverride=1"."""
+    """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is
+    "PeerMappingOverride=1"."""
     parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
     return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)
 

@@ -1,4 +1,4 @@
-"""Sizes, durations and numbers as people write them, and reading them back."""
+"""Times, durations and sizes, read from flags and written for people."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def number(text: str) -> float | None:
 
 
 def shortened(text: str) -> str:
-    """Return a message with the hashes of store entries cut to what a person compares; JSON and logs have them whole."""
+    """Return a message with the hashes of store entries cut to what a person compares; JSON and logs have them
+    whole."""
     return STORE_HASH.sub(r"\1…", text)
 
 

@@ -1,4 +1,6 @@
-"""Checked reading of TOML tables: keys are taken out one by one, and everything wrong with them is noted for one report."""
+"""Checked reading of TOML tables: keys are taken out one by one, and everything wrong with them is noted for
+one report.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ LARGEST = 2**63
 
 
 @dataclass(frozen=True)
-class Form:
+class ValueForm:
     """What a text must look like: a regular expression for the whole of it, and the same in words for a message."""
 
     pattern: str
@@ -43,18 +45,21 @@ class Form:
         return re.fullmatch(self.pattern, text) is not None
 
 
-ANY = Form(r"[\s\S]*", "text")
-SOME = Form(r"[\s\S]+", "text that is not empty")
-NAME = Form(r"[a-z0-9][a-z0-9._-]*", "a name of small letters, digits, dots and dashes")
+ANY = ValueForm(r"[\s\S]*", "text")
+SOME = ValueForm(r"[\s\S]+", "text that is not empty")
+NAME = ValueForm(r"[a-z0-9][a-z0-9._-]*", "a name of small letters, digits, dots and dashes")
 
 
-def load(text: str, path: str) -> dict[str, object]:
+def load_toml(text: str, path: str) -> dict[str, object]:
     """Return TOML `text` as plain values. Raises Trouble naming `path` and the line where it is not TOML."""
     try:
         data: dict[str, object] = tomllib.loads(text)
         if not _is_small(data):
             raise Trouble(Problem(path, "is not TOML: a number of more than 64 bits"))
-    except (ValueError, RecursionError) as error:  # ValueError: TOML's own error, or a number that is too long even for Python
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: TOML's own error, or a number that is too long even for Python
         raise Trouble(_explain(str(error), text, path)) from None
     return data
 
@@ -85,9 +90,11 @@ def _is_small(value: object) -> bool:
 
 
 class Table:
-    """One table while it is read. `where` names it in messages, `problems` is the list they go to, shared by all tables of a file.
+    """One table while it is read. `where` names it in messages, `problems` is the list they go to, shared by all tables
+    of a file.
 
-    Every reader returns a value of the asked type; where something is wrong that value is neutral and a problem is noted.
+    Every reader returns a value of the asked type; where something is wrong that value is neutral and a problem is
+    noted.
     """
 
     def __init__(self, data: Mapping[str, object], where: str, problems: list[Problem]) -> None:
@@ -107,7 +114,8 @@ class Table:
         self.problems.append(Problem(self.at(key), what, text, wanted))
 
     def take(self, key: str, kind: type[T], default: T | None = None, wanted: str = "") -> T:
-        """Return the value of `key`, which must be exactly of type `kind`; without a default it must be there. `wanted`: in words."""
+        """Return the value of `key`, which must be exactly of type `kind`; without a default it must be there.
+        `wanted`: in words."""
         self.known.append(key)
         if key not in self.data and default is not None:
             return default
@@ -120,7 +128,7 @@ class Table:
             self.complain(key, "is missing", wanted=wanted or KINDS[kind])
         return kind()
 
-    def text(self, key: str, form: Form) -> str:
+    def text(self, key: str, form: ValueForm) -> str:
         """Return the text of `key`, which must be there and have `form`; "" when it has not."""
         value = self.take(key, str, wanted=form.words)
         if type(self.data.get(key)) is not str:
@@ -130,8 +138,9 @@ class Table:
             return ""
         return value
 
-    def address(self, key: str, form: Form) -> str:
-        """Return the address of `key`, which must be there, have `form`, and be one: its host and port can be told from it."""
+    def address(self, key: str, form: ValueForm) -> str:
+        """Return the address of `key`, which must be there, have `form`, and be one: its host and port can be told
+        from it."""
         value = self.text(key, form)
         try:
             well = not value or (value.isascii() and value.isprintable() and urlsplit(value).port != 0)
@@ -148,7 +157,7 @@ class Table:
             self.complain(key, "is too small", value, f"{least} or more")
         return value
 
-    def words(self, key: str, form: Form) -> tuple[str, ...]:
+    def words(self, key: str, form: ValueForm) -> tuple[str, ...]:
         """Return the list of texts of `key`, each of `form`; the key may be absent."""
         values = self.take(key, list, [])
         for value in values:
@@ -164,7 +173,7 @@ class Table:
             else:
                 self.complain(key, f"entry {number} is no table", value)
 
-    def named(self, key: str, form: Form = NAME) -> Iterator[tuple[str, Table]]:
+    def named(self, key: str, form: ValueForm = NAME) -> Iterator[tuple[str, Table]]:
         """Return the tables in the table of `key` with their names, which must have `form`; the key may be absent."""
         inner = self.inner(key)
         for name in inner.data:
@@ -183,4 +192,8 @@ class Table:
         for key in self.data:
             if key not in self.known:
                 near = difflib.get_close_matches(key, self.known, 1)
-                self.complain(key, f"unknown key, did you mean {near[0]}?" if near else "unknown key", wanted=", ".join(self.known))
+                self.complain(
+                    key,
+                    f"unknown key, did you mean {near[0]}?" if near else "unknown key",
+                    wanted=", ".join(self.known),
+                )

@@ -1,4 +1,6 @@
-"""Differences between hosts that should be alike: one finding a property, the odd ones named against the majority. Pure."""
+"""Differences between hosts that should be alike: one finding a property, the odd ones named against the
+majority.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +9,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.doctor.findings import NOTE, WARNING, Finding, Seen, few
+from deepep_bootstrap.doctor.findings import NOTE, WARNING, Finding, HostView, few
 from deepep_bootstrap.inventory import nics
 
 
 @dataclass(frozen=True)
 class Property:
-    """Something hosts should have in common. `value` returns it as text, "" where a host has nothing of the kind and is not asked;
-    where that is long, `apart` returns what of it differs from the usual."""
+    """Something hosts should have in common. `value` returns it as text, "" where a host has nothing of the kind and
+    is not asked; where that is long, `apart` returns what of it differs from the usual."""
 
     check: str
     severity: str
     why: str
     fix: str
-    value: Callable[[Seen], str]
+    value: Callable[[HostView], str]
     apart: Callable[[str, str], str] | None = None
 
 
-def is_whole(seen: Seen) -> bool:
-    """Return whether all GPUs answer and all ports are up; where not, another check names the cause of any difference."""
+def is_whole(seen: HostView) -> bool:
+    """Return whether all GPUs answer and all ports are up; where not, another check names the cause of any
+    difference."""
     ports = [port for device in seen.devices if not nics.is_virtual(seen.facts, device.name) for port in device.ports]
     return len(seen.facts.gpus) >= seen.facts.prepared.gpu_devices and all(port.state == "ACTIVE" for port in ports)
 
 
-def gpus(seen: Seen) -> str:
+def gpus(seen: HostView) -> str:
     """Return number and product of the GPUs, e.g. "8 NVIDIA H200"."""
     if len(seen.facts.gpus) < seen.facts.prepared.gpu_devices:
         return ""
@@ -38,18 +41,18 @@ def gpus(seen: Seen) -> str:
     return " and ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
 
 
-def driver(seen: Seen) -> str:
+def driver(seen: HostView) -> str:
     """Return version and flavour of the GPU driver."""
     versions = sorted({gpu.driver for gpu in seen.facts.gpus})
     return " ".join([*versions, seen.facts.prepared.nvidia_flavor]).strip() if versions else ""
 
 
-def ofed(seen: Seen) -> str:
+def ofed(seen: HostView) -> str:
     """Return the version of OFED, where there are NICs that it would drive."""
     return (seen.facts.prepared.ofed or "the kernel's own driver") if seen.devices else ""
 
 
-def nic_map(seen: Seen) -> str:
+def nic_map(seen: HostView) -> str:
     """Return which NIC each GPU would use, as `0:mlx5_0:1,…`."""
     assigned = nics.assign_nics(seen.facts.gpus, seen.nics) if is_whole(seen) else {}
     return ",".join(f"{index}:{nic}" for index, nic in assigned.items())
@@ -60,32 +63,34 @@ def other_places(value: str, usual: str) -> str:
     return few(place for place in value.split(",") if place not in usual.split(",")) or "fewer GPUs"
 
 
-def packets(seen: Seen) -> str:
+def packets(seen: HostView) -> str:
     """Return the sizes of packets under the NICs that GPUs use."""
     mtus = dict(seen.facts.prepared.mtus)
     sizes = {mtus[gid.netdev] for nic in seen.nics for gid in nic.gids if mtus.get(gid.netdev)}
     return " and ".join(str(size) for size in sorted(sizes))
 
 
-def firmware(seen: Seen) -> str:
+def firmware(seen: HostView) -> str:
     """Return the firmware of the NICs that GPUs use."""
     used = {nic.name for nic in seen.nics}
     found = {device.firmware for device in seen.devices if device.name in used and device.firmware}
     return found.pop() if len(found) == 1 else ""
 
 
-def toolkits(seen: Seen) -> str:
+def toolkits(seen: HostView) -> str:
     """Return the versions of the CUDA toolkits, oldest first."""
-    found = {tuple(int(part) for part in toolkit.version.split(".") if part.isdigit()) for toolkit in seen.facts.toolkits}
+    found = {
+        tuple(int(part) for part in toolkit.version.split(".") if part.isdigit()) for toolkit in seen.facts.toolkits
+    }
     return " and ".join(".".join(map(str, version)) for version in sorted(found)) or "none"
 
 
-def system(seen: Seen) -> str:
+def system(seen: HostView) -> str:
     """Return distribution and version."""
     return f"{seen.facts.os_id} {seen.facts.os_version}".strip()
 
 
-def kernel(seen: Seen) -> str:
+def kernel(seen: HostView) -> str:
     """Return the release of the running kernel."""
     return seen.facts.kernel
 
@@ -159,7 +164,7 @@ PROPERTIES = (
 )
 
 
-def compare(hosts: Sequence[Seen]) -> Iterator[Finding]:
+def compare(hosts: Sequence[HostView]) -> Iterator[Finding]:
     """Yield a finding for every property in which some of `hosts` differ."""
     for each in PROPERTIES:
         groups: dict[str, list[str]] = {}
@@ -171,7 +176,8 @@ def compare(hosts: Sequence[Seen]) -> Iterator[Finding]:
 
 
 def _finding(each: Property, groups: dict[str, list[str]]) -> Finding:
-    """Return the finding: the odd hosts against the value of the most; all hosts where no value has more than another."""
+    """Return the finding: the odd hosts against the value of the most; all hosts where no value has more than
+    another."""
     ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
     (usual, most), (_, second) = ranked[:2]
     decided = len(most) > len(second)

@@ -1,4 +1,4 @@
-"""What is wrong with hosts, why it matters and what to do: facts, checks and the user's view in, findings out. Pure."""
+"""The examination of hosts: facts, checks and the user's view in, findings out, the worst first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor import gpu, host, network, user
 from deepep_bootstrap.doctor.consistency import compare
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, Row, Seen
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, HostView, Row
 from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.network_env import HANDLER, read_profile
 from deepep_bootstrap.plan import decisions, host_recipes
-from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.plan.steps import MIB, UNPACKED
 from deepep_bootstrap.prefix.defects import CHECK
@@ -39,15 +39,20 @@ TO_DO = {
 }
 """How bad it is that a host recipe has something to do, unless a check of the host says worse."""
 
-LOCAL_FILESYSTEMS = frozenset(("ext2", "ext3", "ext4", "ext2/ext3", "xfs", "btrfs", "zfs", "overlay", "overlayfs", "tmpfs"))
+LOCAL_FILESYSTEMS = frozenset(
+    ("ext2", "ext3", "ext4", "ext2/ext3", "xfs", "btrfs", "zfs", "overlay", "overlayfs", "tmpfs")
+)
 """What `df -T` calls filesystems of one machine."""
 
 Checks = Mapping[str, Mapping[str, Check]]
 
 
-def case_of(request: Request, facts: Mapping[str, Facts], bootstrap: str) -> Case:
-    """Return what the hosts are to be looked at for. `bootstrap` is the command line that prepares them, for the findings' advice."""
-    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) -> Case:
+    """Return what the hosts are to be looked at for. `bootstrap` is the command line that prepares them, for the
+    findings' advice."""
+    gpu_hosts = {
+        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
+    }
     profile, link, handler = profile_of(request, gpu_hosts)
     offers = [offer for seen in facts.values() if (offer := read_offer(seen.prefix.manifest)) is not None]
     target = max(request.stack.wheels.values(), key=len, default=())
@@ -73,8 +78,9 @@ def case_of(request: Request, facts: Mapping[str, Facts], bootstrap: str) -> Cas
     )
 
 
-def profile_of(request: Request, gpu_hosts: Mapping[str, Facts]) -> tuple[str, str, str]:
-    """Return the profile's name, its link layer, and who rings doorbells; for hosts without any GPU those of a single node."""
+def profile_of(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> tuple[str, str, str]:
+    """Return the profile's name, its link layer, and who rings doorbells; for hosts without any GPU those of a
+    single node."""
     try:
         derived = network_env.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     except Trouble:
@@ -85,9 +91,9 @@ def profile_of(request: Request, gpu_hosts: Mapping[str, Facts]) -> tuple[str, s
     return derived.profile, link, derived.environment.get(HANDLER, "")
 
 
-def examine(request: Request, case: Case, seen: Sequence[Seen], checks: Checks) -> tuple[Finding, ...]:
-    """Return everything that was found on the hosts `seen`, equal findings folded, the worst first. `checks` are what the checks of the
-    host recipes said, by host and recipe."""
+def examine(request: PlanRequest, case: Case, seen: Sequence[HostView], checks: Checks) -> tuple[Finding, ...]:
+    """Return everything that was found on the hosts `seen`, equal findings folded, the worst first. `checks` are
+    what the checks of the host recipes said, by host and recipe."""
     single = [(host.name, finding) for host in seen for finding in examine_host(host, checks.get(host.name, {}))]
     gpu_hosts = [host for host in seen if host.role == "gpu"]
     together = [*share_prefix(case, seen), *have_slurm(case, seen), *share_python(case, gpu_hosts), *compare(gpu_hosts)]
@@ -106,17 +112,18 @@ def join(by_stack: Iterable[Sequence[Finding]], names: Sequence[str]) -> tuple[F
     return ordered((replace(same[0], stacks=mine) for same, mine in zip(groups.values(), stacks, strict=True)), names)
 
 
-def known_defects(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
+def known_defects(case: Case, gpu_hosts: Sequence[HostView]) -> Iterator[Finding]:
     """Yield what is wrong with the offered build itself on these GPUs."""
     names = tuple(host.name for host in gpu_hosts)
     for defect in case.defects if names else ():
         yield Finding(CHECK, BLOCKING, names, defect.found, defect.wanted, defect.why, defect.fix)
 
 
-def examine_host(seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
+def examine_host(seen: HostView, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Yield what was found on one host. Where a recipe's own check was run, it says what is found and wanted."""
     waiting, well = (
-        frozenset(each for each, check in checks.items() if check.state == state) for state in (host_recipes.REBOOT, host_recipes.OK)
+        frozenset(each for each, check in checks.items() if check.state == state)
+        for state in (host_recipes.REBOOT, host_recipes.OK)
     )
     seen = replace(seen, told=waiting, well=well)
     same: dict[str, list[Fault]] = {}
@@ -132,14 +139,18 @@ def examine_host(seen: Seen, checks: Mapping[str, Check]) -> Iterator[Finding]:
             yield from_recipe(seen, check, same.get(recipe, []))
 
 
-def from_recipe(seen: Seen, check: Check, same: Sequence[Fault]) -> Finding:
+def from_recipe(seen: HostView, check: Check, same: Sequence[Fault]) -> Finding:
     """Return the finding that a host recipe's check is; `same` is what checks of the host saw of it."""
     rolling = f"{seen.case.bootstrap} --reboot=rolling"
     at_once = next((fault.fix for fault in same), seen.case.bootstrap)
     severity, found, fix = {
         "todo": (TO_DO.get(check.recipe, WARNING), check.found, rolling if check.needs_reboot else at_once),
         "reboot": (WARNING, f"{check.found}; waits for a reboot", rolling),
-        "stuck": (BLOCKING, f"{check.found}, although the host was rebooted since the change", check.note or "dmesg, on the host"),
+        "stuck": (
+            BLOCKING,
+            f"{check.found}, although the host was rebooted since the change",
+            check.note or "dmesg, on the host",
+        ),
     }.get(check.state, (WARNING, check.found, check.note))
     if check.recipe == "cuda-toolkit" and check.state == "todo" and not seen.builds:
         severity = NOTE
@@ -149,13 +160,16 @@ def from_recipe(seen: Seen, check: Check, same: Sequence[Fault]) -> Finding:
     return Finding(check.recipe, severity, (seen.name,), found, check.wanted, why, fix)
 
 
-def share_prefix(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
+def share_prefix(case: Case, seen: Sequence[HostView]) -> Iterator[Finding]:
     """Yield what keeps the prefix from being one directory for all hosts."""
     prefixes = {host.name: host.facts.prefix for host in seen if not host.facts.prefix.problem}
     ids: dict[str, list[str]] = {}
     for name, prefix in prefixes.items():
         ids.setdefault(prefix.id, []).append(name)
-    why, fix = "One host builds, all others read what it built.", f"mounting one shared {case.prefix} everywhere, or --limit"
+    why, fix = (
+        "One host builds, all others read what it built.",
+        f"mounting one shared {case.prefix} everywhere, or --limit",
+    )
     if len(ids) > 1:
         ranked = sorted(ids.items(), key=lambda group: -len(group[1]))
         found = "; ".join(f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in ranked)
@@ -163,22 +177,26 @@ def share_prefix(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
         yield Finding("prefix-shared", BLOCKING, odd, found, f"one {case.prefix} for all hosts", why, fix)
     elif "" in ids and len(prefixes) > 1:
         local = tuple(
-            name for name, prefix in prefixes.items() if prefix.fs in LOCAL_FILESYSTEMS and prefix.source.startswith(("/dev/", "overlay"))
+            name
+            for name, prefix in prefixes.items()
+            if prefix.fs in LOCAL_FILESYSTEMS and prefix.source.startswith(("/dev/", "overlay"))
         )
         if local:
             found = f"{case.prefix} would be on a disk of each host's own ({prefixes[local[0]].fs})"
             yield Finding("prefix-shared", BLOCKING, local, found, "a filesystem that the hosts share", why, fix)
 
 
-def have_slurm(case: Case, seen: Sequence[Seen]) -> Iterator[Finding]:
+def have_slurm(case: Case, seen: Sequence[HostView]) -> Iterator[Finding]:
     """Yield a note where no host has anything to do with Slurm."""
     if not any(host.facts.slurm.works or host.facts.slurm.slurmd for host in seen):
         why = "Tests over several nodes are started by Slurm; those of one node run without."
         names = tuple(host.name for host in seen)
-        yield Finding("slurm", NOTE, names, "no Slurm", "a client of Slurm", why, f"{case.command('test')} --kind=intranode")
+        yield Finding(
+            "slurm", NOTE, names, "no Slurm", "a client of Slurm", why, f"{case.command('test')} --kind=intranode"
+        )
 
 
-def share_python(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
+def share_python(case: Case, gpu_hosts: Sequence[HostView]) -> Iterator[Finding]:
     """Yield what keeps the hosts from running with one Python: each has one of the stack's, but no two the same."""
     paths = {f"/usr/bin/python3.{decisions.minor_of(target)}" for target in case.stack.wheels}
     by_host = {host.name: {python.path for python in host.facts.pythons} & paths for host in gpu_hosts}
@@ -187,7 +205,9 @@ def share_python(case: Case, gpu_hosts: Sequence[Seen]) -> Iterator[Finding]:
     found = "; ".join(f"{', '.join(sorted(mine))} on {name}" for name, mine in list(by_host.items())[:4])
     why = "One environment is built for all hosts, and runs with each host's own Python."
     fix = f"{case.bootstrap}  # or by hand: one of them everywhere"
-    yield Finding("python", BLOCKING, tuple(by_host), found, f"one of {' or '.join(sorted(paths))} on all hosts", why, fix)
+    yield Finding(
+        "python", BLOCKING, tuple(by_host), found, f"one of {' or '.join(sorted(paths))} on all hosts", why, fix
+    )
 
 
 def folded(single: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
@@ -204,7 +224,13 @@ def ordered(findings: Iterable[Finding], names: Sequence[str]) -> tuple[Finding,
     """Return findings by severity, then by their hosts in the order of `names`, then as they came."""
     place = {name: number for number, name in enumerate(names)}
     return tuple(
-        sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), [place.get(name, len(place)) for name in finding.hosts]))
+        sorted(
+            findings,
+            key=lambda finding: (
+                SEVERITIES.index(finding.severity),
+                [place.get(name, len(place)) for name in finding.hosts],
+            ),
+        )
     )
 
 

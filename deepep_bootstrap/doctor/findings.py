@@ -1,4 +1,4 @@
-"""The words of a diagnosis: what is looked at (a host, the case it is looked at for) and what comes out (a finding). Values, pure."""
+"""Records of the doctor: the case and the host that are looked at, and the finding that comes out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from deepep_bootstrap.doctor.user_view import View
+from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts, Rdma
 from deepep_bootstrap.inventory.nics import Nic
@@ -15,13 +15,14 @@ from deepep_bootstrap.prefix.defects import Defect
 
 BLOCKING, WARNING, NOTE = "blocking", "warning", "note"
 SEVERITIES = (BLOCKING, WARNING, NOTE)
-"""Blocking: build, `module load` or a test of the profile cannot work. Warning: they work worse or by luck. Note: good to know."""
+"""Blocking: build, `module load` or a test of the profile cannot work. Warning: they work worse or by luck. Note:
+good to know."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a command or an
-    action, "" where nothing needs to be done, `stacks` are those that it concerns."""
+    """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a
+    command or an action, "" where nothing needs to be done, `stacks` are those that it concerns."""
 
     check: str
     severity: str
@@ -45,9 +46,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """What the hosts are looked at for. `link` is the link layer of the profile ("" for a single node), `handler` who rings the NICs'
-    doorbells, `offered` whether the prefix offers the stack already, `bootstrap` the command that prepares these hosts, `need_mib` what
-    the stack still needs on the prefix, `alone` whether it is about one GPU host only, `reservation` that of Slurm which jobs name."""
+    """What the hosts are looked at for. `link` is the link layer of the profile ("" for a single node), `handler`
+    who rings the NICs' doorbells, `offered` whether the prefix offers the stack already, `bootstrap` the command
+    that prepares these hosts, `need_mib` what the stack still needs on the prefix, `alone` whether it is about one
+    GPU host only, `reservation` that of Slurm which jobs name."""
 
     stack: Stack
     prefix: str
@@ -79,14 +81,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look), `told`: the host
-    recipes whose own check says already that they wait for a reboot, and `well`: those whose own check finds nothing to do."""
+class HostView:
+    """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look),
+    `told`: the host recipes whose own check says already that they wait for a reboot, and `well`: those whose own
+    check finds nothing to do."""
 
     name: str
     role: str
     facts: Facts
-    view: View | None
+    view: UserView | None
     case: Case
     told: frozenset[str] = frozenset()
     well: frozenset[str] = frozenset()
@@ -98,7 +101,8 @@ class Seen:
 
     @property
     def networked(self) -> bool:
-        """Whether what RDMA needs is to be asked of this host: the profile is for several nodes, and it has such a device."""
+        """Whether what RDMA needs is to be asked of this host: the profile is for several nodes, and it has such a
+        device."""
         return bool(self.case.link and self.devices)
 
     @property
@@ -112,13 +116,13 @@ class Seen:
         return self.name == self.case.build_host and not self.case.offered
 
 
-Look = Callable[[Seen], Iterable[Fault]]
+Look = Callable[[HostView], Iterable[Fault]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One check. `recipe` names the host recipe that knows better where its own check was run; with `always` what is seen here is
-    told although the recipe is content. `roles` are the hosts it is for."""
+    """One check. `recipe` names the host recipe that knows better where its own check was run; with `always` what is
+    seen here is told although the recipe is content. `roles` are the hosts it is for."""
 
     check: str
     why: str

@@ -1,11 +1,11 @@
-"""Checks of the GPUs, their driver and what joins them. Each row is a question to one host. Pure."""
+"""Checks of the GPUs, their driver and their links. Each row is a question to one host."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, Row, Seen, few
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
 from deepep_bootstrap.inventory.machine import FABRIC_WELL, Machine
 
 GPUS_PER_NODE = 8
@@ -14,23 +14,34 @@ GPUS_PER_NODE = 8
 CAPABILITY_FLOOR = (9, 0)
 """V1's FP8 and TMA code is for Hopper and later; its build without them (DISABLE_SM90_FEATURES) has no NVSHMEM."""
 
-DRIVER_CUDA = ((580, 13, 0), (575, 12, 9), (570, 12, 8), (565, 12, 7), (560, 12, 6), (555, 12, 5), (550, 12, 4), (535, 12, 2), (525, 12, 0))
-"""Driver branch and the CUDA it brings, newest first: NVIDIA's CUDA Toolkit Release Notes, table "CUDA Toolkit and Corresponding
-Driver Versions". A program of a CUDA major runs on any driver that brings this major."""
+DRIVER_CUDA = (
+    (580, 13, 0),
+    (575, 12, 9),
+    (570, 12, 8),
+    (565, 12, 7),
+    (560, 12, 6),
+    (555, 12, 5),
+    (550, 12, 4),
+    (535, 12, 2),
+    (525, 12, 0),
+)
+"""Driver branch and the CUDA it brings, newest first: NVIDIA's CUDA Toolkit Release Notes, table "CUDA Toolkit and
+Corresponding Driver Versions". A program of a CUDA major runs on any driver that brings this major."""
 
 NVLSM = (
-    "no NVSwitch is on the PCI bus. On HGX and DGX B200 and B300 the fabric manager needs NVLSM: install nvlink5-{branch} (both), "
+    "no NVSwitch is on the PCI bus. On HGX and DGX B200 and B300 the fabric manager needs NVLSM: install "
+    "nvlink5-{branch} (both), "
     "libibumad3 (Red Hat: libibumad) and infiniband-diags, and load ib_umad at every boot, by hand, then {start}. "
     "In a virtual machine or a GB200 rack, whoever runs the switches starts it"
 )
-"""What recipes/host/fabric-manager.sh says too. NVIDIA's Fabric Manager User Guide: from NVLink 5 on, NVSwitches are managed through
-InfiniBand devices by the NVLink subnet manager (NVLSM)."""
+"""What recipes/host/fabric-manager.sh says too. NVIDIA's Fabric Manager User Guide: from NVLink 5 on, NVSwitches are
+managed through InfiniBand devices by the NVLink subnet manager (NVLSM)."""
 
 OPTIONS = {"EnableStreamMemOPs": "1"}
 PEER_MAPPING = "PeerMappingOverride=1"
 
 
-def has_driver(seen: Seen) -> Iterator[Fault]:
+def has_driver(seen: HostView) -> Iterator[Fault]:
     """A GPU host shows GPUs through nvidia-smi."""
     facts, prepared = seen.facts, seen.facts.prepared
     if facts.gpus:
@@ -39,12 +50,17 @@ def has_driver(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, "no NVIDIA GPU on the PCI bus", "GPUs", "role=login for this host in the hosts file")
         return
     found = facts.gpu_problem or f"{prepared.gpu_devices} GPUs without a working driver"
-    # A driver that is loaded is left alone by its recipe; another version of it on disk, or a GPU that hangs, takes a reboot.
-    fix = "a reboot of this host; dmesg says more" if prepared.nvidia_flavor else f"{seen.case.bootstrap} --reboot=rolling"
+    # A driver that is loaded is left alone by its recipe; another version of it on disk, or a GPU that hangs, takes a
+    # reboot.
+    fix = (
+        "a reboot of this host; dmesg says more"
+        if prepared.nvidia_flavor
+        else f"{seen.case.bootstrap} --reboot=rolling"
+    )
     yield Fault(BLOCKING, found, "a driver that nvidia-smi answers for", fix)
 
 
-def shows_all_gpus(seen: Seen) -> Iterator[Fault]:
+def shows_all_gpus(seen: HostView) -> Iterator[Fault]:
     """Every GPU on the PCI bus answers."""
     there, answering = seen.facts.prepared.gpu_devices, len(seen.facts.gpus)
     if 0 < answering < there:
@@ -53,7 +69,7 @@ def shows_all_gpus(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, f"{answering} of {there} GPUs answer", f"{there}", fix)
 
 
-def has_eight(seen: Seen) -> Iterator[Fault]:
+def has_eight(seen: HostView) -> Iterator[Fault]:
     """V1 is made for eight GPUs a node; one node alone can run with fewer processes."""
     count = len(seen.facts.gpus)
     if not count or count == GPUS_PER_NODE or count < seen.facts.prepared.gpu_devices:
@@ -66,26 +82,31 @@ def has_eight(seen: Seen) -> Iterator[Fault]:
     yield Fault(BLOCKING if seen.case.link else WARNING, f"{count} GPUs", f"{GPUS_PER_NODE} GPUs", fix)
 
 
-def has_equal_gpus(seen: Seen) -> Iterator[Fault]:
+def has_equal_gpus(seen: HostView) -> Iterator[Fault]:
     """All GPUs of a host are of one kind."""
     kinds = {f"{gpu.name} ({gpu.capability})" for gpu in seen.facts.gpus}
     if len(kinds) > 1:
         yield Fault(WARNING, few(sorted(kinds)), "one kind of GPU", "CUDA_VISIBLE_DEVICES, to use one kind only")
 
 
-def has_hopper(seen: Seen) -> Iterator[Fault]:
+def has_hopper(seen: HostView) -> Iterator[Fault]:
     """V1's kernels can be built for the GPU."""
     old = sorted({gpu.capability for gpu in seen.facts.gpus if below_floor(gpu.capability)})
     if old:
-        yield Fault(BLOCKING, f"compute capability {few(old)}", "9.0 (Hopper) or later", "--limit, to the hosts with newer GPUs")
+        yield Fault(
+            BLOCKING, f"compute capability {few(old)}", "9.0 (Hopper) or later", "--limit, to the hosts with newer GPUs"
+        )
 
 
 def below_floor(capability: str) -> bool:
     """Return whether "8.0" is too old; what nvidia-smi did not say is not."""
-    return bool(re.fullmatch(r"[0-9]+\.[0-9]", capability)) and tuple(int(part) for part in capability.split(".")) < CAPABILITY_FLOOR
+    return (
+        bool(re.fullmatch(r"[0-9]+\.[0-9]", capability))
+        and tuple(int(part) for part in capability.split(".")) < CAPABILITY_FLOOR
+    )
 
 
-def runs_cuda(seen: Seen) -> Iterator[Fault]:
+def runs_cuda(seen: HostView) -> Iterator[Fault]:
     """The driver brings the stack's CUDA major."""
     for driver in sorted({gpu.driver for gpu in seen.facts.gpus}):
         branch = int(driver.split(".")[0]) if driver.split(".")[0].isdigit() else 0
@@ -95,19 +116,30 @@ def runs_cuda(seen: Seen) -> Iterator[Fault]:
             fitting = next((name for name, cuda in seen.case.other_stacks.items() if int(cuda) <= major), "")
             fix = seen.case.with_stack(fitting) if fitting else f"installing driver {floor} or later, then a reboot"
             brings = f"CUDA {major}.{minor}" if major else "no CUDA 12"
-            yield Fault(BLOCKING, f"driver {driver} ({brings})", f"driver {floor} or later for CUDA {seen.case.stack.cuda}", fix)
+            yield Fault(
+                BLOCKING, f"driver {driver} ({brings})", f"driver {floor} or later for CUDA {seen.case.stack.cuda}", fix
+            )
 
 
-def has_nvlink(seen: Seen) -> Iterator[Fault]:
+def has_nvlink(seen: HostView) -> Iterator[Fault]:
     """Every pair of GPUs is joined by NVLink."""
-    pairs = {(min(one.gpu, one.other), max(one.gpu, one.other)): one.by for one in seen.facts.prepared.nvlinks if one.gpu != one.other}
+    pairs = {
+        (min(one.gpu, one.other), max(one.gpu, one.other)): one.by
+        for one in seen.facts.prepared.nvlinks
+        if one.gpu != one.other
+    }
     without = {pair: by for pair, by in sorted(pairs.items()) if not by.startswith("NV")}
     if without:
         found = few(f"GPU {one} and {other} over {by}" for (one, other), by in without.items())
-        yield Fault(BLOCKING, found, "NVLink between every two GPUs", "nvidia-smi nvlink --status  # then drain and reboot this host")
+        yield Fault(
+            BLOCKING,
+            found,
+            "NVLink between every two GPUs",
+            "nvidia-smi nvlink --status  # then drain and reboot this host",
+        )
 
 
-def has_fabric(seen: Seen) -> Iterator[Fault]:
+def has_fabric(seen: HostView) -> Iterator[Fault]:
     """On NVSwitch machines the fabric is configured; until then CUDA refuses to start (error 802)."""
     prepared = seen.facts.prepared
     if prepared.fabric_state.lower() not in FABRIC_WELL:
@@ -116,11 +148,15 @@ def has_fabric(seen: Seen) -> Iterator[Fault]:
 
 
 def fabric_fix(prepared: Machine) -> str:
-    """Return what to do about a fabric that is not well. Programs run on the GPUs that have joined it, and a fabric manager that starts
-    below them breaks their NVLink multicast."""
+    """Return what to do about a fabric that is not well. Programs run on the GPUs that have joined it, and a fabric
+    manager that starts below them breaks their NVLink multicast."""
     version = prepared.nvidia_version or "the driver's version"
     joined = FABRIC_WELL.intersection(prepared.fabric_state.lower().split(", "))
-    start = "systemctl enable nvidia-fabricmanager, a drain and a reboot" if joined else "systemctl enable --now nvidia-fabricmanager"
+    start = (
+        "systemctl enable nvidia-fabricmanager, a drain and a reboot"
+        if joined
+        else "systemctl enable --now nvidia-fabricmanager"
+    )
     if prepared.fabric_manager == "active":
         return "journalctl -u nvidia-fabricmanager; nvidia-smi -q"
     if not prepared.nvswitches:
@@ -130,7 +166,7 @@ def fabric_fix(prepared: Machine) -> str:
     return f"{start if joined else 'systemctl restart nvidia-fabricmanager'}  # it must be {version} like the driver"
 
 
-def has_options(seen: Seen) -> Iterator[Fault]:
+def has_options(seen: HostView) -> Iterator[Fault]:
     """The driver runs with the options that let a GPU ring a NIC's doorbell."""
     params = dict(seen.facts.nvidia_params)
     if not (seen.networked and params) or seen.case.handler.startswith("cpu"):
@@ -143,7 +179,7 @@ def has_options(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, found, " and ".join(lacking), f"{seen.case.bootstrap} --reboot=rolling")
 
 
-def reaches_gpu_memory(seen: Seen) -> Iterator[Fault]:
+def reaches_gpu_memory(seen: HostView) -> Iterator[Fault]:
     """NICs can read and write GPU memory: by dma-buf, or by nvidia_peermem; never with the old module beside it."""
     if not (seen.networked and seen.facts.gpus):
         return
@@ -153,10 +189,12 @@ def reaches_gpu_memory(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, found, "dma-buf (open driver), or nvidia_peermem", seen.case.bootstrap)
     elif "nv_peer_mem" in loaded:
         beside = "beside nvidia_peermem" if "nvidia_peermem" in loaded else "instead of nvidia_peermem"
-        yield Fault(WARNING, f"the old module nv_peer_mem is loaded {beside}", "nv_peer_mem removed", seen.case.bootstrap)
+        yield Fault(
+            WARNING, f"the old module nv_peer_mem is loaded {beside}", "nv_peer_mem removed", seen.case.bootstrap
+        )
 
 
-def is_free(seen: Seen) -> Iterator[Fault]:
+def is_free(seen: HostView) -> Iterator[Fault]:
     """Nobody computes on the GPUs outside Slurm's knowledge."""
     slurm, count = seen.facts.slurm, sum(gpu.processes for gpu in seen.facts.gpus)
     if not count or slurm.jobs:
@@ -169,18 +207,46 @@ def is_free(seen: Seen) -> Iterator[Fault]:
 
 
 ROWS = (
-    Row("nvidia-driver", "Without a driver there is no GPU to build for or to run on.", has_driver, recipe="nvidia-driver", always=True),
+    Row(
+        "nvidia-driver",
+        "Without a driver there is no GPU to build for or to run on.",
+        has_driver,
+        recipe="nvidia-driver",
+        always=True,
+    ),
     Row("gpu-missing", "A GPU that does not answer keeps every job of this node from starting.", shows_all_gpus),
     Row("gpu-count", "DeepEP V1 is compiled for eight GPUs a node and counts nodes by it.", has_eight),
-    Row("gpu-models", "The ranks of a node wait for the slowest GPU, and kernels are tuned for one kind.", has_equal_gpus),
+    Row(
+        "gpu-models",
+        "The ranks of a node wait for the slowest GPU, and kernels are tuned for one kind.",
+        has_equal_gpus,
+    ),
     Row("gpu-capability", "DeepEP V1 with NVSHMEM is written for Hopper and later.", has_hopper),
     Row("driver-cuda", "A driver runs programs of its own CUDA major and older ones only.", runs_cuda),
-    Row("nvlink", "DeepEP writes into every other GPU of the node directly; one pair without NVLink stops it.", has_nvlink),
-    Row("nvlink-fabric", "CUDA does not start (error 802) before the fabric is configured.", has_fabric, "fabric-manager", always=True),
     Row(
-        "driver-options", "With them the GPU may ring a NIC's doorbell itself; without, NVSHMEM falls back to a slower way or fails "
-        "with error 800.", has_options, recipe="driver-options",
+        "nvlink",
+        "DeepEP writes into every other GPU of the node directly; one pair without NVLink stops it.",
+        has_nvlink,
     ),
-    Row("peer-memory", "NICs must reach GPU memory themselves (GPUDirect RDMA).", reaches_gpu_memory, recipe="peer-memory"),
+    Row(
+        "nvlink-fabric",
+        "CUDA does not start (error 802) before the fabric is configured.",
+        has_fabric,
+        "fabric-manager",
+        always=True,
+    ),
+    Row(
+        "driver-options",
+        "With them the GPU may ring a NIC's doorbell itself; without, NVSHMEM falls back to a slower way or fails "
+        "with error 800.",
+        has_options,
+        recipe="driver-options",
+    ),
+    Row(
+        "peer-memory",
+        "NICs must reach GPU memory themselves (GPUDirect RDMA).",
+        reaches_gpu_memory,
+        recipe="peer-memory",
+    ),
     Row("gpu-busy", "Builds and checks leave a host with running GPU processes alone.", is_free),
-)  # fmt: skip
+)

@@ -1,45 +1,56 @@
-"""Checks of a host's software: what builds need, and what Slurm and reboots leave open. Pure."""
+"""Checks of a host's software: what builds need, and what Slurm and reboots leave open."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, Row, Seen, few
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
 from deepep_bootstrap.inventory.facts import Python
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.slurm import commands, nodes
 
 SCRATCH_MIB = 4096
-"""A build tree of NVSHMEM and DeepEP takes about 2 GiB below TMPDIR; twice that leaves room for the compilers' own files."""
+"""A build tree of NVSHMEM and DeepEP takes about 2 GiB below TMPDIR; twice that leaves room for the compilers' own
+files."""
 
 GLIBC_FLOOR = (2, 28)
 """The locked wheels are of platform manylinux_2_28."""
 
 
-def was_rebooted(seen: Seen) -> Iterator[Fault]:
+def was_rebooted(seen: HostView) -> Iterator[Fault]:
     """Nothing waits for a reboot."""
     prepared, fix = seen.facts.prepared, f"{seen.case.bootstrap} --reboot=rolling"
     waiting = waiting_recipes(seen)
     if waiting:
         yield Fault(WARNING, f"a reboot is waited for by {few(waiting)}", "a reboot since the change", fix)
     elif prepared.reboot_required and not seen.told:
-        yield Fault(NOTE, "the distribution asks for a reboot", "a reboot since the last update", "a reboot when it suits you")
+        yield Fault(
+            NOTE, "the distribution asks for a reboot", "a reboot since the last update", "a reboot when it suits you"
+        )
 
 
-def waiting_recipes(seen: Seen) -> list[str]:
-    """Return the recipes whose change works after a reboot that has not come yet, but for those that say so themselves."""
+def waiting_recipes(seen: HostView) -> list[str]:
+    """Return the recipes whose change works after a reboot that has not come yet, but for those that say so
+    themselves."""
     mine = [stamp.recipe for stamp in seen.facts.prepared.stamps if stamp.boot_id == seen.facts.boot_id]
     return [recipe for recipe in mine if recipe not in seen.told]
 
 
-def is_in_service(seen: Seen) -> Iterator[Fault]:
+def is_in_service(seen: HostView) -> Iterator[Fault]:
     """Slurm would start jobs on this node."""
     state, reason, name = seen.facts.slurm.state, seen.facts.prepared.slurm_reason, seen.facts.slurm.node
     if seen.facts.slurm.works and not name:
-        yield Fault(WARNING, "Slurm knows no node of this name", "a node", "slurm.conf, or role=login in the hosts file")
+        yield Fault(
+            WARNING, "Slurm knows no node of this name", "a node", "slurm.conf, or role=login in the hosts file"
+        )
     elif state and commands.is_usable(state, "any") and not commands.is_usable(state, seen.case.reservation):
-        yield Fault(WARNING, state, "a node for everybody", "sbatch_args=--reservation=NAME in the hosts file, where it is yours")
+        yield Fault(
+            WARNING,
+            state,
+            "a node for everybody",
+            "sbatch_args=--reservation=NAME in the hosts file, where it is yours",
+        )
     elif state and not commands.is_usable(state, seen.case.reservation):
         told = f"{state}: {reason}" if reason else state
         by_hand = f"scontrol show node {name}; scontrol update nodename={name} state=resume"
@@ -47,17 +58,27 @@ def is_in_service(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, told, "a node in service", fix)
 
 
-def finds_slurm(seen: Seen) -> Iterator[Fault]:
+def finds_slurm(seen: HostView) -> Iterator[Fault]:
     """Where slurmd runs, Slurm's clients are found and answer."""
     slurm = seen.facts.slurm
     if slurm.slurmd and not slurm.version:
         fix = "the folder of sinfo in PATH of login shells (/etc/profile.d), or links to the clients in /usr/local/bin"
-        yield Fault(BLOCKING, "slurmd runs, but its clients are not found", "sinfo on PATH, or in bin beside slurmd's folder", fix)
+        yield Fault(
+            BLOCKING,
+            "slurmd runs, but its clients are not found",
+            "sinfo on PATH, or in bin beside slurmd's folder",
+            fix,
+        )
     elif slurm.slurmd and not slurm.works:
-        yield Fault(BLOCKING, "slurmd runs, but sinfo does not answer", "an answer of Slurm's controller", "scontrol ping, on the host")
+        yield Fault(
+            BLOCKING,
+            "slurmd runs, but sinfo does not answer",
+            "an answer of Slurm's controller",
+            "scontrol ping, on the host",
+        )
 
 
-def offers_gpus(seen: Seen) -> Iterator[Fault]:
+def offers_gpus(seen: HostView) -> Iterator[Fault]:
     """Slurm gives out all GPUs of the node."""
     if (
         not (seen.facts.slurm.node and seen.facts.gpus)
@@ -68,38 +89,55 @@ def offers_gpus(seen: Seen) -> Iterator[Fault]:
     counts = re.findall(r"gpu(?::[A-Za-z][\w.-]*)?:([0-9]+)", seen.facts.slurm.gres)
     count, there = sum(int(one) for one in counts), len(seen.facts.gpus)
     if count != there:
-        yield Fault(WARNING, f"Gres={seen.facts.slurm.gres or 'none'}", f"gpu:{there}", "Gres in slurm.conf, and gres.conf; or gres=none")
+        yield Fault(
+            WARNING,
+            f"Gres={seen.facts.slurm.gres or 'none'}",
+            f"gpu:{there}",
+            "Gres in slurm.conf, and gres.conf; or gres=none",
+        )
 
 
-def has_python(seen: Seen) -> Iterator[Fault]:
+def has_python(seen: HostView) -> Iterator[Fault]:
     """A Python that the stack has wheels for is there, or the one that was named."""
     facts, case = seen.facts, seen.case
     if case.external_python:
         python = facts.external_python
         if python is None or python.problem:
             found = python.problem if python else "not found"
-            yield Fault(BLOCKING, f"{case.external_python}: {found}", "an interpreter with torch", "--python=/another/python")
+            yield Fault(
+                BLOCKING, f"{case.external_python}: {found}", "an interpreter with torch", "--python=/another/python"
+            )
         return
     targets = [target for target in case.stack.wheels if target.endswith(f"-{facts.machine}")]
     paths = [f"/usr/bin/python3.{decisions.minor_of(target)}" for target in sorted(targets, key=decisions.minor_of)]
     if not targets:
         machines = sorted({target.split("-")[1] for target in case.stack.wheels})
         yield Fault(
-            BLOCKING, f"a machine of type {facts.machine or 'unknown'}", " or ".join(machines), "--python=/path/to/python with torch"
+            BLOCKING,
+            f"a machine of type {facts.machine or 'unknown'}",
+            " or ".join(machines),
+            "--python=/path/to/python with torch",
         )
     elif not any(python.path in paths for python in facts.pythons):
         found = few(python.path for python in facts.pythons) or "no Python"
-        yield Fault(BLOCKING, found, " or ".join(paths), f"{case.bootstrap}  # or with --python=/path/to/python that has torch")
+        yield Fault(
+            BLOCKING, found, " or ".join(paths), f"{case.bootstrap}  # or with --python=/path/to/python that has torch"
+        )
 
 
-def has_glibc(seen: Seen) -> Iterator[Fault]:
+def has_glibc(seen: HostView) -> Iterator[Fault]:
     """The system is new enough for the wheels."""
     parts = [int(part) for part in seen.facts.glibc.split(".") if part.isdigit()]
     if not seen.case.external_python and parts and tuple(parts[:2]) < GLIBC_FLOOR:
-        yield Fault(BLOCKING, f"glibc {seen.facts.glibc}", "glibc 2.28 or later", "a newer distribution, or --python=/path/to/python")
+        yield Fault(
+            BLOCKING,
+            f"glibc {seen.facts.glibc}",
+            "glibc 2.28 or later",
+            "a newer distribution, or --python=/path/to/python",
+        )
 
 
-def has_toolkit(seen: Seen) -> Iterator[Fault]:
+def has_toolkit(seen: HostView) -> Iterator[Fault]:
     """The build host has a CUDA toolkit of the stack's major."""
     case = seen.case
     majors = {toolkit.version.split(".")[0] for toolkit in seen.facts.toolkits}
@@ -110,7 +148,7 @@ def has_toolkit(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, found, f"CUDA {case.stack.cuda} with nvcc", fix)
 
 
-def has_build_tools(seen: Seen) -> Iterator[Fault]:
+def has_build_tools(seen: HostView) -> Iterator[Fault]:
     """The build host has compilers, cmake, ninja and the headers."""
     if not seen.builds:
         return
@@ -120,42 +158,56 @@ def has_build_tools(seen: Seen) -> Iterator[Fault]:
         yield Fault(BLOCKING, f"no {', '.join(lacking)}", wanted, seen.case.bootstrap)
 
 
-def python_of(seen: Seen) -> Python:
-    """Return the interpreter that a build on this host would use; where there is none, one that lacks nothing: another check says so."""
+def python_of(seen: HostView) -> Python:
+    """Return the interpreter that a build on this host would use; where there is none, one that lacks nothing:
+    another check says so."""
     if seen.case.external_python:
         return seen.facts.external_python or Python("", "", header=True)
-    paths = [f"/usr/bin/python3.{minor}" for minor in sorted(map(decisions.minor_of, seen.case.stack.wheels), reverse=True)]
+    paths = [
+        f"/usr/bin/python3.{minor}" for minor in sorted(map(decisions.minor_of, seen.case.stack.wheels), reverse=True)
+    ]
     mine = [python for path in paths for python in seen.facts.pythons if python.path == path]
     return mine[0] if mine else Python("", "", header=True)
 
 
-def has_space(seen: Seen) -> Iterator[Fault]:
+def has_space(seen: HostView) -> Iterator[Fault]:
     """What is to be built fits."""
     prefix, scratch = seen.facts.prefix, seen.facts.scratch_free_mib
     if not seen.builds or prefix.problem:
         return
     if prefix.free_mib < seen.case.need_mib:
         fix = "another --prefix, or free space there"
-        yield Fault(BLOCKING, f"{prefix.free_mib} MiB free for {seen.case.prefix}", f"{seen.case.need_mib} MiB or more", fix)
+        yield Fault(
+            BLOCKING, f"{prefix.free_mib} MiB free for {seen.case.prefix}", f"{seen.case.need_mib} MiB or more", fix
+        )
     if 0 < scratch < SCRATCH_MIB:
-        yield Fault(WARNING, f"{scratch} MiB free for temporary files", f"{SCRATCH_MIB} MiB or more", "TMPDIR on a larger disk")
+        yield Fault(
+            WARNING, f"{scratch} MiB free for temporary files", f"{SCRATCH_MIB} MiB or more", "TMPDIR on a larger disk"
+        )
 
 
-def needs_modules_built(seen: Seen) -> bool:
+def needs_modules_built(seen: HostView) -> bool:
     """Return whether a kernel module is missing that DKMS would build on this host."""
     facts, prepared = seen.facts, seen.facts.prepared
     no_driver = prepared.gpu_devices > 0 and not facts.gpus
     no_ofed = bool(seen.case.link) and prepared.mellanox_devices > 0 and not prepared.ofed
-    return no_driver or (no_ofed and (not facts.rdma or any(device.name.startswith(host_recipes.INBOX_NAME) for device in facts.rdma)))
+    return no_driver or (
+        no_ofed and (not facts.rdma or any(device.name.startswith(host_recipes.INBOX_NAME) for device in facts.rdma))
+    )
 
 
-def has_headers(seen: Seen) -> Iterator[Fault]:
+def has_headers(seen: HostView) -> Iterator[Fault]:
     """DKMS finds the headers of the running kernel where it has something to build."""
     if needs_modules_built(seen) and not seen.facts.prepared.headers:
-        yield Fault(WARNING, f"no headers of kernel {seen.facts.kernel}", "the headers of the running kernel", seen.case.bootstrap)
+        yield Fault(
+            WARNING,
+            f"no headers of kernel {seen.facts.kernel}",
+            "the headers of the running kernel",
+            seen.case.bootstrap,
+        )
 
 
-def may_load_modules(seen: Seen) -> Iterator[Fault]:
+def may_load_modules(seen: HostView) -> Iterator[Fault]:
     """Secure Boot does not keep out what DKMS builds."""
     if needs_modules_built(seen) and seen.facts.prepared.secure_boot:
         fix = "mokutil --import of DKMS's key, or Secure Boot off in the firmware"
@@ -165,11 +217,20 @@ def may_load_modules(seen: Seen) -> Iterator[Fault]:
 ROWS = (
     Row("reboot", "A change of driver or kernel modules works after a reboot only.", was_rebooted),
     Row("slurm-node", "Jobs do not start on it.", is_in_service),
-    Row("slurm-clients", "Without Slurm's word nobody sees whose jobs run there, and the host is left alone.", finds_slurm),
+    Row(
+        "slurm-clients",
+        "Without Slurm's word nobody sees whose jobs run there, and the host is left alone.",
+        finds_slurm,
+    ),
     Row("slurm-gres", "A job gets the GPUs that Slurm knows of, no more.", offers_gpus),
     Row("python", "torch and DeepEP run with the Python that they were built for.", has_python, recipe="python"),
     Row("glibc", "The locked wheels do not load on an older system.", has_glibc),
-    Row("cuda-toolkit", "NVSHMEM and DeepEP are compiled with the toolkit of torch's CUDA major.", has_toolkit, recipe="cuda-toolkit"),
+    Row(
+        "cuda-toolkit",
+        "NVSHMEM and DeepEP are compiled with the toolkit of torch's CUDA major.",
+        has_toolkit,
+        recipe="cuda-toolkit",
+    ),
     Row("build-deps", "NVSHMEM and DeepEP are built from source on this host.", has_build_tools),
     Row("space", "A build that runs out of space is lost.", has_space),
     Row("kernel-headers", "DKMS builds kernel modules against them.", has_headers),

@@ -1,42 +1,52 @@
-"""Checks of what the user of a job finds: limits, devices, shared memory, the prefix, the module, a login shell. Pure."""
+"""Checks of what the user of a job finds: limits, devices, shared memory, the prefix, the module, a login
+shell.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepep_bootstrap.doctor.findings import BLOCKING, EVERYWHERE, NOTE, WARNING, Fault, Row, Seen, few
+from deepep_bootstrap.doctor.findings import BLOCKING, EVERYWHERE, NOTE, WARNING, Fault, HostView, Row, few
 from deepep_bootstrap.plan.host_recipes import SHM_MIB
 
 GIB_KIB = 1024**2
 SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is written
 
 SETTLED = {
-    "NVSHMEM_REMOTE_TRANSPORT": (("ibgda",), NOTE, "not a transport NVSHMEM knows; IBGDA is switched on by DeepEP itself"),
+    "NVSHMEM_REMOTE_TRANSPORT": (
+        ("ibgda",),
+        NOTE,
+        "not a transport NVSHMEM knows; IBGDA is switched on by DeepEP itself",
+    ),
     "NVSHMEM_IBGDA_NIC_HANDLER": (("cpu",), WARNING, "with the CPU handler DeepEP V1 hangs"),
 }
 """Variables that a login shell should not set to these values, and why."""
 
 
-def looks_as_a_user(seen: Seen) -> Iterator[Fault]:
+def looks_as_a_user(seen: HostView) -> Iterator[Fault]:
     """What follows was seen as somebody who runs jobs, not as root, who may do nearly everything."""
     if seen.view and seen.view.uid == 0:
         yield Fault(NOTE, "looked as root", "the user whose jobs will run", f"{seen.case.command('doctor')} --as=USER")
 
 
-def locks_memory(seen: Seen) -> Iterator[Fault]:
+def locks_memory(seen: HostView) -> Iterator[Fault]:
     """The user may lock as much memory as RDMA registers."""
     view, limit = seen.view, seen.view.memlock if seen.view else seen.facts.prepared.memlock
     if not view and seen.case.as_another:
         # The limit of the connection's own user says nothing of the one who was asked for.
         return
     if seen.networked and limit and limit != "unlimited" and not (view and view.ipc_lock):
-        fix = "a new log-in; ulimit -Hl there says what it gets" if "limits" in seen.well else f"{seen.case.bootstrap}  # then log in again"
+        fix = (
+            "a new log-in; ulimit -Hl there says what it gets"
+            if "limits" in seen.well
+            else f"{seen.case.bootstrap}  # then log in again"
+        )
         if view and view.container:
             fix = "--ulimit memlock=-1 --cap-add IPC_LOCK for this container"
         yield Fault(memlock_severity(limit), f"memlock {limit} KiB", "unlimited", fix)
 
 
-def slurm_locks_memory(seen: Seen) -> Iterator[Fault]:
+def slurm_locks_memory(seen: HostView) -> Iterator[Fault]:
     """slurmd, and so every job, may lock memory."""
     limit = seen.facts.prepared.slurmd_memlock
     if seen.networked and limit and limit != "unlimited":
@@ -45,8 +55,9 @@ def slurm_locks_memory(seen: Seen) -> Iterator[Fault]:
         yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", fix)
 
 
-def submits_unlimited(seen: Seen) -> Iterator[Fault]:
-    """Where jobs are submitted, no low limit goes along with them: by default Slurm gives a job the soft limits of that shell."""
+def submits_unlimited(seen: HostView) -> Iterator[Fault]:
+    """Where jobs are submitted, no low limit goes along with them: by default Slurm gives a job the soft limits of
+    that shell."""
     limit = seen.view.memlock if seen.view else seen.facts.prepared.memlock
     if seen.case.link and seen.facts.slurm.brings_memlock and limit and limit != "unlimited":
         wanted = "unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
@@ -59,7 +70,7 @@ def memlock_severity(limit: str) -> str:
     return BLOCKING if limit.isdigit() and int(limit) < GIB_KIB else WARNING
 
 
-def has_shared_memory(seen: Seen) -> Iterator[Fault]:
+def has_shared_memory(seen: HostView) -> Iterator[Fault]:
     """Shared memory is there, large enough, and the user may write to it."""
     size, view = seen.facts.prepared.shm_mib, seen.view
     grow = "mount -o remount,size=16G /dev/shm; the same size in /etc/fstab"
@@ -70,7 +81,7 @@ def has_shared_memory(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, f"{SHM} of {size} MiB", f"{SHM_MIB} MiB or more", fix)
 
 
-def opens_devices(seen: Seen) -> Iterator[Fault]:
+def opens_devices(seen: HostView) -> Iterator[Fault]:
     """The user may open the device files of GPUs and NICs."""
     view = seen.view
     if not view:
@@ -79,24 +90,38 @@ def opens_devices(seen: Seen) -> Iterator[Fault]:
     refused = [f"{path}: {problem}" for path, problem in view.devices if problem and path.startswith(wanted)]
     box = view.container
     if refused:
-        fix = "--gpus all --device /dev/infiniband for this container" if box else "the mode or group of these files (udev rules)"
+        fix = (
+            "--gpus all --device /dev/infiniband for this container"
+            if box
+            else "the mode or group of these files (udev rules)"
+        )
         yield Fault(BLOCKING, few(refused), f"{view.user} may open them", fix)
     verbs = [path for path, _ in view.devices if path.startswith("/dev/infiniband/uverbs")]
     if box and seen.networked and not verbs:
-        yield Fault(BLOCKING, f"no /dev/infiniband/uverbs* in this container ({box})", "one a NIC", "--device /dev/infiniband")
+        yield Fault(
+            BLOCKING, f"no /dev/infiniband/uverbs* in this container ({box})", "one a NIC", "--device /dev/infiniband"
+        )
 
 
-def has_clean_environment(seen: Seen) -> Iterator[Fault]:
+def has_clean_environment(seen: HostView) -> Iterator[Fault]:
     """A login shell sets nothing that works against the module."""
     view = seen.view
     if not view:
         return
-    variables, fix = dict(view.variables), "removing it from the start-up files of the shell (/etc/profile.d, ~/.bashrc)"
+    variables, fix = (
+        dict(view.variables),
+        "removing it from the start-up files of the shell (/etc/profile.d, ~/.bashrc)",
+    )
     for name, (values, severity, why) in SETTLED.items():
         if variables.get(name, "").startswith(values):
             yield Fault(severity, f"{name}={variables[name]}: {why}", f"{name} unset", fix)
     if "TORCH_NCCL_USE_COMM_NONBLOCKING" in variables and seen.facts.prepared.gib:
-        yield Fault(NOTE, "TORCH_NCCL_USE_COMM_NONBLOCKING is set, which Google's gIB warns of; the module unsets it", "unset", fix)
+        yield Fault(
+            NOTE,
+            "TORCH_NCCL_USE_COMM_NONBLOCKING is set, which Google's gIB warns of; the module unsets it",
+            "unset",
+            fix,
+        )
     if "NVSHMEM_IB_TRAFFIC_CLASS" in variables and seen.case.link == "InfiniBand":
         yield Fault(WARNING, "NVSHMEM_IB_TRAFFIC_CLASS is set, which ends the transport on InfiniBand", "unset", fix)
     if "libnvshmem" in variables.get("LD_PRELOAD", ""):
@@ -105,41 +130,61 @@ def has_clean_environment(seen: Seen) -> Iterator[Fault]:
         yield Fault(WARNING, f"LD_LIBRARY_PATH brings {few(view.libraries)}", "the system's libibverbs", fix)
 
 
-def reads_prefix(seen: Seen) -> Iterator[Fault]:
+def reads_prefix(seen: HostView) -> Iterator[Fault]:
     """The prefix answers, and the user may read it."""
     prefix, view = seen.facts.prefix, seen.view
     if prefix.problem:
-        yield Fault(BLOCKING, f"{seen.case.prefix} {prefix.problem}", "the shared directory", f"mounting {seen.case.prefix} there")
+        yield Fault(
+            BLOCKING,
+            f"{seen.case.prefix} {prefix.problem}",
+            "the shared directory",
+            f"mounting {seen.case.prefix} there",
+        )
     elif view and prefix.exists and view.prefix in {"absent", "denied"}:
         fix = f"chmod a+rX of {seen.case.prefix} and every directory above it"
         yield Fault(BLOCKING, f"{view.user} cannot read {seen.case.prefix}", "readable by every user", fix)
 
 
-def has_module_system(seen: Seen) -> Iterator[Fault]:
+def has_module_system(seen: HostView) -> Iterator[Fault]:
     """There is a module command to load DeepEP with."""
     if seen.facts.modules.kind == "none":
         load = f". {seen.case.prefix}/current/env.sh"
         yield Fault(NOTE, "no module system", "Lmod or environment-modules", f"`{load}` in place of `module load`")
     elif seen.view and seen.view.module == "no" and seen.view.login == "":
-        yield Fault(WARNING, f"no module command in a login shell of {seen.view.user}", "module", "the shell's start-up files of this user")
+        yield Fault(
+            WARNING,
+            f"no module command in a login shell of {seen.view.user}",
+            "module",
+            "the shell's start-up files of this user",
+        )
     elif seen.view and seen.view.login:
         yield Fault(
-            WARNING, f"{seen.view.user}: {seen.view.login}", "a login shell within seconds", "the shell's start-up files of this user"
+            WARNING,
+            f"{seen.view.user}: {seen.view.login}",
+            "a login shell within seconds",
+            "the shell's start-up files of this user",
         )
 
 
-def has_hook(seen: Seen) -> Iterator[Fault]:
+def has_hook(seen: HostView) -> Iterator[Fault]:
     """Login shells look for modules in the prefix."""
     modules, wanted = seen.facts.modules, f"{seen.case.prefix}/modulefiles"
     if seen.case.offered and modules.kind != "none" and modules.hook != wanted:
         yield Fault(BLOCKING, modules.hook or "no MODULEPATH hook", wanted, seen.case.bootstrap)
 
 
-def sees_module(seen: Seen) -> Iterator[Fault]:
+def sees_module(seen: HostView) -> Iterator[Fault]:
     """`module avail` of the user shows what the prefix offers."""
     view, modules = seen.view, seen.facts.modules
     hooked = modules.kind != "none" and modules.hook == f"{seen.case.prefix}/modulefiles"
-    if seen.case.offered and hooked and view and view.module == "yes" and view.prefix == "readable" and not view.visible:
+    if (
+        seen.case.offered
+        and hooked
+        and view
+        and view.module == "yes"
+        and view.prefix == "readable"
+        and not view.visible
+    ):
         fix = "the shell's start-up files of this user, which may set MODULEPATH anew"
         yield Fault(BLOCKING, f"`module avail deepep` of {view.user} shows nothing", "deepep/…", fix)
 
@@ -162,7 +207,11 @@ ROWS = (
     ),
     Row("shm", "The ranks of a node meet in shared memory.", has_shared_memory, recipe="limits", always=True),
     Row("device-access", "Jobs open the device files of GPUs and NICs as their user.", opens_devices),
-    Row("environment", "What a login shell sets reaches every job and stands over the module's own choice.", has_clean_environment),
+    Row(
+        "environment",
+        "What a login shell sets reaches every job and stands over the module's own choice.",
+        has_clean_environment,
+    ),
     Row("prefix-access", "Everything a job runs is read from the prefix.", reads_prefix, roles=EVERYWHERE),
     Row("module-system", "Users load DeepEP with `module load deepep`.", has_module_system, roles=EVERYWHERE),
     Row("module-hook", "Without it `module load deepep` finds nothing.", has_hook, roles=EVERYWHERE),

@@ -1,4 +1,4 @@
-"""What the user of a job finds on a host: the data lines of recipes/doctor/user.sh as a value. Pure."""
+"""The view of a job's user on a host: the data lines of recipes/doctor/user.sh as a value."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.core.records import RecordForm, read_records
 from deepep_bootstrap.remote.fleet import Job, Reply
 
 RECIPE = "doctor/user.sh"
 LIMIT = 90.0
-"""Seconds for looking: waking the GPUs of a host without a persistence daemon takes tens of them, a login shell has 20."""
+"""Seconds for looking: waking the GPUs of a host without a persistence daemon takes tens of them, a login shell has
+20."""
 
-FORM = Form(
-    dict.fromkeys(("user", "uid", "memlock", "ipc_lock", "container", "shm", "prefix", "module", "visible", "login", "end"), 1),
+FORM = RecordForm(
+    dict.fromkeys(
+        ("user", "uid", "memlock", "ipc_lock", "container", "shm", "prefix", "module", "visible", "login", "end"), 1
+    ),
     {"device": 2, "variable": 2, "library": 1},
     end="end",
 )
 
 
 @dataclass(frozen=True)
-class View:
-    """What one user finds. `memlock` is "unlimited" or KiB, `ipc_lock` whether the limit does not bind this user anyway,
-    `container` what kind of one we are in ("" for none).
+class UserView:
+    """What one user finds. `memlock` is "unlimited" or KiB, `ipc_lock` whether the limit does not bind this user
+    anyway, `container` what kind of one we are in ("" for none).
 
-    `devices` are device files with the reason why each cannot be opened ("" when it can), `shm` and `prefix` are "absent", "denied" or
-    "writable" / "readable". Of a login shell: `module` is "yes" or "no" ("" when it did not answer, and `login` says why), `visible`
-    counts the modules called deepep, `variables` are those that NVSHMEM, DeepEP or NCCL read, `libraries` the libibverbs that
-    LD_LIBRARY_PATH would bring."""
+    `devices` are device files with the reason why each cannot be opened ("" when it can), `shm` and `prefix` are
+    "absent", "denied" or "writable" / "readable". Of a login shell: `module` is "yes" or "no" ("" when it did not
+    answer, and `login` says why), `visible` counts the modules called deepep, `variables` are those that NVSHMEM,
+    DeepEP or NCCL read, `libraries` the libibverbs that LD_LIBRARY_PATH would bring."""
 
     user: str = ""
     uid: int = -1
@@ -46,12 +49,12 @@ class View:
     libraries: tuple[str, ...] = ()
 
 
-def look(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
+def user_job(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
     """Return the job that looks as `user` ("" for the connection's own); its reply is for `parse`."""
     return Job(compose(recipes, "lib.sh", RECIPE), env={"PREFIX": prefix}, user=user, timeout=LIMIT)
 
 
-def parse(reply: Reply) -> View:
+def parse_user_view(reply: Reply) -> UserView:
     """Return what the user finds on a host; Trouble when the script failed there or its answer cannot be read."""
     if reply.code:
         found = (reply.err or reply.out).strip()[-400:]
@@ -61,8 +64,10 @@ def parse(reply: Reply) -> View:
     try:
         uid, visible = said.number("uid", -1), said.number("visible")
     except ValueError as error:
-        raise Trouble(Problem(reply.host, f"{RECIPE} and this program disagree", str(error), try_="a fresh checkout")) from None
-    return View(
+        raise Trouble(
+            Problem(reply.host, f"{RECIPE} and this program disagree", str(error), try_="a fresh checkout")
+        ) from None
+    return UserView(
         **words,
         uid=uid,
         ipc_lock=said.truth("ipc_lock"),

@@ -1,4 +1,4 @@
-"""Single files from an address, verified by hash and size before anything reads them: a door to the network."""
+"""Single files from an address, verified by hash and size before anything reads them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class MeasuredFile:
 
 
 def fetch_archive(archive: Archive, mirrors: Mirrors, cache: Path) -> Path:
-    """Return the file of `archive` in the cache, under its own name, with the locked hash; fetch it where it is not there.
+    """Return the file of `archive` in the cache, under its own name, with the locked hash; fetch it where it is not
+    there.
 
     Raises Trouble when it cannot be fetched or is another file; nothing is kept then. Runs beside others safely.
     """
@@ -53,13 +54,16 @@ def fetch_archive(archive: Archive, mirrors: Mirrors, cache: Path) -> Path:
             os.replace(file, target)
     except OSError as error:
         raise Trouble(
-            Problem(str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR")
+            Problem(
+                str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR"
+            )
         ) from None
     return target
 
 
 def measure_archive(archive: Archive, mirrors: Mirrors) -> MeasuredFile:
-    """Fetch the file of `archive` anew, past the cache, and say what it is; nothing is kept. Raises Trouble when it cannot be fetched."""
+    """Fetch the file of `archive` anew, past the cache, and say what it is; nothing is kept. Raises Trouble when it
+    cannot be fetched."""
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
         return measured(_get(archive, mirrors, Path(scratch), None))
 
@@ -73,7 +77,9 @@ def measured(file: Path) -> MeasuredFile:
             size += len(piece)
             for digest in digests.values():
                 digest.update(piece)
-    return MeasuredFile({kind: f"{kind}-{base64.b64encode(digest.digest()).decode()}" for kind, digest in digests.items()}, size)
+    return MeasuredFile(
+        {kind: f"{kind}-{base64.b64encode(digest.digest()).decode()}" for kind, digest in digests.items()}, size
+    )
 
 
 def differences(archive: Archive, found: MeasuredFile) -> list[Problem]:
@@ -84,7 +90,9 @@ def differences(archive: Archive, found: MeasuredFile) -> list[Problem]:
     if found.hashes[kind] != archive.hash:
         problems.append(Problem(where, f"{archive.file} is not the locked file", found.hashes[kind], archive.hash))
     if found.size != archive.size:
-        problems.append(Problem(where, f"{archive.file} has another size", f"{found.size} bytes", f"{archive.size} bytes"))
+        problems.append(
+            Problem(where, f"{archive.file} has another size", f"{found.size} bytes", f"{archive.size} bytes")
+        )
     return problems
 
 
@@ -96,7 +104,8 @@ def _get(archive: Archive, mirrors: Mirrors, scratch: Path, limit: int | None) -
 
 
 def copy_from(place: str, file: Path, where: str, limit: int | None = None) -> None:
-    """Copy or download what is at `place`, an address or a path, to `file`; of more than `limit` bytes no more than one piece too many.
+    """Copy or download what is at `place`, an address or a path, to `file`; of more than `limit` bytes no more than one
+    piece too many.
 
     Raises Trouble, said of `where`. Nothing is verified here.
     """
@@ -121,7 +130,9 @@ def _download(place: str, where: str) -> Iterator[bytes]:
     address = urlunsplit(parts._replace(netloc=host, path=quote(parts.path, safe="/%:@!$&'()*+,;=~")))
     request = urllib.request.Request(address, headers={"User-Agent": "deepep-bootstrap"})  # noqa: S310 - the lock has checked the scheme
     if account:
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}")
+        request.add_unredirected_header(
+            "Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}"
+        )
     try:
         with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as stream:  # noqa: S310
             length, size = stream.headers.get("Content-Length"), 0
@@ -132,7 +143,11 @@ def _download(place: str, where: str) -> Iterator[bytes]:
                 raise HTTPException(f"the connection ended after {size} of {length} bytes")
     except (OSError, HTTPException, ValueError) as error:
         # HTTPError and URLError are OSErrors; a proxy or a certificate that is refused is one of them too.
-        reason = f"{error.code} {error.reason}" if isinstance(error, urllib.error.HTTPError) else str(getattr(error, "reason", error))
+        reason = (
+            f"{error.code} {error.reason}"
+            if isinstance(error, urllib.error.HTTPError)
+            else str(getattr(error, "reason", error))
+        )
         raise Trouble(Problem(where, f"{shown(place)} cannot be fetched: {reason}", try_=REMEDY)) from None
 
 

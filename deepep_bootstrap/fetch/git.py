@@ -1,7 +1,8 @@
-"""A scratch git repository with one remote: what the remote has, one commit of it, its tree with every filter off, its submodules.
+"""A scratch git repository with one remote: its refs, one commit of it, the tree with every filter off, the
+submodules.
 
-A helper of fetch.py and refs.py, the doors to git servers. Of the settings of the user and the machine those for proxies and certificates
-have a say, of a repository none.
+Of the settings of the user and the machine those for proxies and certificates have a say, of a repository
+none.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ LEAN = "--filter=tree:0"
 EVERYTHING = "+refs/*:refs/fetched/*"
 KEPT = ("GIT_SSL_", "GIT_SSH", "GIT_PROXY_", "GIT_EXEC_PATH")
 SCP_LIKE = re.compile(r"(?!(https?|ssh|git|file):)(\w[\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*:[^:\s].*")
-"""What git takes for an address over ssh besides URLs: `git@host:owner/name`; not what is left of a URL after too many `../`."""
-# Attributes of the repository are read last where info/attributes has spoken: nothing converts, expands, smudges or leaves out.
+"""What git takes for an address over ssh besides URLs: `git@host:owner/name`; not what is left of a URL after too
+many `../`."""
+# Attributes of the repository are read last where info/attributes has spoken: nothing converts, expands, smudges or
+# leaves out.
 ATTRIBUTES = "* -text -crlf !eol -ident -filter -working-tree-encoding -export-subst -export-ignore\n"
 CONFIG = """[core]
 	autocrlf = false
@@ -55,7 +58,8 @@ CONFIG = """[core]
 
 @dataclass(frozen=True)
 class Pin:
-    """A tree to write out: the name for messages, the repository's URL, what was asked for, the commit, with or without submodules."""
+    """A tree to write out: the name for messages, the repository's URL, what was asked for, the commit, with or
+    without submodules."""
 
     name: str
     url: str
@@ -71,8 +75,8 @@ class Pin:
 
 @dataclass(frozen=True)
 class Repository:
-    """A bare repository at `path` whose remote is `place`, an address or a directory; `where` names the pin in messages, `settings` are
-    those of this machine for the network."""
+    """A bare repository at `path` whose remote is `place`, an address or a directory; `where` names the pin in
+    messages, `settings` are those of this machine for the network."""
 
     path: Path
     place: str
@@ -90,12 +94,14 @@ class Tree:
 
 
 def create(pin: Pin, mirrors: Mirrors, scratch: Path) -> Repository:
-    """Return an empty repository below `scratch` whose remote is that of `pin`, or what the mirrors put in its place."""
+    """Return an empty repository below `scratch` whose remote is that of `pin`, or what the mirrors put in its
+    place."""
     path, config = scratch / "repository", scratch / "gitconfig"
     place = mirrors.source(pin.url)
     check_version()
     settings = network_settings(scratch)
-    # The address may hold a password: it goes into a file of ours, never onto a command line; git hands addresses to its helpers.
+    # The address may hold a password: it goes into a file of ours, never onto a command line; git hands addresses to
+    # its helpers.
     address, secret = _without_password(place)
     known = scratch / "credentials"
     for file, text in ((config, _config(address, known) + text_of(settings)), (known, secret)):
@@ -116,25 +122,32 @@ def listing(repository: Repository, *patterns: str) -> str:
     where, place = repository.where, repository.place
     through = on_the_way(repository.settings, place)
     try:
-        reached = process.run(
-            ("git", "-C", repository.path, "ls-remote", REMOTE, *patterns), env=repository.environment, timeout=PROBE_SECONDS
+        reached = process.run_program(
+            ("git", "-C", repository.path, "ls-remote", REMOTE, *patterns),
+            env=repository.environment,
+            timeout=PROBE_SECONDS,
         )
     except Trouble:
-        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: no answer in {PROBE_SECONDS:g} s", through, try_=REMEDY)) from None
+        raise Trouble(
+            Problem(where, f"{shown(place)} cannot be reached: no answer in {PROBE_SECONDS:g} s", through, try_=REMEDY)
+        ) from None
     if reached.code != 0:
-        raise Trouble(Problem(where, f"{shown(place)} cannot be reached: {_reason(reached, place)}", through, try_=REMEDY))
+        raise Trouble(
+            Problem(where, f"{shown(place)} cannot be reached: {_reason(reached, place)}", through, try_=REMEDY)
+        )
     return reached.out
 
 
 def bring(repository: Repository, rev: str, ref: str, *, history: bool = False) -> None:
-    """Bring the commit `rev` into the repository: alone (or with its whole `history`), else with the ref `ref`, else with everything
-    there. Raises Trouble."""
+    """Bring the commit `rev` into the repository: alone (or with its whole `history`), else with the ref `ref`, else
+    with everything there. Raises Trouble."""
     listing(repository, "HEAD")
     _fetch(repository, rev, ((*(() if history else ("--depth=1",)), REMOTE, rev), (REMOTE, ref), (REMOTE, EVERYTHING)))
 
 
 def commits_since(pin: Pin, base: str, mirrors: Mirrors, scratch: Path) -> int | None:
-    """Return how many commits the commit of `pin` has in its history that `base` has not; None where `base` is not in it.
+    """Return how many commits the commit of `pin` has in its history that `base` has not; None where `base` is not in
+    it.
 
     Contents are left where they are if the server can do that.
     """
@@ -150,9 +163,15 @@ def expand(pin: Pin, mirrors: Mirrors, scratch: Path) -> tuple[str, ...]:
     """Return the full ids of all commits of the remote that begin with `pin.rev`, an abbreviated one."""
     repository = create(pin, mirrors, scratch)
     words = ("fetch", "--quiet", "--no-tags", *_lean(pin, mirrors, scratch), REMOTE, EVERYTHING)
-    fetched = process.run(("git", "-C", repository.path, *words), env=repository.environment)
+    fetched = process.run_program(("git", "-C", repository.path, *words), env=repository.environment)
     if fetched.code != 0:
-        raise Trouble(Problem(pin.where, f"{shown(repository.place)} cannot be read: {_reason(fetched, repository.place)}", try_=REMEDY))
+        raise Trouble(
+            Problem(
+                pin.where,
+                f"{shown(repository.place)} cannot be read: {_reason(fetched, repository.place)}",
+                try_=REMEDY,
+            )
+        )
     ids = _run(repository, "rev-list", "--all").split()
     return tuple(sorted(each for each in ids if each.startswith(pin.rev)))
 
@@ -160,18 +179,23 @@ def expand(pin: Pin, mirrors: Mirrors, scratch: Path) -> tuple[str, ...]:
 def _lean(pin: Pin, mirrors: Mirrors, scratch: Path) -> tuple[str, ...]:
     """Return the option that leaves contents on the server, where it can do that.
 
-    Tried on one commit in a repository of its own: from a server of plain files git fetches what was left out at once, and from
-    within that fetch again, without an end. Such a server refuses the depth first.
+    Tried on one commit in a repository of its own: from a server of plain files git fetches what was left out at once,
+    and from within that fetch again, without an end. Such a server refuses the depth first.
     """
     probe = scratch / "probe"
     probe.mkdir()
     repository = create(pin, mirrors, probe)
     words = ("fetch", "--quiet", "--no-tags", "--depth=1", LEAN, REMOTE, "HEAD")
-    return (LEAN,) if process.run(("git", "-C", repository.path, *words), env=repository.environment).code == 0 else ()
+    return (
+        (LEAN,)
+        if process.run_program(("git", "-C", repository.path, *words), env=repository.environment).code == 0
+        else ()
+    )
 
 
 def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
-    """Fetch the commit of `pin` into a repository below `scratch` and write out its tree there, byte for byte as it was committed."""
+    """Fetch the commit of `pin` into a repository below `scratch` and write out its tree there, byte for byte as it
+    was committed."""
     repository = create(pin, mirrors, scratch)
     bring(repository, pin.rev, pin.ref)
     tree = scratch / "tree"
@@ -187,7 +211,8 @@ def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
 
 
 def write_out(repository: Repository, rev: str, tree: Path) -> None:
-    """Write the files of a commit that the repository has into the new directory `tree`; submodules are empty directories there."""
+    """Write the files of a commit that the repository has into the new directory `tree`; submodules are empty
+    directories there."""
     tree.mkdir()
     at = (f"--git-dir={repository.path}", f"--work-tree={tree}", "-c", "core.bare=false")
     _run(repository, *at, "read-tree", rev)
@@ -199,8 +224,8 @@ def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) 
     at = ("git", "-C", repository.path)
     said = ""
     for words in attempts:
-        fetched = process.run((*at, "fetch", "--quiet", "--no-tags", *words), env=repository.environment)
-        kind = process.run((*at, "cat-file", "-t", rev), env=repository.environment)
+        fetched = process.run_program((*at, "fetch", "--quiet", "--no-tags", *words), env=repository.environment)
+        kind = process.run_program((*at, "cat-file", "-t", rev), env=repository.environment)
         if fetched.code == 0 and kind.out.strip() == "commit":
             return
         if fetched.code == 0 and kind.code == 0:
@@ -211,7 +236,8 @@ def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) 
 
 
 def submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, Path]]:
-    """Return the submodules of a tree, each by the commit that the tree records, with the empty directory it belongs into.
+    """Return the submodules of a tree, each by the commit that the tree records, with the empty directory it belongs
+    into.
 
     One with `update = none` stays empty, as after `git submodule update --init`.
     """
@@ -220,7 +246,9 @@ def submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, 
     if not links:
         return []
     if not (tree / ".gitmodules").is_file():
-        raise Trouble(Problem(pin.where, f"its submodule {links[0][3]} has no address", "no file .gitmodules in the tree"))
+        raise Trouble(
+            Problem(pin.where, f"its submodule {links[0][3]} has no address", "no file .gitmodules in the tree")
+        )
     settings = _run(repository, "config", "--null", "--list", "--blob", f"{pin.rev}:.gitmodules")
     pairs = dict(item.split("\n", 1) for item in settings.split("\0") if "\n" in item)
     sections = {path: key[: -len(".path")] for key, path in pairs.items() if key.endswith(".path")}
@@ -231,13 +259,18 @@ def submodules(pin: Pin, repository: Repository, tree: Path) -> list[tuple[Pin, 
             continue
         url, target = absolute(pairs.get(f"{section}.url", ""), pin.url), tree / path
         if not _may_lead_to(url, pin.url) or target.resolve() != tree.resolve() / path:
-            raise Trouble(Problem(pin.where, f"its submodule {path} has no address that can be used", url, "https://host/owner/name"))
+            raise Trouble(
+                Problem(
+                    pin.where, f"its submodule {path} has no address that can be used", url, "https://host/owner/name"
+                )
+            )
         found.append((Pin(f"{pin.name}, submodule {path}", url, "HEAD", rev, submodules=True), target))
     return found
 
 
 def _may_lead_to(url: str, parent: str) -> bool:
-    """Return whether a tree of `parent` may name the submodule address `url`: files of this machine are not for others to name."""
+    """Return whether a tree of `parent` may name the submodule address `url`: files of this machine are not for
+    others to name."""
     if ".." in url.split("/"):
         return False
     if is_address(url):
@@ -257,12 +290,15 @@ def absolute(url: str, parent: str) -> str:
 
 
 def _without_password(place: str) -> tuple[str, str]:
-    """Return an address over http without user and password, and the line of git's credential store that has them; "" where none are."""
+    """Return an address over http without user and password, and the line of git's credential store that has them;
+    "" where none are."""
     parts = urlsplit(place)
     account, _, host = parts.netloc.rpartition("@")
     if not account or parts.scheme not in {"http", "https"}:
         return place, ""
-    return urlunsplit(parts._replace(netloc=host)), f"{parts.scheme}://{account if ':' in account else f'{account}:'}@{host}\n"
+    return urlunsplit(
+        parts._replace(netloc=host)
+    ), f"{parts.scheme}://{account if ':' in account else f'{account}:'}@{host}\n"
 
 
 def _config(address: str, known: Path) -> str:
@@ -273,7 +309,7 @@ def _config(address: str, known: Path) -> str:
 
 def _run(repository: Repository, *words: str | Path) -> str:
     at: tuple[str | Path, ...] = ("-C", repository.path) if repository.path.is_dir() else ()
-    done = process.run(("git", *at, *words), env=repository.environment)
+    done = process.run_program(("git", *at, *words), env=repository.environment)
     if done.code != 0:
         raise Trouble(Problem(repository.where, f"git could not write out the tree: {_reason(done, '')}"))
     return done.out
@@ -281,24 +317,33 @@ def _run(repository: Repository, *words: str | Path) -> str:
 
 def _reason(done: process.Completed, place: str) -> str:
     """Return the line in which git says why it failed, without the password that `place` may hold."""
-    lines = [line for line in done.tail.splitlines() if line.startswith(("fatal: ", "error: "))] or done.tail.splitlines()
+    lines = [
+        line for line in done.tail.splitlines() if line.startswith(("fatal: ", "error: "))
+    ] or done.tail.splitlines()
     reason = lines[0].split(": ", 1)[-1] if lines else ""
     return reason.replace(place, shown(place)) if place else reason
 
 
 def _environment(config: Path) -> dict[str, str]:
-    """Return the caller's environment with its proxies and certificates, but without any other of git's own variables."""
+    """Return the caller's environment with its proxies and certificates, but without any other of git's own
+    variables."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key.startswith(KEPT)}
     if "GIT_SSH" not in kept:
         kept.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")
-    own = {"GIT_CONFIG_GLOBAL": str(config), "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_NO_REPLACE_OBJECTS": "1"}
+    own = {
+        "GIT_CONFIG_GLOBAL": str(config),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+    }
     return kept | own | {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}
 
 
 OLDEST = (2, 32)
 """Since this version git knows GIT_CONFIG_GLOBAL, by which it gets our settings in place of the user's."""
 NETWORK = re.compile(r"http\.(?:(.+)\.)?(proxy|proxyauthmethod|proxysslcainfo|sslcainfo|sslcapath|sslcert|sslkey)")
-"""Settings for the network as `git config --list` prints their names: for all servers, or `http.ADDRESS.NAME` for some."""
+"""Settings for the network as `git config --list` prints their names: for all servers, or `http.ADDRESS.NAME` for
+some."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +362,9 @@ class Setting:
 def check_version() -> None:
     """Raise Trouble where git is missing or too old to be kept from settings that change what is fetched."""
     # Without settings: ones that cannot be read make even this fail.
-    said = process.run(("git", "--version"), env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}).out
+    said = process.run_program(
+        ("git", "--version"), env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    ).out
     version = re.search(r"(\d+)\.(\d+)\S*", said)
     if version is None or (int(version[1]), int(version[2])) < OLDEST:
         found, wanted = version[0] if version else said.strip(), f"{OLDEST[0]}.{OLDEST[1]} or newer"
@@ -325,10 +372,12 @@ def check_version() -> None:
 
 
 def network_settings(folder: Path) -> tuple[Setting, ...]:
-    """Return the proxies and certificates in git's settings of this user and this machine, the strongest last; none where git cannot read
-    them. `folder` is one that belongs to no repository."""
+    """Return the proxies and certificates in git's settings of this user and this machine, the strongest last; none
+    where git cannot read them. `folder` is one that belongs to no repository."""
     own = {key: value for key, value in os.environ.items() if key not in {"GIT_DIR", "GIT_WORK_TREE", "GIT_CONFIG"}}
-    listed = process.run(("git", "config", "--null", "--list"), env=own | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}, cwd=folder)
+    listed = process.run_program(
+        ("git", "config", "--null", "--list"), env=own | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}, cwd=folder
+    )
     pairs = [item.partition("\n")[::2] for item in listed.out.split("\0")] if listed.code == 0 else []
     found = [(NETWORK.fullmatch(name), value) for name, value in pairs if "\n" not in value]
     return tuple(Setting(match[1] or "", match[2], value) for match, value in found if match)
@@ -336,12 +385,17 @@ def network_settings(folder: Path) -> tuple[Setting, ...]:
 
 def text_of(settings: Iterable[Setting]) -> str:
     """Return settings as a part of a configuration file."""
-    return "".join(f"[http{each.address and f' {_quoted(each.address)}'}]\n\t{each.name} = {_quoted(each.value)}\n" for each in settings)
+    return "".join(
+        f"[http{each.address and f' {_quoted(each.address)}'}]\n\t{each.name} = {_quoted(each.value)}\n"
+        for each in settings
+    )
 
 
 def on_the_way(settings: Iterable[Setting], place: str) -> str:
     """Return for a message which settings had a say in reaching `place`; "" for none."""
-    used = [str(each) for each in settings if place.startswith(("http://", "https://")) and place.startswith(each.address)]
+    used = [
+        str(each) for each in settings if place.startswith(("http://", "https://")) and place.startswith(each.address)
+    ]
     return f"git's settings {', '.join(used)}" if used else ""
 
 

@@ -1,6 +1,5 @@
-"""From what is asked of a git server (branch, tag, full ref, commit) to one full commit, and what became of what was asked before.
-
-The parts that decide are pure; `resolve` and `relation` ask the server.
+"""Refs of a git server: from a branch, tag, full ref or commit id to one full commit, and the relation of
+that commit to the locked one.
 """
 
 from __future__ import annotations
@@ -24,13 +23,19 @@ NOTHING_YET = re.compile(r"0+")
 """A commit id of zeros stands for a pin that never had one."""
 PLACES = ("{}", "refs/{}", "refs/tags/{}", "refs/heads/{}")
 """Where git looks for a short name; we refuse one that several places have instead of taking the first."""
-KINDS = {"refs/tags/": "tag", "refs/heads/": "branch", "refs/pull/": "pull request", "refs/merge-requests/": "pull request"}
+KINDS = {
+    "refs/tags/": "tag",
+    "refs/heads/": "branch",
+    "refs/pull/": "pull request",
+    "refs/merge-requests/": "pull request",
+}
 NEAR = 3
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was asked for is `ref` (its full name, or the commit's own id) and leads to the commit `rev`; `kind` is a word for it."""
+    """What was asked for is `ref` (its full name, or the commit's own id) and leads to the commit `rev`; `kind` is a
+    word for it."""
 
     ref: str
     rev: str
@@ -47,8 +52,8 @@ def resolve(source: Source, asked: str, mirrors: Mirrors) -> Found:
     pin = Pin(source.name, source.url, asked, asked, submodules=False)
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
         repository = git.create(pin, mirrors, Path(scratch))
-        there = parse(git.listing(repository))
-    found = choose(asked, there, pin.where)
+        there = parse_refs(git.listing(repository))
+    found = choose_ref(asked, there, pin.where)
     if found is None and ABBREVIATION.fullmatch(asked):
         with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
             found = only(asked, git.expand(pin, mirrors, Path(scratch)), pin.where)
@@ -57,8 +62,9 @@ def resolve(source: Source, asked: str, mirrors: Mirrors) -> Found:
     return found
 
 
-def parse(text: str) -> dict[str, str]:
-    """Return the commit of each ref in what `git ls-remote` prints; an annotated tag counts as the commit it was put on."""
+def parse_refs(text: str) -> dict[str, str]:
+    """Return the commit of each ref in what `git ls-remote` prints; an annotated tag counts as the commit it was put
+    on."""
     there: dict[str, str] = {}
     peeled: dict[str, str] = {}
     for line in text.splitlines():
@@ -68,7 +74,7 @@ def parse(text: str) -> dict[str, str]:
     return there | peeled
 
 
-def choose(asked: str, there: Mapping[str, str], where: str) -> Found | None:
+def choose_ref(asked: str, there: Mapping[str, str], where: str) -> Found | None:
     """Return the one ref of `there` that `asked` names, or None. Raises Trouble when it names several."""
     names = [name for name in (place.format(asked) for place in PLACES) if name in there]
     if len(names) > 1:
@@ -79,20 +85,25 @@ def choose(asked: str, there: Mapping[str, str], where: str) -> Found | None:
 
 def kind_of(ref: str) -> str:
     """Return a word for what a full ref is: tag, branch, pull request or ref."""
-    return next((word for prefix, word in KINDS.items() if ref.startswith(prefix)), "branch" if ref == "HEAD" else "ref")
+    return next(
+        (word for prefix, word in KINDS.items() if ref.startswith(prefix)), "branch" if ref == "HEAD" else "ref"
+    )
 
 
 def only(asked: str, commits: tuple[str, ...], where: str) -> Found | None:
     """Return the one commit that an abbreviation stands for, or None. Raises Trouble when there are several."""
     if len(commits) > 1:
-        shortest = next(size for size in range(len(asked) + 1, 65) if len({each[:size] for each in commits}) == len(commits))
+        shortest = next(
+            size for size in range(len(asked) + 1, 65) if len({each[:size] for each in commits}) == len(commits)
+        )
         found = ", ".join(each[:shortest] for each in commits)
         raise Trouble(Problem(where, f"{asked} is the beginning of several commits", found, "more digits"))
     return Found(commits[0], commits[0], "commit") if commits else None
 
 
 def absent(source: Source, asked: str, there: Mapping[str, str], place: str) -> Problem:
-    """Return the problem of a ref that is not there: one that the lock has followed has vanished, another may be misspelt."""
+    """Return the problem of a ref that is not there: one that the lock has followed has vanished, another may be
+    misspelt."""
     where = f"source {source.name}"
     near = nearest(asked, there)
     found = f"near names {', '.join(near)}" if near else ""
@@ -104,11 +115,16 @@ def absent(source: Source, asked: str, there: Mapping[str, str], place: str) -> 
 
 
 def nearest(asked: str, there: Mapping[str, str]) -> list[str]:
-    """Return the few names of `there` that are most like `asked`, the best first: those that hold it, then those written like it.
+    """Return the few names of `there` that are most like `asked`, the best first: those that hold it, then those
+    written like it.
 
     Pull requests are left out: a number that differs in one digit is no misspelling.
     """
-    short = {re.sub(r"^refs/(heads|tags)/", "", ref): ref for ref in there if kind_of(ref) != "pull request" and ref != "HEAD"}
+    short = {
+        re.sub(r"^refs/(heads|tags)/", "", ref): ref
+        for ref in there
+        if kind_of(ref) != "pull request" and ref != "HEAD"
+    }
     word = re.sub(r"^refs/(heads|tags)/", "", asked)
     holding = sorted((name for name in short if word.lower() in name.lower()), key=lambda name: (len(name), name))
     alike = difflib.get_close_matches(word, short, NEAR)
@@ -128,8 +144,8 @@ def is_new(source: Source) -> bool:
 def relation(source: Source, found: Found, mirrors: Mirrors) -> str:
     """Return in words how the commit that was found follows the locked one, after a look at its history.
 
-    A branch or pull request that the lock follows and whose history has lost the locked commit was force-pushed; where another ref
-    was asked for, its commit may just be somewhere else.
+    A branch or pull request that the lock follows and whose history has lost the locked commit was force-pushed; where
+    another ref was asked for, its commit may just be somewhere else.
     """
     pin = Pin(source.name, source.url, found.ref, found.rev, submodules=False)
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:

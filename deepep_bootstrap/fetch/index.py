@@ -1,6 +1,5 @@
-"""What an index says of its files: name, hash, size, whether one was withdrawn. A page a distribution is read, no file is downloaded.
-
-With wheels.py this asks indexes, as the simple repository API wants it (PEP 503 as HTML, PEP 691 as JSON).
+"""Pages of package indexes (PEP 503 as HTML, PEP 691 as JSON): name, hash, size and withdrawal of each file.
+One page a distribution is read, no file is downloaded.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class Offered:
-    """One file of an index: its address, SRI hash ("" where the index gives none), size in bytes (0 where it does not say), and why it was
-    withdrawn (None where it was not, "" where nobody says why)."""
+    """One file of an index: its address, SRI hash ("" where the index gives none), size in bytes (0 where it does
+    not say), and why it was withdrawn (None where it was not, "" where nobody says why)."""
 
     file: str
     url: str
@@ -48,7 +47,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Index:
+class PackageIndex:
     """An index: its name, and its address or directory. `settings` are those of the caller's pip for the network."""
 
     name: str
@@ -66,9 +65,9 @@ class Index:
         return f"index {self.name} ({shown(self.place)})"
 
 
-def find_index(name: str, mirrors: Mirrors, settings: Mapping[str, str]) -> Index:
-    """Return the index called `name`: a mirror's, the lock's, or for `pypi` the one that the caller's pip with `settings` asks. Raises
-    Trouble where nothing says where it is."""
+def find_index(name: str, mirrors: Mirrors, settings: Mapping[str, str]) -> PackageIndex:
+    """Return the index called `name`: a mirror's, the lock's, or for `pypi` the one that the caller's pip with
+    `settings` asks. Raises Trouble where nothing says where it is."""
     place = mirrors.index(name)
     if not place and name != OWN_INDEX:
         remedy = f"a table [indexes.{name}] in the lock, or --mirror index:{name}=URL_OR_DIRECTORY"
@@ -76,11 +75,12 @@ def find_index(name: str, mirrors: Mirrors, settings: Mapping[str, str]) -> Inde
     place = place or own_index(settings)
     if place.startswith("file://"):
         place = unquote(urlsplit(place).path)
-    return Index(name, place.rstrip("/"), settings)
+    return PackageIndex(name, place.rstrip("/"), settings)
 
 
-def offered(index: Index, name: str) -> dict[str, Offered]:
-    """Return the files that a server offers of one distribution, by file name; none where it does not have it. Raises Trouble."""
+def offered(index: PackageIndex, name: str) -> dict[str, Offered]:
+    """Return the files that a server offers of one distribution, by file name; none where it does not have it.
+    Raises Trouble."""
     url = f"{index.place}/{plain_name(name)}/"
     try:
         headers, final, data = _ask(index, url, "GET")
@@ -106,7 +106,7 @@ def is_offered(wheel: Wheel, mirrors: Mirrors) -> bool:
         return False
 
 
-def size_of(index: Index, url: str) -> int:
+def size_of(index: PackageIndex, url: str) -> int:
     """Return the size in bytes of a file of the index by asking for nothing but its head. Raises Trouble."""
     try:
         headers, _, _ = _ask(index, url, "HEAD")
@@ -115,13 +115,17 @@ def size_of(index: Index, url: str) -> int:
         raise _silent(index, url, error) from None
 
 
-def _silent(index: Index, url: str, error: Exception) -> Trouble:
-    reason = f"{error.code} {error.reason}" if isinstance(error, urllib.error.HTTPError) else str(getattr(error, "reason", error))
+def _silent(index: PackageIndex, url: str, error: Exception) -> Trouble:
+    reason = (
+        f"{error.code} {error.reason}"
+        if isinstance(error, urllib.error.HTTPError)
+        else str(getattr(error, "reason", error))
+    )
     remedy = f"--mirror index:{index.name}=URL_OR_DIRECTORY"
     return Trouble(Problem(index.where, f"{shown(url)} cannot be read", reason, try_=remedy))
 
 
-def _ask(index: Index, url: str, method: str) -> tuple[Message, str, bytes]:
+def _ask(index: PackageIndex, url: str, method: str) -> tuple[Message, str, bytes]:
     """Return headers, final address and content. The account in the index's address is for its own host only."""
     own, parts = urlsplit(index.place), urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
@@ -133,13 +137,16 @@ def _ask(index: Index, url: str, method: str) -> tuple[Message, str, bytes]:
     plain = urlunsplit(parts._replace(netloc=host, fragment=""))
     request = urllib.request.Request(plain, headers=headers, method=method)  # noqa: S310 - the scheme was looked at
     if account:
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}")
+        request.add_unredirected_header(
+            "Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}"
+        )
     with _opener(index.settings, host).open(request, timeout=SILENCE_SECONDS) as answer:
         return answer.headers, answer.geturl(), answer.read(LONGEST_PAGE) if method == "GET" else b""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows as urllib does, but asks for a head again where a head was asked for: urllib before Python 3.13 would ask for the file."""
+    """Follows as urllib does, but asks for a head again where a head was asked for: urllib before Python 3.13 would
+    ask for the file."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any, **more: Any) -> urllib.request.Request | None:
         request = super().redirect_request(req, *answer, **more)
@@ -149,11 +156,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener(settings: Mapping[str, str], host: str) -> urllib.request.OpenerDirector:
-    """Return what opens addresses with the proxy and the certificates of pip's settings, else those of the environment."""
+    """Return what opens addresses with the proxy and the certificates of pip's settings, else those of the
+    environment."""
     context = ssl.create_default_context(cafile=settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None)
     if client := settings.get("client-cert"):
         context.load_cert_chain(client)
-    if host in settings.get("trusted-host", "").split() or host.partition(":")[0] in settings.get("trusted-host", "").split():
+    if (
+        host in settings.get("trusted-host", "").split()
+        or host.partition(":")[0] in settings.get("trusted-host", "").split()
+    ):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     proxy = settings.get("proxy")

@@ -1,5 +1,5 @@
-"""Where things are fetched from instead: URL prefixes and indexes replaced by other addresses or by directories. Pure but for looks
-at whether a directory is there.
+"""Mirrors: URL prefixes and indexes replaced by other addresses or by directories, and the paths of a
+written mirror.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Level:
-    """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written` is the directory or
-    address of what `invoke mirror` wrote, which answers for everything that neither of them names; "" where there is none. `packages` are
-    the files of package repositories that it is known to have; None where that is not known."""
+    """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written`
+    is the directory or address of what `invoke mirror` wrote, which answers for everything that neither of them
+    names; "" where there is none. `packages` are the files of package repositories that it is known to have; None
+    where that is not known."""
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Level:
     packages: frozenset[str] | None = None
 
     def has(self, path: str) -> bool:
-        """Return whether the written mirror has this file or folder of a package repository; where that is not known it is believed."""
+        """Return whether the written mirror has this file or folder of a package repository; where that is not known
+        it is believed."""
         if not is_address(self.written):
             return os.path.exists(Path(self.written, path))
         return self.packages is None or any(file == path or file.startswith(f"{path}/") for file in self.packages)
@@ -48,15 +50,18 @@ class Level:
 
 @dataclass(frozen=True)
 class Mirrors:
-    """All mirrors, the strongest level first: command line, environment, lock. A replacement is an address or an absolute directory."""
+    """All mirrors, the strongest level first: command line, environment, lock. A replacement is an address or an
+    absolute directory."""
 
     levels: tuple[Level, ...] = ()
 
     def source(self, url: str) -> str:
-        """Return where the git repository of `url` is fetched from: an address, or the directory of a (bare) repository.
+        """Return where the git repository of `url` is fetched from: an address, or the directory of a (bare)
+        repository.
 
-        The first level with a matching prefix or a written mirror decides, in it the longest prefix. Below a directory the rest of the
-        URL is the path, with or without `.git`. Raises Trouble when the directory has no such repository.
+        The first level with a matching prefix or a written mirror decides, in it the longest prefix. Below a directory
+        the rest of the URL is the path, with or without `.git`. Raises Trouble when the directory has no such
+        repository.
         """
         replaced = self._replaced(url)
         if isinstance(replaced, str):
@@ -64,7 +69,8 @@ class Mirrors:
         return _below(*replaced, url) if replaced else url
 
     def file(self, url: str) -> str:
-        """Return where the file at `url` is fetched from: an address, or a path below a directory. Raises Trouble where it is not."""
+        """Return where the file at `url` is fetched from: an address, or a path below a directory. Raises Trouble
+        where it is not."""
         replaced = self._replaced(url)
         if isinstance(replaced, str):
             return _inside(replaced, file_path(url), f"file for {url}")
@@ -73,15 +79,20 @@ class Mirrors:
             return place + rest
         path = Path(place, rest.strip("/"))
         if ".." in path.parts or not os.path.isfile(path):
-            raise Trouble(Problem(f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"))
+            raise Trouble(
+                Problem(
+                    f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"
+                )
+            )
         return str(path)
 
     def packages(self, url: str) -> str:
-        """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address of http, https or
-        file.
+        """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address
+        of http, https or file.
 
-        A written mirror answers for what `invoke mirror --packages` put there; what it has not stays where the lock says.
-        Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go into an address.
+        A written mirror answers for what `invoke mirror --packages` put there; what it has not stays where the lock
+        says. Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go
+        into an address.
         """
         replaced = self._replaced(url)
         if replaced is None:
@@ -95,8 +106,8 @@ class Mirrors:
         return place + rest if is_address(place) else _for_hosts(f"{place.rstrip('/')}/{rest.strip('/')}".rstrip("/"))
 
     def _replaced(self, url: str) -> tuple[str, str] | str | None:
-        """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; the place of a written
-        mirror; None where nothing answers for `url`."""
+        """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; the
+        place of a written mirror; None where nothing answers for `url`."""
         for level in self.levels:
             matching = [prefix for prefix in level.prefixes if url.startswith(prefix)]
             if matching:
@@ -122,29 +133,32 @@ class Mirrors:
 
 
 def packages_path(url: str) -> str:
-    """Return where a written mirror keeps a package repository or its key: packages/HOST/PATH. Raises Trouble for an address that leads
-    out of it."""
+    """Return where a written mirror keeps a package repository or its key: packages/HOST/PATH. Raises Trouble for an
+    address that leads out of it."""
     return f"{PACKAGES}/{_local(url)}"
 
 
 def repository_path(url: str) -> str:
-    """Return where a written mirror keeps the git repository of `url`: git/HOST/OWNER/NAME.git. Raises Trouble for an address that
-    leads out of it."""
+    """Return where a written mirror keeps the git repository of `url`: git/HOST/OWNER/NAME.git. Raises Trouble for
+    an address that leads out of it."""
     return f"{GIT}/{_local(url).removesuffix('.git')}.git"
 
 
 def file_path(url: str) -> str:
-    """Return where a written mirror keeps the file at `url`: files/HOST/PATH. Raises Trouble for an address that leads out of it."""
+    """Return where a written mirror keeps the file at `url`: files/HOST/PATH. Raises Trouble for an address that
+    leads out of it."""
     return f"{FILES}/{_local(url)}"
 
 
 def wheel_path(index: str, name: str, file: str) -> str:
-    """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index for pip and uv."""
+    """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index
+    for pip and uv."""
     return f"{WHEELS}/{index}/{plain_name(name)}/{file}"
 
 
 def _local(url: str) -> str:
-    """Return host and path of an address as a relative path; anything but http and https is told apart by its scheme."""
+    """Return host and path of an address as a relative path; anything but http and https is told apart by its
+    scheme."""
     scp_like = None if is_address(url) else SCP_LIKE.fullmatch(url)
     parts = _split(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else url)
     host = parts.netloc.rpartition("@")[2].lower()
@@ -153,12 +167,15 @@ def _local(url: str) -> str:
     if parts.query:
         steps[-1] += f"?{quote(parts.query, safe='=&', errors='replace')}"
     if not parts.scheme or len(steps) == 1 or any(step in {".", ".."} or NO_STEP.search(step) for step in steps):
-        raise Trouble(Problem(shown(url), "has no place in a mirror", wanted="an address such as https://host/owner/name"))
+        raise Trouble(
+            Problem(shown(url), "has no place in a mirror", wanted="an address such as https://host/owner/name")
+        )
     return "/".join(steps)
 
 
 def _split(url: str) -> SplitResult:
-    """Return the parts of an address; none where it is no address, such as one whose host begins with a bracket and never closes it."""
+    """Return the parts of an address; none where it is no address, such as one whose host begins with a bracket and
+    never closes it."""
     try:
         return urlsplit(url)
     except ValueError:
@@ -166,17 +183,23 @@ def _split(url: str) -> SplitResult:
 
 
 def _for_hosts(path: str) -> str:
-    """Return the address of a directory as apt and dnf take it, each in its own way to escape; so nothing may need that."""
+    """Return the address of a directory as apt and dnf take it, each in its own way to escape; so nothing may need
+    that."""
     if not HOST_PATH.fullmatch(path):
         raise Trouble(
-            Problem(f"mirror {path}", "package managers do not take this path", wanted="no blanks, % or special letters in it",
-                    try_="another directory, or the http:// address of a web server with it")
-        )  # fmt: skip
+            Problem(
+                f"mirror {path}",
+                "package managers do not take this path",
+                wanted="no blanks, % or special letters in it",
+                try_="another directory, or the http:// address of a web server with it",
+            )
+        )
     return f"file://{path}"
 
 
 def _inside(root: str, path: str, what: str) -> str:
-    """Return the place of `path` in the written mirror at `root`; a directory is asked whether it has it, a server when it is used."""
+    """Return the place of `path` in the written mirror at `root`; a directory is asked whether it has it, a server
+    when it is used."""
     if is_address(root):
         return f"{root}/{quote(path)}"
     place = Path(root, path)
@@ -184,13 +207,20 @@ def _inside(root: str, path: str, what: str) -> str:
         raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=_complaint(root)))
     if place.resolve() != Path(root).resolve() / path:
         raise Trouble(
-            Problem(f"mirror {root}", f"a symbolic link leads to another {what}", str(place.resolve()), str(place), _complaint(root))
+            Problem(
+                f"mirror {root}",
+                f"a symbolic link leads to another {what}",
+                str(place.resolve()),
+                str(place),
+                _complaint(root),
+            )
         )
     return str(place)
 
 
 def remedy(place: str, otherwise: str) -> str:
-    """Return what helps where `place` lacks something: where it is inside of a written mirror a look at that, else `otherwise`."""
+    """Return what helps where `place` lacks something: where it is inside of a written mirror a look at that, else
+    `otherwise`."""
     parents = [] if is_address(place) else Path(place).parents
     return next((_complaint(str(folder)) for folder in parents if os.path.isfile(folder / INDEX)), otherwise)
 
@@ -209,8 +239,9 @@ def shown(place: str) -> str:
     return re.sub(r"^([a-z][a-z0-9+.-]*://)[^/]*@", r"\1", place)
 
 
-def read(flags: Iterable[str], environment: Mapping[str, str], lock_indexes: Mapping[str, str]) -> Mirrors:
-    """Return the mirrors of the `--mirror` values, of the lines of DEEPEP_MIRRORS in `environment`, and of the lock's indexes.
+def read_mirrors(flags: Iterable[str], environment: Mapping[str, str], lock_indexes: Mapping[str, str]) -> Mirrors:
+    """Return the mirrors of the `--mirror` values, of the lines of DEEPEP_MIRRORS in `environment`, and of the lock's
+    indexes.
 
     Raises Trouble with every value that is no mirror or names a directory that is not there.
     """
@@ -249,7 +280,8 @@ def _level(origin: str, values: Iterable[str], problems: list[Problem]) -> Level
 
 
 def _not_written(where: str, place: str) -> list[Problem]:
-    """Return why what a value without "=" names was not written by `invoke mirror`; an address is believed, its content is verified."""
+    """Return why what a value without "=" names was not written by `invoke mirror`; an address is believed, its
+    content is verified."""
     if place.startswith(("http://", "https://")) or os.path.isfile(Path(place, INDEX)):
         return []
     if is_address(place):
@@ -274,4 +306,8 @@ def _below(place: str, rest: str, url: str) -> str:
         if os.path.isdir(candidate):
             return str(candidate)
     wanted = " or ".join(map(str, candidates)) or "a path below it"
-    raise Trouble(Problem(f"mirror {place}", f"has no repository for {url}", wanted=wanted, try_=f"git clone --mirror {url} there"))
+    raise Trouble(
+        Problem(
+            f"mirror {place}", f"has no repository for {url}", wanted=wanted, try_=f"git clone --mirror {url} there"
+        )
+    )

@@ -1,4 +1,6 @@
-"""One pin of the lock against its server: is it still what the lock says, and what would it be now. Nothing here writes anything."""
+"""One pin of the lock against its server: compared with what is there, or renewed from it. Nothing here
+writes the lock.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,18 @@ VERSION_IN_NAME = re.compile(r"\d+(?:\.\d+)+(?:(?:a|b|rc|\.post|\.dev)\d+)?")
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a user wants of an update: another `ref` than the lock's (of an archive: another address), the project's own `version`."""
+class PinRequest:
+    """What a user wants of an update: another `ref` than the lock's (of an archive: another address), the project's
+    own `version`."""
 
     ref: str = ""
     version: str = ""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What came of looking at a pin again: faults, and what is worth knowing although the pin is as locked. `stated`: what an index says of
-    a file was compared, not the file."""
+class CheckedPin:
+    """What came of looking at a pin again: faults, and what is worth knowing although the pin is as locked.
+    `stated`: what an index says of a file was compared, not the file."""
 
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
@@ -40,7 +43,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Renewal:
-    """A pin as the lock has it and as it would be now, by key; `notes` says how one became the other, `link` shows the difference."""
+    """A pin as the lock has it and as it would be now, by key; `notes` says how one became the other, `link` shows
+    the difference."""
 
     table: str
     name: str
@@ -55,34 +59,37 @@ class Renewal:
         return {(self.table, self.name, key): value for key, value in self.after.items() if value != self.before[key]}
 
 
-def check_source(source: Source, mirrors: Mirrors) -> Checked:
-    """Fetch a source anew and compare it with its pin; a ref that has gone elsewhere is no fault: the commit decides."""
+def check_source(source: Source, mirrors: Mirrors) -> CheckedPin:
+    """Fetch a source anew and compare it with its pin; a ref that has gone elsewhere is no fault: the commit
+    decides."""
     where = f"source {source.name}"
     try:
         found = measure_source(source, mirrors)
     except Trouble as trouble:
-        return Checked(trouble.problems)
+        return CheckedPin(trouble.problems)
     problems = []
     if found.hash != source.hash:
         problems.append(Problem(where, f"the tree of {source.rev[:12]} has another hash", found.hash, source.hash))
     if found.last_modified != source.last_modified:
-        problems.append(Problem(where, "last_modified is not the commit's", str(source.last_modified), str(found.last_modified)))
-    return Checked((*problems, *found.problems), _news(source, mirrors))
+        problems.append(
+            Problem(where, "last_modified is not the commit's", str(source.last_modified), str(found.last_modified))
+        )
+    return CheckedPin((*problems, *found.problems), _news(source, mirrors))
 
 
-def check_archive(archive: Archive, mirrors: Mirrors) -> Checked:
+def check_archive(archive: Archive, mirrors: Mirrors) -> CheckedPin:
     """Fetch an archive anew and compare it with its pin."""
     try:
-        return Checked(tuple(files.differences(archive, measure_archive(archive, mirrors))))
+        return CheckedPin(tuple(files.differences(archive, measure_archive(archive, mirrors))))
     except Trouble as trouble:
-        return Checked(trouble.problems)
+        return CheckedPin(trouble.problems)
 
 
-def renew_source(source: Source, wish: Wish, mirrors: Mirrors) -> Renewal:
+def renew_source(source: Source, wish: PinRequest, mirrors: Mirrors) -> Renewal:
     """Return what the pin of `source` becomes when its ref, or the one that is wished for, is followed now.
 
-    Raises Trouble when that leads nowhere or to several commits, when the lock's own tag was moved (only `--ref` takes that), when the
-    commit cannot be fetched, and when a substitution does not fit the new tree.
+    Raises Trouble when that leads nowhere or to several commits, when the lock's own tag was moved (only `--ref` takes
+    that), when the commit cannot be fetched, and when a substitution does not fit the new tree.
     """
     _check_wish(wish, REF.fits(wish.ref), REF.words)
     asked = wish.ref or source.ref
@@ -90,12 +97,17 @@ def renew_source(source: Source, wish: Wish, mirrors: Mirrors) -> Renewal:
     moved = git_refs.moved_tag(source, found)
     if moved and not wish.ref:
         what = f"the tag {source.ref} was moved: it is not at the locked commit any more"
-        raise Trouble(Problem(f"source {source.name}", what, found.rev, source.rev, f"--ref={source.ref} takes it on purpose"))
+        raise Trouble(
+            Problem(f"source {source.name}", what, found.rev, source.rev, f"--ref={source.ref} takes it on purpose")
+        )
     new = replace(source, ref=found.rev if found.kind == "commit" else asked, rev=found.rev)
     tree = measure_source(new, mirrors)
     if tree.problems:
         table = f"[[source.{source.name}.substitute]]"
-        remedy = f"taking that {table} out of the lock where {asked} has such a change itself, else adapting it to the new tree"
+        remedy = (
+            f"taking that {table} out of the lock where {asked} has such a change itself, else adapting it to "
+            f"the new tree"
+        )
         raise Trouble(*(replace(problem, try_=remedy) for problem in tree.problems))
     version, reason = _version(source, found, wish)
     new = replace(new, hash=tree.hash, last_modified=tree.last_modified, version=version)
@@ -109,10 +121,11 @@ def renew_source(source: Source, wish: Wish, mirrors: Mirrors) -> Renewal:
     return Renewal("source", source.name, before, after, tuple(filter(None, notes)), link)
 
 
-def renew_archive(archive: Archive, wish: Wish, mirrors: Mirrors) -> Renewal:
+def renew_archive(archive: Archive, wish: PinRequest, mirrors: Mirrors) -> Renewal:
     """Return what the pin of `archive` becomes with what is at its address, or at the one that is wished for, now.
 
-    Raises Trouble when it cannot be fetched, and when the lock's own address holds another file (only `--ref` takes that).
+    Raises Trouble when it cannot be fetched, and when the lock's own address holds another file (only `--ref` takes
+    that).
     """
     _check_wish(wish, FILE_URL.fits(wish.ref), FILE_URL.words)
     new = replace(archive, url=wish.ref or archive.url)
@@ -120,7 +133,9 @@ def renew_archive(archive: Archive, wish: Wish, mirrors: Mirrors) -> Renewal:
     new = replace(new, hash=found.hashes[archive.hash.partition("-")[0]], size=found.size)
     if new.hash != archive.hash and not wish.ref:
         what = f"the file at {shown(archive.url)} was replaced"
-        raise Trouble(Problem(f"archive {archive.name}", what, new.hash, archive.hash, f"--ref={archive.url} takes it on purpose"))
+        raise Trouble(
+            Problem(f"archive {archive.name}", what, new.hash, archive.hash, f"--ref={archive.url} takes it on purpose")
+        )
     version, note = archive.version, ""
     if wish.version or version_in(archive.file) == archive.version:
         version = wish.version or version_in(new.file) or archive.version
@@ -133,7 +148,8 @@ def renew_archive(archive: Archive, wish: Wish, mirrors: Mirrors) -> Renewal:
 
 
 def compare_link(url: str, old: str, new: str) -> str:
-    """Return the page that shows the commits between two, as GitHub (and those who do like it) and GitLab call it; "" where none is."""
+    """Return the page that shows the commits between two, as GitHub (and those who do like it) and GitLab call it;
+    "" where none is."""
     if not url.startswith(("https://", "http://")):
         return ""
     base = shown(url).rstrip("/").removesuffix(".git")
@@ -142,15 +158,17 @@ def compare_link(url: str, old: str, new: str) -> str:
 
 
 def version_in(name: str) -> str:
-    """Return the version that stands in the name of a tag or a file, without what comes before and behind it; "" where none does."""
+    """Return the version that stands in the name of a tag or a file, without what comes before and behind it; ""
+    where none does."""
     match = VERSION_IN_NAME.search(name.rsplit("/", 1)[-1])
     return match[0] if match else ""
 
 
-def _version(source: Source, found: Found, wish: Wish) -> tuple[str, str]:
+def _version(source: Source, found: Found, wish: PinRequest) -> tuple[str, str]:
     """Return the version of the new pin and a note where it could not be known.
 
-    It is read from the name of a tag where that way of reading gives the locked version from the locked ref, or the locked ref had none.
+    It is read from the name of a tag where that way of reading gives the locked version from the locked ref, or the
+    locked ref had none.
     """
     if wish.version or found.rev == source.rev:
         return wish.version or source.version, ""
@@ -188,7 +206,7 @@ def _origin(url: str, place: str) -> str:
     return "" if place == url else f"from {shown(place)}"
 
 
-def _check_wish(wish: Wish, fits: bool, words: str) -> None:
+def _check_wish(wish: PinRequest, fits: bool, words: str) -> None:
     problems = []
     if wish.ref and not fits:
         problems.append(Problem("--ref", "is not what belongs here", wish.ref, words))

@@ -1,6 +1,6 @@
 """Git sources by exact commit, with every filter off, verified by content before anything reads them.
 
-One of the doors to the network (docs/architecture.md has all). Trees are kept in a cache and hashed again each time they are used.
+Trees are kept in a cache and hashed again each time they are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from deepep_bootstrap.lock.model import Source, Substitute
 
 @dataclass(frozen=True)
 class Measured:
-    """What a source is right now: the hash of its tree, the time of its commit, and the substitutions that do not fit."""
+    """What a source is right now: the hash of its tree, the time of its commit, and the substitutions that do not
+    fit."""
 
     hash: str
     last_modified: int
@@ -33,19 +34,23 @@ class Measured:
 def fetch_source(source: Source, mirrors: Mirrors, cache: Path) -> Path:
     """Return a directory with the tree of `source`, its substitutions applied; nothing in it may be changed.
 
-    The tree comes from the cache where its hash is still right, else from git. Raises Trouble when it cannot be fetched, when its
-    hash is not the locked one (then nothing of it is kept), or when a substitution does not fit. Runs beside others safely.
+    The tree comes from the cache where its hash is still right, else from git. Raises Trouble when it cannot be
+    fetched, when its hash is not the locked one (then nothing of it is kept), or when a substitution does not fit. Runs
+    beside others safely.
     """
     try:
         return _fetched(source, mirrors, cache / "sources")
     except OSError as error:
         raise Trouble(
-            Problem(str(error.filename or cache), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR")
+            Problem(
+                str(error.filename or cache), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR"
+            )
         ) from None
 
 
 def measure_source(source: Source, mirrors: Mirrors) -> Measured:
-    """Fetch the commit of `source` anew, past the cache, and say what it is; whatever its hash should be, nothing is kept.
+    """Fetch the commit of `source` anew, past the cache, and say what it is; whatever its hash should be, nothing is
+    kept.
 
     Raises Trouble when it cannot be fetched or hashed.
     """
@@ -102,7 +107,8 @@ def _publish(tree: Path, target: Path, wanted: str) -> None:
 
 
 def _substituted(source: Source, plain: Path) -> Path:
-    """Return the copy of `plain` with the substitutions of `source`; it is made again where its content is not what it must be."""
+    """Return the copy of `plain` with the substitutions of `source`; it is made again where its content is not what
+    it must be."""
     overlay = _overlay(source, plain)
     facts = [list(each.effect.values()) for each in source.substitutes]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -140,5 +146,7 @@ def _replaced(before: bytes, each: Substitute, where: str, problems: list[Proble
     text = each.text.encode()
     count = before.count(text)
     if count != each.count:
-        problems.append(Problem(where, "the text to replace is not there as often as it should", str(count), str(each.count)))
+        problems.append(
+            Problem(where, "the text to replace is not there as often as it should", str(count), str(each.count))
+        )
     return before.replace(text, each.replacement.encode())

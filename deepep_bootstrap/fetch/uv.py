@@ -1,4 +1,4 @@
-"""The uv that makes Python environments on hosts: from the cache, the lock's wheel or this machine."""
+"""The locked uv for this machine or a host, else this machine's own, and the cache folder of downloads."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def cache_dir() -> Path:
 
 
 def find_uv(machine: str, lock: Lock, mirrors: Mirrors, on_line: Callable[[str], None]) -> Program:
-    """Return a uv for machines such as `machine` (x86_64, aarch64): the locked one; where its index is out of reach or has none, this
-    machine's own if it is of the same kind.
+    """Return a uv for machines such as `machine` (x86_64, aarch64): the locked one; where its index is out of reach or
+    has none, this machine's own if it is of the same kind.
 
-    Raises Trouble where neither can be had, and where the index has a file of that name but does not give the locked one: what was
-    tampered with must be seen, not stepped around.
+    Raises Trouble where neither can be had, and where the index has a file of that name but does not give the locked
+    one: what was tampered with must be seen, not stepped around.
     """
     try:
         tool = tool_wheel(lock, "uv", machine)
@@ -54,12 +54,16 @@ def find_uv(machine: str, lock: Lock, mirrors: Mirrors, on_line: Callable[[str],
 
 
 def own_uv(machine: str, why: str, trouble: Trouble) -> Program:
-    """Return this machine's own uv with a remark that begins with `why`; raise `trouble` where it has none for `machine`."""
+    """Return this machine's own uv with a remark that begins with `why`; raise `trouble` where it has none for
+    `machine`."""
     own = shutil.which("uv", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", ""))))
     if own is None or (platform.system(), platform.machine()) != ("Linux", machine):
         raise trouble
-    version = process.run((own, "--version")).out.strip() or "of unknown version"
-    return Program(Path(own), f"{why}: {own} ({version}) works in its place, which no hash of the lock covers; wheels' hashes still count")
+    version = process.run_program((own, "--version")).out.strip() or "of unknown version"
+    return Program(
+        Path(own),
+        f"{why}: {own} ({version}) works in its place, which no hash of the lock covers; wheels' hashes still count",
+    )
 
 
 def tool_wheel(lock: Lock, name: str, machine: str) -> Wheel:
@@ -67,11 +71,14 @@ def tool_wheel(lock: Lock, name: str, machine: str) -> Wheel:
     for wheel in lock.tools.get(name, ()):
         if wheel.file.removesuffix(".whl").endswith(machine):
             return wheel
-    raise Trouble(Problem(f"{lock.path}: tool.{name}", "no wheel of this program for the hosts", wanted=f"one for {machine}"))
+    raise Trouble(
+        Problem(f"{lock.path}: tool.{name}", "no wheel of this program for the hosts", wanted=f"one for {machine}")
+    )
 
 
 def unpack_program(wheel: Path, name: str) -> Path:
-    """Return the executable `name` out of a wheel, unpacked beside it; the wheel was verified, its copy is made anew each time."""
+    """Return the executable `name` out of a wheel, unpacked beside it; the wheel was verified, its copy is made anew
+    each time."""
     target = wheel.with_name(name)
     aside = wheel.with_name(f".{name}-{os.getpid()}")
     with zipfile.ZipFile(wheel) as archive:

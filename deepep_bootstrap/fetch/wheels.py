@@ -1,6 +1,5 @@
-"""Wheel files by exact name and hash: from a directory, else through pip with the caller's own index, proxy and certificates.
-
-One of the doors to the network (docs/architecture.md has all).
+"""Wheel files by exact name and hash: from a directory, else through pip with the caller's own index, proxy
+and certificates.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from deepep_bootstrap.lock.model import OWN_INDEX, Wheel, plain_name
 
 CHUNK = 1 << 20
 AT_ONCE = 4
-# What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index nobody named.
+# What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index
+# nobody named.
 KEPT = (
     "index-url",
     "no-index",
@@ -43,10 +43,11 @@ KEPT = (
 
 
 def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int] | None = None) -> Path:
-    """Return the file of `wheel` in the cache, under its own name, with the locked hash; fetch it where it is not there.
+    """Return the file of `wheel` in the cache, under its own name, with the locked hash; fetch it where it is not
+    there.
 
-    Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others safely.
-    `running` holds the number of pip's process group while there is one.
+    Raises Trouble when its index cannot give it or gives another content; nothing is kept then. Runs beside others
+    safely. `running` holds the number of pip's process group while there is one.
     """
     target = cached_file(wheel, cache)
     folder = target.parent
@@ -62,7 +63,9 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
             os.replace(file, target)
     except OSError as error:
         raise Trouble(
-            Problem(str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR")
+            Problem(
+                str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR"
+            )
         ) from None
     return target
 
@@ -77,7 +80,9 @@ def cached_file(wheel: Wheel, cache: Path) -> Path:
     return cache / "files" / base64.b64decode(wheel.hash.partition("-")[2]).hex()[:32] / wheel.file
 
 
-def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line: Callable[[str], None]) -> dict[str, Path]:
+def fetch_wheels(
+    wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line: Callable[[str], None]
+) -> dict[str, Path]:
     """Fetch several wheels side by side; return their files by distribution name, in the order given.
 
     `on_line` gets one line for each wheel that is there, from any thread. Raises Trouble with every wheel that failed.
@@ -104,8 +109,8 @@ def fetch_wheels(wheels: Sequence[Wheel], mirrors: Mirrors, cache: Path, on_line
 
 @contextmanager
 def _pool(running: set[int]) -> Iterator[ThreadPoolExecutor]:
-    """Give a small pool; when its body is interrupted, what has not begun is dropped and what runs is ended: pip has a process group
-    of its own, which ^C on the terminal does not reach."""
+    """Give a small pool; when its body is interrupted, what has not begun is dropped and what runs is ended: pip has
+    a process group of its own, which ^C on the terminal does not reach."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="wheel")
     try:
         yield pool
@@ -142,12 +147,18 @@ def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
 
 
 def find_file(wheel: Wheel, place: Path) -> Path:
-    """Return the file called like the wheel in a directory, flat or with a folder per distribution. Raises Trouble when it has none."""
+    """Return the file called like the wheel in a directory, flat or with a folder per distribution. Raises Trouble
+    when it has none."""
     for folder in dict.fromkeys((place, place / wheel.name, place / plain_name(wheel.name))):
         if (candidate := folder / wheel.file).is_file():
             return candidate
     raise Trouble(
-        Problem(f"index {wheel.index} ({place})", "does not have a wheel of the lock", wanted=wheel.file, try_=remedy(str(place), ""))
+        Problem(
+            f"index {wheel.index} ({place})",
+            "does not have a wheel of the lock",
+            wanted=wheel.file,
+            try_=remedy(str(place), ""),
+        )
     )
 
 
@@ -157,7 +168,15 @@ def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> P
     wanted = scratch / "wanted.txt"
     digest = base64.b64decode(wheel.hash.partition("-")[2]).hex()
     wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{digest}\n", encoding="utf-8")
-    words = ["download", "--quiet", "--no-deps", "--no-cache-dir", "--ignore-requires-python", "--only-binary=:all:", "--require-hashes"]
+    words = [
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-cache-dir",
+        "--ignore-requires-python",
+        "--only-binary=:all:",
+        "--require-hashes",
+    ]
     words += ["--requirement", str(wanted), "--dest", str(scratch), "--abi", abi]
     interpreter = python.split(".")[-1]
     words += ["--implementation", interpreter[:2]]
@@ -172,7 +191,11 @@ def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> P
     file = scratch / wheel.file
     if done.code != 0 or not file.is_file():
         errors = [line for line in done.tail.splitlines() if line.startswith("ERROR: ")] or done.tail.splitlines()
-        found = errors[-1].removeprefix("ERROR: ") if errors else ", ".join(sorted(path.name for path in scratch.glob("*.whl")))
+        found = (
+            errors[-1].removeprefix("ERROR: ")
+            if errors
+            else ", ".join(sorted(path.name for path in scratch.glob("*.whl")))
+        )
         where = f"index {wheel.index}" + (f" ({shown(address)})" if address else "")
         remedy = f"--mirror index:{wheel.index}=DIRECTORY with this file in it"
         raise Trouble(Problem(where, f"does not give {wheel.file} with the locked hash", found=found, try_=remedy))
@@ -187,23 +210,34 @@ def _run_pip(words: Sequence[str], environment: Mapping[str, str], running: set[
         running.add(pid)
 
     try:
-        return process.run((*_pip(), *words), env=environment, on_start=started)
+        return process.run_program((*_pip(), *words), env=environment, on_start=started)
     finally:
         running.difference_update(group)
 
 
 def own_index(settings: Mapping[str, str]) -> str:
-    """Return the address of the index that the caller's pip asks, with its `settings`, in pip's own words where they name none. Raises
-    Trouble when pip is set to ask none."""
+    """Return the address of the index that the caller's pip asks, with its `settings`, in pip's own words where they
+    name none. Raises Trouble when pip is set to ask none."""
     if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
-        raise Trouble(Problem(f"index {OWN_INDEX}", "pip is set up to ask no index", "no-index", try_=f"--mirror index:{OWN_INDEX}=URL"))
+        raise Trouble(
+            Problem(
+                f"index {OWN_INDEX}",
+                "pip is set up to ask no index",
+                "no-index",
+                try_=f"--mirror index:{OWN_INDEX}=URL",
+            )
+        )
     if address := settings.get("index-url"):
         return address
-    told = " ".join(process.run((*_pip(), "download", "--help"), env={**os.environ, "COLUMNS": "500"}).out.split())
+    told = " ".join(
+        process.run_program((*_pip(), "download", "--help"), env={**os.environ, "COLUMNS": "500"}).out.split()
+    )
     default = re.search(r"--index-url <url> [^(]*\(default (\S+)\)", told)
     if default:
         return default[1]
-    raise Trouble(Problem(f"index {OWN_INDEX}", "pip does not say which index it asks", try_=f"--mirror index:{OWN_INDEX}=URL"))
+    raise Trouble(
+        Problem(f"index {OWN_INDEX}", "pip does not say which index it asks", try_=f"--mirror index:{OWN_INDEX}=URL")
+    )
 
 
 def _pip() -> tuple[str, ...]:
@@ -213,7 +247,9 @@ def _pip() -> tuple[str, ...]:
     for name in ("pip3", "pip"):
         if found := shutil.which(name):
             return (found, "--disable-pip-version-check", "--no-input")
-    raise Trouble(Problem("pip", "is not installed here, and wheels are fetched with it", try_=f"{sys.executable} -m ensurepip"))
+    raise Trouble(
+        Problem("pip", "is not installed here, and wheels are fetched with it", try_=f"{sys.executable} -m ensurepip")
+    )
 
 
 def _environment(wheel: Wheel, address: str) -> dict[str, str]:
@@ -224,17 +260,22 @@ def _environment(wheel: Wheel, address: str) -> dict[str, str]:
     own = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") or key == "PIP_CONFIG_FILE"}
     settings = own_settings()
     if address:
-        settings = {key: value for key, value in settings.items() if key not in ("index-url", "no-index")} | {"index-url": address}
+        settings = {key: value for key, value in settings.items() if key not in ("index-url", "no-index")} | {
+            "index-url": address
+        }
     elif wheel.index != OWN_INDEX:
-        problem = Problem(f"index {wheel.index}", "nothing says where it is", try_=f"--mirror index:{wheel.index}=URL_OR_DIRECTORY")
+        problem = Problem(
+            f"index {wheel.index}", "nothing says where it is", try_=f"--mirror index:{wheel.index}=URL_OR_DIRECTORY"
+        )
         raise Trouble(problem)
     own |= {f"PIP_{key.upper().replace('-', '_')}": value for key, value in settings.items()}
     return own | {"PIP_CONFIG_FILE": os.devnull, "LC_ALL": "C.UTF-8"}
 
 
 def own_settings() -> Mapping[str, str]:
-    """Return what pip's configuration files and environment say for downloads, the kept keys only, the strongest last."""
-    listed = process.run((*_pip(), "config", "list"))
+    """Return what pip's configuration files and environment say for downloads, the kept keys only, the strongest
+    last."""
+    listed = process.run_program((*_pip(), "config", "list"))
     settings: dict[str, str] = {}
     for origin in ("global", "download", ":env:"):
         for line in listed.out.splitlines():

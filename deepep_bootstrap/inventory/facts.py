@@ -1,4 +1,6 @@
-"""Facts of one host: the data lines of recipes/facts.sh parsed into frozen values, against a list of known keys."""
+"""Facts of one host: the data lines of recipes/facts.sh parsed into frozen values, read from `invoke facts`
+documents, and told as lines for people.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,27 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.records import Form, Records, decimal, disagreement, driver_value, natural, number, read_records
+from deepep_bootstrap.core.records import (
+    RecordForm,
+    Records,
+    decimal,
+    disagreement,
+    driver_value,
+    natural,
+    number,
+    read_records,
+)
 from deepep_bootstrap.inventory.machine import FORM_MANY, FORM_SINGLE, Machine
-from deepep_bootstrap.inventory.machine import parse as prepared
+from deepep_bootstrap.inventory.machine import parse_machine as prepared
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing parent), `id` the
-    content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current` points at (0: none), `manifest`
-    the JSON text of that generation's manifest, `source` what is mounted there, `problem` why nothing more is known, `unproved` the
-    stacks that were not seen to work since they were last built or offered."""
+    """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing
+    parent), `id` the content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current`
+    points at (0: none), `manifest` the JSON text of that generation's manifest, `source` what is mounted there,
+    `problem` why nothing more is known, `unproved` the stacks that were not seen to work since they were last built
+    or offered."""
 
     path: str = ""
     exists: bool = False
@@ -66,7 +78,8 @@ def parse_prefix(records: Records) -> Prefix:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it now."""
+    """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it
+    now."""
 
     index: int
     name: str
@@ -93,8 +106,8 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python also its torch (empty
-    when absent) and `problem`, why it cannot be used ("" when it can)."""
+    """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python
+    also its torch (empty when absent) and `problem`, why it cannot be used ("" when it can)."""
 
     path: str
     version: str
@@ -119,7 +132,8 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in Gb/s."""
+    """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in
+    Gb/s."""
 
     number: int
     state: str
@@ -130,7 +144,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Rdma:
-    """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this host lends (SR-IOV)."""
+    """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this
+    host lends (SR-IOV)."""
 
     name: str
     driver: str
@@ -143,8 +158,9 @@ class Rdma:
 
 @dataclass(frozen=True)
 class Modules:
-    """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash, MODULEPATH of a
-    login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one, or with half of one)."""
+    """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash,
+    MODULEPATH of a login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one,
+    or with half of one)."""
 
     kind: str = "none"
     version: str = ""
@@ -155,11 +171,11 @@ class Modules:
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no compute node),
-    `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether the client is there,
-    `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the clients, which the PATH of root or of another
-    user may lack, and SLURM_CONF where it is set; `brings_memlock`: a job gets the memlock of the shell that submitted it. `slurmd`: the
-    host itself runs one."""
+    """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no
+    compute node), `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether
+    the client is there, `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the
+    clients, which the PATH of root or of another user may lack, and SLURM_CONF where it is set; `brings_memlock`: a
+    job gets the memlock of the shell that submitted it. `slurmd`: the host itself runs one."""
 
     works: bool = False
     version: str = ""
@@ -177,10 +193,11 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free space are in
-    MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed, gave no list. Whole numbers
-    among `nvidia_params` are decimal whatever the driver's spelling. `machine` is "x86_64"; `prepared` how far the host is prepared.
-    `external_packages` are name and version of setuptools and numpy beside the external Python's torch, as far as they are there."""
+    """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free
+    space are in MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed,
+    gave no list. Whole numbers among `nvidia_params` are decimal whatever the driver's spelling. `machine` is
+    "x86_64"; `prepared` how far the host is prepared. `external_packages` are name and version of setuptools and
+    numpy beside the external Python's torch, as far as they are there."""
 
     os_id: str = ""
     os_version: str = ""
@@ -222,16 +239,21 @@ SCRIPT, PARTS = "facts.sh", "facts/"
 VERSION = "1"
 """Of the data lines: facts.sh says which one it prints."""
 
-FORM = Form(
+FORM = RecordForm(
     single={
-        "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1, "boot_id": 1, "user": 1,
-        "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1, "gdrdrv": 1,
-        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2, "default_route": 1,
+        "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1,
+        "boot_id": 1, "user": 1,
+        "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1,
+        "gdrdrv": 1,
+        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2,
+        "default_route": 1,
         **FORM_SINGLE, **PREFIX_SINGLE,
     },
     many={
-        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5, "gid": 6,
-        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1, "slurm_limits": 2,
+        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5,
+        "gid": 6,
+        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1,
+        "slurm_limits": 2,
         "external_package": 2,
         **FORM_MANY, **PREFIX_MANY,
     },
@@ -239,14 +261,16 @@ FORM = Form(
 )  # fmt: skip
 
 
-def script(recipes: Mapping[str, str]) -> str:
-    """Return the fact script as it is sent: its parts, then facts.sh, which calls them. `recipes` are texts by relative path."""
+def facts_script(recipes: Mapping[str, str]) -> str:
+    """Return the fact script as it is sent: its parts, then facts.sh, which calls them. `recipes` are texts by
+    relative path."""
     parts = [text for name, text in sorted(recipes.items()) if name.startswith(PARTS)]
     return "\n".join([*parts, recipes[SCRIPT]])
 
 
-def parse(text: str, host: str) -> Facts:
-    """Return the facts in the output of facts.sh; Trouble that names `host` for anything the script of this version does not print.
+def parse_facts(text: str, host: str) -> Facts:
+    """Return the facts in the output of facts.sh; Trouble that names `host` for anything the script of this version
+    does not print.
 
     Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused."""
     records = read_records(text, FORM, host, SCRIPT)
@@ -271,7 +295,9 @@ def _facts(records: Records) -> Facts:
         toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
         tools=tuple((name, version) for name, version in records.rows("tool")),
         headers=records.words("header"),
-        pythons=tuple(Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))),
+        pythons=tuple(
+            Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))
+        ),
         external_python=next((_external(f) for f in records.rows("external_python")), None),
         external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
         rdma=_rdma(records),
@@ -292,7 +318,17 @@ def _external(f: Sequence[str]) -> Python:
 def _gpus(records: Records) -> tuple[Gpu, ...]:
     users = records.words("gpu_process")
     gpus = [
-        Gpu(number(f[0]), f[1], number(f[2]), "" if f[3].startswith("[") else f[3], f[4], f[5], f[6], number(f[7], -1), users.count(f[5]))
+        Gpu(
+            number(f[0]),
+            f[1],
+            number(f[2]),
+            "" if f[3].startswith("[") else f[3],
+            f[4],
+            f[5],
+            f[6],
+            number(f[7], -1),
+            users.count(f[5]),
+        )
         for f in records.rows("gpu")
     ]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
@@ -307,7 +343,15 @@ def _rdma(records: Records) -> tuple[Rdma, ...]:
         table = tuple(sorted(gids.get((device, port), []), key=lambda gid: gid.index))
         ports.setdefault(device, []).append(Port(number(port), state, link, decimal(rate), table))
     return tuple(
-        Rdma(name, driver, path, number(numa, -1), firmware, tuple(ports.get(name, [])), name in records.words("rdma_virtual"))
+        Rdma(
+            name,
+            driver,
+            path,
+            number(numa, -1),
+            firmware,
+            tuple(ports.get(name, [])),
+            name in records.words("rdma_virtual"),
+        )
         for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
     )
 
@@ -340,9 +384,14 @@ def _slurm(records: Records) -> Slurm:
 
 
 def _brings_memlock(limits: Mapping[str, str]) -> bool:
-    """Return whether slurm.conf lets a job have the memlock of the shell that submitted it: `limits` are PropagateResourceLimits and
-    PropagateResourceLimitsExcept as `scontrol show config` says them, names with or without RLIMIT_; ALL is Slurm's default."""
-    said = {name: value.upper().replace("RLIMIT_", "").replace(" ", "").split(",") for name, value in limits.items() if value != "(null)"}
+    """Return whether slurm.conf lets a job have the memlock of the shell that submitted it: `limits` are
+    PropagateResourceLimits and PropagateResourceLimitsExcept as `scontrol show config` says them, names with or
+    without RLIMIT_; ALL is Slurm's default."""
+    said = {
+        name: value.upper().replace("RLIMIT_", "").replace(" ", "").split(",")
+        for name, value in limits.items()
+        if value != "(null)"
+    }
     if excepted := said.get("PropagateResourceLimitsExcept"):
         return not {"ALL", "MEMLOCK"}.intersection(excepted)
     return not {"ALL", "MEMLOCK"}.isdisjoint(said.get("PropagateResourceLimits", []))
@@ -351,9 +400,9 @@ def _brings_memlock(limits: Mapping[str, str]) -> bool:
 SCHEMA = 1
 
 
-def read(text: str, where: str) -> dict[str, Facts]:
-    """Return the facts of every host in a document of `invoke facts`; {} for no text. Trouble for a text that is none, naming the host
-    and the key. Keys that are missing have their defaults: facts grow from version to version."""
+def read_facts_json(text: str, where: str) -> dict[str, Facts]:
+    """Return the facts of every host in a document of `invoke facts`; {} for no text. Trouble for a text that is
+    none, naming the host and the key. Keys that are missing have their defaults: facts grow from version to version."""
     if not text.strip():
         return {}
     try:
@@ -362,11 +411,17 @@ def read(text: str, where: str) -> dict[str, Facts]:
     except (ValueError, KeyError, TypeError, RecursionError):
         hosts = None
     if not isinstance(hosts, dict):
-        raise Trouble(Problem(where, "these are no facts of hosts", wanted=f"the document of `invoke facts --json`, schema {SCHEMA}"))
+        raise Trouble(
+            Problem(
+                where, "these are no facts of hosts", wanted=f"the document of `invoke facts --json`, schema {SCHEMA}"
+            )
+        )
     try:
         return {name: _made(Facts, seen, name) for name, seen in hosts.items()}
     except TypeError as error:
-        raise Trouble(Problem(where, "facts of a host cannot be read", str(error), "what `invoke facts --json` prints")) from None
+        raise Trouble(
+            Problem(where, "facts of a host cannot be read", str(error), "what `invoke facts --json` prints")
+        ) from None
 
 
 @functools.cache
@@ -388,7 +443,9 @@ def _made(kind: Any, value: Any, path: str) -> Any:
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
         if len(kinds) != len(value):
             raise TypeError(f"{path} has {len(value)} parts")
-        return tuple(_made(one, each, f"{path}[{number}]") for number, (one, each) in enumerate(zip(kinds, value, strict=True)))
+        return tuple(
+            _made(one, each, f"{path}[{number}]") for number, (one, each) in enumerate(zip(kinds, value, strict=True))
+        )
     if origin in {Union, types.UnionType}:
         return None if value is None else _made(next(one for one in inner if one is not type(None)), value, path)
     return _plain(kind, value, path)
@@ -396,10 +453,16 @@ def _made(kind: Any, value: Any, path: str) -> Any:
 
 def _record(kind: Any, value: Mapping[str, Any], path: str) -> Any:
     """Return a dataclass with the keys of `value` that it knows; TypeError names those that it cannot do without."""
-    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING and each.name not in value]
+    needed = [
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING and each.name not in value
+    ]
     if needed:
         raise TypeError(f"{path} lacks {', '.join(needed)}")
-    return kind(**{name: _made(one, value[name], f"{path}.{name}") for name, one in _types(kind).items() if name in value})
+    return kind(
+        **{name: _made(one, value[name], f"{path}.{name}") for name, one in _types(kind).items() if name in value}
+    )
 
 
 def _plain(kind: Any, value: Any, path: str) -> Any:
@@ -412,7 +475,8 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
 
 
 def by_label(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dict[str, list[str]]]:
-    """Return the lines of all hosts by label, and under each its values with the hosts that have them, in the order they came."""
+    """Return the lines of all hosts by label, and under each its values with the hosts that have them, in the order
+    they came."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, pairs in lines_of.items():
         for label, value in pairs:
@@ -421,8 +485,14 @@ def by_label(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dic
 
 
 def lines(seen: Facts) -> list[tuple[str, str]]:
-    """Return what a person wants to know of one host, a label and a sentence each; nothing that differs on every host."""
-    gpus = sorted({f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}" for gpu in seen.gpus})
+    """Return what a person wants to know of one host, a label and a sentence each; nothing that differs on every
+    host."""
+    gpus = sorted(
+        {
+            f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}"
+            for gpu in seen.gpus
+        }
+    )
     active = [device.name for device in seen.rdma if any(port.state == "ACTIVE" for port in device.ports)]
     layers = sorted({port.link_layer for device in seen.rdma for port in device.ports if port.link_layer})
     origin = f"OFED {seen.prepared.ofed}" if seen.prepared.ofed else "the kernel's own driver"
@@ -435,7 +505,12 @@ def lines(seen: Facts) -> list[tuple[str, str]]:
         ("GPUs", f"{len(seen.gpus)} × {'; '.join(gpus)}" if gpus else "none"),
         ("driver", driver_line(seen)),
         ("CUDA", ", ".join(f"{kit.version} in {kit.path}" for kit in seen.toolkits) or "none"),
-        ("RDMA", f"{len(active)} of {len(seen.rdma)} devices active ({', '.join(layers)}), {origin}" if seen.rdma else "none"),
+        (
+            "RDMA",
+            f"{len(active)} of {len(seen.rdma)} devices active ({', '.join(layers)}), {origin}"
+            if seen.rdma
+            else "none",
+        ),
         ("Python", ", ".join(f"{python.path} {python.version}" for python in seen.pythons) or "none"),
         ("tools", ", ".join(f"{name} {version}".rstrip() for name, version in seen.tools) or "none"),
         ("modules", f"{seen.modules.kind} {seen.modules.version}".strip()),
@@ -445,7 +520,8 @@ def lines(seen: Facts) -> list[tuple[str, str]]:
 
 
 def driver_line(seen: Facts) -> str:
-    """Return version and flavor of the GPU driver, and the way on which NICs reach GPU memory: dma-buf, else a module for it."""
+    """Return version and flavor of the GPU driver, and the way on which NICs reach GPU memory: dma-buf, else a
+    module for it."""
     if not seen.prepared.nvidia_version:
         return "not loaded"
     modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in seen.kernel_modules]

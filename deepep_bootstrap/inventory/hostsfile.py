@@ -1,4 +1,6 @@
-"""The hosts file: node sets and settings, one entry a line, read into frozen values; every fault of the file reported at once."""
+"""The hosts file: node sets and settings, one entry a line, read into frozen values; every fault of the file
+reported at once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
 
 @dataclass(frozen=True)
 class Settings:
-    """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the facts."""
+    """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
+    facts."""
 
     prefix: str = "/opt/deepep"
     build_host: str = ""
@@ -51,16 +54,20 @@ class Inventory:
     left_out: tuple[Host, ...] = ()
 
 
-def from_flag(value: str, limit: str = "") -> Inventory:
-    """Return the inventory that `--hosts=value` means: a file, or a node set such as `b200-[001-016]` or `user@host:port`.
+def read_hosts(value: str, limit: str = "") -> Inventory:
+    """Return the inventory that `--hosts=value` means: a file, or a node set such as `b200-[001-016]` or
+    `user@host:port`.
 
-    `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names unknown to the file.
+    `limit` is the node set of `--limit` ("" for all). Raises Trouble for anything that is neither, and for names
+    unknown to the file.
     """
     if os.path.exists(path := Path(os.path.expanduser(value))) and not os.path.isdir(path):
-        inventory = parse(_read(path), value)
+        inventory = parse_hosts_file(_read(path), value)
     elif "/" in nodeset.outside_brackets(value) or value.endswith(".txt") or os.path.isdir(path):
         found = "a directory" if os.path.isdir(path) else "nothing there"
-        raise Trouble(Problem(f"--hosts={value}", "not a hosts file", found, "a file, or a node set such as b200-[001-016]"))
+        raise Trouble(
+            Problem(f"--hosts={value}", "not a hosts file", found, "a file, or a node set such as b200-[001-016]")
+        )
     else:
         hosts, problems = _expand(value, "--hosts")
         if problems := [*problems, *_repeated(hosts)]:
@@ -69,7 +76,7 @@ def from_flag(value: str, limit: str = "") -> Inventory:
     return _limited(inventory, limit) if limit else inventory
 
 
-def parse(text: str, path: str) -> Inventory:
+def parse_hosts_file(text: str, path: str) -> Inventory:
     """Read the text of a hosts file; `path` is its name in messages. Raises Trouble with every problem at once."""
     lines, problems = _split(text, path)
     common: dict[str, str] = {}
@@ -79,7 +86,9 @@ def parse(text: str, path: str) -> Inventory:
         is_defaults = words[0] == DEFAULTS
         values = _pairs(words[1:], where, SETTING_KEYS | HOST_KEYS if is_defaults else HOST_KEYS, problems)
         if is_defaults:
-            problems += [Problem(where, f"{key} is set twice", f"also in {origin[key]}") for key in values if key in common]
+            problems += [
+                Problem(where, f"{key} is set twice", f"also in {origin[key]}") for key in values if key in common
+            ]
             common.update(values)
             origin.update(dict.fromkeys(values, where))
         else:
@@ -88,7 +97,9 @@ def parse(text: str, path: str) -> Inventory:
             entries.append((hosts, values))
     hosts = [_host(host, {**common, **values}) for host_list, values in entries for host in host_list]
     if not entries and not problems:
-        problems.append(Problem(f"{path}:1", "no host in it", wanted="one node set a line, e.g. b200-[001-016] user=root"))
+        problems.append(
+            Problem(f"{path}:1", "no host in it", wanted="one node set a line, e.g. b200-[001-016] user=root")
+        )
     problems += _repeated(hosts)
     problems += _unknown_hosts(common, origin, [host.name for host in hosts])
     if problems:
@@ -136,7 +147,14 @@ def _pairs(words: list[str], where: str, known: frozenset[str], problems: list[P
         elif key in values:
             problems.append(Problem(where, f"{key} is set twice"))
         elif key not in known and key in SETTING_KEYS:
-            problems.append(Problem(where, f"{key} is for the whole cluster", "it beside a host", "it on a line that begins with defaults"))
+            problems.append(
+                Problem(
+                    where,
+                    f"{key} is for the whole cluster",
+                    "it beside a host",
+                    "it on a line that begins with defaults",
+                )
+            )
         elif key not in known:
             problems.append(_unknown(where, f"unknown key {key[:80]}", key, known))
         elif wanted := CHECKS[key](value):
@@ -157,7 +175,8 @@ def _few(words: Iterable[str]) -> str:
 
 
 def _expand(entry: str, where: str) -> tuple[list[Host], list[Problem]]:
-    """Return the hosts an entry such as `b200-[001-016],root@login1:2222` names, in its order, and what is wrong with it."""
+    """Return the hosts an entry such as `b200-[001-016],root@login1:2222` names, in its order, and what is wrong
+    with it."""
     hosts: list[Host] = []
     problems: list[Problem] = []
     for piece in nodeset.pieces(entry):
@@ -168,7 +187,9 @@ def _expand(entry: str, where: str) -> tuple[list[Host], list[Problem]]:
         expanded = nodeset.expand(names)
         wrong += [expanded] if isinstance(expanded, str) else []
         if any(wrong):
-            problems += [Problem(where, "a bad node set", piece[:80] or "nothing", wanted) for wanted in wrong if wanted]
+            problems += [
+                Problem(where, "a bad node set", piece[:80] or "nothing", wanted) for wanted in wrong if wanted
+            ]
         else:
             hosts += [Host(name, user=user, port=int(port or 0), where=where) for name in expanded]
     if len(hosts) > nodeset.MOST_NAMES:
@@ -207,11 +228,16 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
     wanted, problems = _expand(limit, "--limit")
     known = [host.name for host in inventory.hosts]
     names = {host.name for host in wanted}
-    problems += [_unknown("--limit", f"{name} is no host of {inventory.path}", name, known) for name in sorted(names - set(known))]
+    problems += [
+        _unknown("--limit", f"{name} is no host of {inventory.path}", name, known)
+        for name in sorted(names - set(known))
+    ]
     for key in ("build_host", "prefix_host", "slurm_host"):
         needed = getattr(inventory.settings, key)
         if needed and needed not in names and not problems:
-            problems.append(Problem("--limit", f"leaves out {needed}, which is {key}", try_=f"--limit={limit},{needed}"))
+            problems.append(
+                Problem("--limit", f"leaves out {needed}, which is {key}", try_=f"--limit={limit},{needed}")
+            )
     if problems:
         raise Trouble(*problems)
     kept, rest = (tuple(host for host in inventory.hosts if (host.name in names) is inside) for inside in (True, False))

@@ -1,4 +1,6 @@
-"""How far a host is prepared: driver, RDMA stack, limits, network, as recipes/facts/machine.sh says it. Values and their parser, pure."""
+"""The state of a host's preparation: driver, RDMA stack, limits and network, as recipes/facts/machine.sh
+prints it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from deepep_bootstrap.core.records import Records, decimal, natural, number
 
 @dataclass(frozen=True)
 class Library:
-    """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it states or needs
-    ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it ("" for none; dpkg's
-    are asked only where they are named after verbs, mlx5 or rdma)."""
+    """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it
+    states or needs ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it (""
+    for none; dpkg's are asked only where they are named after verbs, mlx5 or rdma)."""
 
     kind: str
     path: str
@@ -42,7 +44,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReachedPort:
     """How two GPUs reach each other, as `nvidia-smi topo -m` says it: "NV18", "PIX", "SYS"."""
 
     gpu: int
@@ -52,7 +54,8 @@ class Reached:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a host recipe left when it changed something that works after a reboot only: the boot during which it did."""
+    """What a host recipe left when it changed something that works after a reboot only: the boot during which it
+    did."""
 
     recipe: str
     boot_id: str
@@ -60,23 +63,32 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host shows of its preparation. Nothing here is an error; empty and 0 mean that there is nothing of the kind.
+    """What a host shows of its preparation. Nothing here is an error; empty and 0 mean that there is nothing of the
+    kind.
 
-    - `nvidia_flavor` of the loaded driver is "open", "proprietary" or "" (not loaded), `nvidia_version` e.g. "580.159.04".
-    - `gpu_devices`, `mellanox_devices`, `nvswitches` count PCI functions, bound to a driver or not: NVIDIA's of class 0300 or 0302,
-      Mellanox's of class 0200 or 0207, NVIDIA's of class 0680. Virtual functions (they have a `physfn`) do not count where their physical
+    - `nvidia_flavor` of the loaded driver is "open", "proprietary" or "" (not loaded), `nvidia_version` e.g.
+      "580.159.04".
+    - `gpu_devices`, `mellanox_devices`, `nvswitches` count PCI functions, bound to a driver or not: NVIDIA's of class
+      0300 or 0302,
+      Mellanox's of class 0200 or 0207, NVIDIA's of class 0680. Virtual functions (they have a `physfn`) do not count
+      where their physical
       one is seen too.
     - `ofed` is the version of a loaded mlx5_core that did not come with the kernel, "" for the kernel's own or none.
     - `headers`: those of the running kernel are there. `secure_boot`: unsigned modules will not load.
-    - `iommu` says how the kernel translates what those devices read and write: "" not at all, "identity" (passed through), "DMA" or
-      "DMA-FQ" (translated: GPU and NIC then do not reach each other directly), several joined by commas; "on" where it does not say.
+    - `iommu` says how the kernel translates what those devices read and write: "" not at all, "identity" (passed
+      through), "DMA" or
+      "DMA-FQ" (translated: GPU and NIC then do not reach each other directly), several joined by commas; "on"
+      where it does not say.
     - `dmabuf`: GPU memory can be registered with RDMA devices as a dma-buf.
-    - `packages`: installed ones of a short list in recipes/facts/machine.sh, with versions; `verbs`: the RDMA user space, see Library.
-    - `address` is what the host's own name resolves to; `addresses` and `routes` are without loopback and link-local ones,
+    - `packages`: installed ones of a short list in recipes/facts/machine.sh, with versions; `verbs`: the RDMA user
+      space, see Library.
+    - `address` is what the host's own name resolves to; `addresses` and `routes` are without loopback and link-local
+      ones,
       `mtus` of the interfaces that have a device, and of bonds.
     - `memlock` (of this session) and `slurmd_memlock` are "unlimited" or KiB.
     - `gdrdrv_major` is the kernel's, `gdrdrv_node_major` that of /dev/gdrdrv.
-    - `fabric_manager` is systemd's word ("active", "inactive", "failed"), "absent" without such a unit; `fabric_state` what the GPUs say
+    - `fabric_manager` is systemd's word ("active", "inactive", "failed"), "absent" without such a unit; `fabric_state`
+      what the GPUs say
       of their NVLink fabric: "Completed/Success", "In Progress", different ones joined by commas.
     - `gib` is the path of Google's script of NCCL settings, `reboot_required` the distribution's own flag.
     - `slurm_reason` is the node's Reason with the "[user@time]" that Slurm puts behind it.
@@ -105,7 +117,7 @@ class Machine:
     gdrdrv_node_major: int = 0
     fabric_manager: str = ""
     fabric_state: str = ""
-    nvlinks: tuple[Reached, ...] = ()
+    nvlinks: tuple[ReachedPort, ...] = ()
     gib: str = ""
     uptime_s: int = 0
     reboot_required: bool = False
@@ -114,27 +126,31 @@ class Machine:
 
 
 FORM_SINGLE: Mapping[str, int] = {
-    "nvidia_module": 1, "kernel_headers": 1, "secure_boot": 1, "reboot_required": 1, "uptime": 1, "memlock": 1, "slurmd_memlock": 1,
+    "nvidia_module": 1, "kernel_headers": 1, "secure_boot": 1, "reboot_required": 1, "uptime": 1, "memlock": 1,
+    "slurmd_memlock": 1,
     "shm_mib": 1, "gib": 1, "gdrdrv_major": 1, "gdrdrv_node": 1, "ofed": 1, "slurm_reason": 1,
 }  # fmt: skip
 FORM_MANY: Mapping[str, int] = {
-    "device": 3, "package": 2, "library": 2, "library_abi": 2, "library_owner": 2, "resolved": 1, "address": 2, "route": 2,
-    "local_address": 1, "kernel_address": 3, "kernel_route": 4, "mtu": 2, "fabric_manager": 2, "fabric_state": 2, "reached": 3, "stamp": 2,
+    "device": 3, "package": 2, "library": 2, "library_abi": 2, "library_owner": 2, "resolved": 1, "address": 2,
+    "route": 2,
+    "local_address": 1, "kernel_address": 3, "kernel_route": 4, "mtu": 2, "fabric_manager": 2, "fabric_state": 2,
+    "reached": 3, "stamp": 2,
 }  # fmt: skip
 """Lines of recipes/facts/machine.sh (`slurm_reason`: of cluster.sh) with the number of their fields."""
 
 DMABUF_KERNEL = (5, 12)
-"""First kernel whose RDMA stack registers dma-bufs (ib_umem_dmabuf_get, merged in February 2021); NVIDIA's GPU Operator states the same
-minimum for GPUDirect RDMA, together with the open kernel modules."""
+"""First kernel whose RDMA stack registers dma-bufs (ib_umem_dmabuf_get, merged in February 2021); NVIDIA's GPU
+Operator states the same minimum for GPUDirect RDMA, together with the open kernel modules."""
 
 FABRIC_WELL = frozenset(("", "completed", "completed/success", "not supported"))
-"""States of the NVSwitch fabric, in small letters, that keep nobody from using the GPUs (`nvidia-smi -q`: Fabric, State and Status)."""
+"""States of the NVSwitch fabric, in small letters, that keep nobody from using the GPUs (`nvidia-smi -q`: Fabric,
+State and Status)."""
 
 UNREACHABLE = {"unreachable", "blackhole", "prohibit", "throw", "broadcast", "multicast", "anycast", "local"}
 """First words of lines of `ip route` that lead to no other host."""
 
 
-def parse(records: Records) -> Machine:
+def parse_machine(records: Records) -> Machine:
     """Return how far a host is prepared; ValueError for a value that recipes/facts/machine.sh does not print."""
     driver = records.text("nvidia_module")
     version = re.search(r"Module(?: for \S+)? +([0-9]+(?:\.[0-9]+)+)", driver)
@@ -154,10 +170,14 @@ def parse(records: Records) -> Machine:
         dmabuf=flavor == "open" and _kernel(records.text("kernel")) >= DMABUF_KERNEL,
         packages=tuple(sorted((name, installed) for name, installed in records.rows("package"))),
         verbs=_verbs(records),
-        address=next((str(found) for found in map(ipaddress.ip_address, records.words("resolved")) if _routable(found)), ""),
+        address=next(
+            (str(found) for found in map(ipaddress.ip_address, records.words("resolved")) if _routable(found)), ""
+        ),
         addresses=addresses,
         routes=routes,
-        mtus=tuple(sorted(((name, number(mtu)) for name, mtu in records.rows("mtu")), key=lambda pair: natural(pair[0]))),
+        mtus=tuple(
+            sorted(((name, number(mtu)) for name, mtu in records.rows("mtu")), key=lambda pair: natural(pair[0]))
+        ),
         memlock=_limit(records.text("memlock"), 1),
         slurmd_memlock=_limit(records.text("slurmd_memlock"), 1024),
         shm_mib=records.number("shm_mib"),
@@ -165,7 +185,9 @@ def parse(records: Records) -> Machine:
         gdrdrv_node_major=int(_hex(records.text("gdrdrv_node") or "0", "1,8"), 16),
         fabric_manager=_fabric_manager(_pairs(records, "fabric_manager")),
         fabric_state=_fabric_state(records),
-        nvlinks=tuple(sorted((_reached(*row) for row in records.rows("reached")), key=lambda pair: (pair.gpu, pair.other))),
+        nvlinks=tuple(
+            sorted((_reached(*row) for row in records.rows("reached")), key=lambda pair: (pair.gpu, pair.other))
+        ),
         gib=records.text("gib"),
         uptime_s=int(decimal(records.text("uptime"))),
         reboot_required=records.truth("reboot_required"),
@@ -201,8 +223,8 @@ def _limit(text: str, unit: int) -> str:
     return text if text in ("", "unlimited") else str(number(text) // unit)
 
 
-def _reached(gpu: str, other: str, by: str) -> Reached:
-    pair = Reached(number(gpu), number(other), by)
+def _reached(gpu: str, other: str, by: str) -> ReachedPort:
+    pair = ReachedPort(number(gpu), number(other), by)
     if not 0 <= pair.gpu < pair.other:
         raise ValueError(f"GPUs {gpu[:80]!r} and {other[:80]!r} in this order")
     return pair
@@ -231,7 +253,9 @@ def _verbs(records: Records) -> tuple[Library, ...]:
         stated = re.search(r"-rdmav([0-9]+)\.so$", path)
         package = next((owner[name] for name in (path, path.removeprefix("/usr")) if name in owner), "")
         kind = "libibverbs" if path.endswith("/libibverbs.so.1") else "provider"
-        found.append(Library(kind, path, version[1] if version else "", abi.get(path) or (stated[1] if stated else ""), package))
+        found.append(
+            Library(kind, path, version[1] if version else "", abi.get(path) or (stated[1] if stated else ""), package)
+        )
     return tuple(found)
 
 
@@ -247,7 +271,9 @@ def _network(records: Records) -> tuple[tuple[Address, ...], tuple[Route, ...]]:
     for name, digits, bits in records.rows("kernel_address"):
         pairs.append((name, ipaddress.IPv6Interface((int(_hex(digits, "32"), 16), int(_hex(bits, "2"), 16)))))
     addresses = tuple(Address(name, str(found)) for name, found in pairs if name and _routable(found.ip))
-    return addresses, tuple(route for route in routes if _routable(ipaddress.ip_network(route.destination).network_address))
+    return addresses, tuple(
+        route for route in routes if _routable(ipaddress.ip_network(route.destination).network_address)
+    )
 
 
 def _routes(records: Records) -> Iterator[Route]:
@@ -266,13 +292,15 @@ def _routes(records: Records) -> Iterator[Route]:
 def _kernel_routes(records: Records) -> Iterator[Route]:
     """Yield the routes in /proc/net/route, whose addresses are the bytes of memory read as a little-endian number."""
     for name, target, mask, metric in records.rows("kernel_route"):
-        start, width = (ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(_hex(text, "8")), "little")) for text in (target, mask))
+        start, width = (
+            ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(_hex(text, "8")), "little")) for text in (target, mask)
+        )
         yield Route(str(ipaddress.IPv4Network(f"{start}/{width}", strict=False)), name, number(metric))
 
 
 def _placed(address: ipaddress.IPv4Address, routes: list[Route]) -> tuple[str, ipaddress.IPv4Interface]:
-    """Return the interface of an address and its network: those of the narrowest route that leads there. An address that only the
-    default route leads to stands alone, as clouds give them out."""
+    """Return the interface of an address and its network: those of the narrowest route that leads there. An address
+    that only the default route leads to stands alone, as clouds give them out."""
     networks = [(ipaddress.ip_network(route.destination), route.interface) for route in routes]
     fitting = [(network.prefixlen, name) for network, name in networks if address in network]
     bits, name = max(fitting, key=lambda pair: pair[0], default=(0, ""))

@@ -1,4 +1,6 @@
-"""The settings of DeepEP V2: what the hardware says, in the variables that V2 and its NCCL read instead of V1's. Pure."""
+"""Environment variables of the network for DeepEP, NVSHMEM and NCCL, derived from the hosts' hardware and a
+profile; for V2 the variables that it reads instead of V1's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import load
+from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.nics import DRIVER, Nic, Sorted, active_nics
@@ -35,9 +37,10 @@ MOST_TOLD = 4
 
 @dataclass(frozen=True)
 class Derived:
-    """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write them, `by_host`
-    those that differ, by the nodes' short names, `by_kind` those that are other for one kind of traffic, `gib` the script that sets
-    up NCCL on Google's network ("" for none), `archs` the compute capabilities of all GPUs ("9.0"), `notes` what a person should know."""
+    """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write
+    them, `by_host` those that differ, by the nodes' short names, `by_kind` those that are other for one kind of
+    traffic, `gib` the script that sets up NCCL on Google's network ("" for none), `archs` the compute capabilities
+    of all GPUs ("9.0"), `notes` what a person should know."""
 
     profile: str
     why: str
@@ -61,8 +64,8 @@ class Settings:
 def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> Derived:
     """Return profile, environment and architectures for the GPU hosts in `facts` (by name).
 
-    `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path. Trouble: an unknown profile, a variable
-    that nobody reads or that must stay the caller's, no GPU on any host."""
+    `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path. Trouble: an unknown
+    profile, a variable that nobody reads or that must stay the caller's, no GPU on any host."""
     name, why, notes = choose_profile(profile, facts)
     chosen = read_profile(name, texts)
     ports = {host: nics.sort_out(seen, chosen.link) for host, seen in facts.items()} if chosen.link else {}
@@ -71,7 +74,8 @@ def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -
     # What a person wrote into a profile stands over what was found.
     environment = {**chosen.environment, **({GIB_UNSETS: ""} if gib else {}), **found.environment, **chosen.environment}
     by_host = {
-        node: {key: value for key, value in values.items() if key not in chosen.environment} for node, values in found.by_host.items()
+        node: {key: value for key, value in values.items() if key not in chosen.environment}
+        for node, values in found.by_host.items()
     }
     archs, without = architectures(facts)
     said = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
@@ -88,7 +92,8 @@ def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -
 
 
 def choose_profile(profile: str, facts: Mapping[str, Facts]) -> tuple[str, str, tuple[str, ...]]:
-    """Return the profile's name, why it was chosen, and notes; with "auto" the link layer with the most bandwidth decides."""
+    """Return the profile's name, why it was chosen, and notes; with "auto" the link layer with the most bandwidth
+    decides."""
     if profile != AUTO:
         return profile, "named in the hosts file", ()
     nics = {host: active_nics(seen) for host, seen in facts.items()}
@@ -115,7 +120,8 @@ def _all_b200(facts: Mapping[str, Facts]) -> bool:
 
 
 def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], profile: Profile) -> Settings:
-    """Return the variables that the network's hardware decides, with notes; `ports` as fabric.sort_out gives them, by host.
+    """Return the variables that the network's hardware decides, with notes; `ports` as fabric.sort_out gives them, by
+    host.
 
     Hosts without a port for the GPUs' traffic have no say: nothing runs between them and others."""
     left = tuple(_left_notes(ports))
@@ -123,25 +129,36 @@ def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], pr
     if not facts:
         return Settings(notes=left)
     maps = {host: nics.assign_nics(seen.gpus, ports[host].used) for host, seen in facts.items()}
-    index = nics.gid_index(nic for assigned in maps.values() for nic in assigned.values()) if profile.link == "Ethernet" else None
+    index = (
+        nics.gid_index(nic for assigned in maps.values() for nic in assigned.values())
+        if profile.link == "Ethernet"
+        else None
+    )
     values = {
         MAP: {host: ",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) for host, assigned in maps.items()},
-        "NVSHMEM_HCA_PREFIX": {host: nics.name_prefix(nic.name for nic in assigned.values()) for host, assigned in maps.items()},
+        "NVSHMEM_HCA_PREFIX": {
+            host: nics.name_prefix(nic.name for nic in assigned.values()) for host, assigned in maps.items()
+        },
         "NVSHMEM_IB_GID_INDEX": {host: "" if index is None else str(index) for host in facts},
         **_interfaces(facts),
     }
     notes = [*left, *_map_notes(facts, ports, maps)]
     if profile.link == "Ethernet" and index is None and "NVSHMEM_IB_GID_INDEX" not in profile.environment:
-        notes.append("no one GID index holds a routable RoCE v2 address on all NICs of all hosts: NVSHMEM finds one for each NIC")
+        notes.append(
+            "no one GID index holds a routable RoCE v2 address on all NICs of all hosts: NVSHMEM finds one for each NIC"
+        )
     if len(facts) > 1 and not all(values[INTERFACES[0]].values()):
         without = [host for host in facts if not values[INTERFACES[0]][host]]
-        notes.append(f"{_fold(without)}: no one interface toward the other hosts is known: NVSHMEM, NCCL and Gloo choose theirs")
+        notes.append(
+            f"{_fold(without)}: no one interface toward the other hosts is known: NVSHMEM, NCCL and Gloo choose theirs"
+        )
     spread = _spread(values, facts)
     return Settings(spread.environment, spread.by_host, (*notes, *spread.notes))
 
 
 def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
-    """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as beginnings."""
+    """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as
+    beginnings."""
     machines = {host: seen.prepared for host, seen in facts.items()}
     found = nics.bootstrap_interfaces(machines)
     ambiguous = {name for name in set(found.values()) if nics.is_ambiguous(name, machines.values())}
@@ -153,7 +170,8 @@ def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
 
 
 def _spread(values: Mapping[str, Mapping[str, str]], facts: Mapping[str, Facts]) -> Settings:
-    """Return each variable once where all hosts agree, else by node: modulefiles choose by the name that `hostname -s` prints."""
+    """Return each variable once where all hosts agree, else by node: modulefiles choose by the name that `hostname
+    -s` prints."""
     environment: dict[str, str] = {}
     by_host: dict[str, dict[str, str]] = {}
     unclear: list[str] = []
@@ -173,7 +191,9 @@ def _spread(values: Mapping[str, Mapping[str, str]], facts: Mapping[str, Facts])
     differing = dict.fromkeys(name for found in by_host.values() for name in found)
     notes = [f"chosen by the host's name when the module is loaded: {', '.join(differing)}"] if differing else []
     notes += [f"hosts of one name differ in {', '.join(unclear)}: left unset"] if unclear else []
-    return Settings(_filled(environment), {node: _filled(found) for node, found in by_host.items() if _filled(found)}, tuple(notes))
+    return Settings(
+        _filled(environment), {node: _filled(found) for node, found in by_host.items() if _filled(found)}, tuple(notes)
+    )
 
 
 def _filled(values: Mapping[str, str]) -> dict[str, str]:
@@ -195,8 +215,11 @@ def _left_notes(ports: Mapping[str, Sorted]) -> Iterator[str]:
     yield from (f"{_fold(hosts)}: left alone: {text}" for text, hosts in told.items() if text)
 
 
-def _map_notes(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], maps: Mapping[str, Mapping[int, Nic]]) -> Iterator[str]:
-    """Yield what is particular in the maps: hosts that differ, NICs that are shared, cards with several ports, bonds."""
+def _map_notes(
+    facts: Mapping[str, Facts], ports: Mapping[str, Sorted], maps: Mapping[str, Mapping[int, Nic]]
+) -> Iterator[str]:
+    """Yield what is particular in the maps: hosts that differ, NICs that are shared, cards with several ports,
+    bonds."""
     groups: dict[str, list[str]] = {}
     told: dict[str, list[str]] = {}
     for host, assigned in maps.items():
@@ -218,9 +241,15 @@ def _host_notes(gpus: int, nics: Sequence[Nic], assigned: Mapping[int, Nic]) -> 
         names = ", ".join("+".join(map(str, card)) for card in cards)
         yield f"{names}: ports of one card; a GPU uses one of them, at most {max(nic.rate for nic in used):g} Gb/s"
     if slow := [nic for nic in nics if nic in used and nic.rate < max(nic.rate for nic in used)]:
-        yield f"{', '.join(f'{nic} ({nic.rate:g})' for nic in slow)}: slower than the others ({max(nic.rate for nic in used):g} Gb/s)"
+        yield (
+            f"{', '.join(f'{nic} ({nic.rate:g})' for nic in slow)}: slower than the others "
+            f"({max(nic.rate for nic in used):g} Gb/s)"
+        )
     if bonds := sorted({nic.name for nic in used if "bond" in nic.name}):
-        yield f"{', '.join(bonds)}: NVSHMEM's queue pairs share one UDP source port, so a bond's links carry unequal loads"
+        yield (
+            f"{', '.join(bonds)}: NVSHMEM's queue pairs share one UDP source port, so a bond's links carry unequal "
+            f"loads"
+        )
 
 
 def choose_gib(profile: Profile, facts: Mapping[str, Facts]) -> tuple[str, tuple[str, ...]]:
@@ -251,7 +280,8 @@ def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
 
 
 def missing_peers(facts: Facts) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of GPUs that reach each other otherwise than over NVLink; where nothing is known, nothing is said."""
+    """Return the pairs of GPUs that reach each other otherwise than over NVLink; where nothing is known, nothing is
+    said."""
     return tuple(sorted({_pair(one.gpu, one.other) for one in facts.prepared.nvlinks if not re.match(r"NV\d", one.by)}))
 
 
@@ -261,11 +291,24 @@ def _pair(one: int, other: int) -> tuple[int, int]:
 
 def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the compute capabilities of all GPUs in ascending order, and notes; Trouble when no host shows a GPU."""
-    found = {gpu.capability for seen in facts.values() for gpu in seen.gpus if re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.capability)}
+    found = {
+        gpu.capability
+        for seen in facts.values()
+        for gpu in seen.gpus
+        if re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.capability)
+    }
     without = {host: seen.gpu_problem or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
     if not found:
         told = next(iter(without.values()), "no compute capability from nvidia-smi")
-        raise Trouble(Problem(_fold(facts), "there is no GPU to build for", told, "one GPU at least", "role=login for hosts without GPUs"))
+        raise Trouble(
+            Problem(
+                _fold(facts),
+                "there is no GPU to build for",
+                told,
+                "one GPU at least",
+                "role=login for hosts without GPUs",
+            )
+        )
     notes = tuple(f"{host}: no GPU ({why})" for host, why in without.items())
     return ascending(found), notes
 
@@ -289,9 +332,10 @@ INTRANODE = "intranode"
 def adapt(derived: Derived) -> Derived:
     """Return `derived` for DeepEP V2.
 
-    V2 reads no map from GPU to NIC; it asks one NIC for its speed, mlx5_0 unless told. Its test chooses service level 1 where none is
-    set, so that the level of the profile (0 without one) is said to the test and to everybody else alike. Without a NIC it stops
-    unless NCCL's device side is switched off; a test on one node needs none. Its look at the NCCL of the process stays on.
+    V2 reads no map from GPU to NIC; it asks one NIC for its speed, mlx5_0 unless told. Its test chooses service level 1
+    where none is set, so that the level of the profile (0 without one) is said to the test and to everybody else alike.
+    Without a NIC it stops unless NCCL's device side is switched off; a test on one node needs none. Its look at the
+    NCCL of the process stays on.
     """
     environment = {**_named(derived.environment), CHECK_OFF: ""}
     if derived.profile == SINGLE:
@@ -324,7 +368,8 @@ SETTING_LEVELS = {
     "service_level_low_latency": "NVSHMEM_IB_SL",
     "service_level_other": "NCCL_IB_SL",
 }
-"""The three kinds of traffic that DeepEP's authors keep apart, and the variable of each: normal kernels, low latency, the rest."""
+"""The three kinds of traffic that DeepEP's authors keep apart, and the variable of each: normal kernels, low
+latency, the rest."""
 
 MOST_LEVELS = {"InfiniBand": 15, "Ethernet": 7}
 """InfiniBand has 16 service levels (one for the subnet manager's own use), Ethernet 8 priorities."""
@@ -336,9 +381,9 @@ ONE_LINE = "a text of one line in quotes"
 
 @dataclass(frozen=True)
 class Profile:
-    """What hardware cannot tell. `link` is the link layer it is for ("" for one node alone), `handler` who rings the NIC's doorbell
-    ("" without a network), `gib` whether NCCL goes through Google's gIB (None: where every host has it), `notes` what its user should
-    know, `low_latency` the variables that are other for low-latency traffic."""
+    """What hardware cannot tell. `link` is the link layer it is for ("" for one node alone), `handler` who rings the
+    NIC's doorbell ("" without a network), `gib` whether NCCL goes through Google's gIB (None: where every host has
+    it), `notes` what its user should know, `low_latency` the variables that are other for low-latency traffic."""
 
     name: str
     title: str
@@ -351,26 +396,37 @@ class Profile:
 
 
 def read_profile(name: str, texts: Mapping[str, str]) -> Profile:
-    """Return profile `name` of the files of env/, every key and variable of it checked; Trouble names all faults at once."""
+    """Return profile `name` of the files of env/, every key and variable of it checked; Trouble names all faults at
+    once."""
     file = f"{FOLDER}{name}.toml"
     if file not in texts:
         known = sorted(path.removeprefix(FOLDER).removesuffix(".toml") for path in texts if path.startswith(FOLDER))
-        raise Trouble(Problem("profile", "there is no such profile", name, " or ".join([AUTO, *known]), f"writing env/{file}"))
-    table: dict[str, Any] = load(texts[file], f"env/{file}")
-    rules: dict[str, Any] = load(texts[KNOWN], f"env/{KNOWN}")
+        raise Trouble(
+            Problem("profile", "there is no such profile", name, " or ".join([AUTO, *known]), f"writing env/{file}")
+        )
+    table: dict[str, Any] = load_toml(texts[file], f"env/{file}")
+    rules: dict[str, Any] = load_toml(texts[KNOWN], f"env/{KNOWN}")
     if faults := [*_key_faults(f"env/{file}", table), *_environment_faults(f"env/{file}", table, rules)]:
         raise Trouble(*faults)
     link = table.get("link_layer", "")
     handler = table.get("handler", HANDLERS[0]) if link else ""
-    levels = {variable: str(table[key]) for key, variable in SETTING_LEVELS.items() if key in table and key != "service_level_low_latency"}
+    levels = {
+        variable: str(table[key])
+        for key, variable in SETTING_LEVELS.items()
+        if key in table and key != "service_level_low_latency"
+    }
     environment = {**({HANDLER: handler} if handler else {}), **levels, **table.get("environment", {})}
     low = {SETTING_LEVELS[key]: str(table[key]) for key in ("service_level_low_latency",) if key in table}
-    return Profile(name, table.get("title", ""), link, environment, handler, table.get("gib"), tuple(table.get("notes", ())), low)
+    return Profile(
+        name, table.get("title", ""), link, environment, handler, table.get("gib"), tuple(table.get("notes", ())), low
+    )
 
 
 def _key_faults(where: str, table: Mapping[str, Any]) -> Iterator[Problem]:
     link = table.get("link_layer", "")
-    yield from (Problem(f"{where}: {key}", "unknown key", wanted=" or ".join(sorted(KEYS))) for key in table if key not in KEYS)
+    yield from (
+        Problem(f"{where}: {key}", "unknown key", wanted=" or ".join(sorted(KEYS))) for key in table if key not in KEYS
+    )
     if link not in ("", *LINKS):
         yield Problem(f"{where}: link_layer", "unknown link layer", str(link), " or ".join(LINKS))
     if table.get("handler", HANDLERS[0]) not in HANDLERS:
@@ -391,7 +447,9 @@ def _key_faults(where: str, table: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{where}: {key}", "not a service level", repr(level), f"a whole number from 0 to {most}")
     if not link:
         network = [key for key in ("handler", "gib", *SETTING_LEVELS) if key in table]
-        yield from (Problem(f"{where}: {key}", "it has no effect without a network", wanted="link_layer") for key in network)
+        yield from (
+            Problem(f"{where}: {key}", "it has no effect without a network", wanted="link_layer") for key in network
+        )
 
 
 def _environment_faults(where: str, table: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Problem]:

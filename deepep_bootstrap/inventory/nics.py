@@ -1,4 +1,4 @@
-"""The network as the GPUs see it: which NIC each GPU uses, the GID index, the interface between the hosts. Pure."""
+"""The network as the GPUs see it: the NIC of each GPU, the GID index, the interface between the hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SCALABLE = "/mlx5_core.sf."
 """In the path of a scalable function, the other kind of virtual device beside SR-IOV's."""
 
 SWITCH_DEPTH = 2
-"""Devices that share this much of their PCI path (host bridge, root port) are under one switch: a root port has one link."""
+"""Devices that share this much of their PCI path (host bridge, root port) are under one switch: a root port has one
+link."""
 
 ROCE_V2 = "RoCE v2"
 IPV4 = "0000:0000:0000:0000:0000:ffff:"
@@ -33,7 +34,8 @@ DEFAULT_PREFIX = "mlx5"
 
 @dataclass(frozen=True)
 class Nic:
-    """One active port of an RDMA device that IBGDA can drive; `virtual`: a function that a physical one of this host lends."""
+    """One active port of an RDMA device that IBGDA can drive; `virtual`: a function that a physical one of this host
+    lends."""
 
     name: str
     port: int
@@ -87,9 +89,10 @@ def is_virtual(facts: Facts, name: str) -> bool:
 def sort_out(facts: Facts, link: str) -> Sorted:
     """Return the ports of link layer `link` that carry the GPUs' traffic, and the rest with reasons.
 
-    Left alone are devices of other drivers, ports that are down or of another kind, virtual functions where there are physical
-    ones, ports of less than half the fastest rate (management), and, where most GPUs share a PCI switch with a NIC, the NICs that
-    share one with no GPU: what is built beside the GPUs serves them, what hangs elsewhere serves storage or management."""
+    Left alone are devices of other drivers, ports that are down or of another kind, virtual functions where there
+    are physical ones, ports of less than half the fastest rate (management), and, where most GPUs share a PCI switch
+    with a NIC, the NICs that share one with no GPU: what is built beside the GPUs serves them, what hangs elsewhere
+    serves storage or management."""
     left: dict[str, list[str]] = {}
     for device in facts.rdma:
         if device.driver != DRIVER:
@@ -120,7 +123,12 @@ def sort_out(facts: Facts, link: str) -> Sorted:
 
 def _apart(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
     """Return the NICs that share a switch with no GPU, where at least half of the GPUs share one with a NIC."""
-    beside = {(gpu.index, number) for gpu in gpus for number, nic in enumerate(nics) if _shared(gpu.pci_path, nic.path) >= SWITCH_DEPTH}
+    beside = {
+        (gpu.index, number)
+        for gpu in gpus
+        for number, nic in enumerate(nics)
+        if _shared(gpu.pci_path, nic.path) >= SWITCH_DEPTH
+    }
     if 2 * len({index for index, _ in beside}) < max(len(gpus), 1):
         return []
     near = {number for _, number in beside}
@@ -130,10 +138,10 @@ def _apart(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
 def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
     """Return the NIC of each GPU, by GPU index; {} without NICs.
 
-    Loads of NICs differ by one at most. Among all such assignments the one is taken in which the fewest GPUs have a NIC of the
-    farthest distance that occurs, then of the next farthest, and so on: so no GPU could have a nearer NIC unless another one got a
-    farther one. Distance is shared PCI path, then NUMA node. Among equals the order of GPUs and of the NICs' names decides, which
-    makes equal hosts equal maps and lets the order of the facts play no part."""
+    Loads of NICs differ by one at most. Among all such assignments the one is taken in which the fewest GPUs have a
+    NIC of the farthest distance that occurs, then of the next farthest, and so on: so no GPU could have a nearer NIC
+    unless another one got a farther one. Distance is shared PCI path, then NUMA node. Among equals the order of GPUs
+    and of the NICs' names decides, which makes equal hosts equal maps and lets the order of the facts play no part."""
     gpus = sorted(gpus, key=lambda gpu: gpu.index)
     nics = sorted(nics, key=lambda nic: (nic.port, natural(nic.name)))
     if not gpus or not nics:
@@ -142,9 +150,13 @@ def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
     ranks = {distance: rank for rank, distance in enumerate(sorted({one for row in distances for one in row}))}
     many = len(gpus) + 1
     last = len(nics) ** len(gpus)
-    # One number says both: how far, where one GPU farther counts more than all GPUs nearer, and then the place in the order of names.
+    # One number says both: how far, where one GPU farther counts more than all GPUs nearer, and then the place in the
+    # order of names.
     costs = [
-        [many ** ranks[distance] * last + number * len(nics) ** (len(gpus) - 1 - row) for number, distance in enumerate(line)]
+        [
+            many ** ranks[distance] * last + number * len(nics) ** (len(gpus) - 1 - row)
+            for number, distance in enumerate(line)
+        ]
         for row, line in enumerate(distances)
     ]
     return {gpu.index: nics[number] for gpu, number in zip(gpus, _balanced(costs), strict=True)}
@@ -158,8 +170,8 @@ def _distance(gpu: Gpu, nic: Nic) -> tuple[int, int]:
 def _balanced(costs: Sequence[Sequence[int]]) -> list[int]:
     """Return the column of each row so that the sum is smallest and columns are used equally often, or once more.
 
-    Each column has as many places as every one must fill, and one more. Rows that stand for nobody fill the places that stay free;
-    only those last places are open to them."""
+    Each column has as many places as every one must fill, and one more. Rows that stand for nobody fill the places
+    that stay free; only those last places are open to them."""
     rows, columns = len(costs), len(costs[0])
     must = rows // columns
     never = 1 + sum(max(row) for row in costs)
@@ -169,7 +181,8 @@ def _balanced(costs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return the column of each row of a square matrix for the smallest sum: the Hungarian method, O(n³), here n ≤ 32."""
+    """Return the column of each row of a square matrix for the smallest sum: the Hungarian method, O(n³), here n ≤
+    32."""
     size = len(costs)
     rows, columns, owner = [0] * (size + 1), [0] * (size + 1), [0] * (size + 1)
     for row in range(1, size + 1):
@@ -226,8 +239,8 @@ def name_prefix(names: Iterable[str]) -> str:
 
 
 def gid_index(nics: Iterable[Nic]) -> int | None:
-    """Return the one index at which every NIC of every host has a routable RoCE v2 address (IPv4 first); None when there is no such
-    index or more than one, where NVSHMEM chooses for each NIC better than we could for all."""
+    """Return the one index at which every NIC of every host has a routable RoCE v2 address (IPv4 first); None when
+    there is no such index or more than one, where NVSHMEM chooses for each NIC better than we could for all."""
     tables = [[gid for gid in nic.gids if gid.kind == ROCE_V2 and not gid.gid.startswith(LINK_LOCAL)] for nic in nics]
     for beginning in (IPV4, ""):
         found = [{gid.index for gid in table if gid.gid.startswith(beginning)} for table in tables]
@@ -240,14 +253,18 @@ def gid_index(nics: Iterable[Nic]) -> int | None:
 def bootstrap_interfaces(machines: Mapping[str, Machine]) -> dict[str, str]:
     """Return, for each host whose way to all the others is known and one, the interface it takes.
 
-    A host is reached at the address its name stands for; where that is not known, at the one of its default route's interface."""
+    A host is reached at the address its name stands for; where that is not known, at the one of its default route's
+    interface."""
     addresses = {host: address_of(machine) for host, machine in machines.items()}
     known = [address for address in addresses.values() if address]
     if len(known) < len(machines) or len(set(known)) < len(known) or len(known) < 2:
         return {}
     targets = {host: ipaddress.ip_address(address) for host, address in addresses.items()}
     tables = {host: _table(machine) for host, machine in machines.items()}
-    ways = {host: {_way(table, target) for other, target in targets.items() if other != host} for host, table in tables.items()}
+    ways = {
+        host: {_way(table, target) for other, target in targets.items() if other != host}
+        for host, table in tables.items()
+    }
     return {host: next(iter(found)) for host, found in ways.items() if len(found) == 1 and "" not in found}
 
 
@@ -263,11 +280,16 @@ def address_of(machine: Machine) -> str:
 
 
 def _table(machine: Machine) -> tuple[tuple[int, int, int, str], ...]:
-    """Return a host's routes as version, network, mask and interface: the most exact first, the smallest metric among equals. As numbers,
-    since a thousand hosts look for their ways to a thousand."""
-    routes = [(ipaddress.ip_network(route.destination, strict=False), route.metric, route.interface) for route in machine.routes]
+    """Return a host's routes as version, network, mask and interface: the most exact first, the smallest metric
+    among equals. As numbers, since a thousand hosts look for their ways to a thousand."""
+    routes = [
+        (ipaddress.ip_network(route.destination, strict=False), route.metric, route.interface)
+        for route in machine.routes
+    ]
     routes.sort(key=lambda route: (-route[0].prefixlen, route[1], route[2]))
-    return tuple((network.version, int(network.network_address), int(network.netmask), name) for network, _, name in routes)
+    return tuple(
+        (network.version, int(network.network_address), int(network.netmask), name) for network, _, name in routes
+    )
 
 
 def _way(table: Sequence[tuple[int, int, int, str]], target: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:

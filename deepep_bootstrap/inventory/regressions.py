@@ -1,6 +1,8 @@
-"""What a host had before a reboot and has no more, as lines for people and for a node's reason, read back from there. Pure.
+"""Differences for the worse over a reboot, as lines for people and for a Slurm node's reason, and read back
+from there.
 
-A node stays drained for what it lost, and its reason is all that a later run knows of the time before: so the numbers stand in it.
+A node stays drained for what it lost, and its reason is all that a later run knows of the time before: so
+the numbers stand in it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ OTHERS = re.compile(rf"({SWITCHES}|{PREFIX}): found .*?, wanted (\w+)")
 
 
 def since(before: Facts, now: Facts, reason: str = "") -> tuple[str, ...]:
-    """Return what a host has no more that it had `before`, or that it had before it was drained with `reason`, a line each. Virtual
-    RDMA devices do not count, services make them later. The NVSwitch fabric must be well, however it was before."""
+    """Return what a host has no more that it had `before`, or that it had before it was drained with `reason`, a
+    line each. Virtual RDMA devices do not count, services make them later. The NVSwitch fabric must be well, however
+    it was before."""
     return tuple(_missing({**_had(before), **named(reason)}, now))
 
 
@@ -38,7 +41,11 @@ def named(reason: str) -> dict[str, str]:
 
 
 def _had(facts: Facts) -> dict[str, str]:
-    return {**{what: str(count) for what, count in _counts(facts).items()}, SWITCHES: COMPLETED, PREFIX: facts.prefix.id[:SHOWN]}
+    return {
+        **{what: str(count) for what, count in _counts(facts).items()},
+        SWITCHES: COMPLETED,
+        PREFIX: facts.prefix.id[:SHOWN],
+    }
 
 
 def _counts(facts: Facts) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""What every conductor does first: read the files a command names, open the door to the hosts, gather facts from all of them."""
+"""The common beginning of all commands: flags and files read, connections opened, facts gathered from all
+hosts at the same time.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from typing import Any
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory import hostsfile
-from deepep_bootstrap.inventory.facts import Facts, parse, script
+from deepep_bootstrap.inventory.facts import Facts, facts_script, parse_facts
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import THIS_MACHINE, Door, Fleet, Job, Options, Reply
+from deepep_bootstrap.remote.fleet import THIS_MACHINE, ConnectionPool, Job, Options, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 FACTS_TIMEOUT = 60.0
@@ -53,7 +55,8 @@ class Flags:
     def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
         """Return the common flags among all that a verb was given; Trouble with every one that has a bad value.
 
-        Of flags that a verb has no use for, only those are checked that need no file: `--lock` on `status` is accepted and not read.
+        Of flags that a verb has no use for, only those are checked that need no file: `--lock` on `status` is accepted
+        and not read.
         """
         known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         known["mirror"] = tuple(known.get("mirror") or ())
@@ -61,7 +64,9 @@ class Flags:
         known["forks"] = number("--forks", known.get("forks", 64))
         flags = cls(root=root, **known)
         if flags.on_busy_host not in {"leave", "use"}:
-            raise Trouble(Problem("--on-busy-host", "unknown value", found=flags.on_busy_host or "nothing", wanted="leave or use"))
+            raise Trouble(
+                Problem("--on-busy-host", "unknown value", found=flags.on_busy_host or "nothing", wanted="leave or use")
+            )
         if flags.prefix:
             hostsfile.check_prefix(flags.prefix, "--prefix")
         return flags
@@ -77,7 +82,8 @@ def number(flag: str, value: str | int) -> int:
 
 @dataclass(frozen=True)
 class Survey:
-    """The hosts of a command and what is known of them. Hosts that could not be asked are in `problems`, not in `facts`."""
+    """The hosts of a command and what is known of them. Hosts that could not be asked are in `problems`, not in
+    `facts`."""
 
     inventory: Inventory
     prefix: str
@@ -94,7 +100,8 @@ class Survey:
         return tuple(host for host in self.inventory.hosts if host.name in self.facts)
 
     def without(self, gone: Collection[str], *problems: Problem) -> Survey:
-        """Return what is known of the other hosts, where `gone` are of no use although they answered, and `problems` say why."""
+        """Return what is known of the other hosts, where `gone` are of no use although they answered, and `problems`
+        say why."""
         facts = {name: facts for name, facts in self.facts.items() if name not in gone}
         return replace(self, facts=facts, problems=(*self.problems, *problems))
 
@@ -111,18 +118,24 @@ def read_tree(folder: Path) -> dict[str, str]:
 def read_inventory(flags: Flags) -> tuple[Inventory, str]:
     """Return the hosts a command names and the prefix."""
     if not flags.hosts:
-        raise Trouble(Problem("--hosts", "no hosts named", wanted="a hosts file or a node set", try_="--hosts=hosts/local.txt"))
-    inventory = hostsfile.from_flag(flags.hosts, flags.limit)
+        raise Trouble(
+            Problem("--hosts", "no hosts named", wanted="a hosts file or a node set", try_="--hosts=hosts/local.txt")
+        )
+    inventory = hostsfile.read_hosts(flags.hosts, flags.limit)
     return inventory, flags.prefix or inventory.settings.prefix
 
 
 @contextmanager
-def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
+def open_door(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
     """Yield the door to the hosts; every connection is closed on the way out, whatever happened."""
     password = None
     if flags.sudo_password_prompt:
         if not sys.stdin.isatty():
-            raise Trouble(Problem("--sudo-password-prompt", "there is no terminal to ask on", try_="sudo without a password, or root"))
+            raise Trouble(
+                Problem(
+                    "--sudo-password-prompt", "there is no terminal to ask on", try_="sudo without a password, or root"
+                )
+            )
         password = Secret(getpass.getpass("sudo password on the hosts: "))
     options = Options(
         forks=flags.forks,
@@ -131,16 +144,16 @@ def open_door(flags: Flags, inventory: Inventory) -> Iterator[Fleet]:
         ssh_config=os.environ.get("DEEPEP_SSH_CONFIG"),
         tell=lambda text: print(text, file=sys.stderr),
     )
-    fleet = Fleet(inventory.hosts, options)
+    fleet = ConnectionPool(inventory.hosts, options)
     try:
         yield fleet
     finally:
         fleet.close()
 
 
-def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Survey:
-    """Ask every host for its facts at the same time; trouble when none of them answers. From then on every script finds Slurm's clients
-    where the account's PATH, or that of sudo, lacks them."""
+def gather(flags: Flags, door: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
+    """Ask every host for its facts at the same time; trouble when none of them answers. From then on every script
+    finds Slurm's clients where the account's PATH, or that of sudo, lacks them."""
     job = _fact_job(flags, prefix)
     replies = door.run_all(inventory.hosts, lambda host: job)
     facts: dict[str, Facts] = {}
@@ -160,13 +173,13 @@ def gather(flags: Flags, door: Fleet, inventory: Inventory, prefix: str) -> Surv
     return Survey(inventory, prefix, facts, fold_problems(problems, inventory))
 
 
-def gather_one(flags: Flags, door: Door, host: Host, prefix: str) -> Facts:
+def gather_one(flags: Flags, door: Transport, host: Host, prefix: str) -> Facts:
     """Return the facts of one host now; Trouble when it does not answer."""
     return _facts_in(door.run(host, _fact_job(flags, prefix)))
 
 
 def _fact_job(flags: Flags, prefix: str) -> Job:
-    return Job(script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
+    return Job(facts_script(read_tree(flags.root / "recipes")), args=(prefix, flags.python), timeout=FACTS_TIMEOUT)
 
 
 def _facts_in(reply: Reply | Trouble) -> Facts:
@@ -174,12 +187,12 @@ def _facts_in(reply: Reply | Trouble) -> Facts:
         raise reply
     if reply.code:
         raise Trouble(Problem(reply.host, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
-    return parse(reply.out, reply.host)
+    return parse_facts(reply.out, reply.host)
 
 
 def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Problem, ...]:
-    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere stands alone. Remedies
-    name a host or its address: that of the first one stands for all."""
+    """Say equal problems of several hosts once, with the folded set of hosts as their place; a problem elsewhere
+    stands alone. Remedies name a host or its address: that of the first one stands for all."""
     names = {host.name for host in inventory.hosts}
     groups: dict[Problem, list[Problem]] = {}
     for problem in problems:
@@ -190,7 +203,10 @@ def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Pr
             same = replace(problem, where="", what=what, try_="")
         groups.setdefault(same, []).append(problem)
     return tuple(
-        told[0] if len(told) == 1 else
-        replace(told[0], where=nodeset.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host"))
+        told[0]
+        if len(told) == 1
+        else replace(
+            told[0], where=nodeset.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host")
+        )
         for same, told in groups.items()
-    )  # fmt: skip
+    )

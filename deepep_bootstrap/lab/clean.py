@@ -1,4 +1,6 @@
-"""Taking a lab away, whatever state it is in: its processes, mounts, network devices and folder, and nothing else."""
+"""Removal of a lab, whatever state it is in: its processes, mounts, network devices and folder, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ END_LIMIT = 15.0
 
 
 def sweep(folder: str) -> None:
-    """Remove every trace of the lab in `folder`. What is not there is fine; Trouble when something cannot be removed."""
+    """Remove every trace of the lab in `folder`. What is not there is fine; Trouble when something cannot be
+    removed."""
     end_processes(folder)
     _delete_links(folder)
     _unmount(folder)
@@ -32,8 +35,8 @@ def sweep(folder: str) -> None:
 
 
 def end_processes(folder: str, home: str = "") -> None:
-    """Kill every process of the lab in `folder` and wait until none is left; with `home`, a host's folder, that host's only:
-    a power cut."""
+    """Kill every process of the lab in `folder` and wait until none is left; with `home`, a host's folder, that
+    host's only: a power cut."""
     deadline = time.monotonic() + END_LIMIT
     while left := [pid for pid in _numbers() if _kill_if_ours(pid, folder, home)]:
         if time.monotonic() > deadline:
@@ -47,8 +50,8 @@ def _numbers() -> list[int]:
 
 
 def _kill_if_ours(pid: int, folder: str, home: str) -> bool:
-    """Kill one process if it is the lab's. A pidfd holds on to the process that was looked at: a number that goes to another
-    process in between does no harm."""
+    """Kill one process if it is the lab's. A pidfd holds on to the process that was looked at: a number that goes to
+    another process in between does no harm."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -65,7 +68,7 @@ def _kill_if_ours(pid: int, folder: str, home: str) -> bool:
 
 
 def _delete_links(folder: str) -> None:
-    shown = process.run(["ip", "-j", "link", "show"], env=cluster_lab.CLEAN_ENV)
+    shown = process.run_program(["ip", "-j", "link", "show"], env=cluster_lab.CLEAN_ENV)
     links = json.loads(shown.out) if shown.code == 0 and shown.out.strip() else []
     bridges = {link["ifname"] for link in links if link.get("ifalias") == f"{cluster_lab.MARK}={folder}"}
     recorded = cluster_lab.load(folder)
@@ -74,7 +77,7 @@ def _delete_links(folder: str) -> None:
         bridges |= {link["ifname"] for link in links if link["ifname"] == recorded.bridge and not link.get("ifalias")}
     for name in [link["ifname"] for link in links if link.get("master") in bridges] + sorted(bridges):
         # A cable disappears on its own when its host's network namespace does.
-        process.run(["ip", "link", "del", name], env=cluster_lab.CLEAN_ENV)
+        process.run_program(["ip", "link", "del", name], env=cluster_lab.CLEAN_ENV)
 
 
 def mounts(folder: str) -> list[tuple[str, str]]:
@@ -94,14 +97,24 @@ def _unmount(folder: str) -> None:
     deadline = time.monotonic() + END_LIMIT
     while points := [point for point, _ in mounts(folder)]:
         # Mount namespaces of dead hosts go some moments after their processes: until then the folder is busy.
-        done = process.run(["umount", points[-1]], env=cluster_lab.CLEAN_ENV)
+        done = process.run_program(["umount", points[-1]], env=cluster_lab.CLEAN_ENV)
         if done.code != 0 and time.monotonic() > deadline:
             users = ", ".join(_users(folder)) or "nobody that can be seen"
-            raise Trouble(Problem(points[-1], "cannot be unmounted", found=f"in use by {users}", try_="ending them, then invoke lab down"))
+            raise Trouble(
+                Problem(
+                    points[-1],
+                    "cannot be unmounted",
+                    found=f"in use by {users}",
+                    try_="ending them, then invoke lab down",
+                )
+            )
         if done.code != 0:
             time.sleep(0.05)
 
 
 def _users(folder: str) -> list[str]:
-    held = {pid: [name for name in cluster_lab.open_files(pid) if name == folder or name.startswith(f"{folder}/")] for pid in _numbers()}
+    held = {
+        pid: [name for name in cluster_lab.open_files(pid) if name == folder or name.startswith(f"{folder}/")]
+        for pid in _numbers()
+    }
     return [f"process {pid} ({names[0]})" for pid, names in held.items() if names]

@@ -1,4 +1,4 @@
-"""One lab from beginning to end: up, down, state, reset. What the verb and the tests' fixtures call."""
+"""One lab from beginning to end: up, down, state, reset; for its command and the tests' fixtures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def up(folder: str, layer: str, say: Say) -> Lab:
             found = _create(folder, layer, say)
         elif found.layer != layer:
             what = f"the lab in {folder} has another module system"
-            raise Trouble(Problem("--layer", what, found=found.layer, wanted=layer, try_=f"invoke lab down --dir={folder}"))
+            raise Trouble(
+                Problem("--layer", what, found=found.layer, wanted=layer, try_=f"invoke lab down --dir={folder}")
+            )
         _start(found)
         (found.path / "complete").touch()
         return found
@@ -68,10 +70,12 @@ def down(folder: str) -> None:
 
 
 def reset(the_lab: Lab) -> None:
-    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew. Trouble for a lab
-    without root: its hosts have no disks."""
+    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew.
+    Trouble for a lab without root: its hosts have no disks."""
     if the_lab.kind != cluster_lab.NAMESPACES:
-        raise Trouble(Problem(the_lab.dir, "a lab without root has no disks to reset", try_="invoke lab down, then invoke lab up"))
+        raise Trouble(
+            Problem(the_lab.dir, "a lab without root has no disks to reset", try_="invoke lab down, then invoke lab up")
+        )
     with image.locked(_lock_name(the_lab.dir)):
         clean.end_processes(the_lab.dir)
         for host in the_lab.hosts:
@@ -94,18 +98,34 @@ def state(folder: str) -> dict[str, object]:
     if cluster_lab.alive(found, found.controller.name):
         nodes = slurm.node_states(made_by.enter(found, found.controller.name))
     hosts = [
-        {"name": host.name, "address": host.address, "port": host.port, "role": host.role,
-         "boot_id": made_by.boot_id(found, host.name), "slurm": nodes.get(host.name, "")}
+        {
+            "name": host.name,
+            "address": host.address,
+            "port": host.port,
+            "role": host.role,
+            "boot_id": made_by.boot_id(found, host.name),
+            "slurm": nodes.get(host.name, ""),
+        }
         for host in found.hosts
-    ]  # fmt: skip
+    ]
     whole = all(host["boot_id"] for host in hosts) and (found.path / "complete").exists()
-    return {"dir": folder, "state": "up" if whole else "broken", "kind": found.kind, "layer": found.layer, "hosts": hosts}
+    return {
+        "dir": folder,
+        "state": "up" if whole else "broken",
+        "kind": found.kind,
+        "layer": found.layer,
+        "hosts": hosts,
+    }
 
 
 def _create(folder: str, layer: str, say: Say) -> Lab:
     kind = cluster_lab.NAMESPACES if hosts.possible() else cluster_lab.LOOPBACK
     if kind == cluster_lab.LOOPBACK and os.geteuid() == 0:
-        raise Trouble(Problem("lab", "root may not make namespaces here", try_="invoke lab up as a plain user, for a lab without them"))
+        raise Trouble(
+            Problem(
+                "lab", "root may not make namespaces here", try_="invoke lab up as a plain user, for a lab without them"
+            )
+        )
     Path(folder).mkdir(parents=True, exist_ok=True)
     if kind == cluster_lab.NAMESPACES:
         cluster_lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", clean.MOUNT_SOURCE, folder])
@@ -126,7 +146,8 @@ def _start(the_lab: Lab) -> None:
 
 
 def _worth_keeping(found: Lab) -> bool:
-    """Say whether booting what is off makes `found` whole: not when it never was, nor when only files of it survived a reboot."""
+    """Say whether booting what is off makes `found` whole: not when it never was, nor when only files of it survived
+    a reboot."""
     running = found.kind == cluster_lab.NAMESPACES or any(cluster_lab.alive(found, host.name) for host in found.hosts)
     return running and (found.path / "complete").exists()
 

@@ -1,4 +1,4 @@
-"""The embedded cluster: what a lab is, where its things are, and the files it writes for its users. Test equipment."""
+"""The embedded cluster as values: its hosts, its folder, and the files it writes for its users."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 NAMESPACES = "namespaces"
 LOOPBACK = "loopback"
 LAYERS = {"lmod": "lmod", "environment-modules": "environment-modules"}
-"""The module systems a lab can have, by the name users give, with the package that brings each; they exclude each other."""
+"""The module systems a lab can have, by the name users give, with the package that brings each; they exclude each
+other."""
 
 MARK = "DEEPEP_LAB_PROCESS_OF"
-"""Environment variable of every process of a lab: its value, the lab's folder, is how they are found again. Nothing reads it as
-a setting, so nobody has a reason to set it."""
+"""Environment variable of every process of a lab: its value, the lab's folder, is how they are found again. Nothing
+reads it as a setting, so nobody has a reason to set it."""
 
 DAEMON = re.compile(r"(sshd|munged|slurmd|slurmctld|slurmstepd|slurmscriptd)\b")
-CLEAN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
+CLEAN_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+}
 ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
 LAST_NUMBERS = {"n001": 11, "n002": 12, "login1": 21}
 Say = Callable[[str], None]
@@ -37,7 +42,8 @@ DATA = Path(__file__).resolve().parent.parent.parent / "tests"
 
 @dataclass(frozen=True)
 class LabHost:
-    """One host of the lab: `role` "gpu" (slurmd, eight GPUs) or "login" (slurmctld), `address` and `port` of its sshd."""
+    """One host of the lab: `role` "gpu" (slurmd, eight GPUs) or "login" (slurmctld), `address` and `port` of its
+    sshd."""
 
     name: str
     role: str
@@ -47,8 +53,8 @@ class LabHost:
 
 @dataclass(frozen=True)
 class Lab:
-    """One embedded cluster. `dir` is its folder, `kind` how its hosts are made (NAMESPACES or LOOPBACK), `layer` its module
-    system, `index` the number in its addresses, `image` the folder of installed packages below its hosts."""
+    """One embedded cluster. `dir` is its folder, `kind` how its hosts are made (NAMESPACES or LOOPBACK), `layer` its
+    module system, `index` the number in its addresses, `image` the folder of installed packages below its hosts."""
 
     dir: str
     kind: str
@@ -113,7 +119,8 @@ class Lab:
 
 
 def default_dir() -> str:
-    """Return the folder of the lab nobody named: root's is gone after a reboot, a plain user's is told apart by number."""
+    """Return the folder of the lab nobody named: root's is gone after a reboot, a plain user's is told apart by
+    number."""
     return "/run/deepep-lab" if os.geteuid() == 0 else f"/var/tmp/deepep-lab-{os.geteuid()}"  # noqa: S108 - never reused unless it holds our record
 
 
@@ -125,7 +132,8 @@ def cache_dir() -> Path:
 
 
 def folder_of(wanted: str) -> str:
-    """Return the absolute folder for `--dir` (empty: the default); Trouble when mount options could not carry its name."""
+    """Return the absolute folder for `--dir` (empty: the default); Trouble when mount options could not carry its
+    name."""
     folder = os.path.realpath(wanted or default_dir())
     if not all(character.isalnum() or character in "/._-" for character in folder) or folder.count("/") < 2:
         wish = "a folder two levels deep of letters, digits, dot, dash and underscore"
@@ -136,7 +144,7 @@ def folder_of(wanted: str) -> str:
 def new_lab(folder: str, kind: str, layer: str) -> Lab:
     """Return a lab with addresses that no network device of this machine has yet."""
     first = 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
-    taken = process.run(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
+    taken = process.run_program(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
     for candidate in (Lab(folder, kind, layer, index) for index in (first, *range(1, 251))):
         if f" {candidate.subnet}." not in taken and (kind == NAMESPACES or _can_listen(candidate.hosts[0])):
             return candidate
@@ -170,7 +178,11 @@ def load(folder: str) -> Lab | None:
 def data_folder() -> Path:
     """Return the folder of the lab's scripts; Trouble where this is an installed package without them."""
     if not (DATA / "lab" / "hostinit.sh").is_file():
-        raise Trouble(Problem(str(DATA / "lab"), "the lab's scripts are not here", try_="invoke lab from a clone of the repository"))
+        raise Trouble(
+            Problem(
+                str(DATA / "lab"), "the lab's scripts are not here", try_="invoke lab from a clone of the repository"
+            )
+        )
     return DATA
 
 
@@ -212,7 +224,8 @@ def _give_to_sudo_user(lab: Lab) -> None:
 
 
 def alive(the_lab: Lab, name: str) -> int:
-    """Return the number, as this machine counts, of a host's first process (PID 1, or its sshd), 0 when the host is off."""
+    """Return the number, as this machine counts, of a host's first process (PID 1, or its sshd), 0 when the host is
+    off."""
     try:
         pid = int((the_lab.home(name) / "pid").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -224,8 +237,8 @@ def alive(the_lab: Lab, name: str) -> int:
 def belongs(pid: int, folder: str, home: str = "") -> bool:
     """Say whether a process is part of the lab in `folder`; with `home`, a host's folder, of that host.
 
-    A process of a lab carries its mark. sshd, munged and Slurm's daemons write their titles over their environment or hide it:
-    they are known by program and by an argument or an open file in the lab's folder, both together.
+    A process of a lab carries its mark. sshd, munged and Slurm's daemons write their titles over their environment or
+    hide it: they are known by program and by an argument or an open file in the lab's folder, both together.
     """
     process = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
@@ -242,7 +255,8 @@ def belongs(pid: int, folder: str, home: str = "") -> bool:
 
 
 def open_files(pid: int) -> list[str]:
-    """Return the names of a process's open files, its folder and its root; empty when they may not be seen or it is gone."""
+    """Return the names of a process's open files, its folder and its root; empty when they may not be seen or it is
+    gone."""
     process = Path(f"/proc/{pid}")
     links = [process / "cwd", process / "root"]
     names = []
@@ -255,9 +269,9 @@ def open_files(pid: int) -> list[str]:
 
 
 def must(argv: list[str | Path], *, env: Mapping[str, str] = CLEAN_ENV, timeout: float | None = None) -> str:
-    """Run a command that has no reason to fail, in a clean environment unless `env` says another, and return its stdout; Trouble
-    with its last lines when it does fail."""
-    done = process.run(argv, env=env, timeout=timeout)
+    """Run a command that has no reason to fail, in a clean environment unless `env` says another, and return its
+    stdout; Trouble with its last lines when it does fail."""
+    done = process.run_program(argv, env=env, timeout=timeout)
     if done.code != 0:
         raise Trouble(Problem(" ".join(done.argv[:4]), f"failed with code {done.code}", found=done.tail))
     return done.out

@@ -1,4 +1,6 @@
-"""The hosts of a lab made of namespaces: their disks, their boot, and how to run something in them. Needs root."""
+"""Hosts of a lab made of namespaces: their disks, their boot, and a way to run something in them. Needs
+root.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,42 @@ from deepep_bootstrap.lab import cluster_lab, image, slurm
 from deepep_bootstrap.lab.cluster_lab import Lab, LabHost
 
 BOOT_LIMIT = 60.0
-FOLDERS = ("proc", "sys", "dev", "run", "tmp", "root", "home", "opt", "srv", "mnt", "media", "boot", "shared", "usr", "etc", "var")
+FOLDERS = (
+    "proc",
+    "sys",
+    "dev",
+    "run",
+    "tmp",
+    "root",
+    "home",
+    "opt",
+    "srv",
+    "mnt",
+    "media",
+    "boot",
+    "shared",
+    "usr",
+    "etc",
+    "var",
+)
 USERS = {"builder": 7001, "keeper": 7002}
 """Plain users of every host; the second may use sudo. image.sh makes their accounts."""
 
 
 MODULE_TOOLS = ("modprobe", "rmmod", "insmod", "lsmod", "depmod", "update-initramfs")
 PREPARED = {
-    "etc/modprobe.d/nvidia.conf": 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"\n',
+    "etc/modprobe.d/nvidia.conf": "options nvidia NVreg_EnableStreamMemOPs=1 "
+    'NVreg_RegistryDwords="PeerMappingOverride=1;"\n',
     "etc/modules-load.d/nvidia-peermem.conf": "nvidia_peermem\n",
 }
-"""What makes a GPU node of the lab need no preparation; a test that wants a bare one deletes the files and reboots it."""
+"""What makes a GPU node of the lab need no preparation; a test that wants a bare one deletes the files and reboots
+it."""
 
 
 def possible() -> bool:
     """Say whether this process may make namespaces with networks of their own."""
     probe = ["unshare", "-n", "-m", "-u", "-p", "-i", "-f", "-T", "true"]
-    return os.geteuid() == 0 and process.run(probe, env=cluster_lab.CLEAN_ENV).code == 0
+    return os.geteuid() == 0 and process.run_program(probe, env=cluster_lab.CLEAN_ENV).code == 0
 
 
 def prepare(the_lab: Lab) -> None:
@@ -52,9 +73,14 @@ def prepare(the_lab: Lab) -> None:
 def _write_slurm_config(the_lab: Lab) -> None:
     nodes = ",".join(host.name for host in the_lab.hosts if host.role == "gpu")
     values = {
-        "controller": the_lab.controller.name, "user": "slurm", "state": "/var", "run": "/run", "each": "", "nodes": nodes,
+        "controller": the_lab.controller.name,
+        "user": "slurm",
+        "state": "/var",
+        "run": "/run",
+        "each": "",
+        "nodes": nodes,
         "extra": f"RebootProgram=/usr/sbin/lab-reboot\nNodeName={nodes} {slurm.NODE}",
-    }  # fmt: skip
+    }
     slurm.write_config(the_lab.path / "slurm", values, image.slurm_version(Path(the_lab.image)), "/dev/nvidia[0-7]")
 
 
@@ -136,13 +162,17 @@ def boot(the_lab: Lab, *hosts: LabHost) -> None:
         cable = f"lab{the_lab.index}-{host.name}"
         marks = {cluster_lab.MARK: the_lab.dir, f"{cluster_lab.MARK}_HOST": str(home)}
         words = [the_lab.dir, host.name, the_lab.image, f"{host.address}/24", the_lab.bridge, cable]
-        process.run(["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", *words], env=cluster_lab.CLEAN_ENV | marks)
+        process.run_program(
+            ["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", *words], env=cluster_lab.CLEAN_ENV | marks
+        )
     deadline = time.monotonic() + BOOT_LIMIT
     for host in hosts:
         while not (the_lab.home(host.name) / "ready").exists():
             if time.monotonic() > deadline:
                 console = (the_lab.home(host.name) / "console").read_text(encoding="utf-8", errors="replace")
-                raise Trouble(Problem(host.name, f"did not start in {BOOT_LIMIT:g} s", found="\n".join(console.splitlines()[-8:])))
+                raise Trouble(
+                    Problem(host.name, f"did not start in {BOOT_LIMIT:g} s", found="\n".join(console.splitlines()[-8:]))
+                )
             time.sleep(0.01)
 
 
@@ -165,4 +195,8 @@ def logs(the_lab: Lab) -> list[Path]:
     """Return the files that explain a Slurm that does not start."""
     controller = the_lab.home(the_lab.controller.name)
     nodes = [the_lab.home(host.name) / "disk/var/log/slurm/slurmd.log" for host in the_lab.hosts if host.role == "gpu"]
-    return [controller / "disk/var/log/slurm/slurmctld.log", *nodes, *(the_lab.home(host.name) / "console" for host in the_lab.hosts)]
+    return [
+        controller / "disk/var/log/slurm/slurmctld.log",
+        *nodes,
+        *(the_lab.home(host.name) / "console" for host in the_lab.hosts),
+    ]

@@ -1,4 +1,6 @@
-"""The lab's package layers: made once by the distribution's own package manager, kept in a cache, never part of the machine."""
+"""Package layers of a lab: made once by the distribution's own package manager, kept in a cache, never part
+of the machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,19 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.lab import clean, cluster_lab
 
 PACKAGES = (
-    *("openssh-server", "slurmctld", "slurmd", "slurm-client", "munge", "procps", "sudo", "kmod", "rsync", "iproute2", "openssl"),
+    *(
+        "openssh-server",
+        "slurmctld",
+        "slurmd",
+        "slurm-client",
+        "munge",
+        "procps",
+        "sudo",
+        "kmod",
+        "rsync",
+        "iproute2",
+        "openssl",
+    ),
     *("rdma-core", "ibverbs-providers", "gpg"),
     *("gcc", "g++", "make", "cmake", "ninja-build", "git", "patch", "file", "pkg-config", "ca-certificates"),
     *("libibverbs-dev", "python3", "python3-dev", "python3-venv"),
@@ -37,7 +51,8 @@ def locked(name: str) -> Iterator[None]:
 
 
 def words_for(layer: str) -> list[str]:
-    """Return the arguments for `apt-get install`: all packages, the wanted module system, and the unwanted ones to go."""
+    """Return the arguments for `apt-get install`: all packages, the wanted module system, and the unwanted ones to
+    go."""
     unwanted = [f"{package}-" for name, package in cluster_lab.LAYERS.items() if name != layer]
     return [*PACKAGES, cluster_lab.LAYERS[layer], *unwanted]
 
@@ -57,14 +72,17 @@ def key_of(layer: str) -> str:
 def ensure_image(the_lab: cluster_lab.Lab, say: cluster_lab.Say) -> Path:
     """Return the folder of the lab's package layer, installing it first where the cache has none.
 
-    Where the cache lies on an overlay itself (this machine is a container), the kernel takes no layer from it: then the layer
-    is made in the lab's own folder, on a tmpfs, anew for every lab.
+    Where the cache lies on an overlay itself (this machine is a container), the kernel takes no layer from it: then the
+    layer is made in the lab's own folder, on a tmpfs, anew for every lab.
     """
     _check_system()
     cache = cluster_lab.cache_dir()
     with locked("image"):
         if _filesystem(cache) == "overlayfs":
-            say(f"{cache} lies on an overlay filesystem, so packages cannot be kept between labs: installing them into the lab")
+            say(
+                f"{cache} lies on an overlay filesystem, so packages cannot be kept between labs: installing them "
+                f"into the lab"
+            )
             return _build(the_lab.path / "image", the_lab.layer)
         image = cache / key_of(the_lab.layer)
         if not image.exists():
@@ -81,7 +99,9 @@ def slurm_version(image: Path) -> tuple[int, int]:
     status = (image / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^Package: slurmd\n(?:.+\n)*?Version: (?:\d+:)?(\d+)\.(\d+)", status, re.MULTILINE)
     if not found:
-        raise Trouble(Problem(str(image), "no slurmd in the lab's package layer", try_=f"rm -rf {image}, then invoke lab up"))
+        raise Trouble(
+            Problem(str(image), "no slurmd in the lab's package layer", try_=f"rm -rf {image}, then invoke lab up")
+        )
     return int(found[1]), int(found[2])
 
 
@@ -90,7 +110,9 @@ def _check_system() -> None:
     if not Path("/usr/bin/apt-get").exists():
         problems.append(Problem("lab", "this machine has no apt-get", wanted="Debian 12 or Ubuntu 24.04"))
     if not Path("/bin").is_symlink():
-        problems.append(Problem("lab", "/bin is a folder of its own here", wanted="a link to usr/bin, as since Debian 12"))
+        problems.append(
+            Problem("lab", "/bin is a folder of its own here", wanted="a link to usr/bin, as since Debian 12")
+        )
     problems += [
         Problem("lab", f"{tool} is missing", try_="apt-get install iproute2 util-linux openssh-client")
         for tool in ("ip", "unshare", "nsenter", "ssh-keygen")
@@ -107,14 +129,36 @@ def _filesystem(folder: Path) -> str:
 def _build(folder: Path, layer: str) -> Path:
     script = cluster_lab.data_folder() / "lab" / "image.sh"
     folder.mkdir(parents=True)
-    # Whoever kills us ends the installation too: --kill-child ends everything below unshare, --pdeathsig unshare itself.
-    argv: list[str | Path] = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "bash", script, folder]
-    proxies = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}
+    # Whoever kills us ends the installation too: --kill-child ends everything below unshare, --pdeathsig unshare
+    # itself.
+    argv: list[str | Path] = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "unshare",
+        "-m",
+        "-p",
+        "-f",
+        "--kill-child",
+        "bash",
+        script,
+        folder,
+    ]
+    proxies = {
+        name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    }
     environment = cluster_lab.CLEAN_ENV | proxies | {cluster_lab.MARK: str(folder)}
-    done = process.run([*argv, *words_for(layer)], env=environment, timeout=BUILD_LIMIT)
+    done = process.run_program([*argv, *words_for(layer)], env=environment, timeout=BUILD_LIMIT)
     if done.code != 0:
         shutil.rmtree(folder)
-        raise Trouble(Problem("lab", "installing the lab's packages failed", found=done.tail, try_="apt-get update, then invoke lab up"))
+        raise Trouble(
+            Problem(
+                "lab",
+                "installing the lab's packages failed",
+                found=done.tail,
+                try_="apt-get update, then invoke lab up",
+            )
+        )
     # The machine's own software in /usr/local must not show: the layer's (empty) folder hides it.
     os.setxattr(folder / "usr" / "local", "trusted.overlay.opaque", b"y")
     return folder

@@ -1,7 +1,9 @@
-"""The lab without root: one sshd per host on addresses of 127.77, Slurm with several slurmd, all as this user.
+"""The lab without root: one sshd per host on addresses of 127.77, Slurm with several slurmd, all as this
+user.
 
-Less real than hosts made of namespaces: all hosts share name, /etc, ports, devices and process table, node names do not resolve,
-nothing can be rebooted, and the module system is the machine's own, if it has one.
+Less real than hosts made of namespaces: all hosts share name, /etc, ports, devices and process table,
+node names do not resolve, nothing can be rebooted, and the module system is the machine's own, if it has
+one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FIRST_PORT = 20000
 
 
 def ensure_image(say: cluster_lab.Say) -> Path:
-    """Return the folder where the Debian packages that this machine lacks are unpacked, fetching them first where needed."""
+    """Return the folder where the Debian packages that this machine lacks are unpacked, fetching them first where
+    needed."""
     lack = _missing_packages()
     folder = cluster_lab.cache_dir() / f"loopback-{hashlib.sha256(' '.join(lack).encode()).hexdigest()[:16]}"
     with image.locked("image"):
@@ -45,22 +48,34 @@ def ensure_image(say: cluster_lab.Say) -> Path:
 def _missing_packages() -> list[str]:
     """Ask apt what an installation would bring, as `name=version`; a simulation needs no rights."""
     words = ["apt-get", "-q", "-s", "--no-install-recommends", "install", *PACKAGES]
-    done = process.run(words, env=cluster_lab.CLEAN_ENV)
+    done = process.run_program(words, env=cluster_lab.CLEAN_ENV)
     if done.code != 0:
-        raise Trouble(Problem("lab", "apt-get finds no packages for a lab without root", found=done.tail, try_="sudo apt-get update"))
-    return sorted(f"{name}={version}" for name, version in re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", done.out, re.MULTILINE))
+        raise Trouble(
+            Problem(
+                "lab", "apt-get finds no packages for a lab without root", found=done.tail, try_="sudo apt-get update"
+            )
+        )
+    return sorted(
+        f"{name}={version}"
+        for name, version in re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", done.out, re.MULTILINE)
+    )
 
 
 def _unpack(folder: Path, packages: list[str]) -> None:
     archives = folder / "archives"
     archives.mkdir()
-    done = process.run(["apt-get", "-q", "download", *packages], env=cluster_lab.CLEAN_ENV, cwd=archives, timeout=image.BUILD_LIMIT)
+    done = process.run_program(
+        ["apt-get", "-q", "download", *packages], env=cluster_lab.CLEAN_ENV, cwd=archives, timeout=image.BUILD_LIMIT
+    )
     if done.code != 0:
-        raise Trouble(Problem("lab", "fetching packages failed", found=done.tail, try_="sudo apt-get update, then invoke lab up"))
+        raise Trouble(
+            Problem("lab", "fetching packages failed", found=done.tail, try_="sudo apt-get update, then invoke lab up")
+        )
     for archive in archives.glob("*.deb"):
         cluster_lab.must(["dpkg-deb", "-x", archive, folder])
     shutil.rmtree(archives)
-    # Slurm's daemons come as slurmd-wlm; the links that an installation makes matter: under another name they read no GRES.
+    # Slurm's daemons come as slurmd-wlm; the links that an installation makes matter: under another name they read no
+    # GRES.
     for program in folder.glob("usr/sbin/*-wlm"):
         program.with_name(program.name.removesuffix("-wlm")).symlink_to(program.name)
 
@@ -112,7 +127,11 @@ def enter(the_lab: Lab, name: str) -> tuple[str, ...]:
 
 def boot_id(the_lab: Lab, name: str) -> str:
     """Return the machine's boot id for a host whose sshd runs, empty for one that is off."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() if cluster_lab.alive(the_lab, name) else ""
+    return (
+        Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        if cluster_lab.alive(the_lab, name)
+        else ""
+    )
 
 
 def logs(the_lab: Lab) -> list[Path]:
@@ -134,7 +153,8 @@ def _prepare_host(the_lab: Lab, host: LabHost) -> None:
         (home / folder).mkdir(parents=True)
     keys = the_lab.identity.parent
     session = (
-        f"HOME={home}/home LAB_HOST={host.name} LAB_FAKES={home}/lab/fake PATH={_path(the_lab, host.name)} {cluster_lab.MARK}={the_lab.dir}"
+        f"HOME={home}/home LAB_HOST={host.name} LAB_FAKES={home}/lab/fake PATH={_path(the_lab, host.name)} "
+        f"{cluster_lab.MARK}={the_lab.dir}"
     )
     if host.role == "gpu":
         shutil.copy(cluster_lab.data_folder() / "lab" / "nvidia-smi", home / "bin" / "nvidia-smi")
@@ -167,20 +187,32 @@ def _write_slurm_config(the_lab: Lab) -> None:
         (the_lab.path / "spool" / f"slurmd.{node}").mkdir()
     plugins = _folder(the_lab, "usr/lib/*/slurm-wlm")
     extra = [
-        f"SlurmdUser={getpass.getuser()}", f"SlurmctldPort={port}", f"AuthInfo=socket={the_lab.dir}/run/munge.sock", f"PluginDir={plugins}",
-        *(f"NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port + 1 + i} {slurm.NODE}" for i, node in enumerate(nodes)),
-    ]  # fmt: skip
+        f"SlurmdUser={getpass.getuser()}",
+        f"SlurmctldPort={port}",
+        f"AuthInfo=socket={the_lab.dir}/run/munge.sock",
+        f"PluginDir={plugins}",
+        *(
+            f"NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port + 1 + i} {slurm.NODE}"
+            for i, node in enumerate(nodes)
+        ),
+    ]
     values = {
-        "controller": f"{name}(127.0.0.1)", "user": getpass.getuser(), "state": the_lab.dir, "run": f"{the_lab.dir}/run",
-        "each": ".%n", "nodes": ",".join(nodes), "extra": "\n".join(extra),
-    }  # fmt: skip
+        "controller": f"{name}(127.0.0.1)",
+        "user": getpass.getuser(),
+        "state": the_lab.dir,
+        "run": f"{the_lab.dir}/run",
+        "each": ".%n",
+        "nodes": ",".join(nodes),
+        "extra": "\n".join(extra),
+    }
     shown = cluster_lab.must([_program(the_lab, "slurmd"), "-V"], env=_environment(the_lab)).split()[-1].split(".")
     slurm.write_config(the_lab.path / "slurm", values, (int(shown[0]), int(shown[1])), _gpu_files(the_lab))
 
 
 def _gpu_files(the_lab: Lab) -> str:
-    """Return what stands for the GPUs in gres.conf. Slurm numbers GPUs for jobs only where their files are devices, and looks no
-    further than that: the consoles will do. Where they are missing, plain files let jobs ask for GPUs, but see no numbers."""
+    """Return what stands for the GPUs in gres.conf. Slurm numbers GPUs for jobs only where their files are devices,
+    and looks no further than that: the consoles will do. Where they are missing, plain files let jobs ask for GPUs,
+    but see no numbers."""
     if all(Path(f"/dev/tty{number}").is_char_device() for number in range(8)):
         return "/dev/tty[0-7]"
     for number in range(8):
@@ -191,7 +223,9 @@ def _gpu_files(the_lab: Lab) -> str:
 def _write_wrapper(the_lab: Lab, name: str) -> None:
     file = the_lab.path / "bin" / name
     settings = "\n".join(
-        f"export {key}='{value}'" for key, value in _environment(the_lab).items() if key in ("LD_LIBRARY_PATH", "SLURM_CONF")
+        f"export {key}='{value}'"
+        for key, value in _environment(the_lab).items()
+        if key in ("LD_LIBRARY_PATH", "SLURM_CONF")
     )
     file.write_text(f'#!/bin/sh\n{settings}\nexec {_program(the_lab, name)} "$@"\n', encoding="utf-8")
     file.chmod(0o755)
@@ -206,7 +240,9 @@ def _folder(the_lab: Lab, pattern: str) -> Path:
     """Find a folder among the unpacked packages, else on the machine."""
     found = sorted(Path(the_lab.image).glob(pattern)) or sorted(Path("/").glob(pattern))
     if not found:
-        raise Trouble(Problem("lab", f"no {pattern} in the lab's packages", try_=f"rm -rf {the_lab.image}, then invoke lab up"))
+        raise Trouble(
+            Problem("lab", f"no {pattern} in the lab's packages", try_=f"rm -rf {the_lab.image}, then invoke lab up")
+        )
     return found[0]
 
 
@@ -233,8 +269,14 @@ def _daemon(the_lab: Lab, name: str, *words: str) -> None:
     # A daemon may keep the stream it was started with: give it none of ours, or we would wait for its end.
     shell = 'exec "$@" >>"$0" 2>&1 </dev/null'
     log = the_lab.path / "log" / f"start-{name}.log"
-    done = process.run(["sh", "-c", shell, log, program, *words], env=_environment(the_lab), timeout=START_LIMIT)
+    done = process.run_program(
+        ["sh", "-c", shell, log, program, *words], env=_environment(the_lab), timeout=START_LIMIT
+    )
     if done.code != 0:
         raise Trouble(
-            Problem("lab", f"{name} does not start (code {done.code})", found=log.read_text(encoding="utf-8", errors="replace")[-500:])
+            Problem(
+                "lab",
+                f"{name} does not start (code {done.code})",
+                found=log.read_text(encoding="utf-8", errors="replace")[-500:],
+            )
         )

@@ -1,4 +1,4 @@
-"""Slurm of the lab: its configuration for both kinds of lab, and waiting until its nodes are idle."""
+"""Slurm of a lab: its configuration for both kinds of lab, and waiting until its nodes are idle."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ def write_config(folder: Path, values: Mapping[str, str], version: tuple[int, in
     template = string.Template((cluster_lab.data_folder() / "lab" / "slurm.conf").read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "slurm.conf").write_text(template.substitute(values), encoding="utf-8")
-    # Without cgroups mounted slurmd refuses to start, even with no cgroup plugin in use; only from 23.11 on can it be told so.
+    # Without cgroups mounted slurmd refuses to start, even with no cgroup plugin in use; only from 23.11 on can it be
+    # told so.
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     (folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n", encoding="utf-8")
     (folder / "gres.conf").write_text(f"Name=gpu File={gpu_files}\n", encoding="utf-8")
 
 
 def node_states(enter: Sequence[str]) -> dict[str, str]:
-    """Return the state of every node as sinfo says it; `enter` is the command prefix that runs something on the controller.
-    Empty while the controller does not answer."""
-    done = process.run([*enter, "sinfo", "-h", "-N", "-o", "%N %T"], env=cluster_lab.CLEAN_ENV, timeout=20)
+    """Return the state of every node as sinfo says it; `enter` is the command prefix that runs something on the
+    controller. Empty while the controller does not answer."""
+    done = process.run_program([*enter, "sinfo", "-h", "-N", "-o", "%N %T"], env=cluster_lab.CLEAN_ENV, timeout=20)
     pairs = [line.split(maxsplit=1) for line in done.out.splitlines()] if done.code == 0 else []
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 def wait_idle(the_lab: cluster_lab.Lab, enter: Sequence[str], logs: Sequence[Path]) -> None:
-    """Wait until every GPU node is idle; after a minute raise Trouble with what sinfo says and the last lines of `logs`."""
+    """Wait until every GPU node is idle; after a minute raise Trouble with what sinfo says and the last lines of
+    `logs`."""
     wanted = {host.name for host in the_lab.hosts if host.role == "gpu"}
     deadline = time.monotonic() + IDLE_LIMIT
     states = node_states(enter)

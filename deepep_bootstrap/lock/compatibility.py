@@ -1,5 +1,8 @@
-"""The rules of env/compatibility.toml as values: what must fit together, and what commits and substitutions contain.
-Pure."""
+"""The rules of compatibility.toml, evaluated for a lock and for the hosts of a site.
+
+A thing may be unknown: what the hosts say is not known while only a lock is read. A rule about it is then
+left for later.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import NAME, SOME, Form, Table, load
+from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
 FILE = "compatibility.toml"
 OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
 OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python", "nic_map")
 CONTAINS = ("has", "lacks")
-SENTENCE = Form(r"[a-z_]+ (>=|>|<=|<|is|has|lacks) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
-REV = Form(r"[0-9a-f]{40}", "a full commit id")
+SENTENCE = ValueForm(r"[a-z_]+ (>=|>|<=|<|is|has|lacks) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
+REV = ValueForm(r"[0-9a-f]{40}", "a full commit id")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Book:
+class RuleSet:
     """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by
     feature."""
 
@@ -79,13 +82,13 @@ class Book:
         return Contents(tuple(dict.fromkeys((*given, *had))), bool(recorded), rev)
 
 
-def read_book(texts: Mapping[str, str]) -> Book:
+def read_rules(texts: Mapping[str, str]) -> RuleSet:
     """Return the rules in the texts of env/; Trouble with every fault of the file."""
     problems: list[Problem] = []
     where = f"env/{FILE}"
     if FILE not in texts:
         raise Trouble(Problem(where, "this file is missing", try_="a fresh checkout"))
-    top = Table(load(texts[FILE], where), where, problems)
+    top = Table(load_toml(texts[FILE], where), where, problems)
     commits = {name: _commit(table) for name, table in top.named("commit", REV)}
     substitutions = {name: _substitution(table) for name, table in top.named("substitution", NAME)}
     named = {name for name, table in top.named("feature", NAME) if _feature(table)}
@@ -94,7 +97,7 @@ def read_book(texts: Mapping[str, str]) -> Book:
     top.close()
     if problems:
         raise Trouble(*problems)
-    return Book(rules, commits, substitutions)
+    return RuleSet(rules, commits, substitutions)
 
 
 def _commit(table: Table) -> tuple[str, ...]:
@@ -160,9 +163,10 @@ Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is not there) and
-    what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19 from its wheel`)."""
+class StackFacts:
+    """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is
+    not there) and what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19
+    from its wheel`)."""
 
     values: Mapping[str, tuple[str, ...]]
     contents: Mapping[str, Contents] = field(default_factory=dict)
@@ -170,7 +174,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFacts:
     """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
     network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
 
@@ -181,12 +185,12 @@ class Site:
     nic_map: bool = False
 
 
-def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
+def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
     """Return why stacks of the lock (all, or those named) cannot work, as far as a lock alone can tell.
 
     `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
     """
-    book = read_book(texts)
+    book = read_rules(texts)
     found = [
         problem
         for name in stacks or lock.stacks
@@ -197,9 +201,10 @@ def check(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> t
     return tuple(dict.fromkeys(found))
 
 
-def check_site(lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapping[str, str]) -> Judgement:
-    """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose wheels nobody knows."""
-    book = read_book(texts)
+def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts: Mapping[str, str]) -> Judgement:
+    """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose
+    wheels nobody knows."""
+    book = read_rules(texts)
     known = know(book, lock, stack, target)
     values = {
         **known.values,
@@ -217,22 +222,34 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: Site, texts: Mapp
     return tuple(problem for problem, refused in found if refused), remarks
 
 
-def know(book: Book, lock: Lock, stack: Stack, target: str) -> Known:
-    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could tell."""
+def know(book: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
+    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could
+    tell."""
     deepep = lock.sources[stack.deepep]
     source = lock.sources[stack.nvshmem] if stack.nvshmem else None
     wheel = stack.pinned(stack.nvshmem_wheel, target) if stack.nvshmem_wheel else None
     nvshmem = source.version if source else wheel.version if wheel else ""
-    values: dict[str, tuple[str, ...]] = {"deepep": (deepep.version,), "nvshmem": (nvshmem,) if nvshmem else (), "cuda": (stack.cuda,)}
+    values: dict[str, tuple[str, ...]] = {
+        "deepep": (deepep.version,),
+        "nvshmem": (nvshmem,) if nvshmem else (),
+        "cuda": (stack.cuda,),
+    }
     if target:
         nccl = stack.nccl_version(target)
-        values |= {"target": (target,), "nccl": (nccl,) if nccl else (), "wheels_cuda": _cuda_majors(stack.wheels.get(target, ()))}
-        values |= {name: tuple(found.version for found in [stack.pinned(name, target)] if found) for name in ("torch", "setuptools")}
+        values |= {
+            "target": (target,),
+            "nccl": (nccl,) if nccl else (),
+            "wheels_cuda": _cuda_majors(stack.wheels.get(target, ())),
+        }
+        values |= {
+            name: tuple(found.version for found in [stack.pinned(name, target)] if found)
+            for name in ("torch", "setuptools")
+        }
     contents = {"deepep": _contents(book, deepep), "nvshmem": _contents(book, source) if source else Contents()}
-    return Known(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
+    return StackFacts(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
 
 
-def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool]]:
+def broken(book: RuleSet, known: StackFacts, where: str) -> Iterator[tuple[Problem, bool]]:
     """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks
     for what a commit or substitutions give and of which nobody has recorded it: that is no promise kept, and no
     fault."""
@@ -256,8 +273,9 @@ def broken(book: Book, known: Known, where: str) -> Iterator[tuple[Problem, bool
 
 
 def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
-    """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; "" where that is not so."""
-    book = read_book(texts)
+    """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; ""
+    where that is not so."""
+    book = read_rules(texts)
     sentences = (each for rule in book.rules for each in (*rule.when, *rule.needs))
     asked = dict.fromkeys(each.value for each in sentences if each.operator == "has" and each.thing == "deepep")
     if rev in book.commits or not asked:
@@ -265,8 +283,9 @@ def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
     return f"nobody has recorded what this commit has of what the rules ask for ({', '.join(asked)}): {_recording(rev)}"
 
 
-def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], bool]) -> bool | None:
-    """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no value is false."""
+def holds(sentence: Sentence, known: StackFacts, several: Callable[[Iterator[bool]], bool]) -> bool | None:
+    """Return whether a sentence is true, None where that cannot be known. `several` decides over several values; no
+    value is false."""
     if sentence.operator in CONTAINS:
         contents = known.contents.get(sentence.thing, Contents(complete=False))
         there = sentence.value in contents.has
@@ -276,7 +295,9 @@ def holds(sentence: Sentence, known: Known, several: Callable[[Iterator[bool]], 
         return None
     value = _value(sentence, known)
     compare = COMPARISONS.get(sentence.operator)
-    return bool(values) and several((compare(numbers(one), numbers(value)) if compare else one == value) for one in values)
+    return bool(values) and several(
+        (compare(numbers(one), numbers(value)) if compare else one == value) for one in values
+    )
 
 
 def names_of(deepep: str, rev: str, nvshmem: str, *, wheel: bool) -> dict[str, str]:
@@ -293,7 +314,8 @@ def capabilities(archs: Sequence[str]) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers to compare: what follows a plus sign or is no number ends it, zeros at its end do not count."""
+    """Return a version as numbers to compare: what follows a plus sign or is no number ends it, zeros at its end do
+    not count."""
     parts: list[int] = []
     for part in version.partition("+")[0].split("."):
         match = re.match(r"\d+", part)
@@ -307,7 +329,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _value(sentence: Sentence, known: Known) -> str:
+def _value(sentence: Sentence, known: StackFacts) -> str:
     """Return the value of a sentence, with what `{thing}` is in its place."""
     if sentence.value.startswith("{"):
         return next(iter(known.values.get(sentence.value.strip("{}"), ())), "")
@@ -318,16 +340,17 @@ def _recording(rev: str) -> str:
     return f"reading it, then writing what it has under [commit.{rev}] in env/{FILE}"
 
 
-def _said(thing: str, known: Known) -> str:
+def _said(thing: str, known: StackFacts) -> str:
     return known.names.get(thing) or f"{thing} {' '.join(known.values.get(thing, ())) or 'none'}"
 
 
 def _cuda_majors(wheels: Sequence[Wheel]) -> tuple[str, ...]:
-    """Return the CUDA majors that wheels are made for: a suffix of their name, or the version of the runtime that has none."""
+    """Return the CUDA majors that wheels are made for: a suffix of their name, or the version of the runtime that
+    has none."""
     found = {match[1] for wheel in wheels if (match := re.search(r"-cu(\d+)$", wheel.name))}
     found |= {wheel.version.split(".")[0] for wheel in wheels if wheel.name in ("nvidia-cuda-runtime", "cuda-toolkit")}
     return tuple(sorted(found))
 
 
-def _contents(book: Book, source: Source) -> Contents:
+def _contents(book: RuleSet, source: Source) -> Contents:
     return book.contents(source.rev, ((each.file, each.replacement) for each in source.substitutes))

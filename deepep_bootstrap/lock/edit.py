@@ -1,4 +1,6 @@
-"""The lock's text: values replaced in place, with comments, order and every other byte as they were. Text in, text out."""
+"""Changes of the lock's text: values and lists of wheels replaced in place, with comments, order and every
+other byte as they were.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import String, StringType
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import load
+from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.lock.model import Wheel
 
 Place = tuple[str, ...]
@@ -24,18 +26,20 @@ Place = tuple[str, ...]
 def rewrite(text: str, values: Mapping[Place, str | int], path: str) -> str:
     """Return the lock `text` with `values` in place of what stood there; `path` names it in messages.
 
-    Every place must be there already. The result is read again: it must say exactly what was asked and differ in no other line.
-    Raises Trouble where that cannot be, and leaves it to a person then.
+    Every place must be there already. The result is read again: it must say exactly what was asked and differ in no
+    other line. Raises Trouble where that cannot be, and leaves it to a person then.
     """
-    wanted: dict[str, Any] = load(text, path)
+    wanted: dict[str, Any] = load_toml(text, path)
     document = tomlkit.parse(text)
     for place, value in values.items():
         _put(document, place, value, path)
         _put(wanted, place, value, path)
     new = tomlkit.dumps(document)
-    if load(new, path) != wanted or not _touches_only(text, new, len(values)):
+    if load_toml(new, path) != wanted or not _touches_only(text, new, len(values)):
         lines = ", ".join(f"{'.'.join(place)} = {value!r}" for place, value in values.items())
-        raise Trouble(Problem(path, "cannot be rewritten without touching other lines", try_=f"writing by hand: {lines}"))
+        raise Trouble(
+            Problem(path, "cannot be rewritten without touching other lines", try_=f"writing by hand: {lines}")
+        )
     return new
 
 
@@ -66,7 +70,8 @@ def _touches_only(old: str, new: str, most: int) -> bool:
 
 HEADER = re.compile(r"^[ \t]*\[{1,2}(?P<name>[^\[\]\n{]+)\]{1,2}[ \t]*(?:#.*)?\r?$", re.MULTILINE)
 TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[\[\]]')
-"""What matters while looking for the end of a list: strings and comments, in which brackets mean nothing, and brackets."""
+"""What matters while looking for the end of a list: strings and comments, in which brackets mean nothing, and
+brackets."""
 INDENT = "  "
 
 Target = tuple[str, str]
@@ -74,16 +79,17 @@ Target = tuple[str, str]
 
 
 def put_wheels(text: str, lists: Mapping[Target, Sequence[Wheel]], path: str) -> str:
-    """Return the lock `text` with these lists of wheels in place of those that stand there, or added to their stack; `path` names it in
-    messages. Lines of wheels that stay are kept as they are, with comments above them.
+    """Return the lock `text` with these lists of wheels in place of those that stand there, or added to their stack;
+    `path` names it in messages. Lines of wheels that stay are kept as they are, with comments above them.
 
-    The result is read again: it must say exactly what was asked. Raises Trouble where that cannot be, and leaves it to a person then.
+    The result is read again: it must say exactly what was asked. Raises Trouble where that cannot be, and leaves it to
+    a person then.
     """
-    wanted: dict[str, Any] = load(text, path)
+    wanted: dict[str, Any] = load_toml(text, path)
     for (stack, target), wheels in lists.items():
         wanted["stack"][stack].setdefault("wheels", {})[target] = [asdict(wheel) for wheel in wheels]
         text = _put_wheel(text, (stack, target), wheels, path)
-    if load(text, path) != wanted:
+    if load_toml(text, path) != wanted:
         raise _by_hand(path, ", ".join(f"stack.{stack}.wheels.{target}" for stack, target in lists))
     return text
 
@@ -99,7 +105,11 @@ def _literal(value: str | int) -> str:
 
 
 def _by_hand(path: str, keys: str) -> Trouble:
-    return Trouble(Problem(path, "cannot be rewritten without touching other lines", keys, try_="writing it by hand, one wheel a line"))
+    return Trouble(
+        Problem(
+            path, "cannot be rewritten without touching other lines", keys, try_="writing it by hand, one wheel a line"
+        )
+    )
 
 
 def _put_wheel(text: str, where: Target, wheels: Sequence[Wheel], path: str) -> str:
@@ -119,7 +129,8 @@ def _put_wheel(text: str, where: Target, wheels: Sequence[Wheel], path: str) -> 
 
 
 def _body(old: str, wheels: Sequence[Wheel]) -> Iterator[str]:
-    """Yield the lines of a list: those of wheels that stay as they are, new ones for the others; comments go with the next wheel."""
+    """Yield the lines of a list: those of wheels that stay as they are, new ones for the others; comments go with
+    the next wheel."""
     kept: dict[str, tuple[list[str], str]] = {}
     above: list[str] = []
     for text in old.replace("\r\n", "\n").split("\n"):
@@ -139,7 +150,7 @@ def _body(old: str, wheels: Sequence[Wheel]) -> Iterator[str]:
 def _said(text: str) -> object:
     """Return what one line of a list says; None where it is no line by itself."""
     try:
-        return load(f"x = [\n{text}\n]\n", "").get("x") if re.search(r"\},\s*(?:#.*)?$", text) else None
+        return load_toml(f"x = [\n{text}\n]\n", "").get("x") if re.search(r"\},\s*(?:#.*)?$", text) else None
     except Trouble:
         return None
 
@@ -175,7 +186,8 @@ def _closing(text: str, start: int) -> int:
 
 
 def _end_of_stack(text: str, stack: str) -> int | None:
-    """Return where the table of a stack ends: behind its last line that is neither empty nor a comment, which may be about what follows."""
+    """Return where the table of a stack ends: behind its last line that is neither empty nor a comment, which may be
+    about what follows."""
     for name, start, end in _tables(text):
         if name == f"stack.{stack}":
             lines = text[start:end].splitlines(keepends=True)

@@ -1,4 +1,6 @@
-"""The lock: what is pinned, read from TOML into frozen values; every fault of the file reported at once."""
+"""The lock: sources, wheels, stacks and tools, read from TOML into frozen values; every fault of the file
+reported at once.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,26 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import ANY, NAME, SOME, Form, Table, load
+from deepep_bootstrap.core.toml import ANY, NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.packages import System, read_system
 
-URL = Form(r"(https?|ssh|git|file)://[^\s/]*/\S+", "an address such as https://host/owner/name")
-FILE_URL = Form(r"(https?|file)://[^\s/]*/\S*[^\s/]", "the address of a file such as https://host/path/name.tar.gz")
-REF = Form(r"[A-Za-z0-9][^\s~^:?*\[\\\x00-\x1f\x7f]*", "a branch, a tag or a full ref")
-REV = Form(r"[0-9a-f]{40}|[0-9a-f]{64}", "a full commit id (40 hexadecimal digits)")
-HASH = Form(r"sha256-[A-Za-z0-9+/]{43}=", "an SRI hash: sha256- and 44 characters of base 64")
-FILE_HASH = Form(
+URL = ValueForm(r"(https?|ssh|git|file)://[^\s/]*/\S+", "an address such as https://host/owner/name")
+FILE_URL = ValueForm(
+    r"(https?|file)://[^\s/]*/\S*[^\s/]", "the address of a file such as https://host/path/name.tar.gz"
+)
+REF = ValueForm(r"[A-Za-z0-9][^\s~^:?*\[\\\x00-\x1f\x7f]*", "a branch, a tag or a full ref")
+REV = ValueForm(r"[0-9a-f]{40}|[0-9a-f]{64}", "a full commit id (40 hexadecimal digits)")
+HASH = ValueForm(r"sha256-[A-Za-z0-9+/]{43}=", "an SRI hash: sha256- and 44 characters of base 64")
+FILE_HASH = ValueForm(
     r"sha256-[A-Za-z0-9+/]{43}=|sha512-[A-Za-z0-9+/]{86}==",
     "an SRI hash: sha256- and 44, or sha512- and 88 characters of base 64",
 )
-VERSION = Form(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
-FILE = Form(r"[^\x00-\x1f\x7f]+", "the name of a file")
-REASON = Form(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "one line of text: what is wrong upstream, and its issue there")
-OPTION = Form(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
+VERSION = ValueForm(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
+FILE = ValueForm(r"[^\x00-\x1f\x7f]+", "the name of a file")
+REASON = ValueForm(
+    r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "one line of text: what is wrong upstream, and its issue there"
+)
+OPTION = ValueForm(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ class Substitute:
 class Source:
     """A git tree pinned by full commit `rev` and NAR `hash` (SRI); `ref` is what was asked for.
 
-    `last_modified` is the commit's time (seconds since 1970), `version` the project's own version, `submodules` whether the hash is
-    that of the tree with its submodules filled in, `options` build options handed to its recipe, `checks` the health checks of the
-    built entry.
+    `last_modified` is the commit's time (seconds since 1970), `version` the project's own version, `submodules` whether
+    the hash is that of the tree with its submodules filled in, `options` build options handed to its recipe, `checks`
+    the health checks of the built entry.
     """
 
     name: str
@@ -119,8 +125,9 @@ def read_archive(name: str, table: Table) -> Archive:
     return archive
 
 
-def read_hash(table: Table, form: Form = HASH) -> str:
-    """Return the SRI hash of `table`; one whose last character holds bits that no hash has is a problem: one content, one spelling."""
+def read_hash(table: Table, form: ValueForm = HASH) -> str:
+    """Return the SRI hash of `table`; one whose last character holds bits that no hash has is a problem: one
+    content, one spelling."""
     value = table.text("hash", form)
     kind, _, digits = value.partition("-")
     if value and base64.b64encode(binascii.a2b_base64(digits)).decode() != digits:
@@ -137,8 +144,12 @@ def _substitute(table: Table) -> Substitute:
         reason=table.text("reason", REASON) if "reason" in table.data else table.take("reason", str, ""),
     )
     file = PurePosixPath(substitute.file)
-    if substitute.file and (file.is_absolute() or ".." in file.parts or str(file) != substitute.file or file.parts[:1] == (".git",)):
-        table.complain("file", "is not a file inside the tree", substitute.file, "a path relative to the top of the tree")
+    if substitute.file and (
+        file.is_absolute() or ".." in file.parts or str(file) != substitute.file or file.parts[:1] == (".git",)
+    ):
+        table.complain(
+            "file", "is not a file inside the tree", substitute.file, "a path relative to the top of the tree"
+        )
     if substitute.text and substitute.text == substitute.replacement:
         table.complain("replacement", "is the same as text")
     table.close()
@@ -148,18 +159,19 @@ def _substitute(table: Table) -> Substitute:
 PYTHON = "python"
 """The key of the requirements, and what `lock --update` takes for the wheels; so no source has this name."""
 OWN_INDEX = "pypi"
-TARGET = Form(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
+TARGET = ValueForm(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
 _BOUND = r"(?:[=!~<>]=|[<>]) ?[0-9][A-Za-z0-9.+!*]*"
-REQUIREMENT = Form(
+REQUIREMENT = ValueForm(
     rf"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9,._-]+\])?(?: ?{_BOUND}(?:, ?{_BOUND})*)?",
     "a requirement such as torch==2.10.0 or setuptools<82",
 )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the wheels of a stack are resolved from: requirements, and `overrides` of what distributions require of each other, for each of
-    `targets`. `indexes` names the index of a requirement that does not come from `index`. Without requirements, nobody resolves."""
+class WheelRequest:
+    """What the wheels of a stack are resolved from: requirements, and `overrides` of what distributions require of
+    each other, for each of `targets`. `indexes` names the index of a requirement that does not come from `index`.
+    Without requirements, nobody resolves."""
 
     python: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -172,10 +184,10 @@ class Asked:
         return self.indexes.get(plain_name(name), self.index)
 
 
-def read_asked(table: Table) -> Asked:
+def read_asked(table: Table) -> WheelRequest:
     """Read what the table of a stack asks for; it may ask for nothing."""
     names = table.inner("indexes")
-    asked = Asked(
+    asked = WheelRequest(
         python=table.words(PYTHON, REQUIREMENT),
         overrides=table.words("overrides", REQUIREMENT),
         targets=table.words("targets", TARGET),
@@ -198,20 +210,24 @@ def requirement_name(requirement: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a distribution as indexes write it: small letters, one dash for any run of dots, dashes and underscores."""
+    """Return the name of a distribution as indexes write it: small letters, one dash for any run of dots, dashes and
+    underscores."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 FORMAT = 1
-WHEEL_NAME = Form(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
-INDEX_URL = Form(r"(https?|file)://\S+", "an address such as https://host/simple")
-WHEEL_FILE = Form(r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl")
-CUDA = Form(r"[1-9][0-9]*", 'a CUDA major such as "12"')
+WHEEL_NAME = ValueForm(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
+INDEX_URL = ValueForm(r"(https?|file)://\S+", "an address such as https://host/simple")
+WHEEL_FILE = ValueForm(
+    r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl"
+)
+CUDA = ValueForm(r"[1-9][0-9]*", 'a CUDA major such as "12"')
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel file: distribution name and version, the index's *name*, file name, SRI hash of the file, size in bytes."""
+    """One wheel file: distribution name and version, the index's *name*, file name, SRI hash of the file, size in
+    bytes."""
 
     name: str
     version: str
@@ -234,9 +250,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Stack:
-    """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels by target
-    (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM that is not built from a
-    source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the wheels were resolved from."""
+    """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels
+    by target (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM
+    that is not built from a source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the
+    wheels were resolved from."""
 
     name: str
     deepep: str
@@ -246,12 +263,14 @@ class Stack:
     wheels: Mapping[str, tuple[Wheel, ...]]
     nvshmem_wheel: str = ""
     nccl_wheel: str = ""
-    asked: Asked = field(default_factory=Asked)
+    asked: WheelRequest = field(default_factory=WheelRequest)
 
     def pinned(self, name: str, target: str = "") -> Wheel | None:
         """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
         closures = (self.wheels.get(target, ()),) if target else self.wheels.values()
-        return next((wheel for closure in closures for wheel in closure if plain_name(wheel.name) == plain_name(name)), None)
+        return next(
+            (wheel for closure in closures for wheel in closure if plain_name(wheel.name) == plain_name(name)), None
+        )
 
     def nccl_version(self, target: str) -> str:
         """Return the version of the NCCL that DeepEP V2 is built with and runs with; "" for a stack without."""
@@ -261,8 +280,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class Lock:
-    """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names to addresses. `text`
-    is what was read: whoever keeps or hashes the lock of a run takes it from here, because the file may change while that run goes on."""
+    """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names
+    to addresses. `text` is what was read: whoever keeps or hashes the lock of a run takes it from here, because the
+    file may change while that run goes on."""
 
     path: str
     version: int
@@ -276,7 +296,7 @@ class Lock:
     text: str = field(default="", repr=False)
 
 
-def read(path: str | Path) -> Lock:
+def read_lock_file(path: str | Path) -> Lock:
     """Read the lock file at `path`. Raises Trouble with every fault of the file, or when it cannot be read."""
     try:
         text = Path(path).read_bytes().decode()
@@ -284,13 +304,13 @@ def read(path: str | Path) -> Lock:
         raise Trouble(Problem(str(path), f"the lock cannot be read: {error.strerror}", try_="--lock=FILE")) from None
     except UnicodeDecodeError as error:
         raise Trouble(Problem(str(path), f"is not UTF-8 at byte {error.start}")) from None
-    return parse(text, str(path))
+    return parse_lock(text, str(path))
 
 
-def parse(text: str, path: str) -> Lock:
+def parse_lock(text: str, path: str) -> Lock:
     """Return the lock in TOML `text`; `path` names it in messages. Raises Trouble with every fault at once."""
     problems: list[Problem] = []
-    top = Table(load(text, path), path, problems)
+    top = Table(load_toml(text, path), path, problems)
     version = top.take("version", int)
     if not problems and version != FORMAT:
         top.complain("version", "this lock has another format: update the tool", version, str(FORMAT))
@@ -317,13 +337,24 @@ def parse(text: str, path: str) -> Lock:
 
 def _check_references(lock: Lock, top: Table) -> None:
     if lock.default_stack and lock.default_stack not in lock.stacks:
-        top.complain("default_stack", "there is no such stack", lock.default_stack, ", ".join(lock.stacks) or "a table [stack.NAME]")
+        top.complain(
+            "default_stack",
+            "there is no such stack",
+            lock.default_stack,
+            ", ".join(lock.stacks) or "a table [stack.NAME]",
+        )
     for kind, pins in (("source", lock.sources), ("archive", lock.archives)):
         if PYTHON in pins:
-            top.complain(f"{kind}.{PYTHON}", "this name is taken: `lock --update python` is about wheels", wanted="another name")
+            top.complain(
+                f"{kind}.{PYTHON}", "this name is taken: `lock --update python` is about wheels", wanted="another name"
+            )
     for name in lock.archives:
         if name in lock.sources:
-            top.complain(f"archive.{name}", "a source has this name already", wanted="a name of its own: `lock --update` takes names")
+            top.complain(
+                f"archive.{name}",
+                "a source has this name already",
+                wanted="a name of its own: `lock --update` takes names",
+            )
     wanted = ", ".join(lock.sources) or "a table [source.NAME]"
     for stack in lock.stacks.values():
         for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
@@ -337,11 +368,23 @@ def _check_wheel_roles(stack: Stack, top: Table) -> None:
     for role, name in (("nvshmem_wheel", stack.nvshmem_wheel), ("nccl_wheel", stack.nccl_wheel)):
         lacking = [target for target in stack.wheels if name and stack.pinned(name, target) is None]
         if lacking or (name and not stack.wheels):
-            top.complain(f"stack.{stack.name}.{role}", "this wheel is not listed", name, f"one for {', '.join(lacking) or 'a target'}")
+            top.complain(
+                f"stack.{stack.name}.{role}",
+                "this wheel is not listed",
+                name,
+                f"one for {', '.join(lacking) or 'a target'}",
+            )
     if stack.nvshmem and stack.nvshmem_wheel:
-        top.complain(f"stack.{stack.name}.nvshmem_wheel", "NVSHMEM comes from a source already", stack.nvshmem_wheel, "one of the two")
+        top.complain(
+            f"stack.{stack.name}.nvshmem_wheel",
+            "NVSHMEM comes from a source already",
+            stack.nvshmem_wheel,
+            "one of the two",
+        )
     if stack.nvshmem and not stack.gdrcopy:
-        top.complain(f"stack.{stack.name}.gdrcopy", "is missing", wanted="a source: NVSHMEM is compiled against its header")
+        top.complain(
+            f"stack.{stack.name}.gdrcopy", "is missing", wanted="a source: NVSHMEM is compiled against its header"
+        )
 
 
 def _stack(name: str, table: Table) -> Stack:
@@ -357,8 +400,12 @@ def _stack(name: str, table: Table) -> Stack:
         gdrcopy=unless("nvshmem_wheel", "gdrcopy"),
         cuda=table.text("cuda", CUDA),
         wheels={target: _closure(target, wheels) for target in wheels.data},
-        nvshmem_wheel=table.text("nvshmem_wheel", WHEEL_NAME) if "nvshmem_wheel" in table.data else table.take("nvshmem_wheel", str, ""),
-        nccl_wheel=table.text("nccl_wheel", WHEEL_NAME) if "nccl_wheel" in table.data else table.take("nccl_wheel", str, ""),
+        nvshmem_wheel=table.text("nvshmem_wheel", WHEEL_NAME)
+        if "nvshmem_wheel" in table.data
+        else table.take("nvshmem_wheel", str, ""),
+        nccl_wheel=table.text("nccl_wheel", WHEEL_NAME)
+        if "nccl_wheel" in table.data
+        else table.take("nccl_wheel", str, ""),
         asked=read_asked(table),
     )
     table.close()
@@ -411,7 +458,12 @@ def _wheel(table: Table) -> Wheel:
     if wheel.file and wheel.name and wheel.version:
         name, version = wheel.file.split("-")[:2]
         if (plain_name(name), version.replace("_", "-")) != (plain_name(wheel.name), wheel.version.replace("_", "-")):
-            table.complain("file", "is another wheel than name and version say", f"{name} {version}", f"{wheel.name} {wheel.version}")
+            table.complain(
+                "file",
+                "is another wheel than name and version say",
+                f"{name} {version}",
+                f"{wheel.name} {wheel.version}",
+            )
     return wheel
 
 
@@ -420,7 +472,9 @@ def installs_on(wheel: Wheel, target: str) -> bool:
     interpreter, machine = target.split("-", 1)
     python, abi, platforms = wheel.tags
     pythons = python.split(".")
-    stable = abi == "abi3" and any(re.fullmatch(r"cp3[0-9]+", tag) and int(tag[3:]) <= int(interpreter[3:]) for tag in pythons)
+    stable = abi == "abi3" and any(
+        re.fullmatch(r"cp3[0-9]+", tag) and int(tag[3:]) <= int(interpreter[3:]) for tag in pythons
+    )
     pure = abi == "none" and any(tag in ("py3", interpreter, interpreter.replace("cp", "py")) for tag in pythons)
     native = abi == interpreter and interpreter in pythons
     system = any(tag == "any" or re.fullmatch(rf"(manylinux\w*|linux)_{machine}", tag) for tag in platforms)
@@ -439,7 +493,9 @@ def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]
     """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
     everything = set(stacks) == set(lock.stacks)
     sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
-    archives = [archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)]
+    archives = [
+        archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)
+    ]
     return sources, archives
 
 
@@ -451,4 +507,8 @@ def users(lock: Lock, name: str) -> list[str]:
 def roles(stack: Stack, lock: Lock) -> dict[str, str]:
     """Return the pins that a stack uses by what it uses them for."""
     values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
-    return {role: name for role, name in values.items() if isinstance(name, str) and (name in lock.sources or name in lock.archives)}
+    return {
+        role: name
+        for role, name in values.items()
+        if isinstance(name, str) and (name in lock.sources or name in lock.archives)
+    }

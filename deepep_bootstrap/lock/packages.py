@@ -1,4 +1,6 @@
-"""What a distribution calls the packages that host recipes install, and where they come from: the lock's `[system.<id>]` tables. Pure."""
+"""Packages and package repositories of each distribution, for the host recipes: the lock's `[system.<id>]`
+tables.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deepep_bootstrap.core.toml import Form, Table
+from deepep_bootstrap.core.toml import Table, ValueForm
 
 PURPOSES = (
     "build-deps",
@@ -31,26 +33,29 @@ ABSENT = "-"
 HIGHEST_PRIORITY = 1000
 """From 1001 on apt also downgrades packages (apt_preferences(5))."""
 
-MANAGER = Form(r"apt|dnf", '"apt" or "dnf"')
-PACKAGE = Form(
+MANAGER = ValueForm(r"apt|dnf", '"apt" or "dnf"')
+PACKAGE = ValueForm(
     r"@[A-Za-z0-9][A-Za-z0-9._:/-]*|[A-Za-z0-9]([A-Za-z0-9.+_:~-]|\{kernel\})*(=[0-9A-Za-z*][0-9A-Za-z.+_:~*-]*)?",
     "a package name, or NAME=VERSION",
 )
-GLOB = Form(r"[A-Za-z0-9*][A-Za-z0-9.+_*-]*", "a package name, in which * stands for anything")
-URL = Form(r"(https?|file)://\S+", "an address such as https://host/path")
-SUITE = Form(r"[A-Za-z0-9./][A-Za-z0-9._/+-]*", "a suite, or ./ for a flat repository")
-COMPONENT = Form(r"[A-Za-z0-9][A-Za-z0-9._/+-]*", "a component")
-FINGERPRINT = Form(r"[0-9A-F]{40}", "the full fingerprint of the primary key: 40 hexadecimal digits in capitals, without spaces")
-PURPOSE = Form("|".join(PURPOSES), " or ".join(PURPOSES))
-BY_HAND = Form(r"[^\x00-\x1f\x7f]+", "one line of text")
+GLOB = ValueForm(r"[A-Za-z0-9*][A-Za-z0-9.+_*-]*", "a package name, in which * stands for anything")
+URL = ValueForm(r"(https?|file)://\S+", "an address such as https://host/path")
+SUITE = ValueForm(r"[A-Za-z0-9./][A-Za-z0-9._/+-]*", "a suite, or ./ for a flat repository")
+COMPONENT = ValueForm(r"[A-Za-z0-9][A-Za-z0-9._/+-]*", "a component")
+FINGERPRINT = ValueForm(
+    r"[0-9A-F]{40}", "the full fingerprint of the primary key: 40 hexadecimal digits in capitals, without spaces"
+)
+PURPOSE = ValueForm("|".join(PURPOSES), " or ".join(PURPOSES))
+BY_HAND = ValueForm(r"[^\x00-\x1f\x7f]+", "one line of text")
 
 
 @dataclass(frozen=True)
 class Repository:
     """A package repository that is added for the purposes in `purposes`, and the one key that may sign it.
 
-    `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components. `priority` is
-    apt's Pin-Priority for everything in it (0: apt's own, 500); 100 keeps it from replacing what the distribution has.
+    `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components.
+    `priority` is apt's Pin-Priority for everything in it (0: apt's own, 500); 100 keeps it from replacing what the
+    distribution has.
     """
 
     name: str
@@ -67,8 +72,8 @@ class Repository:
 class System:
     """Distribution packages by purpose for the host recipes of one `[system.<id>]`, e.g. {"build-deps": ("gcc", …)}.
 
-    `hold` names (globs) what is kept from changing once a driver was installed. `by_hand` says, by purpose, what an administrator
-    has to set up before the packages can be had, where the lock has no repository for them.
+    `hold` names (globs) what is kept from changing once a driver was installed. `by_hand` says, by purpose, what an
+    administrator has to set up before the packages can be had, where the lock has no repository for them.
     """
 
     id: str
@@ -89,7 +94,9 @@ def read_system(name: str, table: Table) -> System:
     hold = table.words("hold", GLOB)
     repositories = tuple(_repository(inner, label, manager) for label, inner in table.named("repository"))
     hands = table.inner("by-hand")
-    by_hand = {purpose: text for purpose in PURPOSES if purpose in hands.data and (text := hands.text(purpose, BY_HAND))}
+    by_hand = {
+        purpose: text for purpose in PURPOSES if purpose in hands.data and (text := hands.text(purpose, BY_HAND))
+    }
     hands.known.extend(PURPOSES)
     hands.close()
     for purpose in by_hand:
@@ -108,7 +115,9 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         table.complain("priority", "is out of range", priority, f"1 to {HIGHEST_PRIORITY}")
     if suite and suite.endswith("/") == bool(components):
         flat = "none: the suite of a flat repository ends in /"
-        table.complain("components", "do not fit the suite", " ".join(components) or "none", flat if components else "at least one")
+        table.complain(
+            "components", "do not fit the suite", " ".join(components) or "none", flat if components else "at least one"
+        )
     repository = Repository(
         name=name,
         url=table.address("url", URL),
@@ -126,11 +135,13 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
 
 
 def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, str]:
-    """Return what recipes/host/packages.sh takes from the environment for one purpose on a host with that running `kernel`.
+    """Return what recipes/host/packages.sh takes from the environment for one purpose on a host with that running
+    `kernel`.
 
-    MANAGER, PACKAGES and HEADERS (packages, separated by spaces), HOLD (globs), REPOSITORIES (one a line, as `_line` writes it) and
-    BY_HAND; "cuda-toolkit-N" adds CUDA_MAJOR, "python" PYTHON_WANTED. Without a row for the distribution nothing of it is known,
-    and the recipe says what to install by hand. Without a known kernel, packages named after it are left out.
+    MANAGER, PACKAGES and HEADERS (packages, separated by spaces), HOLD (globs), REPOSITORIES (one a line, as `_line`
+    writes it) and BY_HAND; "cuda-toolkit-N" adds CUDA_MAJOR, "python" PYTHON_WANTED. Without a row for the distribution
+    nothing of it is known, and the recipe says what to install by hand. Without a known kernel, packages named after it
+    are left out.
     """
     own = {"CUDA_MAJOR": purpose.rpartition("-")[2]} if purpose.startswith("cuda-toolkit-") else {}
     if system is None:
@@ -154,6 +165,7 @@ def _packages(system: System, purpose: str, kernel: str) -> str:
 
 
 def _line(entry: Repository) -> str:
-    """Return name, address, suite, components (joined by commas), address and fingerprint of the key, and priority; "-" for none."""
+    """Return name, address, suite, components (joined by commas), address and fingerprint of the key, and priority;
+    "-" for none."""
     fields = (entry.name, entry.url, entry.suite, ",".join(entry.components), entry.key_url, entry.key_fingerprint)
     return " ".join([*(field or ABSENT for field in fields), str(entry.priority)])

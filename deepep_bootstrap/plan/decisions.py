@@ -1,4 +1,6 @@
-"""What is not there and not needed: one note for each, so that nobody looks for it in vain. Pure."""
+"""Decisions before a plan: hosts to build and submit on, Python, CUDA toolkit, network settings, entries and
+the offer; with a note for what is absent and not needed.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,19 @@ from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.network_env import AUTO, Derived, ascending, read_profile, short_name
 from deepep_bootstrap.lock import compatibility
-from deepep_bootstrap.lock.compatibility import Book, Judgement, numbers, read_book
+from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
-from deepep_bootstrap.prefix.entries import Entry, Wanted, deepep_recipe, name_entries
-from deepep_bootstrap.prefix.offer import Offer, Site, StackRecord, read_offer
+from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
+from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, read_offer
 from deepep_bootstrap.prefix.test_kinds import COPIED
 from deepep_bootstrap.slurm import commands
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by relative path.
-    `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get the lock's package repositories."""
+class PlanRequest:
+    """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by
+    relative path. `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get
+    the lock's package repositories."""
 
     lock: Lock
     stack: Stack
@@ -42,9 +45,9 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this machine; `absent` are
-    hosts that the offer is for and that this run does not see."""
+class Decisions:
+    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this
+    machine; `absent` are hosts that the offer is for and that this run does not see."""
 
     build_host: str
     prefix_host: str
@@ -68,11 +71,20 @@ class Choice:
 CONTROL = "@control"
 
 
-def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
+def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decisions:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
-    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+    gpu_hosts = {
+        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
+    }
     if not gpu_hosts:
-        raise Trouble(Problem(request.inventory.path, "no GPU host answered", found=fold(facts), wanted="at least one host with role=gpu"))
+        raise Trouble(
+            Problem(
+                request.inventory.path,
+                "no GPU host answered",
+                found=fold(facts),
+                wanted="at least one host with role=gpu",
+            )
+        )
     check_shared(request.prefix, facts)
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)
@@ -85,17 +97,33 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     derived = network_env.adapt(derived) if second else derived
     derived = keep(derived, known, gpu_hosts, request.inventory.settings.profile)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
-    notes.extend((f"profile {derived.profile}: {derived.why}", *derived.notes, *absences(load, build_host, request.inventory, facts)))
+    notes.extend(
+        (
+            f"profile {derived.profile}: {derived.why}",
+            *derived.notes,
+            *absences(load, build_host, request.inventory, facts),
+        )
+    )
     target, python = choose_python(request, gpu_hosts, here, known)
     judge = judge_by(request, derived, target, python)
     theirs = known.record.cuda_home if known.record and known.decides else ""
-    toolkit, told = choose_toolkit(Wish(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs))
+    toolkit, told = choose_toolkit(
+        ToolkitRequest(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs)
+    )
     notes.extend(told)
     wheels = () if request.external_python else request.stack.wheels[target]
-    entries = name_entries(Wanted(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target))
-    gres = commands.resolve_gres(request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
-    record = replace(make_record(request, derived, entries, toolkit), python_version=minor_version(python), site=make_site(request, gres))
-    return Choice(
+    entries = name_entries(
+        EntryInputs(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target)
+    )
+    gres = commands.resolve_gres(
+        request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node]
+    )
+    record = replace(
+        make_record(request, derived, entries, toolkit),
+        python_version=minor_version(python),
+        site=make_site(request, gres),
+    )
+    return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
         slurm_host=slurm_host,
@@ -112,13 +140,15 @@ def choose(request: Request, facts: Mapping[str, Facts]) -> Choice:
     )
 
 
-def judge_by(request: Request, derived: network_env.Derived, target: str, python: Python) -> Callable[[Toolkit], compatibility.Judgement]:
+def judge_by(
+    request: PlanRequest, derived: network_env.Derived, target: str, python: Python
+) -> Callable[[Toolkit], compatibility.Judgement]:
     """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
     link = read_profile(derived.profile, request.templates).link
     nic_map = any(network_env.MAP in values for values in (derived.environment, *derived.by_host.values()))
 
     def judge(toolkit: Toolkit) -> compatibility.Judgement:
-        site = compatibility.Site(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
+        site = compatibility.SiteFacts(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
         return compatibility.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge
@@ -131,17 +161,22 @@ def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
         ids.setdefault(seen.prefix.id, []).append(name)
     if len(ids) > 1:
         views = "; ".join(
-            f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in sorted(ids.items(), key=lambda item: -len(item[1]))
+            f"{marker[:8] or 'nothing'} on {fold(names)}"
+            for marker, names in sorted(ids.items(), key=lambda item: -len(item[1]))
         )
         odd = min(ids.values(), key=len)
         raise Trouble(
             Problem(
-                fold(odd), f"{prefix} is not the same directory everywhere", views, "one shared directory", "mounting it there, or --limit"
+                fold(odd),
+                f"{prefix} is not the same directory everywhere",
+                views,
+                "one shared directory",
+                "mounting it there, or --limit",
             )
         )
 
 
-def named_host(request: Request, key: str, facts: Mapping[str, Facts]) -> str:
+def named_host(request: PlanRequest, key: str, facts: Mapping[str, Facts]) -> str:
     """Return the host a setting of the hosts file names, or "" where it names none."""
     name: str = getattr(request.inventory.settings, key)
     if name and name not in facts:
@@ -149,7 +184,7 @@ def named_host(request: Request, key: str, facts: Mapping[str, Facts]) -> str:
     return name
 
 
-def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: list[str]) -> str:
+def choose_build_host(request: PlanRequest, gpu_hosts: Mapping[str, Facts], notes: list[str]) -> str:
     """Return the host to build on: the one the hosts file names, else the first free GPU host."""
     if name := named_host(request, "build_host", gpu_hosts):
         return name
@@ -167,14 +202,18 @@ def choose_build_host(request: Request, gpu_hosts: Mapping[str, Facts], notes: l
         return able[0]
     raise Trouble(
         Problem(
-            fold(busy), "every GPU host is busy", next(iter(busy.values())), "one free host to build on", "later, or --on-busy-host=use"
+            fold(busy),
+            "every GPU host is busy",
+            next(iter(busy.values())),
+            "one free host to build on",
+            "later, or --on-busy-host=use",
         )
     )
 
 
 def busy_with(facts: Facts, reservation: str = "") -> str:
-    """Return what keeps a host from being used now, or "" for a free host. Under Slurm the allocation decides: jobs make it wait, on a
-    drained node it would wait for ever, on a reserved one unless jobs name its `reservation`."""
+    """Return what keeps a host from being used now, or "" for a free host. Under Slurm the allocation decides: jobs
+    make it wait, on a drained node it would wait for ever, on a reserved one unless jobs name its `reservation`."""
     if waits := commands.out_of_service(facts, reservation):
         return waits
     if facts.slurm.works and facts.slurm.node:
@@ -187,7 +226,7 @@ def busy_with(facts: Facts, reservation: str = "") -> str:
     return f"{count} GPU processes" if count else ""
 
 
-def choose_slurm_host(request: Request, facts: Mapping[str, Facts]) -> str:
+def choose_slurm_host(request: PlanRequest, facts: Mapping[str, Facts]) -> str:
     """Return where sbatch is run: the named host, this machine, the first host with a working Slurm client, or ""."""
     if name := named_host(request, "slurm_host", facts):
         return name
@@ -198,19 +237,29 @@ def choose_slurm_host(request: Request, facts: Mapping[str, Facts]) -> str:
     return next((name for name in working if name in logins), working[0] if working else "")
 
 
-def choose_python(request: Request, gpu_hosts: Mapping[str, Facts], here: Facts, known: Earlier) -> tuple[str, Python]:
-    """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or the one that `known`
-    hosts, which cannot be asked now, are known to have."""
+def choose_python(
+    request: PlanRequest, gpu_hosts: Mapping[str, Facts], here: Facts, known: PreviousOffer
+) -> tuple[str, Python]:
+    """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or
+    the one that `known` hosts, which cannot be asked now, are known to have."""
     if request.external_python:
         return "", check_external(request.external_python, request.stack, (gpu_hosts, here), request.templates)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
-        raise Trouble(Problem(fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"))
+        raise Trouble(
+            Problem(
+                fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"
+            )
+        )
     theirs = known.record.python_version if known.record and known.decides else ""
-    targets = sorted(request.stack.wheels, key=lambda target: (theirs == f"3.{minor_of(target)}", minor_of(target)), reverse=True)
+    targets = sorted(
+        request.stack.wheels, key=lambda target: (theirs == f"3.{minor_of(target)}", minor_of(target)), reverse=True
+    )
     for target in targets:
         path = f"/usr/bin/python3.{minor_of(target)}"
-        fits = target.endswith(f"-{here.machine}") and all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values())
+        fits = target.endswith(f"-{here.machine}") and all(
+            path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()
+        )
         if fits:
             return target, next(python for python in here.pythons if python.path == path)
     wanted = " or ".join(f"/usr/bin/python3.{minor_of(target)}" for target in targets)
@@ -238,13 +287,15 @@ def minor_version(python: Python) -> str:
     return ".".join(python.version.split(".")[:2])
 
 
-def make_site(request: Request, gres: str) -> Site:
+def make_site(request: PlanRequest, gres: str) -> SiteSettings:
     """Return what the sbatch files take from the hosts file."""
     settings = request.inventory.settings
-    return Site(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
+    return SiteSettings(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
 
 
-def make_record(request: Request, derived: network_env.Derived, entries: Sequence[Entry], toolkit: Toolkit) -> StackRecord:
+def make_record(
+    request: PlanRequest, derived: network_env.Derived, entries: Sequence[Entry], toolkit: Toolkit
+) -> StackRecord:
     """Return what a generation says of the stack, but for the site and the Python's version."""
     names = {entry.kind: entry.name for entry in entries}
     nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
@@ -263,7 +314,7 @@ def make_record(request: Request, derived: network_env.Derived, entries: Sequenc
         archs=derived.archs,
         profile=derived.profile,
         environment=derived.environment,
-        site=Site(),
+        site=SiteSettings(),
         by_host=derived.by_host,
         by_kind=derived.by_kind,
         gib=derived.gib,
@@ -271,18 +322,26 @@ def make_record(request: Request, derived: network_env.Derived, entries: Sequenc
     )
 
 
-def merge_offer(request: Request, current: Offer | None, record: StackRecord) -> Offer:
+def merge_offer(request: PlanRequest, current: Offer | None, record: StackRecord) -> Offer:
     """Return the current offer with the record's stack replaced or added; a prefix that was moved starts afresh."""
-    kept = {name: replace(old, prefix=request.prefix) for name, old in (current.stacks.items() if current else ()) if name != record.stack}
+    kept = {
+        name: replace(old, prefix=request.prefix)
+        for name, old in (current.stacks.items() if current else ())
+        if name != record.stack
+    }
     stacks = {**kept, record.stack: record}
     default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
-    rendered = {name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)}
+    rendered = {
+        name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)
+    }
     return Offer(default, dict(sorted(stacks.items())), recipes.digest(rendered))
 
 
-def check_external(path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]) -> Python:
-    """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit. `hosts` are the GPU
-    hosts by name and the build host, `texts` the files of env/ by relative path."""
+def check_external(
+    path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]
+) -> Python:
+    """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit.
+    `hosts` are the GPU hosts by name and the build host, `texts` the files of env/ by relative path."""
     gpu_hosts, here = hosts
     problems = [problem for name, seen in gpu_hosts.items() for problem in _misfits(name, path, seen, (stack, here))]
     problems = problems or [problem for name, seen in gpu_hosts.items() for problem in _lacks(name, path, seen, texts)]
@@ -301,18 +360,22 @@ def _misfits(name: str, path: str, seen: Facts, wish: tuple[Stack, Facts]) -> It
         found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"
         remedy = f'--stack with cuda = "{python.torch_cuda.split(".")[0]}"'
         yield Problem(name, "torch's CUDA major does not fit the stack", found, f"CUDA {stack.cuda}", remedy)
-    elif here.external_python and (python.torch, python.version) != (here.external_python.torch, here.external_python.version):
+    elif here.external_python and (python.torch, python.version) != (
+        here.external_python.torch,
+        here.external_python.version,
+    ):
         found = f"Python {python.version}, torch {python.torch}"
         wanted = f"Python {here.external_python.version}, torch {here.external_python.torch} as on the build host"
         yield Problem(name, "the external Python differs between hosts", found, wanted)
 
 
 def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what stands beside torch in the wrong version, or not at all: setuptools by the rules of env/, numpy for upstream's tests."""
+    """Yield what stands beside torch in the wrong version, or not at all: setuptools by the rules of env/, numpy for
+    upstream's tests."""
     packages, python = dict(seen.external_packages), seen.external_python
     there = (packages["setuptools"],) if "setuptools" in packages else ()
-    known = compatibility.Known({"setuptools": there, "torch": (python.torch,) if python else ()})
-    book = read_book(texts)
+    known = compatibility.StackFacts({"setuptools": there, "torch": (python.torch,) if python else ()})
+    book = read_rules(texts)
     install = f"{path} -m pip install '{_setuptools(book, known)}' numpy"
     # One is enough: the same command mends them all.
     for problem, _ in list(compatibility.broken(book, known, name))[:1]:
@@ -321,7 +384,7 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
         yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
 
 
-def _setuptools(book: Book, known: compatibility.Known) -> str:
+def _setuptools(book: RuleSet, known: compatibility.StackFacts) -> str:
     """Return the setuptools that the rules want beside a torch, as pip is told."""
     meant = [rule for rule in book.rules if all(compatibility.holds(sentence, known, any) for sentence in rule.when)]
     wanted = [need for rule in meant for need in rule.needs if need.thing == "setuptools" and need.value != "0"]
@@ -329,8 +392,8 @@ def _setuptools(book: Book, known: compatibility.Known) -> str:
 
 
 def absences(load: str, build_host: str, inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[str]:
-    """Yield one note for each absence. `load` is the file that a shell reads where no module system is; a way out of the network
-    matters on `build_host` alone, and there only as long as this machine has none either."""
+    """Yield one note for each absence. `load` is the file that a shell reads where no module system is; a way out of
+    the network matters on `build_host` alone, and there only as long as this machine has none either."""
     if not any(seen.slurm.works for seen in facts.values()):
         yield "no Slurm: tests run with `bash` on one node, `sbatch` is not checked"
     bare = [name for name, seen in facts.items() if seen.modules.kind == "none"]
@@ -345,17 +408,22 @@ def absences(load: str, build_host: str, inventory: Inventory, facts: Mapping[st
         yield f"no sshd on {fold(without)}: not needed with connection=local"
 
 
-def check_writable(request: Request, choice: Choice, seen: Facts) -> None:
-    """Raise Trouble where the account that writes the prefix may not, which `seen`, the facts of its host, say of the connection's own
-    account: nothing is said of another one that the hosts file names as build_user."""
+def check_writable(request: PlanRequest, choice: Decisions, seen: Facts) -> None:
+    """Raise Trouble where the account that writes the prefix may not, which `seen`, the facts of its host, say of
+    the connection's own account: nothing is said of another one that the hosts file names as build_user."""
     if seen.prefix.writable or request.inventory.settings.build_user:
         return
     where = f"{choice.prefix_host} {request.prefix}"
-    # Root is refused by a mount that is read-only, and by a server that takes root for nobody (root_squash, the default of NFS).
+    # Root is refused by a mount that is read-only, and by a server that takes root for nobody (root_squash, the default
+    # of NFS).
     refused = "a read-only mount, or a server that squashes root" if seen.uid == 0 else "no right to write there"
     wanted = "a folder that it may write in, or may make"
     remedy = "build_user=NAME in the hosts file, with an account that may; or another --prefix"
-    raise Trouble(Problem(where, f"{seen.user} may not write the prefix", f"{refused} ({seen.prefix.fs or 'unknown'})", wanted, remedy))
+    raise Trouble(
+        Problem(
+            where, f"{seen.user} may not write the prefix", f"{refused} ({seen.prefix.fs or 'unknown'})", wanted, remedy
+        )
+    )
 
 
 DEFAULT = "/usr/local/cuda"
@@ -363,10 +431,11 @@ OR_OTHERS = "another build_host, or --limit"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a toolkit is chosen for: the stack's CUDA major, the build host, the GPU hosts' facts by name, and `judge`, which says of a
-    toolkit what rules it breaks and what else to tell. `compiles`: every GPU host compiles kernels with it (DeepEP V2); `path` is then
-    where it has to be because hosts that this run does not see have it there ("" where it may be anywhere)."""
+class ToolkitRequest:
+    """What a toolkit is chosen for: the stack's CUDA major, the build host, the GPU hosts' facts by name, and
+    `judge`, which says of a toolkit what rules it breaks and what else to tell. `compiles`: every GPU host compiles
+    kernels with it (DeepEP V2); `path` is then where it has to be because hosts that this run does not see have it
+    there ("" where it may be anywhere)."""
 
     cuda: str
     build_host: str
@@ -376,9 +445,10 @@ class Wish:
     path: str = ""
 
 
-def choose_toolkit(wish: Wish) -> tuple[Toolkit, tuple[str, ...]]:
-    """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that breaks none; where
-    nodes compile with it, first of all one that all of them have at its path. Trouble where there is none."""
+def choose_toolkit(wish: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
+    """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that
+    breaks none; where nodes compile with it, first of all one that all of them have at its path. Trouble where there
+    is none."""
     fitting = _fitting(wish)
     judged = {kit.path: wish.judge(kit) for kit in fitting}
     allowed = [kit for kit in fitting if not judged[kit.path][0]]
@@ -389,15 +459,24 @@ def choose_toolkit(wish: Wish) -> tuple[Toolkit, tuple[str, ...]]:
     chosen = min(allowed, key=lambda kit: [len(each) > 0 for each in elsewhere[kit.path]])
     if problems := elsewhere[chosen.path][0]:
         raise Trouble(*problems)
-    return chosen, (*_passed_over(fitting[0], chosen, judged[fitting[0].path][0]), *elsewhere[chosen.path][1], *judged[chosen.path][1])
+    return chosen, (
+        *_passed_over(fitting[0], chosen, judged[fitting[0].path][0]),
+        *elsewhere[chosen.path][1],
+        *judged[chosen.path][1],
+    )
 
 
 def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
-    """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major is new enough."""
-    book = read_book(texts)
+    """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major
+    is new enough."""
+    book = read_rules(texts)
     known = compatibility.know(book, lock, stack, next(iter(stack.wheels), ""))
     known = replace(known, values={**known.values, "archs": archs})
-    meant = [rule for rule in book.rules if rule.refuse and all(compatibility.holds(sentence, known, any) for sentence in rule.when)]
+    meant = [
+        rule
+        for rule in book.rules
+        if rule.refuse and all(compatibility.holds(sentence, known, any) for sentence in rule.when)
+    ]
     needs = [need.value for rule in meant for need in rule.needs if (need.thing, need.operator) == ("toolkit", ">=")]
     oldest = max(needs, key=numbers, default="")
     return oldest if numbers(oldest) > numbers(stack.cuda) else ""
@@ -408,41 +487,60 @@ def major(toolkit: Toolkit) -> str:
     return toolkit.version.split(".")[0]
 
 
-def _fitting(wish: Wish) -> list[Toolkit]:
-    """Return the toolkits of the wanted major, /usr/local/cuda first, then the newest first; Trouble where there is none."""
+def _fitting(wish: ToolkitRequest) -> list[Toolkit]:
+    """Return the toolkits of the wanted major, /usr/local/cuda first, then the newest first; Trouble where there is
+    none."""
     here = wish.hosts[wish.build_host]
     of_major = [kit for kit in here.toolkits if major(kit) == wish.cuda]
     if not of_major:
         remedy = f"installing cuda-toolkit {wish.cuda}, or a stack of another CUDA major"
-        raise Trouble(Problem(wish.build_host, "no CUDA toolkit fits the stack", _all(here), f"CUDA {wish.cuda} with nvcc", remedy))
+        raise Trouble(
+            Problem(
+                wish.build_host, "no CUDA toolkit fits the stack", _all(here), f"CUDA {wish.cuda} with nvcc", remedy
+            )
+        )
     fitting = [kit for kit in of_major if kit.path == wish.path or not (wish.compiles and wish.path)]
     if not fitting:
-        raise Trouble(*_lacking(wish, wish.path, f"CUDA {wish.cuda} in {wish.path}, as the hosts have it that this run does not see"))
-    return sorted(sorted(fitting, key=lambda kit: numbers(kit.version), reverse=True), key=lambda kit: kit.path != DEFAULT)
+        raise Trouble(
+            *_lacking(
+                wish, wish.path, f"CUDA {wish.cuda} in {wish.path}, as the hosts have it that this run does not see"
+            )
+        )
+    return sorted(
+        sorted(fitting, key=lambda kit: numbers(kit.version), reverse=True), key=lambda kit: kit.path != DEFAULT
+    )
 
 
-def _elsewhere(wish: Wish, kit: Toolkit) -> Judgement:
-    """Return why nodes cannot compile with a toolkit of the build host, and where one of another version stands in its place."""
+def _elsewhere(wish: ToolkitRequest, kit: Toolkit) -> Judgement:
+    """Return why nodes cannot compile with a toolkit of the build host, and where one of another version stands in
+    its place."""
     others: dict[str, list[str]] = {}
     for name, seen in wish.hosts.items():
         for there in seen.toolkits:
             if there.path == kit.path and major(there) == wish.cuda and there.version != kit.version:
                 others.setdefault(there.version, []).append(name)
     notes = (
-        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {wish.build_host}; DeepEP V2 compiles kernels with it on each node"
+        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {wish.build_host}; DeepEP V2 compiles "
+        f"kernels with it on each node"
         for version, names in others.items()
     )
     return tuple(_lacking(wish, kit.path, f"CUDA {kit.version} in {kit.path}, as on {wish.build_host}")), tuple(notes)
 
 
-def _lacking(wish: Wish, path: str, wanted: str) -> Iterator[Problem]:
+def _lacking(wish: ToolkitRequest, path: str, wanted: str) -> Iterator[Problem]:
     """Yield a problem for the hosts that have no toolkit of the major at `path`, those that have the same in one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, seen in wish.hosts.items():
         if not any(there.path == path and major(there) == wish.cuda for there in seen.toolkits):
             groups.setdefault((_all(seen), _remedy(wish.cuda, path, seen)), []).append(name)
     for (found, remedy), names in groups.items():
-        yield Problem(fold(names), "DeepEP V2 compiles kernels on every node, and this toolkit is not there", found, wanted, remedy)
+        yield Problem(
+            fold(names),
+            "DeepEP V2 compiles kernels on every node, and this toolkit is not there",
+            found,
+            wanted,
+            remedy,
+        )
 
 
 def _remedy(cuda: str, path: str, seen: Facts) -> str:
@@ -467,9 +565,9 @@ def _all(seen: Facts) -> str:
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the offer was made for,
-    and those of them that this run does not see."""
+class PreviousOffer:
+    """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the
+    offer was made for, and those of them that this run does not see."""
 
     offer: Offer | None = None
     record: StackRecord | None = None
@@ -482,24 +580,27 @@ class Earlier:
         return self.record is not None and bool(self.absent)
 
 
-def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: str) -> Earlier:
-    """Return what is offered of a stack by the generation whose manifest.json has the text `manifest` ("" for none yet).
+def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: str) -> PreviousOffer:
+    """Return what is offered of a stack by the generation whose manifest.json has the text `manifest` ("" for none
+    yet).
 
-    A host that is no longer in the hosts file is not absent but gone. A node set on the command line says nothing about the others.
+    A host that is no longer in the hosts file is not absent but gone. A node set on the command line says nothing about
+    the others.
     """
     offer = read_offer(manifest)
     if offer is None:
-        return Earlier()
+        return PreviousOffer()
     made_for = tuple(str(name) for name in json.loads(manifest).get("hosts", ()))
     roles = {host.name: host.role for host in (*inventory.hosts, *inventory.left_out)}
     others = "gpu" if inventory.path == "--hosts" else ""
     absent = tuple(name for name in made_for if name not in facts and roles.get(name, others) == "gpu")
-    return Earlier(offer, offer.stacks.get(stack), made_for, absent)
+    return PreviousOffer(offer, offer.stacks.get(stack), made_for, absent)
 
 
-def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: str) -> Derived:
-    """Return `derived` with what the earlier offer says in place of what a part of the hosts suggests; `facts` are the GPU hosts seen now,
-    `profile` is the setting of the hosts file, which decides where it names another profile than before.
+def keep(derived: Derived, known: PreviousOffer, facts: Mapping[str, Facts], profile: str) -> Derived:
+    """Return `derived` with what the earlier offer says in place of what a part of the hosts suggests; `facts` are the
+    GPU hosts seen now, `profile` is the setting of the hosts file, which decides where it names another profile than
+    before.
 
     A host that is new adds what is particular to it, and its architecture.
     """
@@ -521,5 +622,8 @@ def keep(derived: Derived, known: Earlier, facts: Mapping[str, Facts], profile: 
         by_kind=record.by_kind,
         gib=record.gib,
         archs=ascending({*record.archs, *derived.archs}),
-        notes=(*derived.notes, f"{fold(known.absent)}: not seen by this run, so the settings of all hosts stay as they are offered now"),
+        notes=(
+            *derived.notes,
+            f"{fold(known.absent)}: not seen by this run, so the settings of all hosts stay as they are offered now",
+        ),
     )

@@ -1,7 +1,8 @@
-"""One version of the NVIDIA driver for all hosts of a run, where the lock names packages without one. Pure.
+"""Host recipes: the hosts each one is meant for, its inputs, and the answers of its checks.
 
-A wave may last days, and repositories move on meanwhile: each host would get what is newest on its day. State lies on the hosts, so the
-version is that of hosts which run the same packages already, else the one that the first host would get now.
+A rolling reboot may last days, and repositories move on meanwhile. So where the lock names driver
+packages without a version, all hosts get that of the hosts which run the same packages already, else the
+one that the first host would get now.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.core.records import RecordForm, read_records
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.inventory import network_env, nics
 from deepep_bootstrap.inventory.facts import Facts, Python
@@ -23,7 +24,7 @@ from deepep_bootstrap.inventory.machine import FABRIC_WELL
 from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.packages import System, recipe_env
 from deepep_bootstrap.plan import decisions
-from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.decisions import PlanRequest
 
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
 STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
@@ -31,13 +32,14 @@ STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
 """Texts in front of every host recipe, in this order."""
 
-STATE_FORM = Form({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})
+STATE_FORM = RecordForm({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})
 
 CMAKE_FLOOR = (3, 19)
 """NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
 
 SHM_MIB = 1024
-"""NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little for eight."""
+"""NCCL's and NVSHMEM's bootstrap take tens of MiB a rank of /dev/shm; a container's default of 64 MiB is too little
+for eight."""
 
 TOOLS_OF_V2 = "ibstat"
 """What DeepEP V2 runs to ask how fast a NIC is. It divides by the answer, and 0 is what it takes for no answer."""
@@ -48,10 +50,10 @@ INBOX_NAME = "rocep"
 
 @dataclass(frozen=True)
 class Check:
-    """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written, works after a
-    reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this program can do; `note` says what
-    to do by hand). With `needs_reboot`, applying it ends in a reboot. `candidate`: its packages in the versions that
-    the host would get now."""
+    """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written,
+    works after a reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this
+    program can do; `note` says what to do by hand). With `needs_reboot`, applying it ends in a reboot. `candidate`:
+    its packages in the versions that the host would get now."""
 
     recipe: str
     state: str
@@ -64,14 +66,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is known of the preparation of all hosts: the inputs of each recipe that is meant for a host, and what its check said."""
+    """What is known of the preparation of all hosts: the inputs of each recipe that is meant for a host, and what
+    its check said."""
 
     inputs: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     checks: Mapping[str, Mapping[str, Check]] = field(default_factory=dict)
 
     def of(self, *states: str) -> tuple[tuple[str, Check], ...]:
         """Return host and check of everything in one of `states`, recipes in their order."""
-        found = [(host, check) for host, by_recipe in self.checks.items() for check in by_recipe.values() if check.state in states]
+        found = [
+            (host, check)
+            for host, by_recipe in self.checks.items()
+            for check in by_recipe.values()
+            if check.state in states
+        ]
         return tuple(sorted(found, key=lambda pair: list(TITLES).index(pair[1].recipe)))
 
     @property
@@ -82,7 +90,9 @@ class Preparation:
     @property
     def with_reboot(self) -> tuple[tuple[str, Check], ...]:
         """What works only after a reboot, be it written already or not."""
-        return tuple((host, check) for host, check in self.of(TO_APPLY, REBOOT) if check.needs_reboot or check.state == REBOOT)
+        return tuple(
+            (host, check) for host, check in self.of(TO_APPLY, REBOOT) if check.needs_reboot or check.state == REBOOT
+        )
 
     @property
     def changes(self) -> bool:
@@ -105,9 +115,11 @@ TITLES = {
 """The recipes in the order in which they build on each other, with what people call them."""
 
 
-def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, dict[str, str]]]:
+def wanted(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, dict[str, dict[str, str]]]:
     """Return the inputs of every recipe that is meant for a host, by host and recipe."""
-    gpu_hosts = {host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts}
+    gpu_hosts = {
+        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
+    }
     python = needs_python(request, gpu_hosts)
     builder = building(request, gpu_hosts)
     archs = tuple(dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus))
@@ -134,7 +146,7 @@ def wanted(request: Request, facts: Mapping[str, Facts]) -> dict[str, dict[str, 
     }
 
 
-def building(request: Request, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
+def building(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
     """Return the host that builds; None where the plan will say why none can."""
     try:
         return gpu_hosts[decisions.choose_build_host(request, gpu_hosts, [])] if gpu_hosts else None
@@ -142,7 +154,7 @@ def building(request: Request, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
         return None
 
 
-def lacks_toolkit(request: Request, seen: Facts, floor: str) -> bool:
+def lacks_toolkit(request: PlanRequest, seen: Facts, floor: str) -> bool:
     """Return whether a host has no toolkit of the stack's major, or none as new as `floor` ("" for any)."""
     fitting = [toolkit for toolkit in seen.toolkits if decisions.major(toolkit) == request.stack.cuda]
     return not any(numbers(toolkit.version) >= numbers(floor) for toolkit in fitting)
@@ -154,8 +166,8 @@ def has_nics(seen: Facts) -> bool:
 
 
 def wants_fabric(seen: Facts) -> bool:
-    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of its PCI devices
-    (HGX B200 and B300), GPUs that wait for it."""
+    """Return whether a host has an NVLink fabric to look after: NVSwitches on the PCI bus or, where they are none of
+    its PCI devices (HGX B200 and B300), GPUs that wait for it."""
     return seen.prepared.nvswitches > 0 or seen.prepared.fabric_state.lower() not in FABRIC_WELL
 
 
@@ -164,24 +176,28 @@ def lacks_ofed(seen: Facts) -> bool:
     return not seen.rdma or any(device.name.startswith(INBOX_NAME) for device in seen.rdma)
 
 
-def wants_gdrdrv(request: Request) -> bool:
-    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module; a stack may have none."""
+def wants_gdrdrv(request: PlanRequest) -> bool:
+    """Return whether the profile asks for the CPU handler, the only one that needs GDRCopy's kernel module; a stack
+    may have none."""
     name = request.inventory.settings.profile
     if name == network_env.AUTO or not request.stack.gdrcopy:
         return False
     return network_env.read_profile(name, request.templates).handler == "cpu"
 
 
-def needs_python(request: Request, gpu_hosts: Mapping[str, Facts]) -> bool:
+def needs_python(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> bool:
     """Return whether no Python that the stack has wheels for is on every GPU host."""
     if request.external_python:
         return False
     paths = [f"/usr/bin/python3.{decisions.minor_of(target)}" for target in request.stack.wheels]
-    return not any(all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths)
+    return not any(
+        all(path in [python.path for python in seen.pythons] for seen in gpu_hosts.values()) for path in paths
+    )
 
 
-def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
-    """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the recipe alone asks."""
+def inputs(request: PlanRequest, name: str, seen: Facts) -> dict[str, str]:
+    """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the
+    recipe alone asks."""
     source = request.lock.sources[request.stack.gdrcopy] if request.stack.gdrcopy else None
     own = {
         "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
@@ -199,9 +215,9 @@ def inputs(request: Request, name: str, seen: Facts) -> dict[str, str]:
     return {**recipe_env(system, purpose, seen.kernel), **own.get(name, {})}
 
 
-def system_for(request: Request, seen: Facts) -> System | None:
-    """Return the lock's row for the distribution of a host, its repositories and their keys from where mirrors have them; the key's
-    fingerprint stays the lock's."""
+def system_for(request: PlanRequest, seen: Facts) -> System | None:
+    """Return the lock's row for the distribution of a host, its repositories and their keys from where mirrors have
+    them; the key's fingerprint stays the lock's."""
     system = request.lock.systems.get(system_id(seen))
     if system is None:
         return None
@@ -210,9 +226,9 @@ def system_for(request: Request, seen: Facts) -> System | None:
     return replace(system, repositories=tuple(moved))
 
 
-def from_mirrors(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> tuple[str, ...]:
-    """Return from where hosts would get repositories that are not at the lock's address, for those where something is to be installed
-    from them; equal ones folded over hosts."""
+def from_mirrors(request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation) -> tuple[str, ...]:
+    """Return from where hosts would get repositories that are not at the lock's address, for those where something
+    is to be installed from them; equal ones folded over hosts."""
     groups: dict[str, list[str]] = {}
     for host, check in preparation.of(TO_APPLY, BLOCKED):
         lines = preparation.inputs.get(host, {}).get(check.recipe, {}).get("REPOSITORIES", "").splitlines()
@@ -221,7 +237,9 @@ def from_mirrors(request: Request, facts: Mapping[str, Facts], preparation: Prep
         for entry in system.repositories if system else ():
             address = addresses.get(entry.name, entry.url)
             if address != entry.url:
-                groups.setdefault(f"repository {entry.name} from {shown(address)}, instead of {entry.url}", []).append(host)
+                groups.setdefault(f"repository {entry.name} from {shown(address)}, instead of {entry.url}", []).append(
+                    host
+                )
     return tuple(f"{fold(dict.fromkeys(hosts))}: {text}" for text, hosts in groups.items())
 
 
@@ -245,34 +263,42 @@ def system_id(facts: Facts) -> str:
     return f"{facts.os_id}-{version if facts.os_id == 'ubuntu' else major}"
 
 
-def build_deps_env(request: Request, here: Facts, python: Python) -> dict[str, str]:
-    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only say what lacks."""
+def build_deps_env(request: PlanRequest, here: Facts, python: Python) -> dict[str, str]:
+    """Return what the recipe of the build dependencies needs to know; without a row for the distribution it can only
+    say what lacks."""
     return {**recipe_env(system_for(request, here), "build-deps", here.kernel), "PYTHON": python.path}
 
 
-def script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
-    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it prints. With
-    `verb` "remove" it takes back what they wrote, in the order of `wishes`.
+def check_script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
+    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it
+    prints. With `verb` "remove" it takes back what they wrote, in the order of `wishes`.
 
     Each recipe runs in a subshell: their names do not meet, and one that fails does not keep the others from answering.
     """
     parts = [compose(texts, *LIBRARIES), "set +e"]
     for name, env in wishes.items():
-        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items())
+        exports = "\n".join(
+            f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items()
+        )
         text = compose(texts, f"host/{name}.sh")
-        parts.append(f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- {verb}\n{text}\n)\ndata code "$?"')
+        parts.append(
+            f'data recipe {name}\nsay recipe={name}\n(\nset -e\n{exports}\nset -- {verb}\n{text}\n)\ndata code "$?"'
+        )
     return "\n".join(parts) + "\n"
 
 
-def parse(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Check]:
-    """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is "blocked"."""
+def parse_checks(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Check]:
+    """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is
+    "blocked"."""
     said, talk = _sections(out), _sections(err)
     return {name: _check(name, said.get(name, ""), talk.get(name, ""), host) for name in names}
 
 
 def unanswered(names: Iterable[str], trouble: Trouble) -> dict[str, Check]:
     """Return what stands for the checks of a host that went away before it could answer."""
-    return {name: Check(name, BLOCKED, "the host did not answer", "an answer", trouble.problems[0].what) for name in names}
+    return {
+        name: Check(name, BLOCKED, "the host did not answer", "an answer", trouble.problems[0].what) for name in names
+    }
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -293,15 +319,24 @@ def _check(name: str, text: str, talk: str, host: str) -> Check:
     state, needs = records.text("state"), records.text("needs") == "reboot"
     if state not in STATES:
         return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
-    return Check(name, state, records.text("found"), records.text("wanted"), records.text("note"), needs, records.text("candidate"))
+    return Check(
+        name,
+        state,
+        records.text("found"),
+        records.text("wanted"),
+        records.text("note"),
+        needs,
+        records.text("candidate"),
+    )
 
 
 RECIPE = "nvidia-driver"
 
 
 def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
-    """Return the same with one version in the driver packages of all hosts of a distribution that are to get them. What has a version
-    in the lock keeps it, and modules of dnf (@NAME) have none; where nothing is known yet, the newest is installed as before."""
+    """Return the same with one version in the driver packages of all hosts of a distribution that are to get them.
+    What has a version in the lock keeps it, and modules of dnf (@NAME) have none; where nothing is known yet, the
+    newest is installed as before."""
     inputs = dict(preparation.inputs)
     chosen: dict[str, str] = {}
     for host, check in preparation.of(TO_APPLY):
@@ -316,11 +351,16 @@ def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
 
 
 def in_use(packages: str, like: Facts, facts: Mapping[str, Facts]) -> str:
-    """Return `packages` in the version that most hosts of the same distribution run, of those whose driver is of the same branch and came
-    as packages; "" where there is none."""
+    """Return `packages` in the version that most hosts of the same distribution run, of those whose driver is of the
+    same branch and came as packages; "" where there is none."""
     branches = set(re.findall(r"(?<![0-9])[0-9]{3}(?![0-9])", packages))
-    versions = [seen.prepared.nvidia_version for seen in facts.values() if (seen.os_id, seen.os_version) == (like.os_id, like.os_version)
-                and seen.prepared.nvidia_flavor == "open" and is_packaged(seen)]  # fmt: skip
+    versions = [
+        seen.prepared.nvidia_version
+        for seen in facts.values()
+        if (seen.os_id, seen.os_version) == (like.os_id, like.os_version)
+        and seen.prepared.nvidia_flavor == "open"
+        and is_packaged(seen)
+    ]
     fitting = Counter(version for version in versions if version.split(".")[0] in branches)
     if not fitting:
         return ""

@@ -1,6 +1,7 @@
-"""What is to be done and why: facts and wishes in, steps out. Pure.
+"""The steps of a plan, each with its reason: facts and a request in, steps out.
 
-A step is in the plan because something wanted was not found; the reason says both. No step: nothing to do.
+A step is in the plan because something wanted was not found; the reason says both. No step: nothing to
+do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.plan import decisions, host_recipes
-from deepep_bootstrap.plan.decisions import Choice, Request, check_writable
+from deepep_bootstrap.plan.decisions import Decisions, PlanRequest, check_writable
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
 from deepep_bootstrap.prefix import offer
 from deepep_bootstrap.prefix.entries import Entry
@@ -22,8 +23,8 @@ from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.nodes import is_drained, read_reason
 
 UNPACKED = 1.8
-"""Size of an environment in the store over the size of its wheels: measured with the 30 wheels of v1-cu13 for cp311, 2.74 GB, which
-became 4.89 GB with their byte code."""
+"""Size of an environment in the store over the size of its wheels: measured with the 30 wheels of v1-cu13 for cp311,
+2.74 GB, which became 4.89 GB with their byte code."""
 
 MIB = 1024**2
 
@@ -42,8 +43,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build", "offer" or "verify";
-    `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs to know."""
+    """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build",
+    "offer" or "verify"; `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs
+    to know."""
 
     kind: str
     name: str
@@ -55,14 +57,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the prefix.
+    """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the
+    prefix.
 
-    Where the hosts must be prepared before anything can be decided (a CUDA toolkit is installed first), `undecided` says why and
-    the steps end with that preparation; the next look decides the rest.
+    Where the hosts must be prepared before anything can be decided (a CUDA toolkit is installed first), `undecided`
+    says why and the steps end with that preparation; the next look decides the rest.
     """
 
     steps: tuple[Step, ...]
-    decided: Choice | None
+    decided: Decisions | None
     notes: tuple[str, ...] = ()
     download_bytes: int = 0
     disk_bytes: int = 0
@@ -70,7 +73,7 @@ class Plan:
     undecided: tuple[Problem, ...] = ()
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> Decisions:
         """What was chosen; Trouble where nothing could be decided yet."""
         if self.decided is None:
             raise Trouble(*self.undecided)
@@ -99,14 +102,16 @@ class Plan:
         }
 
 
-def make(request: Request, facts: Mapping[str, Facts], preparation: Preparation | None = None, *, anyhow: bool = False) -> Plan:
-    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be decided or done, unless
-    hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
+def make_plan(
+    request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation | None = None, *, anyhow: bool = False
+) -> Plan:
+    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be
+    decided or done, unless hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
     notes = (*told(preparation), *host_recipes.from_mirrors(request, facts, preparation), *without_hook(request))
     try:
-        choice = decisions.choose(request, facts)
+        choice = decisions.make_decisions(request, facts)
         missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
         check_service(request, choice, facts, missing)
     except Trouble as trouble:
@@ -142,18 +147,34 @@ def preparation_steps(preparation: Preparation) -> Iterator[Step]:
             yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
 
 
-def resume_steps(request: Request, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
-    """Yield one step for the nodes that an earlier run left drained and that need nothing any more: the recipes were asked and content,
-    and what the reason says a node has lost is there again."""
-    waiting = {host for host, _ in (*preparation.of(host_recipes.TO_APPLY, host_recipes.REBOOT, host_recipes.STUCK, host_recipes.BLOCKED),)}
+def resume_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
+    """Yield one step for the nodes that an earlier run left drained and that need nothing any more: the recipes were
+    asked and content, and what the reason says a node has lost is there again."""
+    waiting = {
+        host
+        for host, _ in (
+            *preparation.of(host_recipes.TO_APPLY, host_recipes.REBOOT, host_recipes.STUCK, host_recipes.BLOCKED),
+        )
+    }
     groups: dict[str, list[str]] = {}
     for host, seen in facts.items():
         reason = read_reason(seen.prepared.slurm_reason)
         left = reason.ours and is_drained(seen.slurm.state)
-        if left and host not in waiting and not unasked(request.skip, reason.text) and not regressions.still(reason.text, seen):
+        if (
+            left
+            and host not in waiting
+            and not unasked(request.skip, reason.text)
+            and not regressions.still(reason.text, seen)
+        ):
             groups.setdefault(reason.text, []).append(host)
     for text, hosts in groups.items():
-        yield Step(RESUME, RESUME, "resume in Slurm", tuple(hosts), Reason(f"drained: {text}", "in use, as nothing is left to do"))
+        yield Step(
+            RESUME,
+            RESUME,
+            "resume in Slurm",
+            tuple(hosts),
+            Reason(f"drained: {text}", "in use, as nothing is left to do"),
+        )
 
 
 def unasked(skip: Sequence[str], reason: str) -> bool:
@@ -164,7 +185,8 @@ def unasked(skip: Sequence[str], reason: str) -> bool:
 
 
 def told(preparation: Preparation) -> tuple[str, ...]:
-    """Return what a person should know of the hosts' preparation beside the steps: notes of checks, equal ones folded over hosts."""
+    """Return what a person should know of the hosts' preparation beside the steps: notes of checks, equal ones
+    folded over hosts."""
     groups: dict[Check, list[str]] = {}
     for host, check in preparation.of(*host_recipes.STATES):
         if check.state == host_recipes.BLOCKED or check.note:
@@ -173,7 +195,8 @@ def told(preparation: Preparation) -> tuple[str, ...]:
 
 
 def obstacles(preparation: Preparation) -> tuple[Problem, ...]:
-    """Return what keeps hosts from being prepared, which may well be why nothing can be decided; equal ones folded over hosts."""
+    """Return what keeps hosts from being prepared, which may well be why nothing can be decided; equal ones folded
+    over hosts."""
     groups: dict[Check, list[str]] = {}
     for host, check in preparation.of(host_recipes.BLOCKED):
         groups.setdefault(check, []).append(host)
@@ -188,20 +211,24 @@ def _note(check: Check, hosts: Iterable[str]) -> str:
     return f"{fold(hosts)}: {TITLES[check.recipe]}:{difference} {check.note}".rstrip()
 
 
-def missing_entries(choice: Choice, present: Sequence[str]) -> tuple[Entry, ...]:
+def missing_entries(choice: Decisions, present: Sequence[str]) -> tuple[Entry, ...]:
     """Return the entries the store does not hold, dependencies first."""
     return tuple(entry for entry in choice.entries if entry.name not in present)
 
 
-def prefix_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+def prefix_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts]) -> Step:
     """Return the step that makes the prefix and proves by writing that all hosts share it."""
     marker = facts[choice.prefix_host].prefix.id
     found = f"id {marker[:8]}, not tried by writing" if marker else "nothing there"
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
-    return Step("prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts"))
+    return Step(
+        "prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts")
+    )
 
 
-def build_deps_steps(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
+def build_deps_steps(
+    request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]
+) -> Iterator[Step]:
     """Yield the step that installs what a build needs, on the build host alone."""
     here = facts[choice.build_host]
     if missing and (reason := lacking_build_deps(choice, here)):
@@ -209,30 +236,36 @@ def build_deps_steps(request: Request, choice: Choice, facts: Mapping[str, Facts
         yield Step("host", "build-deps", "install build dependencies", (choice.build_host,), reason, env)
 
 
-def hook_steps(request: Request, facts: Mapping[str, Facts]) -> Iterator[Step]:
-    """Yield the steps through which login shells find our modulefiles. They come after the offer: a hook that leads nowhere yet, or away
-    from another prefix, takes `module load deepep` from everybody."""
+def hook_steps(request: PlanRequest, facts: Mapping[str, Facts]) -> Iterator[Step]:
+    """Yield the steps through which login shells find our modulefiles. They come after the offer: a hook that leads
+    nowhere yet, or away from another prefix, takes `module load deepep` from everybody."""
     groups: dict[Reason, list[str]] = {}
     for host in request.inventory.hosts:
         if host.name in facts and HOOK not in request.skip and (reason := lacking_hook(request, facts[host.name])):
             groups.setdefault(reason, []).append(host.name)
     for reason, hosts in groups.items():
-        yield Step(HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": f"{request.prefix}/modulefiles"})
+        yield Step(
+            HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": f"{request.prefix}/modulefiles"}
+        )
 
 
-def lacking_build_deps(choice: Choice, facts: Facts) -> Reason | None:
+def lacking_build_deps(choice: Decisions, facts: Facts) -> Reason | None:
     """Return why the build host needs packages, or None."""
     lacking = host_recipes.lacking_build_tools(facts, choice.python)
-    return Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers") if lacking else None
+    return (
+        Reason(f"no {', '.join(lacking)}", "compiler, cmake ≥ 3.19, ninja, git, make, mlx5 and Python headers")
+        if lacking
+        else None
+    )
 
 
-def without_hook(request: Request) -> Iterator[str]:
+def without_hook(request: PlanRequest) -> Iterator[str]:
     """Yield what users have to type where the hook is left out."""
     if HOOK in request.skip:
         yield f"no MODULEPATH hook: `module use {request.prefix}/modulefiles` before `module load`"
 
 
-def lacking_hook(request: Request, facts: Facts) -> Reason | None:
+def lacking_hook(request: PlanRequest, facts: Facts) -> Reason | None:
     """Return why a host needs the MODULEPATH hook, or None (also where no module system would read it)."""
     wanted = f"{request.prefix}/modulefiles"
     if facts.modules.kind == "none" or facts.modules.hook == wanted:
@@ -240,39 +273,45 @@ def lacking_hook(request: Request, facts: Facts) -> Reason | None:
     return Reason(f"{facts.modules.hook}, which it takes the place of" if facts.modules.hook else "no hook", wanted)
 
 
-def build_steps(choice: Choice, missing: Sequence[Entry]) -> Iterator[Step]:
+def build_steps(choice: Decisions, missing: Sequence[Entry]) -> Iterator[Step]:
     """Yield one step for each entry to build."""
     for entry in missing:
         title = f"build {'Python with torch' if entry.kind == 'python' else entry.kind} {entry.version}"
         yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
 
 
-def offer_steps(choice: Choice, facts: Mapping[str, Facts]) -> Iterator[Step]:
+def offer_steps(choice: Decisions, facts: Mapping[str, Facts]) -> Iterator[Step]:
     """Yield the step that publishes a new generation, unless the current one offers the same."""
     prefix = facts[choice.prefix_host].prefix
     current = offer.read_offer(prefix.manifest)
     if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
         found = f"generation {prefix.generation}, which offers something else" if current else "nothing offered"
-        wanted = f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
+        wanted = (
+            f"{choice.record.module} as "
+            f"{'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
+        )
         yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
 
 
-def verify_step(request: Request, choice: Choice, facts: Mapping[str, Facts]) -> Step:
+def verify_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts]) -> Step:
     """Return the check at the end of every run that changed something, and of the next one where it was not passed."""
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
     reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
     return Step("verify", "verify", "verify", hosts, reason)
 
 
-def check_service(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
-    """Raise Trouble when something is to be built where Slurm would never begin: on a host that the hosts file names for it."""
+def check_service(
+    request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]
+) -> None:
+    """Raise Trouble when something is to be built where Slurm would never begin: on a host that the hosts file names
+    for it."""
     reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
     if missing and commands.out_of_service(facts[choice.build_host], reservation):
         here = {choice.build_host: facts[choice.build_host]}
         raise Trouble(commands.no_job_starts(here, reservation, "nothing can be built on this build_host"))
 
 
-def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
+def check_space(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> None:
     """Raise Trouble when the prefix has less room than the wheels alone need."""
     if not any(entry.kind == "python" for entry in missing):
         return
@@ -281,5 +320,11 @@ def check_space(request: Request, choice: Choice, facts: Mapping[str, Facts], mi
     if free < needed:
         remedy = "another --prefix, or free space there"
         raise Trouble(
-            Problem(f"{fold([choice.prefix_host])} {request.prefix}", "not enough space", f"{free} MiB", f"{needed} MiB or more", remedy)
+            Problem(
+                f"{fold([choice.prefix_host])} {request.prefix}",
+                "not enough space",
+                f"{free} MiB",
+                f"{needed} MiB or more",
+                remedy,
+            )
         )

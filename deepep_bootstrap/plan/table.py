@@ -1,4 +1,4 @@
-"""A plan as a person reads it: a table on a wide terminal, else a line a step; and as JSON."""
+"""The steps of a plan and their reasons, as lines, as a table for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ def show_plan(screen: Screen, plan: Plan) -> None:
         for step in plan.steps:
             screen.say(plan_line(step))
     if plan.download_bytes or plan.disk_bytes:
-        screen.say(f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix.")
+        screen.say(
+            f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix."
+        )
 
 
 def plan_line(step: Step) -> str:
     """Return a step and its reason as one line."""
-    return f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted {shortened(step.reason.wanted)}"
+    return (
+        f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted "
+        f"{shortened(step.reason.wanted)}"
+    )
 
 
 def plan_table(steps: Sequence[Step]) -> Table:
@@ -55,4 +60,9 @@ def step_json(step: Step) -> dict[str, Any]:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the keys of a plan for the JSON document."""
     estimate = {"download_bytes": plan.download_bytes, "disk_bytes": plan.disk_bytes}
-    return {"steps": [step_json(step) for step in plan.steps], "notes": list(plan.notes), "estimate": estimate, "chosen": plan.chosen()}
+    return {
+        "steps": [step_json(step) for step in plan.steps],
+        "notes": list(plan.notes),
+        "estimate": estimate,
+        "chosen": plan.chosen(),
+    }

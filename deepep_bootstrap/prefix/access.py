@@ -1,4 +1,6 @@
-"""How verbs that work on the prefix alone reach it: through one of the hosts, or on this machine; and the question before they remove."""
+"""The prefix reached for commands that work on it alone: through one of the hosts, or on this machine; and
+the question before something is removed.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Flags, open_door, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
-from deepep_bootstrap.prefix.generations import Place
-from deepep_bootstrap.remote.fleet import Door, Fleet, Job
+from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
 
 HERE = Host("localhost", connection="local")
@@ -24,11 +26,11 @@ NOTHING = Holdings(0, (), {})
 
 @dataclass(frozen=True)
 class Reached:
-    """A prefix that answered: the door, the place, what the prefix holds, and the hosts that were named (this machine, where none were).
-    `problems` are hosts that did not answer before it."""
+    """A prefix that answered: the door, the place, what the prefix holds, and the hosts that were named (this
+    machine, where none were). `problems` are hosts that did not answer before it."""
 
-    door: Fleet
-    place: Place
+    door: ConnectionPool
+    place: PrefixHandle
     holdings: Holdings
     inventory: Inventory = HERE_ALONE
     problems: tuple[Problem, ...] = ()
@@ -36,20 +38,20 @@ class Reached:
 
 @contextmanager
 def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator[Reached]:
-    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too). With `empty` there may be
-    no prefix yet, and nobody looks.
+    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too). With
+    `empty` there may be no prefix yet, and nobody looks.
 
-    With --hosts it is reached through prefix_host, else build_host, else the first host that answers; with --prefix alone on this machine.
-    Trouble where neither is given, where no host answers, and where there is no prefix.
+    With --hosts it is reached through prefix_host, else build_host, else the first host that answers; with --prefix
+    alone on this machine. Trouble where neither is given, where no host answers, and where there is no prefix.
     """
     inventory, prefix = _inventory(flags)
     recipes = read_tree(flags.root / "recipes")
     with open_door(flags, inventory) as door:
         problems: list[Problem] = []
         for host in candidates(inventory):
-            place = Place(host, prefix, recipes, inventory.settings.build_user)
+            place = PrefixHandle(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(door, host)) is None:
-                holdings = NOTHING if empty else history.look(door, place, locks=locks)
+                holdings = NOTHING if empty else history.read_contents(door, place, locks=locks)
                 yield Reached(door, place, holdings, inventory, tuple(problems))
                 return
             problems.extend(trouble.problems)
@@ -61,19 +63,22 @@ def _inventory(flags: Flags) -> tuple[Inventory, str]:
         return read_inventory(flags)
     if not flags.prefix:
         remedy = "--hosts=hosts/b200.txt, or --prefix=/shared/deepep on a machine that sees it"
-        raise Trouble(Problem("--prefix", "no prefix named", wanted="--hosts, or --prefix for this machine", try_=remedy))
+        raise Trouble(
+            Problem("--prefix", "no prefix named", wanted="--hosts, or --prefix for this machine", try_=remedy)
+        )
     return Inventory("--prefix", (HERE,), Settings(prefix=flags.prefix)), flags.prefix
 
 
 def candidates(inventory: Inventory) -> Sequence[Host]:
-    """Return the hosts through which the prefix may be reached, in order: the named one alone, else all, GPU hosts first."""
+    """Return the hosts through which the prefix may be reached, in order: the named one alone, else all, GPU hosts
+    first."""
     named = inventory.settings.prefix_host or inventory.settings.build_host
     if named:
         return [host for host in inventory.hosts if host.name == named]
     return sorted(inventory.hosts, key=lambda host: host.role != "gpu")
 
 
-def _unreachable(door: Door, host: Host) -> Trouble | None:
+def _unreachable(door: Transport, host: Host) -> Trouble | None:
     """Return why a host cannot be talked to; None where it answers."""
     try:
         door.run(host, Job("true"))
@@ -83,8 +88,8 @@ def _unreachable(door: Door, host: Host) -> Trouble | None:
 
 
 def confirm(flags: Flags, verb: str, question: str) -> None:
-    """Ask on a terminal, on stderr, whether to take something away. Trouble where the answer is not yes, and where nobody can be asked (no
-    terminal, --json) and --yes was not said."""
+    """Ask on a terminal, on stderr, whether to take something away. Trouble where the answer is not yes, and where
+    nobody can be asked (no terminal, --json) and --yes was not said."""
     if flags.yes:
         return
     if flags.json or not (sys.stdin.isatty() and sys.stderr.isatty()):

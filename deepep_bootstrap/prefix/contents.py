@@ -1,4 +1,4 @@
-"""What a prefix holds: its generations, its store entries, which of them refers to which, and what nobody needs any more. Pure."""
+"""Contents of a prefix: its generations, its store entries, and the references between them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.records import Form, Records, read_records
+from deepep_bootstrap.core.records import RecordForm, Records, read_records
 
 ENTRY_NAME = re.compile(r"[0-9a-z]{32}-[A-Za-z0-9][A-Za-z0-9._+-]*")
 """What the name of a store entry looks like; anything else in the store is not ours and is left alone."""
 
-FORM = Form({"current": 1, "end": 1}, {"generation": 3, "entry": 3, "used": 2, "leftover": 2}, end="end")
+FORM = RecordForm({"current": 1, "end": 1}, {"generation": 3, "entry": 3, "used": 2, "leftover": 2}, end="end")
 NEAR = 5
 """How many existing generations a message names."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation: its number, its manifest as JSON values ({} where that cannot be read), the text of the lock it was made from
-    ("" where it was not asked for or is not there)."""
+    """One generation: its number, its manifest as JSON values ({} where that cannot be read), the text of the lock
+    it was made from ("" where it was not asked for or is not there)."""
 
     number: int
     manifest: Mapping[str, Any]
@@ -39,7 +39,11 @@ class Generation:
     def stacks(self) -> Mapping[str, Mapping[str, Any]]:
         """The records of its stacks by name."""
         found = self._offer.get("stacks")
-        return {name: record for name, record in found.items() if isinstance(record, dict)} if isinstance(found, dict) else {}
+        return (
+            {name: record for name, record in found.items() if isinstance(record, dict)}
+            if isinstance(found, dict)
+            else {}
+        )
 
     @property
     def default_stack(self) -> str:
@@ -73,8 +77,8 @@ class StoreEntry:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a look at a prefix found. `current` is 0 without a generation, `generations` ascend, `used` says by entry name which running
-    build needs it, `leftovers` are trees that nobody will finish, with their bytes."""
+    """What a look at a prefix found. `current` is 0 without a generation, `generations` ascend, `used` says by entry
+    name which running build needs it, `leftovers` are trees that nobody will finish, with their bytes."""
 
     current: int
     generations: tuple[Generation, ...]
@@ -92,7 +96,8 @@ class Holdings:
         return next((generation for generation in self.generations if generation.number == number), None)
 
     def closure(self, names: Iterable[str]) -> frozenset[str]:
-        """Return `names` and everything they need, as far as the entries' manifests tell; names that are missing are among them."""
+        """Return `names` and everything they need, as far as the entries' manifests tell; names that are missing are
+        among them."""
         seen: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -108,11 +113,13 @@ class Holdings:
 
     def own_bytes(self, generation: Generation) -> int:
         """Return the bytes of the entries that this generation alone refers to."""
-        others = self.closure(name for other in self.generations if other.number != generation.number for name in other.names)
+        others = self.closure(
+            name for other in self.generations if other.number != generation.number for name in other.names
+        )
         return sum(self.entries[name].size for name in self.closure(generation.names) - others if name in self.entries)
 
 
-def parse(out: str, where: str) -> Holdings:
+def parse_contents(out: str, where: str) -> Holdings:
     """Return what recipes/prefix/generations.sh printed; Trouble for lines it does not print."""
     records = read_records(out, FORM, where, "generations.sh")
     return Holdings(
@@ -162,8 +169,8 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def rollback_target(holdings: Holdings, wanted: int) -> Generation:
-    """Return the generation to go back to: `wanted`, or for 0 the newest before the current one. Trouble where there is none, where it
-    cannot be read, and where entries that it needs are missing."""
+    """Return the generation to go back to: `wanted`, or for 0 the newest before the current one. Trouble where there
+    is none, where it cannot be read, and where entries that it needs are missing."""
     numbers = holdings.numbers
     before = [number for number in numbers if number < holdings.current]
     number = wanted or (before[-1] if before else 0)
@@ -171,7 +178,14 @@ def rollback_target(holdings: Holdings, wanted: int) -> Generation:
     if found is None:
         raise Trouble(_no_generation(numbers, holdings.current, wanted))
     if not found.readable:
-        raise Trouble(Problem(f"generation {number}", "its manifest cannot be read", wanted="one that bootstrap wrote", try_="another one"))
+        raise Trouble(
+            Problem(
+                f"generation {number}",
+                "its manifest cannot be read",
+                wanted="one that bootstrap wrote",
+                try_="another one",
+            )
+        )
     if missing := holdings.missing(found):
         many = "a store entry it needs is missing" if len(missing) == 1 else "store entries it needs are missing"
         remedy = "invoke bootstrap with the lock it was made from, which builds what is missing"
@@ -195,5 +209,7 @@ def find_generation(holdings: Holdings, number: int) -> Generation:
     """Return a generation by its number; Trouble that names near ones."""
     found = holdings.get(number)
     if found is None:
-        raise Trouble(Problem(f"generation {number}", "there is no such generation", wanted=_near(holdings.numbers, number)))
+        raise Trouble(
+            Problem(f"generation {number}", "there is no such generation", wanted=_near(holdings.numbers, number))
+        )
     return found

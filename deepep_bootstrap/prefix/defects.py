@@ -1,5 +1,6 @@
-"""Which known defect an offered build has on its GPUs: what the manifests of its entries record, judged by the rules.
-Pure."""
+"""Known defects of what a prefix offers: what the manifests of its entries record, judged by the rules of
+env/compatibility.toml.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +12,21 @@ from typing import Any, TypeAlias
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.survey import Flags, Survey, read_tree
-from deepep_bootstrap.lock.compatibility import Book, Contents, Known, broken, capabilities, names_of, read_book
+from deepep_bootstrap.lock.compatibility import (
+    Contents,
+    RuleSet,
+    StackFacts,
+    broken,
+    capabilities,
+    names_of,
+    read_rules,
+)
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates
 from deepep_bootstrap.prefix.contents import Generation, Holdings
-from deepep_bootstrap.prefix.generations import Place
+from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import command_for
-from deepep_bootstrap.remote.fleet import Door
+from deepep_bootstrap.remote.fleet import Transport
 
 CHECK = "known-defect"
 BOOTSTRAP = "invoke bootstrap"
@@ -44,22 +53,19 @@ class Defect:
 
 
 def defects(
-    holdings: Holdings,
-    generation: Generation,
-    texts: Mapping[str, str],
-    bootstrap: str = BOOTSTRAP,
+    holdings: Holdings, generation: Generation, texts: Mapping[str, str], bootstrap: str = BOOTSTRAP
 ) -> tuple[Defect, ...]:
     """Return the known defects of what a generation offers. `texts` are the files of env/ by relative path,
     `bootstrap` is the command that prepares the same hosts. Of an entry that is gone, or whose manifest cannot be
     read, nothing is known and nothing is said."""
-    book = read_book(texts)
+    book = read_rules(texts)
     asking = tuple(rule for rule in book.rules if rule.refuse and any(need.operator == "has" for need in rule.needs))
     book = replace(book, rules=asking)
     found = (_of_stack(holdings, offered, book, bootstrap) for offered in generation.stacks.items())
     return tuple(defect for each in found for defect in each)
 
 
-def _of_stack(holdings: Holdings, offered: Offered, book: Book, bootstrap: str) -> Iterator[Defect]:
+def _of_stack(holdings: Holdings, offered: Offered, book: RuleSet, bootstrap: str) -> Iterator[Defect]:
     stack, record = offered
     entry, module = str(record.get("deepep", "")), str(record.get("module", ""))
     if not _inputs(holdings, entry):
@@ -72,7 +78,7 @@ def _of_stack(holdings: Holdings, offered: Offered, book: Book, bootstrap: str) 
         yield Defect(stack, module, entry, found, wanted, f"{problem.what[0].upper()}{problem.what[1:]}.", fix)
 
 
-def _difference(problem: Problem, known: Known) -> tuple[str, str]:
+def _difference(problem: Problem, known: StackFacts) -> tuple[str, str]:
     """Return what was found and what is wanted; a problem about a commit that nobody has recorded says neither."""
     if problem.found:
         return problem.found, problem.wanted
@@ -82,7 +88,7 @@ def _difference(problem: Problem, known: Known) -> tuple[str, str]:
     )
 
 
-def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: Book) -> Known:
+def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: RuleSet) -> StackFacts:
     """Return what is known of an offered stack: versions, contents and GPU architectures; what else the hosts say
     stays unknown.
 
@@ -97,7 +103,7 @@ def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: Book
         contents["nvshmem"] = book.contents("", _changes(inputs[nvshmem]))
     values = {"deepep": (_version(deepep),), "archs": archs, **({"nvshmem": (_version(nvshmem),)} if nvshmem else {})}
     names = names_of(_version(deepep), rev, _version(nvshmem), wheel="wheel" in inputs[nvshmem])
-    return Known(values, contents, {**names, "archs": capabilities(archs)})
+    return StackFacts(values, contents, {**names, "archs": capabilities(archs)})
 
 
 def _version(entry: str) -> str:
@@ -121,7 +127,7 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def find_defects(flags: Flags, door: Door, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
+def find_defects(flags: Flags, door: Transport, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
     """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why
     nobody could look."""
     hosts = [host for host in (*candidates(survey.inventory), *survey.inventory.hosts) if host.name in survey.facts]
@@ -129,7 +135,7 @@ def find_defects(flags: Flags, door: Door, survey: Survey) -> tuple[tuple[Defect
     if via is None:
         return (), ()
     try:
-        holdings = history.look(door, Place(via, survey.prefix, read_tree(flags.root / "recipes")))
+        holdings = history.read_contents(door, PrefixHandle(via, survey.prefix, read_tree(flags.root / "recipes")))
     except Trouble as trouble:
         return (), trouble.problems
     generation = holdings.get(holdings.current)

@@ -1,7 +1,7 @@
-"""What changed between two generations, or between two locks: both sides as flat tables of facts, and their difference. Pure.
+"""Differences between two generations, or between two locks: both sides as flat tables of facts.
 
-A fact has a place: what it is about (`source`, `wheel`, `variable` …), whose it is, and its key; and a text. Everything that one side says
-and the other does not, or says differently, is one change.
+A fact has a place: what it is about (`source`, `wheel`, `variable` …), whose it is, and its key; and a
+text. Everything that one side says and the other does not, or says differently, is one change.
 """
 
 from __future__ import annotations
@@ -21,14 +21,25 @@ Facts = Mapping[Place, str]
 SHOWN_LENGTH = 100
 """Characters of a text that a line for a person shows; the JSON document has it whole."""
 
-RECORD_WORDS = {"deepep", "nvshmem", "gdrcopy", "python", "prefix", "stack", "environment", "by_host", "by_kind", "site"}
+RECORD_WORDS = {
+    "deepep",
+    "nvshmem",
+    "gdrcopy",
+    "python",
+    "prefix",
+    "stack",
+    "environment",
+    "by_host",
+    "by_kind",
+    "site",
+}
 """Fields of a stack's record that are told in their own way, or not at all."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """One difference: `what` kind of fact, `name` whose, `key` which; `old` and `new` are "" where a side does not have it. `link` shows
-    the difference of two commits in a browser, "" where there is none."""
+class OfferChange:
+    """One difference: `what` kind of fact, `name` whose, `key` which; `old` and `new` are "" where a side does not
+    have it. `link` shows the difference of two commits in a browser, "" where there is none."""
 
     what: str
     name: str
@@ -38,11 +49,12 @@ class Change:
     link: str = ""
 
 
-def difference(old: Facts, new: Facts) -> tuple[Change, ...]:
-    """Return what differs, in the order of the places; of what only one side has at all, that it was added or removed comes first."""
+def difference(old: Facts, new: Facts) -> tuple[OfferChange, ...]:
+    """Return what differs, in the order of the places; of what only one side has at all, that it was added or
+    removed comes first."""
     places = sorted({*old, *new})
     return tuple(
-        Change(*place, old=old.get(place, ""), new=new.get(place, ""), link=_link(place, old, new))
+        OfferChange(*place, old=old.get(place, ""), new=new.get(place, ""), link=_link(place, old, new))
         for place in places
         if old.get(place) != new.get(place)
     )
@@ -84,8 +96,13 @@ def source_facts(name: str, source: Source) -> dict[Place, str]:
 
 def pin_facts(name: str, source: Source) -> dict[Place, str]:
     """Return where a source comes from and what it is, without what is done to it."""
-    found = {("source", name, key): str(getattr(source, key)) for key in ("url", "ref", "rev", "hash", "version", "submodules")}
-    return found | {("source", name, "date"): datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")}
+    found = {
+        ("source", name, key): str(getattr(source, key))
+        for key in ("url", "ref", "rev", "hash", "version", "submodules")
+    }
+    return found | {
+        ("source", name, "date"): datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")
+    }
 
 
 def option_facts(name: str, options: Iterable[str]) -> dict[Place, str]:
@@ -95,7 +112,10 @@ def option_facts(name: str, options: Iterable[str]) -> dict[Place, str]:
 
 def substitution_facts(name: str, substitutes: Iterable[Mapping[str, Any]]) -> dict[Place, str]:
     """Return substitutions as facts: by file and replaced text, the replacement and how often."""
-    return {("substitution", name, f"{each['file']}: {each['text']}"): f"{each['replacement']} ({each['count']}x)" for each in substitutes}
+    return {
+        ("substitution", name, f"{each['file']}: {each['text']}"): f"{each['replacement']} ({each['count']}x)"
+        for each in substitutes
+    }
 
 
 def wheel_facts(name: str, wheels: Iterable[Sequence[str]]) -> dict[Place, str]:
@@ -104,13 +124,18 @@ def wheel_facts(name: str, wheels: Iterable[Sequence[str]]) -> dict[Place, str]:
 
 
 def generation_facts(holdings: Holdings, generation: Generation, sources: Mapping[str, Source]) -> Facts:
-    """Return what a generation offers as facts: its stacks' records, and what their store entries say they were made of.
+    """Return what a generation offers as facts: its stacks' records, and what their store entries say they were made
+    of.
 
-    `sources` are what locks pin, by content hash: where an entry's source is among them, its address and commit are known too.
+    `sources` are what locks pin, by content hash: where an entry's source is among them, its address and commit are
+    known too.
     """
     found: dict[Place, str] = {("offer", "", "default_stack"): generation.default_stack}
     for stack, record in generation.stacks.items():
-        found |= {("stack", stack, key): value for key, value in _values({k: v for k, v in record.items() if k not in RECORD_WORDS})}
+        found |= {
+            ("stack", stack, key): value
+            for key, value in _values({k: v for k, v in record.items() if k not in RECORD_WORDS})
+        }
         found |= {("site", stack, key): value for key, value in _values(record.get("site"))}
         found |= {("variable", stack, key): value or "(unset)" for key, value in _values(record.get("environment"))}
         for word, where in (("by_host", "on"), ("by_kind", "for")):
@@ -137,7 +162,11 @@ def entry_facts(name: str, inputs: Mapping[str, Any], sources: Mapping[str, Sour
     found |= option_facts(name, map(str, inputs.get("options", ())))
     found |= substitution_facts(name, inputs.get("substitutes", ()))
     found |= wheel_facts(name, inputs.get("wheels", ()))
-    found |= {("toolchain", name, key): _word(inputs[key]) for key in ("cuda", "archs", "os", "python", "interpreter") if key in inputs}
+    found |= {
+        ("toolchain", name, key): _word(inputs[key])
+        for key in ("cuda", "archs", "os", "python", "interpreter")
+        if key in inputs
+    }
     found |= {("toolchain", name, key): value for key, value in _values(inputs.get("compiler"))}
     return found | {("recipe", name, key): value for key, value in _values(inputs.get("recipes"))}
 
@@ -174,7 +203,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, _word(value)
 
 
-def lines(changes: Sequence[Change]) -> Iterator[str]:
+def lines(changes: Sequence[OfferChange]) -> Iterator[str]:
     """Yield the changes for a person: those of one thing together, what was added or removed as a whole in one line."""
     for (what, name), group in groupby(changes, key=lambda change: (change.what, change.name)):
         several = list(group)
@@ -185,7 +214,7 @@ def lines(changes: Sequence[Change]) -> Iterator[str]:
                 yield f"        {change.link}"
 
 
-def _told(change: Change) -> str:
+def _told(change: OfferChange) -> str:
     old, new = change.old, change.new
     if change.what == "wheel":
         # The hash matters to a person only where it is all that differs.

@@ -1,4 +1,4 @@
-"""Names of the store: digests and entry names from inputs. Pure; the file work is done by recipes on the prefix's host."""
+"""Store entries to be: digests and names from inputs. The file work is done by recipes on the prefix's host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ OWN_RECIPES = {
     "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
     "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v2.sh"),
 }
-"""The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP V1 or V2."""
+"""The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP
+V1 or V2."""
 
 UNCOMPILED = ("python", "nvshmem-wheel")
 RELOCATOR = "build/relocate.py"
@@ -33,9 +34,10 @@ RELOCATOR = "build/relocate.py"
 class Entry:
     """One store entry to be. `inputs` is everything its digest covers; `name` is `<hash32>-<kind>-<version>`.
 
-    `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may begin
-    (its recipe waits for what it misses). `source` is the lock's name of its source tree ("" for none), `env` what its recipe
-    gets besides places, `wheels` what it is installed from; `recipe` is one of OWN_RECIPES ("" for the one called like the kind).
+    `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may
+    begin (its recipe waits for what it misses). `source` is the lock's name of its source tree ("" for none), `env`
+    what its recipe gets besides places, `wheels` what it is installed from; `recipe` is one of OWN_RECIPES ("" for the
+    one called like the kind).
     """
 
     kind: str
@@ -60,9 +62,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of the build host
-    its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means `python` is an external one."""
+class EntryInputs:
+    """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of
+    the build host its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means
+    `python` is an external one."""
 
     lock: Lock
     stack: Stack
@@ -79,9 +82,9 @@ def recipe_names(recipe: str) -> tuple[str, ...]:
     return (*COMMON_RECIPES, *OWN_RECIPES[recipe])
 
 
-def name_entries(wanted: Wanted) -> tuple[Entry, ...]:
-    """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python (unless
-    external), deepep."""
+def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
+    """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python
+    (unless external), deepep."""
     stack, sources = wanted.stack, wanted.lock.sources
     made = [_built(wanted, "gdrcopy", sources[stack.gdrcopy], {})] if stack.gdrcopy else []
     if stack.nvshmem_wheel:
@@ -93,27 +96,48 @@ def name_entries(wanted: Wanted) -> tuple[Entry, ...]:
         made.append(_environment(wanted, names["NVSHMEM"]))
         names["PYTHON_ENTRY"] = made[-1].name
     deepep = _built(
-        wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=deepep_recipe(sources[stack.deepep])
+        wanted,
+        "deepep",
+        sources[stack.deepep],
+        names,
+        early=tuple(names.values()),
+        recipe=deepep_recipe(sources[stack.deepep]),
     )
     return (*made, deepep)
 
 
-def _unpacked(wanted: Wanted, kind: str, recipe: str, name: str) -> Entry:
-    """Return the entry made of the stack's wheel called `name`. The lock has seen to it that there is one for every target; such
-    wheels serve any Python, so an external one gets that of the machine."""
+def _unpacked(wanted: EntryInputs, kind: str, recipe: str, name: str) -> Entry:
+    """Return the entry made of the stack's wheel called `name`. The lock has seen to it that there is one for every
+    target; such wheels serve any Python, so an external one gets that of the machine."""
     machine = f"-{wanted.facts.machine}"
     fitting = [
-        target for target in sorted(wanted.stack.wheels) if target == wanted.target or (not wanted.target and target.endswith(machine))
+        target
+        for target in sorted(wanted.stack.wheels)
+        if target == wanted.target or (not wanted.target and target.endswith(machine))
     ]
     wheel = next((found for target in fitting if (found := wanted.stack.pinned(name, target))), None)
     if wheel is None:
-        raise Trouble(Problem(f"stack {wanted.stack.name}", f"has no wheel {name} for {wanted.facts.machine}", wanted="another --stack"))
+        raise Trouble(
+            Problem(
+                f"stack {wanted.stack.name}",
+                f"has no wheel {name} for {wanted.facts.machine}",
+                wanted="another --stack",
+            )
+        )
     inputs = {**_surroundings(wanted, kind, recipe), "wheel": [wheel.name, wheel.version, wheel.hash]}
     env = {**_common_env(wanted), "VERSION": wheel.version, "WHEEL": wheel.requirement}
     return Entry(kind, wheel.version, inputs, env=env, wheels=(wheel,), recipe=recipe)
 
 
-def _built(wanted: Wanted, kind: str, source: Source, needs: Mapping[str, str], *, early: tuple[str, ...] = (), recipe: str = "") -> Entry:
+def _built(
+    wanted: EntryInputs,
+    kind: str,
+    source: Source,
+    needs: Mapping[str, str],
+    *,
+    early: tuple[str, ...] = (),
+    recipe: str = "",
+) -> Entry:
     """Return the entry compiled from `source`; `needs` maps the recipe's variable to the entry it needs."""
     inputs: dict[str, object] = {
         **_surroundings(wanted, kind, recipe or kind),
@@ -149,8 +173,9 @@ def deepep_recipe(source: Source) -> str:
     return "deepep-v2" if major.isdigit() and int(major) >= 2 else "deepep"
 
 
-def _environment(wanted: Wanted, nvshmem: str) -> Entry:
-    """Return the entry of the Python environment made of the locked wheels; its version is torch's, where torch is in it.
+def _environment(wanted: EntryInputs, nvshmem: str) -> Entry:
+    """Return the entry of the Python environment made of the locked wheels; its version is torch's, where torch is in
+    it.
 
     A patch release of the distribution's Python keeps the ABI, so only major and minor count: a security update of the
     operating system does not rebuild the environment.
@@ -169,7 +194,7 @@ def _environment(wanted: Wanted, nvshmem: str) -> Entry:
     return Entry("python", version, inputs, (nvshmem,), (nvshmem,), "", env, wheels)
 
 
-def _surroundings(wanted: Wanted, kind: str, recipe: str) -> dict[str, object]:
+def _surroundings(wanted: EntryInputs, kind: str, recipe: str) -> dict[str, object]:
     """Return what the digest of every entry covers: recipe texts, compiler where it is used, operating system."""
     names = (*recipe_names(recipe), RELOCATOR)
     tools = dict(wanted.facts.tools)
@@ -186,7 +211,7 @@ def _external(python: Python) -> dict[str, str]:
     return {key: getattr(python, key) for key in keys}
 
 
-def _common_env(wanted: Wanted) -> dict[str, str]:
+def _common_env(wanted: EntryInputs) -> dict[str, str]:
     return {
         "CUDA_HOME": wanted.toolkit.path,
         "CUDA_VERSION": wanted.toolkit.version,

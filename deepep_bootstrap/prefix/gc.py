@@ -1,4 +1,6 @@
-"""Who uses what gc is about to remove: processes of the hosts, by what they mapped or name, and jobs that have not begun."""
+"""Garbage of a prefix: generations and entries that nobody needs, and processes on the hosts that use some
+of them.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,24 @@ from dataclasses import dataclass, field
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, Records, read_records
+from deepep_bootstrap.core.records import RecordForm, Records, read_records
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Holdings, StoreEntry
-from deepep_bootstrap.prefix.generations import Place
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 RECIPE = ("lib.sh", "prefix/held.sh")
-PROCESSES = Form({"sees": 1, "squeue": 1, "end": 1}, {"held": 4}, end="end")
-QUEUE = Form({"end": 1}, {"job": 2}, end="end")
+PROCESSES = RecordForm({"sees": 1, "squeue": 1, "end": 1}, {"held": 4}, end="end")
+QUEUE = RecordForm({"end": 1}, {"job": 2}, end="end")
 LOOK_LIMIT = 120.0
 """Seconds for the look: a busy host has thousands of processes with thousands of mappings each."""
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Who uses store entries and generations. `by` says it by name (an entry's, or `generations/NUMBER`), `waiting` are jobs in Slurm's
-    queue ("4711 of alice"), `partly` are hosts where only our own processes could be looked at, `unasked` why a host could not be."""
+    """Who uses store entries and generations. `by` says it by name (an entry's, or `generations/NUMBER`), `waiting`
+    are jobs in Slurm's queue ("4711 of alice"), `partly` are hosts where only our own processes could be looked at,
+    `unasked` why a host could not be."""
 
     by: Mapping[str, str] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
@@ -32,8 +35,9 @@ class Holders:
     unasked: tuple[Problem, ...] = ()
 
 
-def look(door: Door, place: Place, hosts: Sequence[Host], names: Iterable[str]) -> Holders:
-    """Return who uses `names` (entries, and `generations/NUMBER`) on `hosts`: as root, since a job is anybody's, else as far as we see."""
+def find_holders(door: Transport, place: PrefixHandle, hosts: Sequence[Host], names: Iterable[str]) -> Holders:
+    """Return who uses `names` (entries, and `generations/NUMBER`) on `hosts`: as root, since a job is anybody's,
+    else as far as we see."""
     wanted = "\n".join(name if "/" in name else f"store/{name}" for name in names)
     replies = _ask(door, place, hosts, wanted)
     by: dict[str, str] = {}
@@ -53,15 +57,16 @@ def look(door: Door, place: Place, hosts: Sequence[Host], names: Iterable[str]) 
     return Holders(by, waiting, tuple(partly), tuple(unasked))
 
 
-def _ask(door: Door, place: Place, hosts: Sequence[Host], wanted: str) -> dict[str, Reply | Trouble]:
+def _ask(door: Transport, place: PrefixHandle, hosts: Sequence[Host], wanted: str) -> dict[str, Reply | Trouble]:
     jobs = {user: _job(place, "processes", wanted, user=user) for user in ("root", "")}
     replies = door.run_all(hosts, lambda _: jobs["root"])
     again = [host for host in hosts if isinstance(replies[host.name], Trouble)]
     return {**replies, **(door.run_all(again, lambda _: jobs[""]) if again else {})}
 
 
-def _queue(door: Door, place: Place, host: Host, wanted: str) -> tuple[str, ...]:
-    """Return the jobs that wait; none where Slurm does not answer: nothing of it could be kept on their account anyway."""
+def _queue(door: Transport, place: PrefixHandle, host: Host, wanted: str) -> tuple[str, ...]:
+    """Return the jobs that wait; none where Slurm does not answer: nothing of it could be kept on their account
+    anyway."""
     try:
         records = _read(door.run(host, _job(place, "queue", wanted)), QUEUE, host.name)
     except Trouble:
@@ -69,12 +74,12 @@ def _queue(door: Door, place: Place, host: Host, wanted: str) -> tuple[str, ...]
     return tuple(f"{job} of {user}" for job, user in records.rows("job"))
 
 
-def _job(place: Place, what: str, wanted: str, *, user: str = "") -> Job:
+def _job(place: PrefixHandle, what: str, wanted: str, *, user: str = "") -> Job:
     env = {"PREFIX": place.prefix, "NAMES": wanted}
     return Job(compose(place.recipes, *RECIPE), args=(what,), env=env, user=user, watched=True, timeout=LOOK_LIMIT)
 
 
-def _read(reply: Reply | Trouble, form: Form, host: str) -> Records:
+def _read(reply: Reply | Trouble, form: RecordForm, host: str) -> Records:
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
@@ -84,13 +89,18 @@ def _read(reply: Reply | Trouble, form: Form, host: str) -> Records:
 
 def remarks(holders: Holders) -> tuple[str, ...]:
     """Return what could not be seen, each a sentence."""
-    said = [f"{fold(holders.partly)}: only processes of our own account can be seen there, root sees all"] if holders.partly else []
+    said = (
+        [f"{fold(holders.partly)}: only processes of our own account can be seen there, root sees all"]
+        if holders.partly
+        else []
+    )
     return (*said, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What may go: numbers of generations, entries, and entries that no generation needs but a running build or process (`busy`)."""
+    """What may go: numbers of generations, entries, and entries that no generation needs but a running build or
+    process (`busy`)."""
 
     generations: tuple[int, ...]
     entries: tuple[StoreEntry, ...]
@@ -98,20 +108,28 @@ class Garbage:
 
 
 def choose_garbage(holdings: Holdings, keep: int, held: Collection[str] = ()) -> Garbage:
-    """Return what nobody needs when the `keep` newest generations and the current one stay, and what processes use: `held` names entries
-    and `generations/NUMBER`.
+    """Return what nobody needs when the `keep` newest generations and the current one stay, and what processes use:
+    `held` names entries and `generations/NUMBER`.
 
     Trouble where the manifest of one that stays cannot be read: what it needs is not known then.
     """
-    newest = set(holdings.numbers[-keep:]) | {holdings.current} | {each for each in holdings.numbers if f"generations/{each}" in held}
+    newest = (
+        set(holdings.numbers[-keep:])
+        | {holdings.current}
+        | {each for each in holdings.numbers if f"generations/{each}" in held}
+    )
     kept = [generation for generation in holdings.generations if generation.number in newest]
     unread = [generation.number for generation in kept if not generation.readable]
     if unread:
         what = "its manifest cannot be read, so nobody knows what it needs"
-        raise Trouble(*(Problem(f"generation {number}", what, try_=f"removing generations/{number} by hand") for number in unread))
+        raise Trouble(
+            *(Problem(f"generation {number}", what, try_=f"removing generations/{number} by hand") for number in unread)
+        )
     needed = holdings.closure(name for generation in kept for name in generation.names)
     in_use = holdings.closure({*holdings.used, *held})
-    idle = [entry for name, entry in sorted(holdings.entries.items()) if name not in needed and ENTRY_NAME.fullmatch(name)]
+    idle = [
+        entry for name, entry in sorted(holdings.entries.items()) if name not in needed and ENTRY_NAME.fullmatch(name)
+    ]
     return Garbage(
         generations=tuple(number for number in holdings.numbers if number not in newest),
         entries=tuple(entry for entry in idle if entry.name not in in_use),

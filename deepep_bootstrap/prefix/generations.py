@@ -1,4 +1,6 @@
-"""The prefix itself: made once, proved to be shared, its generations published, the logs of runs kept. Recipes do the file work."""
+"""The prefix and its generations: made once, proved to be shared, published, switched; logs of runs kept.
+Recipes do the file work.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, Records
+from deepep_bootstrap.core.records import RecordForm, Records
 from deepep_bootstrap.prefix.contents import entry_names
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 INIT = ("lib.sh", "prefix/share.sh", "prefix/init.sh")
@@ -46,9 +48,9 @@ FAILURES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a prefix is reached: the host that works on it for us, its path, the recipe texts, and the user who works there ("" for
-    the connection's own)."""
+class PrefixHandle:
+    """Where a prefix is reached: the host that works on it for us, its path, the recipe texts, and the user who
+    works there ("" for the connection's own)."""
 
     host: Host
     prefix: str
@@ -67,22 +69,22 @@ class Content:
 
 @dataclass(frozen=True)
 class Published:
-    """What became of an offer. `stale` means that another generation became current meanwhile and nothing was changed: compose
-    again from `generation`."""
+    """What became of an offer. `stale` means that another generation became current meanwhile and nothing was
+    changed: compose again from `generation`."""
 
     generation: int
     stale: bool
 
 
-def prepare_prefix(door: Door, place: Place, owner: str = "") -> str:
-    """Make the prefix and return its id. `owner` is the user who builds, given the new folders when root makes them; Trouble says
-    what stands in the way."""
+def prepare_prefix(door: Transport, place: PrefixHandle, owner: str = "") -> str:
+    """Make the prefix and return its id. `owner` is the user who builds, given the new folders when root makes them;
+    Trouble says what stands in the way."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
     reply = door.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
-    return read_answer(reply, place, "init.sh", Form({"state": 1, "id": 1})).text("id")
+    return read_answer(reply, place, "init.sh", RecordForm({"state": 1, "id": 1})).text("id")
 
 
-def make_prefix(door: Door, place: Place) -> str:
+def make_prefix(door: Transport, place: PrefixHandle) -> str:
     """Make the prefix as the user who works there, where that user may; else as root, for that user. Returns its id.
 
     In this order, because root may not write on many a network filesystem, and a plain user not below /opt.
@@ -95,11 +97,12 @@ def make_prefix(door: Door, place: Place) -> str:
         return prepare_prefix(door, replace(place, user="root"), place.user)
 
 
-def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> dict[str, str]:
-    """Prove that all `hosts` see the prefix of `place` as one directory: one writes a file of a fresh name, all look for it.
+def probe_shared(door: Transport, place: PrefixHandle, hosts: Sequence[Host]) -> dict[str, str]:
+    """Prove that all `hosts` see the prefix of `place` as one directory: one writes a file of a fresh name, all look
+    for it.
 
-    Returns the hosts that could not be asked, and why. Trouble names those that see another directory, or none: that is no matter of
-    one host, and nothing may be built before it is put right.
+    Returns the hosts that could not be asked, and why. Trouble names those that see another directory, or none: that is
+    no matter of one host, and nothing may be built before it is put right.
     """
     name = secrets.token_hex(8)
     _probe(door, place, "write", name)
@@ -117,35 +120,44 @@ def probe_shared(door: Door, place: Place, hosts: Sequence[Host]) -> dict[str, s
         elif reply.code:
             unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:
-            seen.setdefault(records.read_records(reply.out, Form({"state": 1, "id": 1}), host, "probe.sh").text("state"), []).append(host)
+            seen.setdefault(
+                records.read_records(reply.out, RecordForm({"state": 1, "id": 1}), host, "probe.sh").text("state"), []
+            ).append(host)
     if problems := [_unshared(place, state, names) for state, names in seen.items() if state != "seen"]:
         raise Trouble(*problems)
     return unasked
 
 
-def _unshared(place: Place, state: str, names: Sequence[str]) -> Problem:
+def _unshared(place: PrefixHandle, state: str, names: Sequence[str]) -> Problem:
     found = "no such directory" if state == "absent" else f"another directory than on {place.host.name}"
     wanted = "one directory shared by all hosts (NFS or similar), at the same path"
-    return Problem(f"{fold(names)} {place.prefix}", "the prefix is not shared", found, wanted, "mounting it there, or --limit")
+    return Problem(
+        f"{fold(names)} {place.prefix}", "the prefix is not shared", found, wanted, "mounting it there, or --limit"
+    )
 
 
-def _probe(door: Door, place: Place, verb: str, name: str) -> Records:
+def _probe(door: Transport, place: PrefixHandle, verb: str, name: str) -> Records:
     job = Job(compose(place.recipes, *PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
-    return read_answer(door.run(place.host, job), place, "probe.sh", Form({"state": 1, "id": 1}))
+    return read_answer(door.run(place.host, job), place, "probe.sh", RecordForm({"state": 1, "id": 1}))
 
 
-def publish_generation(door: Door, place: Place, files: Iterable[Content], base: int) -> Published:
+def publish_generation(door: Transport, place: PrefixHandle, files: Iterable[Content], base: int) -> Published:
     """Publish `files` as the next generation, composed from generation `base` (0 for none), and make it current.
 
-    `manifest.json` must be among them with a key "generation", which gets its number there. Trouble where store entries that it names
-    are gone: somebody removed them since they were seen or built, so the same command has to look, and build, again.
+    `manifest.json` must be among them with a key "generation", which gets its number there. Trouble where store entries
+    that it names are gone: somebody removed them since they were seen or built, so the same command has to look, and
+    build, again.
     """
     files = tuple(files)
     texts = [content.data for content in files if content.path == "manifest.json"]
     names = entry_names([json.loads(text) for text in texts])
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base), "ENTRIES": "\n".join(names)}
-    reply = door.send(place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files))
-    answer = read_answer(reply, place, "offer.sh", Form({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1}))
+    reply = door.send(
+        place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files)
+    )
+    answer = read_answer(
+        reply, place, "offer.sh", RecordForm({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1})
+    )
     if missing := answer.words("missing"):
         remedy = "the same command again: it builds what is missing"
         what = "a store entry that was to be offered was removed meanwhile"
@@ -153,24 +165,27 @@ def publish_generation(door: Door, place: Place, files: Iterable[Content], base:
     return Published(answer.number("generation"), answer.text("state") == "stale")
 
 
-def current(door: Door, place: Place) -> int:
+def current(door: Transport, place: PrefixHandle) -> int:
     """Return the number of the generation that is current now as the prefix's host sees it, 0 without one."""
-    reply = door.run(place.host, Job('readlink -- "$1/current" || true # no generation yet', args=(place.prefix,), user=place.user))
+    reply = door.run(
+        place.host, Job('readlink -- "$1/current" || true # no generation yet', args=(place.prefix,), user=place.user)
+    )
     number = reply.out.strip().removeprefix("generations/")
     return int(number) if number.isdecimal() else 0
 
 
-def keep_logs(door: Door, place: Place, run: str, chunks: Iterable[bytes]) -> str:
+def keep_logs(door: Transport, place: PrefixHandle, run: str, chunks: Iterable[bytes]) -> str:
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
     job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
-    return read_answer(door.send(place.host, job, chunks), place, "logs.sh", Form({"logs": 1})).text("logs")
+    return read_answer(door.send(place.host, job, chunks), place, "logs.sh", RecordForm({"logs": 1})).text("logs")
 
 
-def note_proof(door: Door, place: Place, stack: str, *, proved: bool) -> None:
-    """Say in the prefix whether a stack was seen to work since it was last built or offered; facts tell it to the next plan."""
+def note_proof(door: Transport, place: PrefixHandle, stack: str, *, proved: bool) -> None:
+    """Say in the prefix whether a stack was seen to work since it was last built or offered; facts tell it to the
+    next plan."""
     args = ("proved" if proved else "unproved", stack)
     job = Job(compose(place.recipes, *PROOF), args=args, env={"PREFIX": place.prefix}, user=place.user)
-    read_answer(door.run(place.host, job), place, "proof.sh", Form({"state": 1}))
+    read_answer(door.run(place.host, job), place, "proof.sh", RecordForm({"state": 1}))
 
 
 def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
@@ -185,7 +200,7 @@ def tar_files(files: Iterable[Content]) -> Iterator[bytes]:
     yield buffer.getvalue()
 
 
-def read_answer(reply: Reply, place: Place, recipe: str, form: Form) -> Records:
+def read_answer(reply: Reply, place: PrefixHandle, recipe: str, form: RecordForm) -> Records:
     """Return the data lines that `recipe` printed at `place`; Trouble where it failed, with its last word."""
     where = f"{place.host.name} {place.prefix}"
     if reply.code:

@@ -1,4 +1,6 @@
-"""Generations and store of a prefix through its host: looked at, rolled back, rid of what nobody needs, compared with their records."""
+"""Generations and store of a prefix through its host: read, rolled back, freed of garbage, compared with the
+records of their files.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, read_records
-from deepep_bootstrap.prefix.contents import Generation, Holdings, parse
+from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.prefix.contents import Generation, Holdings, parse_contents
 from deepep_bootstrap.prefix.gc import Garbage
-from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, Place, read_answer
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, PrefixHandle, read_answer
+from deepep_bootstrap.remote.fleet import Job, Transport
 
 STALE = "another run changed the generations meanwhile"
-REMOVED = Form({"state": 1}, {"dropped": 1, "removed": 1, "kept": 2, "swept": 1, "stuck": 1, "waiting": 1})
-COMPARED = Form({"end": 1}, {"entry": 1, "state": 1, "lost": 1, "found": 1}, end="end")
+REMOVED = RecordForm({"state": 1}, {"dropped": 1, "removed": 1, "kept": 2, "swept": 1, "stuck": 1, "waiting": 1})
+COMPARED = RecordForm({"end": 1}, {"entry": 1, "state": 1, "lost": 1, "found": 1}, end="end")
 MODES = {
     "executable": ("may be run", "may not be run any more"),
     "writable": ("may be written", "may not be written any more"),
@@ -28,8 +30,9 @@ MODES = {
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What gc did: generations and entries that are gone, entries that somebody uses (with who), leftovers, what could not be removed."""
+class CollectedGarbage:
+    """What gc did: generations and entries that are gone, entries that somebody uses (with who), leftovers, what
+    could not be removed."""
 
     generations: tuple[int, ...]
     entries: tuple[str, ...]
@@ -39,39 +42,43 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Change:
-    """One file of an entry that is not as published: its path inside the entry, and "changed", "missing", "new", or what became of its
-    mode."""
+class FileChange:
+    """One file of an entry that is not as published: its path inside the entry, and "changed", "missing", "new", or
+    what became of its mode."""
 
     path: str
     what: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded" (the record is
-    gone, so nobody can tell)."""
+class EntryVerdict:
+    """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded"
+    (the record is gone, so nobody can tell)."""
 
     name: str
     state: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[FileChange, ...] = ()
 
 
-def look(door: Door, place: Place, *, locks: bool = False) -> Holdings:
-    """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no right to write."""
+def read_contents(door: Transport, place: PrefixHandle, *, locks: bool = False) -> Holdings:
+    """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no
+    right to write."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
     reply = door.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
     if reply.code:
-        read_answer(reply, place, "generations.sh", Form({}))
-    return parse(reply.out, f"{place.host.name} {place.prefix}")
+        read_answer(reply, place, "generations.sh", RecordForm({}))
+    return parse_contents(reply.out, f"{place.host.name} {place.prefix}")
 
 
-def roll_back(door: Door, place: Place, holdings: Holdings, target: Generation) -> None:
-    """Make `target` the current generation by one rename; Trouble, and nothing changed, where generations or entries went meanwhile."""
+def roll_back(door: Transport, place: PrefixHandle, holdings: Holdings, target: Generation) -> None:
+    """Make `target` the current generation by one rename; Trouble, and nothing changed, where generations or entries
+    went meanwhile."""
     names = sorted(holdings.closure(target.names))
     env = {"BASE": str(holdings.current), "TO": str(target.number), "ENTRIES": "\n".join(names)}
     reply = door.run(place.host, _changing(place, ROLLBACK, env))
-    answer = read_answer(reply, place, "rollback.sh", Form({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1}))
+    answer = read_answer(
+        reply, place, "rollback.sh", RecordForm({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1})
+    )
     where = f"{place.host.name} {place.prefix}"
     reasons = {
         "stale": (STALE, f"generation {answer.text('generation')} is current"),
@@ -83,9 +90,16 @@ def roll_back(door: Door, place: Place, holdings: Holdings, target: Generation) 
         raise Trouble(Problem(where, what, found, try_="invoke generations, then the same command again"))
 
 
-def collect(door: Door, place: Place, holdings: Holdings, garbage: Garbage, *, on_line: Callable[[str], None] | None = None) -> Collected:
-    """Remove `garbage`, which was chosen from `holdings`, and what dead builds left; Trouble, and nothing removed, where generations came
-    or went since. Each data line goes to `on_line` as it comes."""
+def collect(
+    door: Transport,
+    place: PrefixHandle,
+    holdings: Holdings,
+    garbage: Garbage,
+    *,
+    on_line: Callable[[str], None] | None = None,
+) -> CollectedGarbage:
+    """Remove `garbage`, which was chosen from `holdings`, and what dead builds left; Trouble, and nothing removed,
+    where generations came or went since. Each data line goes to `on_line` as it comes."""
     env = {
         "SEEN": f"{holdings.current}: {' '.join(map(str, holdings.numbers))}",
         "DROP": "\n".join(map(str, garbage.generations)),
@@ -94,8 +108,10 @@ def collect(door: Door, place: Place, holdings: Holdings, garbage: Garbage, *, o
     reply = door.run(place.host, _changing(place, GC, env), on_line)
     answer = read_answer(reply, place, "gc.sh", REMOVED)
     if answer.text("state") == "stale":
-        raise Trouble(Problem(f"{place.host.name} {place.prefix}", STALE, "nothing was removed", try_="the same command again"))
-    return Collected(
+        raise Trouble(
+            Problem(f"{place.host.name} {place.prefix}", STALE, "nothing was removed", try_="the same command again")
+        )
+    return CollectedGarbage(
         generations=tuple(int(number) for number in answer.words("dropped")),
         entries=answer.words("removed"),
         kept=tuple((name, who) for name, who in answer.rows("kept")),
@@ -104,16 +120,23 @@ def collect(door: Door, place: Place, holdings: Holdings, garbage: Garbage, *, o
     )
 
 
-def rehash(door: Door, place: Place, names: Iterable[str], on_line: Callable[[str], None] | None = None) -> tuple[Verdict, ...]:
+def rehash(
+    door: Transport, place: PrefixHandle, names: Iterable[str], on_line: Callable[[str], None] | None = None
+) -> tuple[EntryVerdict, ...]:
     """Read every file of these entries and compare it with the record made when they were published, which may take
     minutes. Each data line goes to `on_line` as it comes."""
     wanted = tuple(names)
     if not wanted:
         return ()
-    job = Job(compose(place.recipes, *REHASH), env={"PREFIX": place.prefix, "ENTRIES": "\n".join(wanted)}, watched=True, timeout=None)
+    job = Job(
+        compose(place.recipes, *REHASH),
+        env={"PREFIX": place.prefix, "ENTRIES": "\n".join(wanted)},
+        watched=True,
+        timeout=None,
+    )
     reply = door.run(place.host, job, on_line)
     if reply.code:
-        read_answer(reply, place, "rehash.sh", Form({}))
+        read_answer(reply, place, "rehash.sh", RecordForm({}))
     where = f"{place.host.name} {place.prefix}"
     # Lines belong to the entry before them, so each entry's part is read by itself.
     parts = re.split(r"^entry=", reply.out.removesuffix("end=1\n"), flags=re.MULTILINE)[1:]
@@ -121,14 +144,15 @@ def rehash(door: Door, place: Place, names: Iterable[str], on_line: Callable[[st
     return tuple(_verdict(part, where) for part in parts)
 
 
-def _verdict(part: str, where: str) -> Verdict:
+def _verdict(part: str, where: str) -> EntryVerdict:
     name, _, lines = part.partition("\n")
-    records = read_records(lines, Form({"state": 1}, {"lost": 1, "found": 1}), where, "rehash.sh")
-    return Verdict(name, records.text("state"), tuple(differences(records.words("lost"), records.words("found"))))
+    records = read_records(lines, RecordForm({"state": 1}, {"lost": 1, "found": 1}), where, "rehash.sh")
+    return EntryVerdict(name, records.text("state"), tuple(differences(records.words("lost"), records.words("found"))))
 
 
-def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[Change]:
-    """Yield what lines of a record that are not true any more, and those that are true instead, say of files; sorted by path.
+def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[FileChange]:
+    """Yield what lines of a record that are not true any more, and those that are true instead, say of files; sorted by
+    path.
 
     A line that is gone and one that came for the same path are one change.
     """
@@ -137,16 +161,18 @@ def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[Change]:
         before, after = was.get(path, {}), now.get(path, {})
         had, has = _things(before), _things(after)
         if had and has:
-            yield Change(path, "changed")
+            yield FileChange(path, "changed")
         elif had:
-            yield Change(path, "missing")
+            yield FileChange(path, "missing")
         elif has:
-            yield Change(path, "new")
+            yield FileChange(path, "new")
         elif "record" in before:
-            yield Change(path, "changed, so it does not tell what else is")
+            yield FileChange(path, "changed, so it does not tell what else is")
         else:
-            told = [MODES[kind][0] for kind in after if kind in MODES] + [MODES[kind][1] for kind in before if kind in MODES]
-            yield Change(path, ", ".join(told))
+            told = [MODES[kind][0] for kind in after if kind in MODES] + [
+                MODES[kind][1] for kind in before if kind in MODES
+            ]
+            yield FileChange(path, ", ".join(told))
 
 
 def _things(lines: dict[str, str]) -> bool:
@@ -168,7 +194,8 @@ def _by_path(lines: Iterable[str]) -> dict[str, dict[str, str]]:
     return paths
 
 
-def _changing(place: Place, recipe: Sequence[str], env: dict[str, str]) -> Job:
-    """Return the job of a recipe that changes generations; it may wait for a lock and for a slow filesystem, so it is watched."""
+def _changing(place: PrefixHandle, recipe: Sequence[str], env: dict[str, str]) -> Job:
+    """Return the job of a recipe that changes generations; it may wait for a lock and for a slow filesystem, so it
+    is watched."""
     values = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), **env}
     return Job(compose(place.recipes, *recipe), env=values, user=place.user, watched=True, timeout=None)

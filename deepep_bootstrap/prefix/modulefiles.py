@@ -1,4 +1,6 @@
-"""What users load: modulefiles, env.sh and sbatch files of a generation, rendered from the offer and the templates of env/. Pure."""
+"""Files that users load: modulefiles, env.sh and sbatch files of a generation, rendered from the offer and
+the templates of env/.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,20 @@ from jinja2 import Environment
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import test_kinds
-from deepep_bootstrap.prefix.offer import Offer, StackRecord, check, offer_digest, offer_document
+from deepep_bootstrap.prefix.offer import Offer, StackRecord, check_offer, offer_digest, offer_document
 from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind, Pass
 
 PROGRAM = "deepep-bootstrap"
 SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"
 
 SYSTEM_TOOLS = "/usr/sbin"
-"""Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of ordinary users."""
+"""Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of
+ordinary users."""
 
 JIT_FOLDER = "/tmp/deepep-jit-"  # noqa: S108 - a job makes it for its user alone and looks whose it is
-"""Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on the node itself,
-since many processes at once write there and a network filesystem is slow at that, and never shared by two builds, since V2's own
-key leaves out what its headers say."""
+"""Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on
+the node itself, since many processes at once write there and a network filesystem is slow at that, and never shared
+by two builds, since V2's own key leaves out what its headers say."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class File:
 
 @dataclass(frozen=True)
 class Lead:
-    """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone. `last`: one that is put behind all
-    others where the list does not have it yet."""
+    """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone. `last`: one that is
+    put behind all others where the list does not have it yet."""
 
     name: str
     entries: tuple[str, ...]
@@ -48,16 +51,16 @@ class Lead:
     last: str = ""
 
 
-def render(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
+def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     """Return the files of a generation by their path inside it.
 
-    `templates` are the texts of env/ by file name. Every value that could not be written safely into a modulefile, a shell
-    script or an #SBATCH line is named in one Trouble; nothing is rendered then.
+    `templates` are the texts of env/ by file name. Every value that could not be written safely into a modulefile, a
+    shell script or an #SBATCH line is named in one Trouble; nothing is rendered then.
     """
-    problems = tuple(check(offer))
+    problems = tuple(check_offer(offer))
     if problems:
         raise Trouble(*problems)
-    jinja, table = environment(templates), test_kinds.read(templates)
+    jinja, table = environment(templates), test_kinds.read_passes(templates)
     files: dict[str, File] = {}
     for stack, record in sorted(offer.stacks.items()):
         files |= _render_stack(jinja, record, table, folder=f"sbatch/{stack}")
@@ -65,16 +68,21 @@ def render(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     files["env.sh"] = files[f"env-{chosen.stack}.sh"]
     for kind in kinds_of(chosen):
         files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.stack}/{_file_name(kind.name)}"]
-    files |= {path: File(text.encode(), text.startswith("#!")) for path, text in templates.items() if path.startswith(COPIED)}
+    files |= {
+        path: File(text.encode(), text.startswith("#!")) for path, text in templates.items() if path.startswith(COPIED)
+    }
     version = chosen.module.removeprefix("deepep/")
     note = _header("-- ")
     files["modulefiles/deepep/.modulerc.lua"] = File(f'{note}\nmodule_version("{chosen.module}", "default")\n'.encode())
-    files["modulefiles/deepep/.version"] = File(f'#%Module1.0\n{_header("# ")}\nset ModulesVersion "{version}"\n'.encode())
+    files["modulefiles/deepep/.version"] = File(
+        f'#%Module1.0\n{_header("# ")}\nset ModulesVersion "{version}"\n'.encode()
+    )
     return files
 
 
 def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_digest: str, hosts: tuple[str, ...]) -> str:
-    """Return the text of a generation's manifest.json; `created` is a UTC time in ISO 8601, `by` who or what made it."""
+    """Return the text of a generation's manifest.json; `created` is a UTC time in ISO 8601, `by` who or what made
+    it."""
     document = {
         "schema": 1,
         "generation": generation,
@@ -89,10 +97,12 @@ def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_diges
 
 
 def lists(record: StackRecord) -> tuple[Lead, ...]:
-    """Return what a stack puts in front of each path list, in the order of LISTS; a list it leaves alone has no entries.
+    """Return what a stack puts in front of each path list, in the order of LISTS; a list it leaves alone has no
+    entries.
 
-    An environment of ours comes first on PATH and holds our NVSHMEM in place of torch's. Somebody else's stays as it is: DeepEP
-    joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise. NCCL opens gIB's plugin by name.
+    An environment of ours comes first on PATH and holds our NVSHMEM in place of torch's. Somebody else's stays as it
+    is: DeepEP joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise. NCCL opens
+    gIB's plugin by name.
     """
     nvshmem = f"{entry(record, record.nvshmem)}/lib"
     gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
@@ -100,15 +110,22 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
     libraries = (*nccl, nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
     return (
-        Lead("PATH", (f"{entry(record, record.python)}/bin",) if record.python else (), last=SYSTEM_TOOLS if record.nccl else ""),
+        Lead(
+            "PATH",
+            (f"{entry(record, record.python)}/bin",) if record.python else (),
+            last=SYSTEM_TOOLS if record.nccl else "",
+        ),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python", tuned_folder(record))),
         Lead("LD_LIBRARY_PATH", libraries),
-        Lead("LD_PRELOAD", () if record.python else (f"{nvshmem}/libnvshmem_host.so.3",), driver_only=not record.python),
+        Lead(
+            "LD_PRELOAD", () if record.python else (f"{nvshmem}/libnvshmem_host.so.3",), driver_only=not record.python
+        ),
     )
 
 
 def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
-    """Return the variables a stack sets, in order; an empty value says that the variable is unset while the module is loaded."""
+    """Return the variables a stack sets, in order; an empty value says that the variable is unset while the module
+    is loaded."""
     nvshmem = entry(record, record.nvshmem)
     ours = {
         "DEEPEP_PREFIX": record.prefix,
@@ -130,12 +147,14 @@ def nccl_folder(record: StackRecord) -> str:
 
 
 def jit_cache(record: StackRecord) -> tuple[str, str]:
-    """Return what comes before and behind the user's number in the path where DeepEP V2 keeps compiled kernels; nothing for V1."""
+    """Return what comes before and behind the user's number in the path where DeepEP V2 keeps compiled kernels;
+    nothing for V1."""
     return (JIT_FOLDER, f"-{record.deepep[:12]}") if record.nccl else ("", "")
 
 
 def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
-    """Return the hosts (short names) that share values, with every variable that differs between hosts; "" where a host has none."""
+    """Return the hosts (short names) that share values, with every variable that differs between hosts; "" where a
+    host has none."""
     names = host_variables(record)
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, values in sorted(record.by_host.items()):
@@ -149,9 +168,13 @@ def host_variables(record: StackRecord) -> tuple[str, ...]:
 
 
 def by_variable(record: StackRecord) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Return the variables that differ between hosts, each with the hosts (short names) that have a value, and the value."""
+    """Return the variables that differ between hosts, each with the hosts (short names) that have a value, and the
+    value."""
     hosts = sorted(record.by_host.items())
-    return tuple((name, tuple((host, values[name]) for host, values in hosts if name in values)) for name in host_variables(record))
+    return tuple(
+        (name, tuple((host, values[name]) for host, values in hosts if name in values))
+        for name in host_variables(record)
+    )
 
 
 def gib_libraries(record: StackRecord) -> str:
@@ -184,7 +207,10 @@ def _file_name(kind: str) -> str:
 
 
 def _header(comment: str) -> str:
-    return f"{comment}Generated by {PROGRAM}; do not edit: change the lock, the hosts file or env/ and run bootstrap again."
+    return (
+        f"{comment}Generated by {PROGRAM}; do not edit: change the lock, the hosts file or env/ and run bootstrap "
+        f"again."
+    )
 
 
 def _render_stack(jinja: Environment, record: StackRecord, table: Sequence[Pass], *, folder: str) -> dict[str, File]:
@@ -225,8 +251,8 @@ def _test_values(kind: Kind, record: StackRecord) -> dict[str, object]:
 
 
 def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict[str, object]:
-    """Return the passes of a kind that a stack's GPUs can have, and the compute capability that decides about them where it is the same
-    for all of these GPUs; else they are asked when the test runs."""
+    """Return the passes of a kind that a stack's GPUs can have, and the compute capability that decides about them
+    where it is the same for all of these GPUs; else they are asked when the test runs."""
     own = tuple(one for one in table if one.kind == kind.name and any(map(one.is_for, record.archs)))
     capability = test_kinds.common_capability(own, record.archs) if own else ""
     options = " ".join(one.option for one in own)
@@ -235,7 +261,11 @@ def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict
 
 def _values(record: StackRecord) -> dict[str, object]:
     version = record.module.removeprefix("deepep/")
-    python = f"its own Python {record.python_version}" if record.python else f"{record.external_python} (Python {record.python_version})"
+    python = (
+        f"its own Python {record.python_version}"
+        if record.python
+        else f"{record.external_python} (Python {record.python_version})"
+    )
     libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}{record.nvshmem.partition('-')[2]}"
     help_text = (
         f"{SUMMARY}\n\n"
@@ -273,7 +303,8 @@ def _directives(kind: Kind, record: StackRecord) -> Iterator[str]:
     yield f"--job-name=deepep-{kind.name}"
     yield f"--nodes={kind.nodes}"
     yield "--ntasks-per-node=1"
-    # The test starts a process per GPU and measures bandwidth: it wants all CPUs and memory of the node, and no neighbour.
+    # The test starts a process per GPU and measures bandwidth: it wants all CPUs and memory of the node, and no
+    # neighbour.
     yield "--exclusive"
     yield "--mem=0"
     yield f"--time={kind.minutes // 60:02}:{kind.minutes % 60:02}:00"

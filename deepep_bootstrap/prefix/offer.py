@@ -1,4 +1,6 @@
-"""What a prefix offers: the record of each stack and the whole offer, read from and written to a generation's manifest."""
+"""The offer of a prefix: its stacks as records, the current one as hosts see it, and the checks before it
+becomes files.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,9 @@ def command_for(flags: Flags) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
-    """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved ("gpu:8" or "")."""
+class SiteSettings:
+    """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved
+    ("gpu:8" or "")."""
 
     partition: str = ""
     account: str = ""
@@ -78,11 +81,12 @@ class Site:
 class StackRecord:
     """Everything a generation's files say of one stack: the rendered offer is a pure function of these records.
 
-    `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry names
-    (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in order; `by_host`
-    those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib` the script that sets up NCCL on
-    Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with ("" for V1, which has no use for it). What came
-    later has a default, so that manifests of earlier versions can be read.
+    `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry
+    names (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in
+    order; `by_host` those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib`
+    the script that sets up NCCL on Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with
+    ("" for V1, which has no use for it). What came later has a default, so that manifests of earlier versions can be
+    read.
     """
 
     stack: str
@@ -98,7 +102,7 @@ class StackRecord:
     archs: tuple[str, ...]
     profile: str
     environment: Mapping[str, str]
-    site: Site
+    site: SiteSettings
     by_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gib: str = ""
@@ -154,7 +158,7 @@ def read_offer(manifest: str) -> Offer | None:
 
 
 def _read_record(found: Mapping[str, Any]) -> StackRecord:
-    return made(StackRecord, {**found, "site": made(Site, found["site"])})
+    return made(StackRecord, {**found, "site": made(SiteSettings, found["site"])})
 
 
 # DeepEP's Buffer sets these itself before NVSHMEM starts: exporting them would look like a setting and be none.
@@ -182,10 +186,12 @@ _VERSION = re.compile(r"[A-Za-z0-9._+!-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-def check(offer: Offer) -> Iterator[Problem]:
+def check_offer(offer: Offer) -> Iterator[Problem]:
     """Yield everything in an offer that its files could not say safely, or must not say."""
     if offer.default_stack not in offer.stacks:
-        yield Problem("offer", "the default stack is not in it", offer.default_stack, "one of " + ", ".join(sorted(offer.stacks)))
+        yield Problem(
+            "offer", "the default stack is not in it", offer.default_stack, "one of " + ", ".join(sorted(offer.stacks))
+        )
     for stack, record in sorted(offer.stacks.items()):
         where = f"stack {stack}"
         if stack != record.stack:
@@ -208,7 +214,11 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
             yield Problem(where, f"the path of {what} cannot be written into path lists", repr(path), wanted)
     if record.gib and not _PATH.fullmatch(record.gib):
         yield Problem(where, "the path of gIB's script cannot be written into files", repr(record.gib))
-    yield from (Problem(where, "not the short name of a host", repr(name)) for name in record.by_host if not _HOST.fullmatch(name))
+    yield from (
+        Problem(where, "not the short name of a host", repr(name))
+        for name in record.by_host
+        if not _HOST.fullmatch(name)
+    )
     if record.nccl and not record.python:
         yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
     for version in (record.python_version, record.nccl, *record.archs):
@@ -231,10 +241,14 @@ def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[P
         elif name in ours or name.startswith(("DEEPEP_PREFIX", "DEEPEP_STACK", "DEEPEP_TESTS", "__DEEPEP_")):
             yield Problem(where, f"{name} is set by the module itself", value, "no such line")
         elif name == "NVSHMEM_REMOTE_TRANSPORT" and value == "ibgda":
-            yield Problem(where, "NVSHMEM knows no remote transport of that name and would load none", value, "no such line")
+            yield Problem(
+                where, "NVSHMEM knows no remote transport of that name and would load none", value, "no such line"
+            )
         if not (value.isascii() and value.isprintable()) or "~" in value:
             # Environment Modules leaves a tilde to the shell, and reads files in the encoding of the moment.
-            yield Problem(where, f"the value of {name} would not arrive to the letter", repr(value), "printable ASCII without ~")
+            yield Problem(
+                where, f"the value of {name} would not arrive to the letter", repr(value), "printable ASCII without ~"
+            )
 
 
 def _check_site(where: str, record: StackRecord) -> Iterator[Problem]:

@@ -1,4 +1,5 @@
-"""What goes into a generation to say where it comes from: the bill of materials, written from what the store says of itself."""
+"""What goes into a generation to say where it comes from: the bill of materials, written from what the store says of
+itself."""
 
 from __future__ import annotations
 
@@ -10,35 +11,37 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
-from deepep_bootstrap.prefix.generations import Content, Place
+from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer
-from deepep_bootstrap.remote.fleet import Door
+from deepep_bootstrap.remote.fleet import Transport
 
 BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""
 
 
-def bills(door: Door, place: Place, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
-    """Return the bill of materials of an offer about to be published, after a look at the store for its entries' manifests; none
-    where the library that writes it is not installed, which must not keep anybody from the offer itself.
+def bills(door: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
+    """Return the bill of materials of an offer about to be published, after a look at the store for its entries'
+    manifests; none where the library that writes it is not installed, which must not keep anybody from the offer
+    itself.
 
-    `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read where the
-    offer has any.
+    `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read
+    where the offer has any.
     """
     # The CycloneDX library is needed here alone, and every verb would wait for it.
     if not importlib.util.find_spec("cyclonedx"):
         return ()
     from deepep_bootstrap.prefix import sbom
 
-    holdings = history.look(door, place, locks=own is None or len(offer.stacks) > 1)
+    holdings = history.read_contents(door, place, locks=own is None or len(offer.stacks) > 1)
     locks = [*locks_of(holdings), *([own] if own else [])]
-    return (Content(BILL, sbom.make(offer, holdings, sbom.Pins.of(locks))),)
+    return (Content(BILL, sbom.make_bill(offer, holdings, sbom.Pins.of(locks))),)
 
 
 def locks_of(holdings: Holdings) -> Iterator[Lock]:
-    """Yield the locks of all generations, the oldest first; one that another version of this program wrote tells nothing."""
+    """Yield the locks of all generations, the oldest first; one that another version of this program wrote tells
+    nothing."""
     for generation in holdings.generations:
         try:
-            yield model.parse(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
+            yield model.parse_lock(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
         except Trouble:
             continue

@@ -1,6 +1,5 @@
-"""The bill of materials of a generation as CycloneDX JSON: what its store entries were made of, by their own manifests. Pure.
-
-Importing this module takes a moment (the CycloneDX library): only what writes a bill imports it, when it does.
+"""The bill of materials of a generation (CycloneDX), written from the manifests of store entries and the
+locks of generations.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyclonedx.model import AttachedText, ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model import (
+    AttachedText,
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType, Diff, Patch, PatchClassification, Pedigree
 from cyclonedx.model.tool import ToolRepository
@@ -33,7 +40,8 @@ VERSION = SchemaVersion.V1_6
 """The newest that widespread readers of such bills know."""
 
 PLAIN_INPUTS = ("archs", "checks", "interpreter", "options", "python", "target")
-"""Inputs of an entry that are told as they are; the others are components of their own or have a place in the format."""
+"""Inputs of an entry that are told as they are; the others are components of their own or have a place in the
+format."""
 
 TYPES = {"python": ComponentType.PLATFORM, "deepep": ComponentType.FRAMEWORK}
 
@@ -57,11 +65,11 @@ class Pins:
         return cls(sources, wheels)
 
 
-def make(offer: Offer, holdings: Holdings, pins: Pins) -> bytes:
+def make_bill(offer: Offer, holdings: Holdings, pins: Pins) -> bytes:
     """Return the bill of what `offer` names and everything that needs, the same bytes for the same offer and entries.
 
-    Nothing in it depends on when or where something was built: its time is that of the newest source, its serial number follows from
-    its content.
+    Nothing in it depends on when or where something was built: its time is that of the newest source, its serial number
+    follows from its content.
     """
     parts = _Parts(holdings, pins)
     kinds = ("deepep", "nvshmem", "gdrcopy", "python")
@@ -124,7 +132,10 @@ class _Parts:
             type=TYPES.get(kind, ComponentType.LIBRARY),
             bom_ref=name,
             pedigree=Pedigree(patches=patches) if (patches := list(_patches(inputs))) else None,
-            properties=[*_plain(inputs), *(_property(f"recipe:{path}", text) for path, text in _mapping(inputs.get("recipes")).items())],
+            properties=[
+                *_plain(inputs),
+                *(_property(f"recipe:{path}", text) for path, text in _mapping(inputs.get("recipes")).items()),
+            ],
         )
         self._components[name] = component
         self.depend(component, [*entry.needs, *self._materials(inputs)])
@@ -143,11 +154,21 @@ class _Parts:
         if source is None:
             version = str(inputs.get("version", ""))
             values = [_property("nar-hash", digest)]
-            return self._put(f"source:{digest}", name=f"source of {inputs.get('kind', 'an entry')}", version=version, properties=values)
+            return self._put(
+                f"source:{digest}",
+                name=f"source of {inputs.get('kind', 'an entry')}",
+                version=version,
+                properties=values,
+            )
         self.newest = max(self.newest, source.last_modified)
         url = shown(source.url)
         owner, _, name = urlsplit(url).path.strip("/").removesuffix(".git").rpartition("/")
-        said = {"nar-hash": digest, "rev": source.rev, "ref": source.ref, "submodules": "true" if source.submodules else "false"}
+        said = {
+            "nar-hash": digest,
+            "rev": source.rev,
+            "ref": source.ref,
+            "submodules": "true" if source.submodules else "false",
+        }
         return self._put(
             f"source:{digest}",
             name=name,
@@ -174,21 +195,30 @@ class _Parts:
     def _tools(self, inputs: Mapping[str, Any]) -> Iterator[str]:
         """Add the toolchain of an entry: CUDA, compilers, the Python of somebody else, the operating system."""
         if cuda := str(inputs.get("cuda", "")):
-            yield self._put(f"tool:cuda-{cuda}", name="CUDA Toolkit", version=cuda, type=ComponentType.APPLICATION, group="NVIDIA")
+            yield self._put(
+                f"tool:cuda-{cuda}", name="CUDA Toolkit", version=cuda, type=ComponentType.APPLICATION, group="NVIDIA"
+            )
         for name, version in _mapping(inputs.get("compiler")).items():
-            yield self._put(f"tool:{name}-{version}", name=str(name), version=str(version), type=ComponentType.APPLICATION)
+            yield self._put(
+                f"tool:{name}-{version}", name=str(name), version=str(version), type=ComponentType.APPLICATION
+            )
         if python := _mapping(inputs.get("python")):
             values = [_property(str(key), str(value)) for key, value in python.items() if value]
             version = str(python.get("version", ""))
-            yield self._put(f"tool:python-{version}", name="python", version=version, type=ComponentType.PLATFORM, properties=values)
+            yield self._put(
+                f"tool:python-{version}", name="python", version=version, type=ComponentType.PLATFORM, properties=values
+            )
         if system := [str(each) for each in _list(inputs.get("os"))]:
             machine = [_property("machine", system[-1])]
             ref = f"os:{'-'.join(system)}"
-            yield self._put(ref, name=system[0], version=system[1], type=ComponentType.OPERATING_SYSTEM, properties=machine)
+            yield self._put(
+                ref, name=system[0], version=system[1], type=ComponentType.OPERATING_SYSTEM, properties=machine
+            )
 
 
 def source_purl(source: Source) -> PackageURL:
-    """Return the package URL of a pinned tree: GitHub's own form, elsewhere the generic one with the address of the repository."""
+    """Return the package URL of a pinned tree: GitHub's own form, elsewhere the generic one with the address of the
+    repository."""
     parts = urlsplit(shown(source.url))
     owner, _, name = parts.path.strip("/").removesuffix(".git").rpartition("/")
     if parts.hostname == "github.com" and owner:
@@ -203,7 +233,10 @@ def _patches(inputs: Mapping[str, Any]) -> Iterator[Patch]:
         lines = [f"{sign}{line}" for sign, text in sides for line in str(text).splitlines()]
         file = each.get("file", "")
         content = "\n".join((f"--- a/{file}", f"+++ b/{file}", f"@@ {each.get('count', 1)} times @@", *lines, ""))
-        yield Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(text=AttachedText(content=content, content_type="text/x-diff")))
+        yield Patch(
+            type=PatchClassification.UNOFFICIAL,
+            diff=Diff(text=AttachedText(content=content, content_type="text/x-diff")),
+        )
 
 
 def _plain(inputs: Mapping[str, Any]) -> Iterator[Property]:

@@ -1,4 +1,4 @@
-"""How often a test runs, and with how many tokens: env/passes.toml. Values, pure."""
+"""Kinds of tests: the program each one runs, its nodes, and its time limit."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import SOME, Form, Table
-from deepep_bootstrap.core.toml import load as load_toml
+from deepep_bootstrap.core.toml import SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.prefix.offer import StackRecord
 
 SHORT_V2 = ("--test-first-only",)
-"""What V2's own test gets where the user gives no arguments: in full it runs every combination of its modes, for longer than a job
-that proves an installation should take."""
+"""What V2's own test gets where the user gives no arguments: in full it runs every combination of its modes, for
+longer than a job that proves an installation should take."""
 
 PATIENCE_V2 = ("--num-gpu-timeout-secs", "300", "--num-cpu-timeout-secs", "300")
-"""How long V2's waits may take in the test of all its modes: its default of 100 s ends a run in which one node still compiles its
-kernels (each mode has its own) while the others wait for it."""
+"""How long V2's waits may take in the test of all its modes: its default of 100 s ends a run in which one node still
+compiles its kernels (each mode has its own) while the others wait for it."""
 
 LOW_LATENCY_MINUTES = 45
-"""Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it has nine on the eight
-GPUs of a node (env/passes.toml), and 59 on one GPU alone."""
+"""Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it
+has nine on the eight GPUs of a node (env/passes.toml), and 59 on one GPU alone."""
 
 COPIED = ("programs/", "examples/")
 """Folders of env/ that go into a generation as they are: our own programs, and examples for users."""
 
 END_MARGIN = 120
-"""Seconds that a test without an end of its own is stopped before its time limit: its ranks have to end, counters to be read."""
+"""Seconds that a test without an end of its own is stopped before its time limit: its ranks have to end, counters to
+be read."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a kind runs for one generation of DeepEP: the script (below the stack's tests/, or a program of ours), words that always
-    stand in front of the user's, words that stand for them where there are none, and the kind whose variables it gets."""
+    """What a kind runs for one generation of DeepEP: the script (below the stack's tests/, or a program of ours),
+    words that always stand in front of the user's, words that stand for them where there are none, and the kind
+    whose variables it gets."""
 
     script: str
     always: tuple[str, ...] = ()
@@ -42,8 +43,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of test. `nodes` is how many it takes by default, `fewest` and `most` how many it can (0: any number), `minutes` its time
-    limit. `ours`: a program of ours instead of upstream's. `endless`: it runs until it is stopped, and passes if nothing failed."""
+    """A kind of test. `nodes` is how many it takes by default, `fewest` and `most` how many it can (0: any number),
+    `minutes` its time limit. `ours`: a program of ours instead of upstream's. `endless`: it runs until it is
+    stopped, and passes if nothing failed."""
 
     name: str
     purpose: str
@@ -113,8 +115,17 @@ KINDS: dict[str, Kind] = {
             nodes=2,
             minutes=180,
         ),
-        _ours("nccl", purpose="All-reduce and all-to-all through torch over the same network cards, two nodes by default.", nodes=2),
-        _ours("pairs", purpose="Every pair of nodes for a moment, to find the one bad link; two nodes by default.", nodes=2, fewest=2),
+        _ours(
+            "nccl",
+            purpose="All-reduce and all-to-all through torch over the same network cards, two nodes by default.",
+            nodes=2,
+        ),
+        _ours(
+            "pairs",
+            purpose="Every pair of nodes for a moment, to find the one bad link; two nodes by default.",
+            nodes=2,
+            fewest=2,
+        ),
         Kind(
             "example-prefill",
             "Example: a training step of a mixture of experts, compared with plain PyTorch; one node by default.",
@@ -155,14 +166,14 @@ def known_kind(name: str) -> None:
 
 
 FILE = "passes.toml"
-KIND = Form("|".join(KINDS), " or ".join(KINDS))
-CAPABILITY = Form(r"[0-9]{1,2}\.[0-9]", 'a compute capability such as "10.0"')
+KIND = ValueForm("|".join(KINDS), " or ".join(KINDS))
+CAPABILITY = ValueForm(r"[0-9]{1,2}\.[0-9]", 'a compute capability such as "10.0"')
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a kind: its tokens, combine calls that one run compares on each rank, how many of those it must have over all ranks
-    (0: one run), and the compute capability from which on GPUs have it ("" for all)."""
+    """One pass of a kind: its tokens, combine calls that one run compares on each rank, how many of those it must
+    have over all ranks (0: one run), and the compute capability from which on GPUs have it ("" for all)."""
 
     kind: str
     tokens: int
@@ -181,14 +192,14 @@ class Pass:
         return not self.capability or _number(capability) >= _number(self.capability)
 
 
-def read(texts: Mapping[str, str]) -> tuple[Pass, ...]:
+def read_passes(texts: Mapping[str, str]) -> tuple[Pass, ...]:
     """Return the passes in the files of env/ (`texts` by relative path); Trouble where they cannot be read."""
     if FILE not in texts:
         raise Trouble(Problem(f"env/{FILE}", "this file is missing", try_="a fresh checkout"))
-    return load(texts[FILE], f"env/{FILE}")
+    return load_passes(texts[FILE], f"env/{FILE}")
 
 
-def load(text: str, where: str) -> tuple[Pass, ...]:
+def load_passes(text: str, where: str) -> tuple[Pass, ...]:
     """Return the passes in a TOML text, in its order; Trouble with every fault, each naming `where` and the key."""
     problems: list[Problem] = []
     top = Table(load_toml(text, where), where, problems)
@@ -217,8 +228,8 @@ def _pass(table: Table) -> Pass:
 
 
 def common_capability(passes: Iterable[Pass], archs: Iterable[str]) -> str:
-    """Return a compute capability that stands for all GPUs a stack was built for, where each of them has the same passes; else "": the
-    GPUs of a test have to be asked."""
+    """Return a compute capability that stands for all GPUs a stack was built for, where each of them has the same
+    passes; else "": the GPUs of a test have to be asked."""
     known = sorted(archs, key=_number)
     same = all(len({each.is_for(arch) for arch in known}) == 1 for each in passes)
     return known[-1] if known and same else ""

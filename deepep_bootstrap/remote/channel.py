@@ -1,4 +1,6 @@
-"""The two ways to a running shell: a channel of an SSH session, and a process on this machine, behind one small interface."""
+"""A started shell on a host, behind one interface: a channel of an SSH session, or a process of this
+machine; and the loader that receives a script there.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ class LineLostError(Exception):
     """The connection went away while something ran on it."""
 
 
-class Wire(Protocol):
-    """A started shell command with its three streams. `read` and `code` are for one thread, `offer` may be another's."""
+class Channel(Protocol):
+    """A started shell command with its three streams. `read` and `code` are for one thread, `offer` may be
+    another's."""
 
     def offer(self, data: bytes) -> bool:
         """Send `data` to stdin, waiting for room; False when the other side no longer reads."""
@@ -36,7 +39,8 @@ class Wire(Protocol):
         """Close stdin."""
 
     def read(self, timeout: float | None) -> tuple[bytes, bytes]:
-        """Wait for output and return what came on stdout and stderr; both empty: they ended. TimeoutError after `timeout` s."""
+        """Wait for output and return what came on stdout and stderr; both empty: they ended. TimeoutError after
+        `timeout` s."""
 
     def code(self) -> int:
         """Wait for the exit code. LineLostError when the connection went first."""
@@ -49,7 +53,8 @@ class Wire(Protocol):
 
 
 class _Bell:
-    """Rings when a paramiko buffer gets data or closes. Buffers clear their event when read empty; with two on one bell, we do."""
+    """Rings when a paramiko buffer gets data or closes. Buffers clear their event when read empty; with two on one
+    bell, we do."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -61,7 +66,7 @@ class _Bell:
         """Leave the bell alone."""
 
 
-class ChannelWire:
+class SshChannel:
     """A command on an exec channel of an open SSH session: no thread of its own and no polling."""
 
     def __init__(self, channel: paramiko.Channel, command: str, lost: Callable[[], str]) -> None:
@@ -114,7 +119,7 @@ class ChannelWire:
     close = stop
 
 
-class LocalWire:
+class LocalChannel:
     """The same command on this machine, in a session of its own."""
 
     def __init__(self, command: str, *, watched: bool) -> None:
@@ -192,7 +197,8 @@ class LocalWire:
 LOADER = 'read -r n && exec /bin/sh -c "$(head -c "$n")"'
 COMMAND = f"exec /bin/sh -c {shlex.quote(LOADER)}"
 MARK = b"@deepep-bootstrap starts@\n"
-"""Written to both streams when the script is about to run: what stands before it comes from the account's own start-up files."""
+"""Written to both streams when the script is about to run: what stands before it comes from the account's own
+start-up files."""
 
 RAISE = r"""
 say() { printf 'deepep-bootstrap: %s\n' "$1" >&2; exit 1; }
@@ -218,7 +224,8 @@ box='' writer=''
 leave() { [ -z "$writer" ] || kill "$writer" 2>/dev/null; [ -z "$box" ] || rm -rf "$box"; }
 trap leave EXIT
 trap 'exit 143' HUP INT TERM
-# sudo asks a program that must be executable, so a directory mounted noexec will not do. The password waits in a FIFO, once.
+# sudo asks a program that must be executable, so a directory mounted noexec will not do. The password waits in a FIFO,
+# once.
 for base in "${XDG_RUNTIME_DIR:-/tmp}" /tmp /dev/shm "$HOME"; do
   box=$(mktemp -d "$base/deepep-bootstrap.XXXXXXXX" 2>/dev/null) || continue
   printf '%s\n' '#!/bin/sh' '[ "$1" = try ] || { cat "${0%/*}/answer" && rm -f "${0%/*}/answer"; }' >"$box/ask"
@@ -261,7 +268,8 @@ end_session() {
   signal_session KILL
 }
 trap forget EXIT
-# Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave the file.
+# Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave
+# the file.
 trap 'exit 143' HUP INT TERM PIPE
 job=$(mktemp "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
 head -c "$size" >"$job" && [ "$(wc -c <"$job")" -eq "$size" ] || {
@@ -311,7 +319,8 @@ class Secret:
 
 
 def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: str = "") -> bytes:
-    """Return `script` as bash text with its environment and arguments set in front of it; `folder` is put at the end of PATH."""
+    """Return `script` as bash text with its environment and arguments set in front of it; `folder` is put at the end
+    of PATH."""
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
             raise ValueError(f"not an environment variable: {name}")
@@ -323,7 +332,8 @@ def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: st
 
 
 def payload(body: bytes, *, user: str = "", password: str = "", watched: bool = False, merge: bool = False) -> bytes:
-    """Return what the loader reads from stdin to run `body`: as `user` when given, with `password` for sudo when it asks."""
+    """Return what the loader reads from stdin to run `body`: as `user` when given, with `password` for sudo when it
+    asks."""
     mark = MARK.decode().rstrip()
     settings = f"size={len(body)} watched={int(watched)} merge={int(merge)} mark={shlex.quote(mark)}"
     keep = _frame(settings + KEEP) + body
@@ -342,15 +352,40 @@ def _frame(program: str) -> bytes:
 NO_SUDO = "this account cannot become root there"
 START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
     # Words on stderr (sudo speaks English here: LC_ALL=C), what it means, what is wanted, what to try.
-    ("incorrect password", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
-    ("Sorry, try again", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
-    ("no password was provided", "sudo does not take the password", "the password of the account there", "--sudo-password-prompt"),
-    ("a password is required", "sudo asks for a password", "", "--sudo-password-prompt, or user=root in the hosts file"),
+    (
+        "incorrect password",
+        "sudo does not take the password",
+        "the password of the account there",
+        "--sudo-password-prompt",
+    ),
+    (
+        "Sorry, try again",
+        "sudo does not take the password",
+        "the password of the account there",
+        "--sudo-password-prompt",
+    ),
+    (
+        "no password was provided",
+        "sudo does not take the password",
+        "the password of the account there",
+        "--sudo-password-prompt",
+    ),
+    (
+        "a password is required",
+        "sudo asks for a password",
+        "",
+        "--sudo-password-prompt, or user=root in the hosts file",
+    ),
     ("in the sudoers file", NO_SUDO, "the account in sudoers", "user=root in the hosts file"),
     ("not allowed to", NO_SUDO, "the account allowed to run /bin/sh in sudoers", "user=root in the hosts file"),
     ("may not run sudo", NO_SUDO, "the account in sudoers", "user=root in the hosts file"),
     ("must have a tty", "sudo wants a terminal", "no requiretty in sudoers", "user=root in the hosts file"),
-    ("deepep-bootstrap: no such user", "this user is not there", "an account of this name", "another user, or creating this one"),
+    (
+        "deepep-bootstrap: no such user",
+        "this user is not there",
+        "an account of this name",
+        "another user, or creating this one",
+    ),
     ("unknown user", "this user is not there", "an account of this name", "another user, or creating this one"),
     ("deepep-bootstrap: no sudo", "not root, and no sudo there", "sudo, or root itself", "user=root in the hosts file"),
     ("No space left on device", "no space left for a script in the directory for temporary files", "", "df -h /tmp"),
@@ -360,10 +395,15 @@ START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
 
 
 def explain_no_start(code: int, early: str) -> tuple[str, str, str, str]:
-    """Return what, found, wanted and try of a message when the script never began: `early` is what came instead, `code` the exit
-    code of the shell."""
+    """Return what, found, wanted and try of a message when the script never began: `early` is what came instead,
+    `code` the exit code of the shell."""
     last = early.rpartition("\n")[2].removeprefix("deepep-bootstrap: ")[-200:]
     for words, what, wanted, try_ in START_FAILURES:
         if words in early:
             return what, last, wanted, try_
-    return "the shell of the account there did not start a script", last or f"exit code {code}", "", "logging in by hand"
+    return (
+        "the shell of the account there did not start a script",
+        last or f"exit code {code}",
+        "",
+        "logging in by hand",
+    )

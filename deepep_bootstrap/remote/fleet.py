@@ -1,4 +1,6 @@
-"""The only door to a host: scripts over one SSH session per host (Fabric), or the same scripts on this machine."""
+"""Connections to all hosts of a run: scripts over one SSH session per host (Fabric), or the same scripts on
+this machine. Sessions are opened, kept and closed here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from fabric import Config
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote import channel, ssh_trust
-from deepep_bootstrap.remote.channel import COMMAND, ChannelWire, LocalWire, Secret, Wire
+from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
@@ -32,10 +34,11 @@ CLEAN_UP = 30.0
 class Job:
     """A script for one host: bash text, its arguments and environment, who runs it, and how it ends.
 
-    `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a watcher that
-    ends the script's process group when the control machine goes away; use it for anything that can outlast ten seconds.
-    `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout in order. `sink` gets the bytes of
-    stdout as they come, for bulk; the reply has none of them, and what the sink raises ends the script."""
+    `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a
+    watcher that ends the script's process group when the control machine goes away; use it for anything that can
+    outlast ten seconds. `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout
+    in order. `sink` gets the bytes of stdout as they come, for bulk; the reply has none of them, and what the sink
+    raises ends the script."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -62,8 +65,9 @@ class Reply:
 class Options:
     """How hosts are talked to. `forks` hosts are worked on at a time; `timeouts` bound every phase of a session.
 
-    `ssh_config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` files instead of theirs.
-    With `accept_new_host_keys` the key of a host met for the first time is added to the first of them, and `tell` hears of it.
+    `ssh_config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` files instead of
+    theirs. With `accept_new_host_keys` the key of a host met for the first time is added to the first of them, and
+    `tell` hears of it.
     """
 
     forks: int = 64
@@ -75,26 +79,29 @@ class Options:
     tell: OnLine = print
 
 
-class Hold(Protocol):
+class BackgroundJob(Protocol):
     """A watched script that stays until it is closed: a scratch directory, a Slurm allocation."""
 
     def wait_for(self, key: str, timeout: float | None = None) -> str:
-        """Return the value of the first `key=value` line the script printed; Trouble when it ends or `timeout` passes before."""
+        """Return the value of the first `key=value` line the script printed; Trouble when it ends or `timeout`
+        passes before."""
 
     def close(self) -> Reply:
         """Close the script's stdin, wait for its clean-up, return what it left."""
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """What the rest of the program knows of hosts. Safe to use from several threads."""
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
-        """Run `job` on `host`, each full line to `on_line` as it comes. Trouble when the host is not there; an exit code is a value."""
+        """Run `job` on `host`, each full line to `on_line` as it comes. Trouble when the host is not there; an exit
+        code is a value."""
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
-        """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its own."""
+        """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its
+        own."""
 
-    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> Hold:
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
         """Start a watched script and return while it runs; it ends on `close`, or by its watcher when we are gone."""
 
     def run_all(
@@ -114,7 +121,7 @@ def _reply(host: str, left: Left) -> Reply:
 _Start = Callable[[OnLine, OnLine | None], Script]
 
 
-class _Held:
+class _HeldJob:
     """A held script: a thread reads it, `wait_for` looks at the lines it printed."""
 
     def __init__(self, host: str, start: _Start, finish: Callable[[Script], Left], on_line: OnLine | None) -> None:
@@ -155,7 +162,9 @@ class _Held:
         if self._end is None:
             raise Trouble(Problem(self._host, f"no {key} from a held script after {timeout:g} s"))
         last = (self._end.err or self._end.out).strip().rpartition("\n")[2]
-        raise Trouble(Problem(self._host, f"a held script ended with exit code {self._end.code} before it printed {key}", last))
+        raise Trouble(
+            Problem(self._host, f"a held script ended with exit code {self._end.code} before it printed {key}", last)
+        )
 
     def close(self) -> Reply:
         """See Hold."""
@@ -166,19 +175,25 @@ class _Held:
             self._reader.join(CLEAN_UP)
         if isinstance(self._end, Reply):
             return self._end
-        raise self._end or Trouble(Problem(self._host, f"a held script did not end within {CLEAN_UP} s after its stdin was closed"))
+        raise self._end or Trouble(
+            Problem(self._host, f"a held script did not end within {CLEAN_UP} s after its stdin was closed")
+        )
 
 
-class Fleet:
-    """The door to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for connection=local."""
+class ConnectionPool:
+    """The door to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
+    connection=local."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
-        """Read ssh_config, known_hosts and keys for `hosts` once; what is wrong for one host is raised when that host is used."""
+        """Read ssh_config, known_hosts and keys for `hosts` once; what is wrong for one host is raised when that
+        host is used."""
         self._options = options or Options()
         resolver = Resolver(self._options.ssh_config, self._options.known_hosts)
         remote, opts = [host for host in hosts if host.connection != LOCAL], self._options
-        self._sessions = Sessions(remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell)
-        self._wires: set[Wire] = set()
+        self._sessions = Sessions(
+            remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell
+        )
+        self._wires: set[Channel] = set()
         self._closed = False
         self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
 
@@ -205,10 +220,12 @@ class Fleet:
                 script.wire.stop()
                 raise
 
-    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> Hold:
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
         """See Door."""
         held = dataclasses.replace(job, watched=True)
-        return _Held(host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line)
+        return _HeldJob(
+            host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line
+        )
 
     def run_all(
         self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
@@ -239,16 +256,18 @@ class Fleet:
             pool.shutdown()
 
     def equip(self, host: str, folder: str, env: Mapping[str, str]) -> None:
-        """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for tools that are not on the
-        PATH which sshd gives."""
+        """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for
+        tools that are not on the PATH which sshd gives."""
         self._places[host] = (folder, env)
 
     def forget(self, host: Host) -> None:
-        """Drop the session to a host that reboots, which may look alive for a minute after it; the next script opens another."""
+        """Drop the session to a host that reboots, which may look alive for a minute after it; the next script opens
+        another."""
         self._sessions.forget(host)
 
     def close(self) -> None:
-        """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their watchers."""
+        """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their
+        watchers."""
         self._closed = True
         for wire in list(self._wires):
             wire.stop()
@@ -286,12 +305,12 @@ class Fleet:
             raise
         return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err, sink=job.sink)
 
-    def _wire(self, host: Host, *, watched: bool) -> Wire:
+    def _wire(self, host: Host, *, watched: bool) -> Channel:
         if host.connection == LOCAL:
-            return LocalWire(COMMAND, watched=watched)
+            return LocalChannel(COMMAND, watched=watched)
         session, channel = self._sessions.channel(host)
         try:
-            return ChannelWire(channel, COMMAND, lambda: session.ending)
+            return SshChannel(channel, COMMAND, lambda: session.ending)
         except (paramiko.SSHException, EOFError, OSError):
             channel.close()
             what = "does not start a shell for us" if session.alive else session.ending
@@ -307,9 +326,18 @@ class _Line:
 
 
 class Sessions:
-    """Sessions by host. `accept` allows the key of a host that known_hosts does not have, and `tell` hears of each such key."""
+    """Sessions by host. `accept` allows the key of a host that known_hosts does not have, and `tell` hears of each
+    such key."""
 
-    def __init__(self, hosts: Iterable[Host], resolver: Resolver, *, timeouts: Timeouts, accept: bool, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        resolver: Resolver,
+        *,
+        timeouts: Timeouts,
+        accept: bool,
+        tell: Callable[[str], None],
+    ) -> None:
         """Resolve `hosts` now; what is wrong with one of them is raised when that one is used."""
         self._resolver, self._timeouts, self._accept, self._tell = resolver, timeouts, accept, tell
         # Shared by all threads, and safe for that: no files behind it, and our connections write nothing into it.
@@ -323,8 +351,8 @@ class Sessions:
             self._resolve(host)
 
     def channel(self, host: Host) -> tuple[Session, paramiko.Channel]:
-        """Return a new channel to `host` and its session: one that is open and has room, else a new one. Raises Trouble with the
-        host's name."""
+        """Return a new channel to `host` and its session: one that is open and has room, else a new one. Raises
+        Trouble with the host's name."""
         account = self._resolve(host)
         if isinstance(account, Trouble):
             raise account
@@ -337,7 +365,8 @@ class Sessions:
                 full.add(id(session))
 
     def forget(self, host: Host) -> None:
-        """End the sessions to `host` if there are any; whoever waits for something on one of them goes on with an error."""
+        """End the sessions to `host` if there are any; whoever waits for something on one of them goes on with an
+        error."""
         account = self._resolve(host)
         for session in () if isinstance(account, Trouble) else self._lines[account].sessions:
             session.close()
@@ -394,7 +423,9 @@ class Sessions:
         try:
             return self._open(account.via)
         except Trouble as trouble:
-            problems = [replace(one, where=account.name, what=f"jump host {one.where}: {one.what}") for one in trouble.problems]
+            problems = [
+                replace(one, where=account.name, what=f"jump host {one.where}: {one.what}") for one in trouble.problems
+            ]
             raise Trouble(*problems) from None
 
     def _look_up(self, account: Account) -> Known:
@@ -402,7 +433,8 @@ class Sessions:
         known = book.lookup(account.key_name)
         if known.keys or known.revoked or not account.key_name.startswith("["):
             return known
-        # Like ssh: a line without a port speaks for every port, as long as its key is right; else the host is simply not known.
+        # Like ssh: a line without a port speaks for every port, as long as its key is right; else the host is simply
+        # not known.
         plain = book.lookup(account.address)
         return replace(known, other_ports=plain.keys)
 
@@ -412,6 +444,10 @@ class Sessions:
             try:
                 ssh_trust.append(path, account.key_name, key, hashed=account.hash_names)
             except OSError as error:
-                raise Trouble(Problem(path, f"the key of {account.name} cannot be added", error.strerror or str(error))) from None
-            self._known[account.known_hosts].plain.setdefault(account.key_name.lower(), []).append(replace(key, where=path))
+                raise Trouble(
+                    Problem(path, f"the key of {account.name} cannot be added", error.strerror or str(error))
+                ) from None
+            self._known[account.known_hosts].plain.setdefault(account.key_name.lower(), []).append(
+                replace(key, where=path)
+            )
             self._tell(f"{account.name}: new host key {ssh_trust.fingerprint(key.blob)} ({key.kind}) added to {path}")

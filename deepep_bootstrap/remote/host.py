@@ -1,4 +1,4 @@
-"""A host: its name, how it is reached, and its role."""
+"""One host as the hosts file names it: address, user, port, role, and the kind of connection."""
 
 from __future__ import annotations
 

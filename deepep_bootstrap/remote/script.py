@@ -1,4 +1,6 @@
-"""A script that was started behind a wire: read to its end by one thread, told to a callback line by line."""
+"""A script started on a channel: read to its end by one thread, its output cut into lines and told to a
+callback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote import channel
-from deepep_bootstrap.remote.channel import LineLostError, Wire
+from deepep_bootstrap.remote.channel import Channel, LineLostError
 
 OnLine = Callable[[str], None]
 Sink = Callable[[bytes], object]
@@ -27,10 +29,18 @@ class Left:
 
 
 class Script:
-    """One started script. `timeout` is in seconds (None: no limit); `sink` gets the bytes of stdout, which are not kept as text then."""
+    """One started script. `timeout` is in seconds (None: no limit); `sink` gets the bytes of stdout, which are not
+    kept as text then."""
 
     def __init__(
-        self, host: str, wire: Wire, timeout: float | None, *, on_out: OnLine | None, on_err: OnLine | None, sink: Sink | None = None
+        self,
+        host: str,
+        wire: Channel,
+        timeout: float | None,
+        *,
+        on_out: OnLine | None,
+        on_err: OnLine | None,
+        sink: Sink | None = None,
     ) -> None:
         self.wire = wire
         self._host, self._timeout, self._began = host, timeout, time.monotonic()
@@ -38,14 +48,17 @@ class Script:
         self._err = Lines(channel.MARK, on_err)
 
     def finish(self) -> Left:
-        """Read until both streams end and return what the script left. Raises Trouble when it never began or its host went away."""
+        """Read until both streams end and return what the script left. Raises Trouble when it never began or its
+        host went away."""
         try:
             while any(came := self.wire.read(self._rest())):
                 self._out.feed(came[0])
                 self._err.feed(came[1])
             code = self.wire.code()
         except TimeoutError:
-            raise Trouble(Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line())) from None
+            raise Trouble(
+                Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line())
+            ) from None
         except LineLostError as lost:
             raise Trouble(Problem(self._host, str(lost))) from None
         finally:

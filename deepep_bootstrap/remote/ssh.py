@@ -1,4 +1,6 @@
-"""One verified SSH session to one host: Fabric's connection with strict host keys, every timeout set, and errors in plain words."""
+"""One verified SSH session to one host: Fabric's connection with strict host keys, every timeout set, and
+errors in plain words.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ CURVE25519, OLD_CURVE25519 = "curve25519-sha256", "curve25519-sha256@libssh.org"
 RSA_NAMES = re.compile("rsa-sha2-(256|512)")
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL)
 CONNECT_FAILED = 2  # RFC 4254, 5.1: the code of a channel that could not reach its destination
-# paramiko reports what it raises to its log as well, tracebacks included; without a handler Python prints that on stderr.
+# paramiko reports what it raises to its log as well, tracebacks included; without a handler Python prints that on
+# stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits of one session in seconds: TCP and key exchange, first line, log-in, opening a channel; how often silence is probed."""
+    """Limits of one session in seconds: TCP and key exchange, first line, log-in, opening a channel; how often
+    silence is probed."""
 
     connect: int = 8
     banner: int = 12
@@ -55,7 +59,8 @@ class _Packets(Packetizer):
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's transport thread, waking rarely, which gives a host up that stops answering. `served`: it carried a channel."""
+    """paramiko's transport thread, waking rarely, which gives a host up that stops answering. `served`: it carried a
+    channel."""
 
     _active_check_timeout = 1.0
     served = False
@@ -94,7 +99,8 @@ class _Link(Connection):  # type: ignore[misc]
 
 
 class FullError(Exception):
-    """A host opens no further channel on this session: its sshd allows so many at a time (MaxSessions, 10 where nobody set it)."""
+    """A host opens no further channel on this session: its sshd allows so many at a time (MaxSessions, 10 where
+    nobody set it)."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,9 @@ class Session:
             if transport.served:
                 raise FullError from None
             raise Trouble(
-                Problem(self.account.name, "opens no session at all", wanted="MaxSessions of 1 or more in its sshd_config")
+                Problem(
+                    self.account.name, "opens no session at all", wanted="MaxSessions of 1 or more in its sshd_config"
+                )
             ) from None
         except (paramiko.SSHException, EOFError, OSError):
             raise Trouble(Problem(self.account.name, "the connection was lost")) from None
@@ -141,10 +149,16 @@ class Session:
 
 
 def connect(
-    account: Account, known: Known, accept: Callable[[HostKey], None] | None, *, config: Config, timeouts: Timeouts, via: Session | None
+    account: Account,
+    known: Known,
+    accept: Callable[[HostKey], None] | None,
+    *,
+    config: Config,
+    timeouts: Timeouts,
+    via: Session | None,
 ) -> Session:
-    """Open a session to `account`, through the session `via` when given. A host key that `known` lacks is given to `accept`, or
-    refused when that is None. Raises Trouble for everything that can go wrong."""
+    """Open a session to `account`, through the session `via` when given. A host key that `known` lacks is given to
+    `accept`, or refused when that is None. Raises Trouble for everything that can go wrong."""
     began = time.monotonic()
     proxy: subprocess.Popen[bytes] | None = None
     sock: socket.socket | paramiko.Channel | None = None
@@ -172,7 +186,11 @@ def connect(
         if proxy:
             end_group(proxy.pid)
             proxy.wait()
-        raise error if isinstance(error, Trouble) else Trouble(_explain(error, account, timeouts, time.monotonic() - began)) from None
+        raise (
+            error
+            if isinstance(error, Trouble)
+            else Trouble(_explain(error, account, timeouts, time.monotonic() - began))
+        ) from None
     return Session(account, link, proxy)
 
 
@@ -180,7 +198,8 @@ def _arguments(account: Account, known: Known, sock: object, timeouts: Timeouts)
     kinds = {key.kind for key in known.keys + known.other_ports}
 
     def make(sock: socket.socket, **options: object) -> paramiko.Transport:
-        # The host is asked for a key of a kind that known_hosts has, so that a second key of its own does not look like a change.
+        # The host is asked for a key of a kind that known_hosts has, so that a second key of its own does not look like
+        # a change.
         transport = _Transport(sock, **options)
         offered = transport.get_security_options()
         offered.key_types = sorted(offered.key_types, key=lambda name: RSA_NAMES.sub("ssh-rsa", name) not in kinds)
@@ -198,8 +217,8 @@ def _arguments(account: Account, known: Known, sock: object, timeouts: Timeouts)
 
 def _dial(account: Account, timeouts: Timeouts) -> socket.socket:
     sock = socket.create_connection((account.address, account.port), timeouts.connect)
-    # What we send and the host's kernel does not acknowledge ends the session as well, also while our own sending waits. Linux alone
-    # has this limit; elsewhere the probes of a quiet session end it.
+    # What we send and the host's kernel does not acknowledge ends the session as well, also while our own sending
+    # waits. Linux alone has this limit; elsewhere the probes of a quiet session end it.
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MISSED_ANSWERS * timeouts.keepalive * 1000)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,7 +229,9 @@ def _proxied(command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     with theirs:
         words = ["/bin/sh", "-c", f"exec {command}"]
-        proxy = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL, start_new_session=True)
+        proxy = subprocess.Popen(
+            words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL, start_new_session=True
+        )
     return ours, proxy
 
 
@@ -218,26 +239,40 @@ def _through(via: Session, account: Account, timeouts: Timeouts) -> paramiko.Cha
     jump = via.account.name
     try:
         transport: paramiko.Transport = via.link.transport
-        channel = transport.open_channel("direct-tcpip", (account.address, account.port), ("", 0), timeout=timeouts.connect)
+        channel = transport.open_channel(
+            "direct-tcpip", (account.address, account.port), ("", 0), timeout=timeouts.connect
+        )
     except paramiko.ChannelException as error:
-        reached = f"cannot reach it on port {account.port}" if error.code == CONNECT_FAILED else "does not forward connections"
+        reached = (
+            f"cannot reach it on port {account.port}"
+            if error.code == CONNECT_FAILED
+            else "does not forward connections"
+        )
         what = f"jump host {jump} {reached}"
         raise Trouble(Problem(account.name, what)) from None
     except paramiko.SSHException:
-        raise Trouble(Problem(account.name, f"no answer through jump host {jump} within {timeouts.connect} s")) from None
+        raise Trouble(
+            Problem(account.name, f"no answer through jump host {jump} within {timeouts.connect} s")
+        ) from None
     return channel
 
 
 def _explain(error: Exception, account: Account, timeouts: Timeouts, seconds: float) -> Problem:
-    """Return what an error of the socket or of paramiko means to an admin; its own words are never shown. The address is in the remedy
-    alone, so that hosts with the same trouble are told as one."""
+    """Return what an error of the socket or of paramiko means to an admin; its own words are never shown. The
+    address is in the remedy alone, so that hosts with the same trouble are told as one."""
     port = f"port {account.port}"
     login = f"ssh -v -p {account.port} {account.user}@{shlex.quote(account.address)}"
     waited = seconds >= min(timeouts.connect, timeouts.banner) - 0.5
     problem = Problem(account.name, f"the SSH handshake on {port} failed", try_=login)
     if isinstance(error, socket.gaierror):
-        named = f"the name {account.name}" if account.address == account.name else "the name that ~/.ssh/config has for it"
-        return replace(problem, what=f"{named} is not known", try_=f"getent hosts {account.address}; the hosts file, ~/.ssh/config or DNS")
+        named = (
+            f"the name {account.name}" if account.address == account.name else "the name that ~/.ssh/config has for it"
+        )
+        return replace(
+            problem,
+            what=f"{named} is not known",
+            try_=f"getent hosts {account.address}; the hosts file, ~/.ssh/config or DNS",
+        )
     if isinstance(error, ConnectionRefusedError):
         return replace(problem, what=f"refuses connections on {port}", try_=f"whether sshd runs there; {login}")
     if isinstance(error, TimeoutError):

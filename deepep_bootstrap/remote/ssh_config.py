@@ -1,4 +1,6 @@
-"""How each host is reached: ~/.ssh/config, the hosts file and private keys resolved once, before any thread starts."""
+"""The way to each host: ~/.ssh/config, the hosts file and private keys, resolved once, before any thread
+starts.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ INCLUDE_LINE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
 class Account:
     """Everything needed to log in on one host.
 
-    `via` is the jump host in front of it, `proxy` a ProxyCommand instead. `keys` are tried in order; `agent` is the socket of an
-    agent to ask as well ("" for none), `locked` the key files that need a passphrase. `key_name` is what known_hosts calls the
-    host, `known_hosts` the files, the first of which takes new keys.
+    `via` is the jump host in front of it, `proxy` a ProxyCommand instead. `keys` are tried in order; `agent` is the
+    socket of an agent to ask as well ("" for none), `locked` the key files that need a passphrase. `key_name` is what
+    known_hosts calls the host, `known_hosts` the files, the first of which takes new keys.
     """
 
     name: str
@@ -54,7 +56,8 @@ class Resolver:
     """Looks hosts up in ssh_config and loads their keys, each file once."""
 
     def __init__(self, config: str | None = None, known_hosts: tuple[str, ...] = ()) -> None:
-        """`config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` overrides their files."""
+        """`config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` overrides
+        their files."""
         self._config = paramiko.SSHConfig()
         for path in ("~/.ssh/config", SYSTEM_CONFIG) if config is None else (config,) if config else ():
             self._read(path, required=config is not None)
@@ -68,10 +71,13 @@ class Resolver:
         except (paramiko.ConfigParseError, ValueError) as error:
             raise Trouble(Problem(path, "this SSH configuration cannot be read", str(error))) from None
         except OSError as error:
-            raise Trouble(Problem(path, "this SSH configuration cannot be read", error.strerror or str(error))) from None
+            raise Trouble(
+                Problem(path, "this SSH configuration cannot be read", error.strerror or str(error))
+            ) from None
 
     def account(self, host: Host, depth: int = 0) -> Account:
-        """Return how to log in on `host`. Raises Trouble for a key file that is named but cannot be used, and for endless jumps."""
+        """Return how to log in on `host`. Raises Trouble for a key file that is named but cannot be used, and for
+        endless jumps."""
         options = self._options(host)
         port = host.port or _port(host, options.get("port", "22"))
         user = host.user or options.get("user") or _local_user()
@@ -103,9 +109,12 @@ class Resolver:
             raise Trouble(Problem(host.name, "its entry in the SSH configuration cannot be used", str(error))) from None
 
     def _way(self, host: Host, options: Mapping[str, str], depth: int) -> tuple[Account | None, str]:
-        """Return the jump host and the ProxyCommand in front of `host`; the hosts file wins over ssh_config, a jump over a command."""
+        """Return the jump host and the ProxyCommand in front of `host`; the hosts file wins over ssh_config, a jump
+        over a command."""
         if depth > DEEPEST:
-            raise Trouble(Problem(host.name, "its jump hosts lead in a circle", try_="ssh -G on it, and look for ProxyJump"))
+            raise Trouble(
+                Problem(host.name, "its jump hosts lead in a circle", try_="ssh -G on it, and look for ProxyJump")
+            )
         jump = host.jump or options.get("proxyjump", "")
         if host.jump == "none" or jump.lower() == "none":
             return None, ""
@@ -121,13 +130,18 @@ class Resolver:
             # Only the first hop may need a way of its own; the others are reached through the one before.
             own_key = self._options(Host(name)).get("identityfile")
             identity = "" if own_key else host.identity
-            step = Host(name, user=user, port=_port(host, port) if port else 0, jump="none" if via else "", identity=identity)
+            step = Host(
+                name, user=user, port=_port(host, port) if port else 0, jump="none" if via else "", identity=identity
+            )
             reached = self.account(step, depth + 1)
             via = reached if via is None else replace(reached, via=via, proxy="")
         return via, "" if via else options.get("proxycommand") or ""
 
-    def _identities(self, host: Host, options: Mapping[str, str]) -> tuple[tuple[paramiko.PKey, ...], tuple[str, ...], str]:
-        """Return keys, key files that need a passphrase, and the agent's socket: asked when no key is named, or one is locked."""
+    def _identities(
+        self, host: Host, options: Mapping[str, str]
+    ) -> tuple[tuple[paramiko.PKey, ...], tuple[str, ...], str]:
+        """Return keys, key files that need a passphrase, and the agent's socket: asked when no key is named, or one
+        is locked."""
         named = [host.identity] if host.identity else list(options.get("identityfile", ()))
         default = [os.path.join("~/.ssh", name) for name in DEFAULT_KEYS]
         keys: list[paramiko.PKey] = []
@@ -166,7 +180,8 @@ def _load(path: str) -> paramiko.PKey | Problem | None:
 
 
 def _lines(path: Path, depth: int, *, required: bool) -> Iterator[str]:
-    """Yield the lines of an ssh_config file with its Include files put in their places, which paramiko does not do itself."""
+    """Yield the lines of an ssh_config file with its Include files put in their places, which paramiko does not do
+    itself."""
     if not required and not path.is_file():
         return
     if depth > DEEPEST:
@@ -192,7 +207,9 @@ def _files(value: str, address: str, user: str) -> tuple[str, ...]:
     try:
         split = shlex.split(value)
     except ValueError:
-        raise Trouble(Problem(address, "its entry in the SSH configuration cannot be used", value[:80], "closed quotation marks")) from None
+        raise Trouble(
+            Problem(address, "its entry in the SSH configuration cannot be used", value[:80], "closed quotation marks")
+        ) from None
     words = (re.sub(r"%.", lambda match: tokens.get(match[0], match[0]), word) for word in split)
     return tuple(os.path.expanduser(word) for word in words if word != "none")
 
@@ -208,7 +225,14 @@ def _place(place: str) -> tuple[str, str, str]:
 def _port(host: Host, value: str) -> int:
     if re.fullmatch(r"[0-9]{1,5}", value) and 0 < int(value) < 65536:
         return int(value)
-    raise Trouble(Problem(host.name, "its entry in the SSH configuration cannot be used", f"Port {value[:80]}", "a port from 1 to 65535"))
+    raise Trouble(
+        Problem(
+            host.name,
+            "its entry in the SSH configuration cannot be used",
+            f"Port {value[:80]}",
+            "a port from 1 to 65535",
+        )
+    )
 
 
 def _local_user() -> str:

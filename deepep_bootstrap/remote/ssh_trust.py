@@ -1,4 +1,6 @@
-"""known_hosts files: which keys a host may show, loaded once, and adding a key that was accepted."""
+"""Verification of host keys against known_hosts files, log-in with a user's keys, and adding a host key that
+was accepted.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class _Agent(AgentSSH):
 
 
 class Verifier(paramiko.MissingHostKeyPolicy):
-    """Compares the key a host shows with what known_hosts says. Asked for every host: paramiko's own table stays empty."""
+    """Compares the key a host shows with what known_hosts says. Asked for every host: paramiko's own table stays
+    empty."""
 
     def __init__(self, account: Account, known: Known, accept: Callable[[HostKey], None] | None) -> None:
         self._account, self._known, self._accept = account, known, accept
@@ -47,7 +50,9 @@ class Verifier(paramiko.MissingHostKeyPolicy):
         shown = HostKey(key.get_name(), key.asbytes())
         name, print_ = self._account.name, fingerprint(shown.blob)
         if any(other.blob == shown.blob for other in self._known.revoked):
-            raise Trouble(Problem(name, "shows a host key that known_hosts marks as revoked", print_, "a key that is not"))
+            raise Trouble(
+                Problem(name, "shows a host key that known_hosts marks as revoked", print_, "a key that is not")
+            )
         if any(other.blob == shown.blob for other in self._known.keys + self._known.other_ports):
             return
         if self._known.keys:
@@ -55,7 +60,8 @@ class Verifier(paramiko.MissingHostKeyPolicy):
             raise Trouble(
                 Problem(
                     name,
-                    f"its host key has changed since {old.where} was written: it was installed anew, or something stands in between",
+                    f"its host key has changed since {old.where} was written: it was installed anew, or something "
+                    f"stands in between",
                     f"{print_} ({shown.kind})",
                     f"{fingerprint(old.blob)} ({old.kind})",
                     f"asking its owner, then ssh-keygen -R '{self._account.key_name}'",
@@ -66,8 +72,15 @@ class Verifier(paramiko.MissingHostKeyPolicy):
             return
         reason = "its host key is not in known_hosts"
         if self._known.authorities:
-            reason += f", only a certificate authority ({self._known.authorities[0].where}), and certificates of hosts are not checked here"
-        raise Trouble(Problem(name, reason, f"{print_} ({shown.kind})", try_="--accept-new-host-keys, after comparing the fingerprint"))
+            reason += (
+                f", only a certificate authority ({self._known.authorities[0].where}), and certificates of "
+                f"hosts are not checked here"
+            )
+        raise Trouble(
+            Problem(
+                name, reason, f"{print_} ({shown.kind})", try_="--accept-new-host-keys, after comparing the fingerprint"
+            )
+        )
 
 
 class LogIn:
@@ -93,7 +106,11 @@ class LogIn:
                     raise self._problem("closed the connection during the log-in", tried) from None
                 if time.monotonic() - began > (transport.auth_timeout or 0):
                     raise self._problem("the log-in was not answered in time", tried) from None
-        raise self._refused(tried, "") if tried else self._problem(f"there is no key to log in with as {account.user}", tried)
+        raise (
+            self._refused(tried, "")
+            if tried
+            else self._problem(f"there is no key to log in with as {account.user}", tried)
+        )
 
     def _keys(self) -> Iterator[paramiko.PKey]:
         yield from self._account.keys
@@ -101,15 +118,25 @@ class LogIn:
             yield from _Agent(self._account.agent).get_keys()
 
     def _refused(self, tried: int, accepts: str) -> Trouble:
-        return self._problem(f"does not let {self._account.user} in" + (f", accepts {accepts}" if accepts else ""), tried)
+        return self._problem(
+            f"does not let {self._account.user} in" + (f", accepts {accepts}" if accepts else ""), tried
+        )
 
     def _problem(self, what: str, tried: int) -> Trouble:
         account = self._account
         locked = f"; {', '.join(account.locked)} needs a passphrase" if account.locked else ""
         by_hand = f"ssh -p {account.port} {account.user}@{account.address}"
-        try_ = f"ssh-add {account.locked[0]}" if account.locked else f"{by_hand}, or user= and identity= in the hosts file"
+        try_ = (
+            f"ssh-add {account.locked[0]}" if account.locked else f"{by_hand}, or user= and identity= in the hosts file"
+        )
         return Trouble(
-            Problem(account.name, what, f"{tried} key{'' if tried == 1 else 's'} tried{locked}", "a key that the host knows", try_)
+            Problem(
+                account.name,
+                what,
+                f"{tried} key{'' if tried == 1 else 's'} tried{locked}",
+                "a key that the host knows",
+                try_,
+            )
         )
 
 
@@ -130,7 +157,8 @@ class HostKey:
 
 @dataclass(frozen=True)
 class Known:
-    """What the files say of one host name. `other_ports` are keys of the name without its port: good when shown, else no matter."""
+    """What the files say of one host name. `other_ports` are keys of the name without its port: good when shown,
+    else no matter."""
 
     keys: tuple[HostKey, ...] = ()
     revoked: tuple[HostKey, ...] = ()
@@ -163,7 +191,8 @@ class KnownHosts:
 
 
 def load(paths: Iterable[str]) -> KnownHosts:
-    """Read known_hosts files; one that is missing or cannot be read knows nobody, and a line that cannot be read is passed over."""
+    """Read known_hosts files; one that is missing or cannot be read knows nobody, and a line that cannot be read is
+    passed over."""
     known = KnownHosts()
     for path in paths:
         try:
@@ -215,7 +244,8 @@ def fingerprint(blob: bytes) -> str:
 
 
 def append(path: str, name: str, key: HostKey, *, hashed: bool) -> None:
-    """Add one line to a known_hosts file, which is made when missing; with `hashed` the name cannot be read from it. OSError."""
+    """Add one line to a known_hosts file, which is made when missing; with `hashed` the name cannot be read from it.
+    OSError."""
     file = Path(path)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hashed:

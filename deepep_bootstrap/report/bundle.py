@@ -1,4 +1,6 @@
-"""A bug bundle: what somebody who helps needs to see, in one archive, with what is nobody's business taken out of every text. Pure."""
+"""The archive of a bug report: texts cut to size and packed, with nothing of this machine's users in its
+headers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from collections.abc import Mapping
 
 FOLDER = "deepep-report"
 LARGEST = 4 * 1024 * 1024
-"""Bytes of one file in the bundle: a log beyond that is cut in the middle, since its beginning and its end tell most."""
+"""Bytes of one file in the bundle: a log beyond that is cut in the middle, since its beginning and its end tell
+most."""
 
 
 def cut(data: bytes) -> bytes:
@@ -21,9 +24,13 @@ def cut(data: bytes) -> bytes:
 
 
 def pack(files: Mapping[str, str], time: int) -> bytes:
-    """Return a tar.gz of these texts below one folder; nothing of this machine's users gets into it. `time` is seconds since 1970."""
+    """Return a tar.gz of these texts below one folder; nothing of this machine's users gets into it. `time` is
+    seconds since 1970."""
     buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=time) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+    with (
+        gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=time) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for name, text in sorted(files.items()):
             data = text.encode(errors="backslashreplace")
             member = tarfile.TarInfo(f"{FOLDER}/{name}")

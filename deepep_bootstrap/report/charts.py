@@ -1,7 +1,9 @@
-"""Small charts as inline SVG, drawn for any width: places across are percentages, sizes of text and marks are pixels. Pure.
+"""Small charts as inline SVG, drawn for any width: places across are percentages, sizes of text and marks
+are pixels.
 
-Each chart is decoration of a table row that says the same in numbers, so it is hidden from screen readers. Colours come from classes of
-the page, never from here; a mark that matters has a shape of its own as well.
+Each chart is decoration of a table row that says the same in numbers, so it is hidden from screen
+readers. Colours come from classes of the page, never from here; a mark that matters has a shape of its
+own as well.
 """
 
 from __future__ import annotations
@@ -25,11 +27,7 @@ FEW = 4
 LANES = (0, -6, 6, -3, 3)
 """Pixels by which neighbours of a strip are moved apart, so that equal ones can be counted."""
 
-MARKS = {
-    "slow": "M0-6 6 5H-6Z",
-    "missing": "M-4-4 4 4M4-4-4 4",
-    "failed": "M-4-4 4 4M4-4-4 4",
-}
+MARKS = {"slow": "M0-6 6 5H-6Z", "missing": "M-4-4 4 4M4-4-4 4", "failed": "M-4-4 4 4M4-4-4 4"}
 """Paths around 0, 0: a triangle for what is slow, a cross for what failed."""
 
 
@@ -62,9 +60,13 @@ class Scale:
 
 
 def tag(name: str, *inner: str, **attributes: object) -> Markup:
-    """Return one element. An attribute's name loses a trailing underscore and gets hyphens for the others; None leaves it out. Every
-    text that is no Markup is escaped."""
-    words = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items() if value is not None)
+    """Return one element. An attribute's name loses a trailing underscore and gets hyphens for the others; None
+    leaves it out. Every text that is no Markup is escaped."""
+    words = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
     return Markup(f"<{name}{words}>{''.join(escape(each) for each in inner)}</{name}>")  # noqa: S704 - all parts were escaped
 
 
@@ -75,7 +77,9 @@ def percent(share: float) -> str:
 
 def chart(kind: str, height: int, *inner: str) -> Markup:
     """Return a whole chart of a class; its numbers stand beside it."""
-    return tag("svg", *inner, class_=f"chart {kind}", width="100%", height=height, aria_hidden="true", focusable="false")
+    return tag(
+        "svg", *inner, class_=f"chart {kind}", width="100%", height=height, aria_hidden="true", focusable="false"
+    )
 
 
 def at(share: float, y: float, *inner: str) -> Markup:
@@ -83,9 +87,11 @@ def at(share: float, y: float, *inner: str) -> Markup:
     return tag("svg", *inner, x=percent(share), y=f"{y:g}", overflow="visible", width=1, height=1)
 
 
-def bar(value: float, top: float, *, band: tuple[float, float] | None = None, tick: float | None = None, state: str = "ok") -> Markup:
-    """Return a bar from 0 to `value` on a track that ends at `top`, with the range that is expected behind it and a tick at the very
-    value that is."""
+def bar(
+    value: float, top: float, *, band: tuple[float, float] | None = None, tick: float | None = None, state: str = "ok"
+) -> Markup:
+    """Return a bar from 0 to `value` on a track that ends at `top`, with the range that is expected behind it and a
+    tick at the very value that is."""
     scale = Scale(0.0, top or 1.0)
     parts = [tag("rect", class_="track", width="100%", y=4, height=BAR_HEIGHT - 8, rx=2)]
     if band is not None:
@@ -127,12 +133,15 @@ def _marks(dots: Sequence[Dot], scale: Scale, middle: float) -> Iterator[Markup]
             yield at(scale.share(dot.value), middle + LANES[number % len(LANES)], mark)
     for dot in dots:
         if dot.state in MARKS:
-            mark = tag("path", tag("title", f"{dot.label} {dot.value:g}"), class_=f"mark {dot.state}", d=MARKS[dot.state])
+            mark = tag(
+                "path", tag("title", f"{dot.label} {dot.value:g}"), class_=f"mark {dot.state}", d=MARKS[dot.state]
+            )
             yield at(scale.share(dot.value), middle, mark)
 
 
 def trend(dots: Sequence[Dot], *, band: tuple[float, float] | None = None, tick: float | None = None) -> Markup:
-    """Return values in the order of time as a line, the last one marked as today's, over the range that is expected; "" without values."""
+    """Return values in the order of time as a line, the last one marked as today's, over the range that is expected;
+    "" without values."""
     if not dots:
         return Markup("")
     inside, outside = 14.0, TREND_HEIGHT - 14.0
@@ -147,7 +156,9 @@ def trend(dots: Sequence[Dot], *, band: tuple[float, float] | None = None, tick:
 
     parts = []
     if band is not None:
-        parts.append(tag("rect", class_="band", width="100%", y=height(band[1]), height=height(band[0]) - height(band[1])))
+        parts.append(
+            tag("rect", class_="band", width="100%", y=height(band[1]), height=height(band[0]) - height(band[1]))
+        )
     if tick is not None:
         parts.append(tag("line", class_="tick", x1="0", x2="100%", y1=height(tick), y2=height(tick)))
     places = [(across(number), height(dot.value)) for number, dot in enumerate(dots)]
@@ -185,9 +196,16 @@ ICONS = {
 """A drawing of 16 by 16 for each kind of state."""
 
 ICON_OF = {
-    "ok": "ok", "passed": "ok", "below": "bad", "failed": "bad", "missing": "bad", "above": "up", "note": "care", "slow": "care",
+    "ok": "ok",
+    "passed": "ok",
+    "below": "bad",
+    "failed": "bad",
+    "missing": "bad",
+    "above": "up",
+    "note": "care",
+    "slow": "care",
     "unfinished": "open",
-}  # fmt: skip
+}
 
 
 def icon(state: str) -> Markup:

@@ -1,4 +1,4 @@
-"""The report of a run, composed of what other rooms found in it. Pure."""
+"""The report of a run, composed of its assessment, the facts of its hosts and earlier runs of its kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number
 from deepep_bootstrap.inventory.facts import Facts, by_label, lines
-from deepep_bootstrap.report.model import FAILED, OPEN, PASSED, SLOW, Past, Report, Row, Series, grids, hosts_of, spreads, tails
+from deepep_bootstrap.report.model import (
+    FAILED,
+    OPEN,
+    PASSED,
+    SLOW,
+    Past,
+    Report,
+    Row,
+    Series,
+    grids,
+    hosts_of,
+    spreads,
+    tails,
+)
 from deepep_bootstrap.testing.run_folder import TestRun
 
 PAST_RUNS = 30
@@ -25,20 +38,36 @@ MOST_SAID = 60
 """Lines of a program of ours that a report shows."""
 
 LABELS = (
-    ("module", "module"), ("stack", "stack"), ("deepep", "DeepEP"), ("generation", "generation"), ("lock_digest", "lock digest"),
-    ("prefix", "prefix"), ("via", "started by"), ("job", "Slurm job"), ("script", "script"), ("args", "arguments"),
-    ("time_limit", "time limit, s"), ("code", "exit code"),
-)  # fmt: skip
+    ("module", "module"),
+    ("stack", "stack"),
+    ("deepep", "DeepEP"),
+    ("generation", "generation"),
+    ("lock_digest", "lock digest"),
+    ("prefix", "prefix"),
+    ("via", "started by"),
+    ("job", "Slurm job"),
+    ("script", "script"),
+    ("args", "arguments"),
+    ("time_limit", "time limit, s"),
+    ("code", "exit code"),
+)
 """Values of run.env in the order of a report, and what people call them."""
 
 
 def compose(
-    run: TestRun, found: Assessment, facts: Mapping[str, Facts], *, past: Sequence[Past] = (), remarks: Sequence[str] = ()
+    run: TestRun,
+    found: Assessment,
+    facts: Mapping[str, Facts],
+    *,
+    past: Sequence[Past] = (),
+    remarks: Sequence[str] = (),
 ) -> Report:
-    """Return the report of a run: what was found in it, the facts of its hosts by name, earlier runs of its kind, and what a reader is
-    to know beside."""
+    """Return the report of a run: what was found in it, the facts of its hosts by name, earlier runs of its kind,
+    and what a reader is to know beside."""
     run, found = discreet(run, found)
-    earlier = sorted((each for each in past if each.name != run.name), key=lambda each: (each.started, each.name))[-PAST_RUNS:]
+    earlier = sorted((each for each in past if each.name != run.name), key=lambda each: (each.started, each.name))[
+        -PAST_RUNS:
+    ]
     state = state_of(run, found)
     return Report(
         run=run,
@@ -61,7 +90,8 @@ def compose(
 
 
 def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
-    """Return the same with nobody's passwords, tokens and keys in what is quoted of logs and commands: reports are handed around."""
+    """Return the same with nobody's passwords, tokens and keys in what is quoted of logs and commands: reports are
+    handed around."""
 
     def quoted(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         return tuple(replace(each, text=scrub(each.text)) for each in evidence)
@@ -81,7 +111,9 @@ def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
         for tested in found.tests
     )
     values = {key: scrub(value) for key, value in run.values.items()}
-    return replace(run, values=values), replace(found, tests=tests, diagnosis=diagnosis, own_words=tuple(map(scrub, found.own_words)))
+    return replace(run, values=values), replace(
+        found, tests=tests, diagnosis=diagnosis, own_words=tuple(map(scrub, found.own_words))
+    )
 
 
 def state_of(run: TestRun, found: Assessment) -> str:
@@ -105,7 +137,8 @@ def reason(run: TestRun, state: str, found: Assessment) -> str:
 
 
 def failure(run: TestRun, found: Assessment) -> str:
-    """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that tells of a failure."""
+    """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that
+    tells of a failure."""
     if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
         return found.diagnosis.findings[0].title
     said = [
@@ -119,8 +152,11 @@ def failure(run: TestRun, found: Assessment) -> str:
 
 
 def fault(found: Assessment) -> str:
-    """Return the first thing that is below what it should be: NICs and errors before figures, which suffer from them."""
-    low = sorted((verdict for verdict in found.verdicts if verdict.state == BELOW), key=lambda verdict: verdict.kind == FIGURE)
+    """Return the first thing that is below what it should be: NICs and errors before figures, which suffer from
+    them."""
+    low = sorted(
+        (verdict for verdict in found.verdicts if verdict.state == BELOW), key=lambda verdict: verdict.kind == FIGURE
+    )
     first = low[0]
     said = f"{first.host}: {first.text}" if first.host else first.text
     if first.kind == FIGURE and first.percent is not None:
@@ -132,7 +168,10 @@ def said(run: TestRun) -> tuple[str, ...]:
     """Return what a program of ours printed of its own, each line once: its lines begin with the kind in brackets."""
     mark = f"[{run.kind}] "
     found = (
-        scrub(line.removeprefix(mark).strip()) for text in telling_logs(run).values() for line in text.splitlines() if line.startswith(mark)
+        scrub(line.removeprefix(mark).strip())
+        for text in telling_logs(run).values()
+        for line in text.splitlines()
+        if line.startswith(mark)
     )
     return tuple(dict.fromkeys(found))[:MOST_SAID]
 
@@ -183,14 +222,17 @@ def keyed(tests: Iterable[Tested]) -> dict[str, float]:
 
 
 def series(run: TestRun, found: Assessment, earlier: Sequence[Past]) -> tuple[Series, ...]:
-    """Return each rate of this run over the runs before it, in the order of the verdicts; times are left to the table."""
+    """Return each rate of this run over the runs before it, in the order of the verdicts; times are left to the
+    table."""
     now = Past(run.name, number(run.values.get("started", "")) or 0.0, found.failed, keyed(found.tests))
     shown: dict[str, Series] = {}
     for verdict in found.verdicts:
         key = f"{verdict.test} {verdict.subject}"
         if verdict.kind != FIGURE or verdict.unit != "GB/s" or key not in now.figures or key in shown:
             continue
-        shown[key] = Series(verdict, tuple((each, each.figures[key]) for each in (*earlier, now) if key in each.figures))
+        shown[key] = Series(
+            verdict, tuple((each, each.figures[key]) for each in (*earlier, now) if key in each.figures)
+        )
     return tuple(shown.values())
 
 

@@ -1,4 +1,6 @@
-"""The report of a run as one HTML file: nothing is loaded from anywhere, no script runs, every text of a log is escaped. Pure."""
+"""The report of a run as one HTML file: nothing is loaded from anywhere, no script runs, every text of a log
+is escaped.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,22 @@ MANY_HOSTS = 4
 """Beyond so many hosts the traffic is one table of hosts by NICs, with details of the hosts that have trouble alone."""
 
 WORDS = {
-    "ok": "ok", "below": "below", "above": "above reference", "none": "no reference", "note": "note", "idle": "not used", "slow": "slow",
-    "missing": "missing", "failed": "failed", "passed": "passed",
-}  # fmt: skip
+    "ok": "ok",
+    "below": "below",
+    "above": "above reference",
+    "none": "no reference",
+    "note": "note",
+    "idle": "not used",
+    "slow": "slow",
+    "missing": "missing",
+    "failed": "failed",
+    "passed": "passed",
+}
 
 
-def render(report: Report, texts: Mapping[str, str], made: float) -> str:
-    """Return the page. `texts` are the files of env/ by path, `made` is now in seconds since 1970; no other clock is read."""
+def render_html(report: Report, texts: Mapping[str, str], made: float) -> str:
+    """Return the page. `texts` are the files of env/ by path, `made` is now in seconds since 1970; no other clock is
+    read."""
     environment = jinja2.Environment(
         loader=jinja2.DictLoader({TEMPLATE: texts[TEMPLATE]}),
         autoescape=True,
@@ -55,10 +66,19 @@ def render(report: Report, texts: Mapping[str, str], made: float) -> str:
         "first_large": first_large,
     }
     environment.globals |= {
-        "bar": bar, "nic_bar": nic_bar, "strip": strip, "trend": trend, "icon": charts.icon, "step": step, "share_step": share_step,
-        "config": config, "has_slow": has_slow, "has_box": has_box, "advice": engine.advice,
+        "bar": bar,
+        "nic_bar": nic_bar,
+        "strip": strip,
+        "trend": trend,
+        "icon": charts.icon,
+        "step": step,
+        "share_step": share_step,
+        "config": config,
+        "has_slow": has_slow,
+        "has_box": has_box,
+        "advice": engine.advice,
         "checked": wording.checked,
-    }  # fmt: skip
+    }
     style = texts[STYLE]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(TEMPLATE).render(
@@ -73,7 +93,8 @@ def render(report: Report, texts: Mapping[str, str], made: float) -> str:
 
 
 def _finalize(value: Any) -> Any:
-    """Return what a template prints: texts without characters that hide or turn what is written, and nothing for None."""
+    """Return what a template prints: texts without characters that hide or turn what is written, and nothing for
+    None."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -84,7 +105,9 @@ def _finalize(value: Any) -> Any:
 def marked(text: str) -> Markup:
     """Return a sentence of ours, escaped, with what stands between back quotes as code."""
     parts = clean(text).split("`")
-    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    )
 
 
 def first_large(text: str) -> str:
@@ -112,18 +135,26 @@ def took(seconds: float | None) -> str:
     if seconds is None:
         return ""
     whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02} s" if whole < 7200 else f"{whole / 3600:.1f} h"
+    return (
+        f"{whole} s"
+        if whole < 120
+        else f"{whole // 60} min {whole % 60:02} s"
+        if whole < 7200
+        else f"{whole / 3600:.1f} h"
+    )
 
 
 def config(tested: Tested) -> str:
     """Return the settings of a test in one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
-                     for name, value in tested.config.items())  # fmt: skip
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
+        for name, value in tested.config.items()
+    )
 
 
 def bar(verdict: Verdict) -> Markup:
-    """Return a figure on its way to what the hardware can move, or where that is not known, to a little more than is wanted; nothing for
-    one that cannot be compared."""
+    """Return a figure on its way to what the hardware can move, or where that is not known, to a little more than is
+    wanted; nothing for one that cannot be compared."""
     if verdict.limit is None and verdict.wanted is None:
         return Markup("")
     value = verdict.value or 0.0
@@ -139,7 +170,9 @@ def top_of(verdict: Verdict) -> float:
 
 def nic_bar(host: HostRow, row: NicRow) -> Markup:
     """Return a NIC's share of its host's traffic; the tick is an equal share, and all bars of a host have one scale."""
-    return charts.bar(row.traffic.share_sent, top_share(host), tick=host.fair if row.traffic.expected else None, state=row.state)
+    return charts.bar(
+        row.traffic.share_sent, top_share(host), tick=host.fair if row.traffic.expected else None, state=row.state
+    )
 
 
 def top_share(host: HostRow) -> float:
@@ -165,7 +198,10 @@ def has_box(group: Sequence[Spread]) -> bool:
 def trend(series: Series) -> Markup:
     """Return a figure over the runs, this one last."""
     verdict = series.verdict
-    dots = [Dot(value, f"{clean(past.name)} {day(past.started)}", "failed" if past.failed else "ok") for past, value in series.values]
+    dots = [
+        Dot(value, f"{clean(past.name)} {day(past.started)}", "failed" if past.failed else "ok")
+        for past, value in series.values
+    ]
     band = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
     return charts.trend(dots, band=band, tick=verdict.wanted)
 

@@ -1,4 +1,6 @@
-"""The newest runs of tests that lie in a prefix: what was run, where, when, and how it ended."""
+"""Runs of tests out of their folders, in a prefix or on this machine: one as a report, earlier ones of its
+kind, and the newest with how they ended.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import last_lines
 from deepep_bootstrap.core.text import number
-from deepep_bootstrap.inventory.facts import Facts, read
+from deepep_bootstrap.inventory.facts import Facts, read_facts_json
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.prefix.access import reach
-from deepep_bootstrap.prefix.generations import Place
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report.compose import PAST_RUNS, compose, keyed
 from deepep_bootstrap.report.model import Past, Report
@@ -33,15 +35,17 @@ FOLDERS_TO_PREFIX = 3
 
 
 def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
-    """Return the report of a run and where its folder is. `name` is that folder on this machine, or with --hosts (or --prefix) the run's
-    name or folder there, "" for the newest. `texts` are the files of env/. Trouble where there is no such run, or it cannot be read."""
+    """Return the report of a run and where its folder is. `name` is that folder on this machine, or with --hosts (or
+    --prefix) the run's name or folder there, "" for the newest. `texts` are the files of env/. Trouble where there
+    is no such run, or it cannot be read."""
     folder = Path(os.path.expanduser(name))
     if name and os.path.isfile(folder / run_folder.VALUES):
         return _read_here(folder.resolve(), texts), str(folder.resolve())
     if not flags.hosts and not flags.prefix:
         what = "no such run on this machine" if name else "no run named"
         wanted = (
-            f"the folder of a run (it has a file {run_folder.VALUES}), or --hosts or --prefix and a run's name or nothing for the newest"
+            f"the folder of a run (it has a file {run_folder.VALUES}), or --hosts or --prefix and a run's name "
+            f"or nothing for the newest"
         )
         remedy = shlex.join(["invoke", "report", *filter(None, [name]), "--hosts=hosts/b200.txt"])
         raise Trouble(Problem(name or "report", what, wanted=wanted, try_=remedy))
@@ -49,9 +53,9 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
         return _read_there(reached.door, reached.place, name, texts)
 
 
-def _read_there(door: Door, place: Place, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
+def _read_there(door: Transport, place: PrefixHandle, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
     runs = listed(door, place)
-    folder = choose(runs, name, f"{place.host.name} {place.prefix}/logs/tests")
+    folder = choose_run(runs, name, f"{place.host.name} {place.prefix}/logs/tests")
     collected = collect.collect(door, place, folder, patience=0)
     site = {file: collect.read_site(door, place, file) for file in SITE_FILES}
     run = run_folder.of_files(PurePosixPath(folder).name, collected.files)
@@ -71,23 +75,32 @@ def _read_here(folder: Path, texts: Mapping[str, str]) -> Report:
     return made(run, texts, site, past=past)
 
 
-def choose(runs: Mapping[str, Mapping[str, str]], name: str, where: str) -> str:
-    """Return the folder of the run called `name` (or at that path), of the newest for ""; Trouble with the newest ones where it is not."""
+def choose_run(runs: Mapping[str, Mapping[str, str]], name: str, where: str) -> str:
+    """Return the folder of the run called `name` (or at that path), of the newest for ""; Trouble with the newest
+    ones where it is not."""
     found = next((folder for folder in runs if not name or name in {folder, PurePosixPath(folder).name}), "")
     if not found:
         newest = ", ".join(PurePosixPath(folder).name for folder in list(runs)[:3])
-        what, remedy = ("no such run", "invoke report without a name shows the newest") if name else ("no run yet", "invoke test")
+        what, remedy = (
+            ("no such run", "invoke report without a name shows the newest") if name else ("no run yet", "invoke test")
+        )
         raise Trouble(Problem(where, what, name, f"one such as {newest}" if newest else "", remedy))
     return found
 
 
 def made(
-    run: TestRun, texts: Mapping[str, str], site: Mapping[str, str], *, past: tuple[Past, ...] = (), remarks: tuple[str, ...] = ()
+    run: TestRun,
+    texts: Mapping[str, str],
+    site: Mapping[str, str],
+    *,
+    past: tuple[Past, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Report:
-    """Return the report of a run. Facts that cannot be read cost limits and the fabric's name, not the report: a remark says so."""
+    """Return the report of a run. Facts that cannot be read cost limits and the fabric's name, not the report: a
+    remark says so."""
     facts: Mapping[str, Facts] = {}
     try:
-        facts = read(run.facts, f"{run.name}/{run_folder.FACTS}")
+        facts = read_facts_json(run.facts, f"{run.name}/{run_folder.FACTS}")
     except Trouble as trouble:
         remarks = (*remarks, *(str(problem) for problem in trouble.problems))
     found = assess.assess(run, facts, assess.read_books(texts, site, run.values.get("prefix", "") or run.name))
@@ -96,7 +109,11 @@ def made(
 
 def again(flags: Flags, name: str) -> str:
     """Return the command that writes the same report as HTML."""
-    given = [f"--{flag}={value}" for flag, value in (("hosts", flags.hosts), ("limit", flags.limit), ("prefix", flags.prefix)) if value]
+    given = [
+        f"--{flag}={value}"
+        for flag, value in (("hosts", flags.hosts), ("limit", flags.limit), ("prefix", flags.prefix))
+        if value
+    ]
     return shlex.join(["invoke", "report", name, *given, f"--html={Path(name).name}.html"])
 
 
@@ -110,8 +127,9 @@ LARGEST, TOTAL = 1 << 20, 32 << 20
 LIMIT = 300.0
 
 
-def listed(door: Door, place: Place, most: int = MOST) -> dict[str, dict[str, str]]:
-    """Return the values of the `most` newest runs there are, by folder, the newest first. A run whose values cannot be read has none."""
+def listed(door: Transport, place: PrefixHandle, most: int = MOST) -> dict[str, dict[str, str]]:
+    """Return the values of the `most` newest runs there are, by folder, the newest first. A run whose values cannot
+    be read has none."""
     found = _read(door, place, (), most)
     return {path.removesuffix(f"/{run_folder.VALUES}"): _values(text) for path, text in found.items()}
 
@@ -133,20 +151,32 @@ def _values(text: str) -> dict[str, str]:
 
 
 def like(run: TestRun, runs: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the folders of the earlier runs that can be compared with a run: of its kind, on as many nodes, with the same arguments."""
+    """Return the folders of the earlier runs that can be compared with a run: of its kind, on as many nodes, with
+    the same arguments."""
     start = number(run.values.get("started", ""))
 
     def fits(folder: str, values: Mapping[str, str]) -> bool:
         before = number(values.get("started", ""))
         nodes = len([name for name in values.get("nodes", "").split(",") if name])
-        same = (values.get("kind"), values.get("args", ""), nodes) == (run.kind, run.values.get("args", ""), len(run.nodes))
-        return same and PurePosixPath(folder).name != run.name and before is not None and (start is None or before <= start)
+        same = (values.get("kind"), values.get("args", ""), nodes) == (
+            run.kind,
+            run.values.get("args", ""),
+            len(run.nodes),
+        )
+        return (
+            same
+            and PurePosixPath(folder).name != run.name
+            and before is not None
+            and (start is None or before <= start)
+        )
 
     known = [folder for folder, values in runs.items() if fits(folder, values)]
     return tuple(sorted(known, key=lambda folder: number(runs[folder]["started"]) or 0.0)[-PAST_RUNS:])
 
 
-def earlier(door: Door, place: Place, runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]) -> tuple[Past, ...]:
+def earlier(
+    door: Transport, place: PrefixHandle, runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]
+) -> tuple[Past, ...]:
     """Return what the runs in `folders` gave."""
     names = tuple(folders)
     logs: dict[str, dict[str, str]] = {name: {} for name in names}
@@ -160,24 +190,41 @@ def earlier_here(runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]) 
     """Return what the runs in `folders` of this machine gave."""
     found = []
     for name in folders:
-        texts = {path.name: path.read_bytes() for path in sorted(Path(name).glob("node-*.log")) if path.stat().st_size <= LARGEST}
+        texts = {
+            path.name: path.read_bytes()
+            for path in sorted(Path(name).glob("node-*.log"))
+            if path.stat().st_size <= LARGEST
+        }
         found.append(past(name, runs[name], {log: data.decode("utf-8", "replace") for log, data in texts.items()}))
     return tuple(found)
 
 
 def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Past:
     """Return what one run gave, by its logs of nodes; a run that failed may have figures too."""
-    return Past(PurePosixPath(folder).name, number(values.get("started", "")) or 0.0, values.get("code") != "0", keyed(read_logs(logs)))
+    return Past(
+        PurePosixPath(folder).name,
+        number(values.get("started", "")) or 0.0,
+        values.get("code") != "0",
+        keyed(read_logs(logs)),
+    )
 
 
-def _read(door: Door, place: Place, folders: Iterable[str], most: int = MOST) -> dict[str, str]:
+def _read(door: Transport, place: PrefixHandle, folders: Iterable[str], most: int = MOST) -> dict[str, str]:
     came = bytearray()
-    env = {"PREFIX": place.prefix, "RUNS": "\n".join(folders), "MOST": str(most), "LARGEST": str(LARGEST), "TOTAL": str(TOTAL)}
+    env = {
+        "PREFIX": place.prefix,
+        "RUNS": "\n".join(folders),
+        "MOST": str(most),
+        "LARGEST": str(LARGEST),
+        "TOTAL": str(TOTAL),
+    }
     job = Job(recipes.compose(place.recipes, *HISTORY), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
     reply = door.run(place.host, job)
     if reply.code:
-        raise Trouble(Problem(f"{place.host.name} {place.prefix}/logs/tests", "runs cannot be looked at", last_lines(reply.err)))
-    found = collect.parse(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
+        raise Trouble(
+            Problem(f"{place.host.name} {place.prefix}/logs/tests", "runs cannot be looked at", last_lines(reply.err))
+        )
+    found = collect.parse_collected(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
     return {path: text for path, text in found.files.items() if path not in found.cut}
 
 
@@ -187,8 +234,8 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class LastTest:
-    """One run: the name of its folder, kind of test, stack, nodes, when it began (seconds since 1970, 0 where it does not say), and how
-    it ended in words. Figures are judged by `invoke report RUN`, which reads the whole run."""
+    """One run: the name of its folder, kind of test, stack, nodes, when it began (seconds since 1970, 0 where it
+    does not say), and how it ended in words. Figures are judged by `invoke report RUN`, which reads the whole run."""
 
     run: str
     kind: str
@@ -204,13 +251,15 @@ class LastTest:
         return f"test {self.kind} of {self.stack} on {fold(self.nodes)}{when}: {self.verdict} ({self.run})"
 
 
-def newest(door: Door, hosts: Iterable[Host], facts: Mapping[str, Facts], *, recipes: Mapping[str, str], user: str) -> tuple[LastTest, ...]:
-    """Return the newest runs in the prefix, read as `user` through the first of `hosts` that sees it; none where nobody does. Trouble
-    where they cannot be read."""
+def newest(
+    door: Transport, hosts: Iterable[Host], facts: Mapping[str, Facts], *, recipes: Mapping[str, str], user: str
+) -> tuple[LastTest, ...]:
+    """Return the newest runs in the prefix, read as `user` through the first of `hosts` that sees it; none where
+    nobody does. Trouble where they cannot be read."""
     host = next((host for host in hosts if facts[host.name].prefix.exists), None)
     if host is None:
         return ()
-    runs = listed(door, Place(host, facts[host.name].prefix.path, recipes, user), most=SHOWN)
+    runs = listed(door, PrefixHandle(host, facts[host.name].prefix.path, recipes, user), most=SHOWN)
     return tuple(told(PurePosixPath(folder).name, values) for folder, values in runs.items())
 
 

@@ -1,4 +1,6 @@
-"""What a report of one run shows: how it went, how well, why not, and against what before. Values, pure."""
+"""The report of one run as values: state, reason, tests, hosts, ranks, sweeps, logs and earlier runs; and
+its JSON.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ class Report:
     def by_test(self) -> tuple[tuple[Tested, tuple[Verdict, ...]], ...]:
         """Return the tests with the verdicts on their figures."""
         kinds = [(tested, (tested.title, tested.log)) for tested in self.tests]
-        return tuple((tested, tuple(each for each in self.figures if (each.test, each.log) == key)) for tested, key in kinds)
+        return tuple(
+            (tested, tuple(each for each in self.figures if (each.test, each.log) == key)) for tested, key in kinds
+        )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -119,7 +123,8 @@ class Report:
                 if rank.state != "ok":
                     groups.setdefault((rank.state, rank.why or "its log says more", tested.title), []).append(rank.rank)
         return tuple(
-            (state, f"rank{'s' * (len(ranks) > 1)} {numbers(ranks)} of {test}: {why}") for (state, why, test), ranks in groups.items()
+            (state, f"rank{'s' * (len(ranks) > 1)} {numbers(ranks)} of {test}: {why}")
+            for (state, why, test), ranks in groups.items()
         )
 
     @property
@@ -131,7 +136,10 @@ class Report:
     def rank_rows(self, group: Sequence[Spread]) -> list[tuple[int, list[float | None]]]:
         """Return each rank with its value of every figure of a group."""
         tables = [{each.rank: each.value for each in spread.values} for spread in group]
-        return [(rank, [table.get(rank) for table in tables]) for rank in sorted({rank for table in tables for rank in table})]
+        return [
+            (rank, [table.get(rank) for table in tables])
+            for rank in sorted({rank for table in tables for rank in table})
+        ]
 
     @property
     def run_rows(self) -> list[tuple[Past, list[float | None]]]:
@@ -160,7 +168,9 @@ class Report:
     def seconds(self) -> float | None:
         """Return how long it took; None where nobody said it."""
         ended = number(self.run.values.get("ended", ""))
-        return ended - self.started if ended is not None and self.started is not None and ended >= self.started else None
+        return (
+            ended - self.started if ended is not None and self.started is not None and ended >= self.started else None
+        )
 
 
 def as_json(report: Report, folder: str) -> dict[str, Any]:
@@ -174,11 +184,14 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
         "seconds": report.seconds,
         "results": model.document(report.tests),
         "verdicts": [verdict.as_json() for verdict in report.verdicts],
-        "traffic": [nic_json(host.host, row.state, row.text, row.traffic) for host in report.hosts for row in host.nics],
+        "traffic": [
+            nic_json(host.host, row.state, row.text, row.traffic) for host in report.hosts for row in host.nics
+        ],
         **engine.as_json(report.diagnosis),
         "facts": [vars(row) for row in report.facts],
         "history": [
-            {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)} for each in report.past
+            {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)}
+            for each in report.past
         ],
         "said": list(report.said),
         "remarks": list(report.remarks),
@@ -202,7 +215,8 @@ UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class NicRow:
-    """One port of a NIC: what it carried, `state` ok, below or idle (it need not carry anything), and the verdict's sentence."""
+    """One port of a NIC: what it carried, `state` ok, below or idle (it need not carry anything), and the verdict's
+    sentence."""
 
     traffic: NicTraffic
     state: str
@@ -211,8 +225,8 @@ class NicRow:
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host's NICs, whether all is well, an equal share of those that carry GPU traffic, and what else is said of the host: its NICs
-    together, its GPUs' errors, counters that are missing."""
+    """One host's NICs, whether all is well, an equal share of those that carry GPU traffic, and what else is said of
+    the host: its NICs together, its GPUs' errors, counters that are missing."""
 
     host: str
     nics: tuple[NicRow, ...]
@@ -252,9 +266,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep of one operation as a table in GB/s, not wider than high: values by row and column, None where nothing was measured.
-    `fixed` is what is the same everywhere, `best` the (row, column) with most, `gain` by how many percent that is more than upstream's
-    default gave (None where the default was not tried)."""
+    """A sweep of one operation as a table in GB/s, not wider than high: values by row and column, None where nothing
+    was measured. `fixed` is what is the same everywhere, `best` the (row, column) with most, `gain` by how many
+    percent that is more than upstream's default gave (None where the default was not tried)."""
 
     title: str
     fixed: str
@@ -275,8 +289,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Tail:
-    """The last lines of a log, with the number of the first one and of all; `open_`: a reader should see it at once; `same` are other
-    logs that end alike."""
+    """The last lines of a log, with the number of the first one and of all; `open_`: a reader should see it at once;
+    `same` are other logs that end alike."""
 
     name: str
     text: str
@@ -287,8 +301,8 @@ class Tail:
 
 
 def clean(text: str) -> str:
-    """Return a text without escape sequences, and with a mark for every character that has no place in a line: controls, and those
-    that turn the direction of writing."""
+    """Return a text without escape sequences, and with a mark for every character that has no place in a line:
+    controls, and those that turn the direction of writing."""
     bare = plain(text).replace("\t", "    ")
     return "".join(letter if letter.isprintable() else UNSEEN for letter in bare)
 
@@ -315,7 +329,9 @@ def _host_row(host: str, nics: Sequence[NicTraffic], said: Sequence[Verdict]) ->
     rows = tuple(_nic_row(nic, [verdict for verdict in said if verdict.subject == nic.device]) for nic in nics)
     used = sum(nic.expected for nic in nics)
     state = "below" if any(verdict.state == BELOW for verdict in said) else "ok"
-    return HostRow(host, rows, 1 / used if used else 0.0, state, tuple(verdict for verdict in said if verdict.subject not in names))
+    return HostRow(
+        host, rows, 1 / used if used else 0.0, state, tuple(verdict for verdict in said if verdict.subject not in names)
+    )
 
 
 def _nic_row(nic: NicTraffic, said: Sequence[Verdict]) -> NicRow:
@@ -338,8 +354,20 @@ def _spreads(tested: Tested) -> Iterator[Spread]:
             yield Spread(tested.title, rank_title(name), unit_of(name)[0], values)
 
 
-PARTS = {"fp8": "FP8", "bf16": "BF16", "nvl": "NVLink", "rdma": "RDMA", "gbs": "", "us": "time", "send": "send", "recv": "receive",
-         "so": "between nodes", "su": "inside a node", "min": "least", "max": "most"}  # fmt: skip
+PARTS = {
+    "fp8": "FP8",
+    "bf16": "BF16",
+    "nvl": "NVLink",
+    "rdma": "RDMA",
+    "gbs": "",
+    "us": "time",
+    "send": "send",
+    "recv": "receive",
+    "so": "between nodes",
+    "su": "inside a node",
+    "min": "least",
+    "max": "most",
+}
 """Words in the names of ranks' figures, and what people call them."""
 
 
@@ -367,14 +395,19 @@ def _grid(found: HeatMap) -> Grid:
     if len(found.columns) > len(found.rows):
         rows, columns, values = columns, rows, tuple(zip(*values, strict=True))
         best = best and (best[1], best[0])
-    grid = Grid(f"{title(found.operation)}, {found.fabric}", found.fixed, rows[0], columns[0], rows[1], columns[1], values, best)
+    grid = Grid(
+        f"{title(found.operation)}, {found.fabric}", found.fixed, rows[0], columns[0], rows[1], columns[1], values, best
+    )
     return replace(grid, gain=100 * (grid.span[1] / found.default - 1)) if found.default else grid
 
 
 def tails(run: TestRun, telling: Collection[str]) -> tuple[Tail, ...]:
-    """Return the ends of a run's logs; `telling` are those that a reader should see at once, by name. Equal ends are shown once, empty
-    ones not at all."""
-    texts = {name: [clean(_last_written(line))[:LONGEST_LINE] for line in text.rstrip().split("\n")] for name, text in run.logs.items()}
+    """Return the ends of a run's logs; `telling` are those that a reader should see at once, by name. Equal ends are
+    shown once, empty ones not at all."""
+    texts = {
+        name: [clean(_last_written(line))[:LONGEST_LINE] for line in text.rstrip().split("\n")]
+        for name, text in run.logs.items()
+    }
     ends = {name: "\n".join(lines[-TAIL_LINES:]) for name, lines in texts.items()}
     names: dict[str, list[str]] = {}
     for name, end in ends.items():

@@ -1,4 +1,4 @@
-"""The report of a run on a terminal, or as plain lines in a pipe: tables and bars of characters. Beside `report` the only user of rich."""
+"""The report of a run on a terminal, or as plain lines in a pipe: tables and bars of characters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,30 @@ from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.report import charts, html
 from deepep_bootstrap.report.charts import Scale
-from deepep_bootstrap.report.model import FAILED, HEADLINES, OPEN, PASSED, SLOW, Grid, HostRow, NicRow, Report, Spread, clean
+from deepep_bootstrap.report.model import (
+    FAILED,
+    HEADLINES,
+    OPEN,
+    PASSED,
+    SLOW,
+    Grid,
+    HostRow,
+    NicRow,
+    Report,
+    Spread,
+    clean,
+)
 
 STATES = {PASSED: "bold green", SLOW: "bold yellow", FAILED: "bold red", OPEN: "bold yellow"}
-STYLES = {"ok": "green", "above": "green", "below": "red", "failed": "red", "missing": "red", "slow": "yellow", "note": "yellow"}
+STYLES = {
+    "ok": "green",
+    "above": "green",
+    "below": "red",
+    "failed": "red",
+    "missing": "red",
+    "slow": "yellow",
+    "note": "yellow",
+}
 DRAWING = "~"
 """Heads a column of bars or marks."""
 
@@ -48,12 +68,13 @@ BLOCKS = Glyphs("█", "░", "│", "·", "▲", "▁▂▃▄▅▆▇█")
 LETTERS = Glyphs("#", ".", "|", ".", "!", "_.-=+*%#")
 
 
-def show(screen: Screen, report: Report) -> None:
+def show_report(screen: Screen, report: Report) -> None:
     """Print a report."""
     glyphs = BLOCKS if screen.has_blocks else LETTERS
     run = report.run
     screen.say(
-        clean(f"{run.kind or 'test'} on {report.nodes or 'unknown nodes'}: {HEADLINES[report.state].lower()}"), style=STATES[report.state]
+        clean(f"{run.kind or 'test'} on {report.nodes or 'unknown nodes'}: {HEADLINES[report.state].lower()}"),
+        style=STATES[report.state],
     )
     screen.say(clean(report.why))
     facts = (run.name, html.when(report.started), html.took(report.seconds), run.values.get("module", ""))
@@ -68,7 +89,9 @@ def show(screen: Screen, report: Report) -> None:
     _ranks(screen, report, glyphs)
     for grid in report.grids:
         _head(
-            screen, f"Sweep: {grid.title}{', ' + grid.fixed if grid.fixed else ''}, GB/s by {grid.row_name} (down) and {grid.column_name}"
+            screen,
+            f"Sweep: {grid.title}{', ' + grid.fixed if grid.fixed else ''}, GB/s by {grid.row_name} (down) and "
+            f"{grid.column_name}",
         )
         screen.show(heat(grid))
         screen.say(f"  best {_best(grid)}")
@@ -108,9 +131,16 @@ def table(*columns: str) -> Table:
 
 def _figures(screen: Screen, report: Report, glyphs: Glyphs) -> None:
     for tested, verdicts in report.by_test:
-        cases = f", {tested.passed} of {tested.passed + tested.failed} cases passed" if tested.passed or tested.failed else ""
+        cases = (
+            f", {tested.passed} of {tested.passed + tested.failed} cases passed"
+            if tested.passed or tested.failed
+            else ""
+        )
         cases += f", {wording.checked(tested.turn)}" if tested.turn else ""
-        _head(screen, f"Figures of {tested.title} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}")
+        _head(
+            screen,
+            f"Figures of {tested.title} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}",
+        )
         if not verdicts:
             continue
         rows = table("  figure", DRAWING, ">measured", ">reference", ">of the limit", "verdict")
@@ -169,7 +199,9 @@ def _nic(host: HostRow, row: NicRow, glyphs: Glyphs) -> Iterator[Text]:
     yield Text(f"{100 * nic.share_sent:.1f} %" if nic.expected else "")
     yield Text(gigabytes(nic.sent))
     yield Text(gigabytes(nic.received))
-    yield Text(row.state if row.state == "below" else "" if nic.expected else "not used", style=STYLES.get(row.state, "dim"))
+    yield Text(
+        row.state if row.state == "below" else "" if nic.expected else "not used", style=STYLES.get(row.state, "dim")
+    )
 
 
 def _ranks(screen: Screen, report: Report, glyphs: Glyphs) -> None:
@@ -237,7 +269,12 @@ def _history(screen: Screen, report: Report, glyphs: Glyphs) -> None:
             values = [value for _, value in series.values][-TREND:]
             drawn = sparkline(values, glyphs)
             rows.add_row(
-                Text(f"  {series.verdict.title}"), drawn, f"{values[-1]:.1f}", f"{series.before:.1f}", f"{series.change:+.1f} %", "GB/s"
+                Text(f"  {series.verdict.title}"),
+                drawn,
+                f"{values[-1]:.1f}",
+                f"{series.before:.1f}",
+                f"{series.change:+.1f} %",
+                "GB/s",
             )
     screen.show(rows)
 

@@ -1,10 +1,11 @@
-"""Slurm nodes around a reboot: command lines and parsers for draining, resuming, rebooting and reservations. Pure.
+"""Slurm nodes around a reboot: command lines and parsers for draining, resuming, rebooting and reservations.
 
-What a real slurmctld does (22.05, seen on the embedded cluster): `scontrol reboot ASAP` drains, and takes the drain back when the node
-returns, whoever had drained it. `scontrol reboot` without ASAP, on a node that is drained and idle, reboots it at once and leaves the
-drain alone. So a node is drained first, and rebooted without ASAP. Slurm writes ` : reboot issued` behind the reason, and
-` : reboot timed out` where the node takes longer than ResumeTimeout, which is 60 s unless the site says otherwise: it is DOWN then, and
-no longer drained.
+A real slurmctld (22.05, seen on the embedded cluster) behaves so: `scontrol reboot ASAP` drains, and
+takes the drain back when the node returns, whoever had drained it. `scontrol reboot` without ASAP, on a
+node that is drained and idle, reboots it at once and leaves the drain alone. So a node is drained first,
+and rebooted without ASAP. Slurm writes ` : reboot issued` behind the reason, and ` : reboot timed out`
+where the node takes longer than ResumeTimeout, which is 60 s unless the site says otherwise: it is DOWN
+then, and no longer drained.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from datetime import datetime, timedelta
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.slurm import commands
-from deepep_bootstrap.slurm.commands import Node
+from deepep_bootstrap.slurm.commands import SlurmNode
 
 MARK = "deepep-bootstrap:"
 """What every reason for a drain of this program begins with."""
 
 LONGEST_REASON = 400
-"""Characters of a reason that we write: all that a host can have lost (losses) fits. Slurm has no limit of its own, its listings have."""
+"""Characters of a reason that we write: all that a host can have lost (losses) fits. Slurm has no limit of its own,
+its listings have."""
 
 REFUSED = ("invalid user", "permission denied", "access denied", "not permitted", "unauthorized")
 """How scontrol says, in small letters, that an account may not do something that another account may."""
@@ -44,7 +46,8 @@ echo @reservations; timeout 20 scontrol show reservation -o || exit
 echo @reboot_program; timeout 20 scontrol show config | sed -n 's/^RebootProgram *= *//p'
 echo @now; date +%Y-%m-%dT%H:%M:%S
 """
-"""A script for the Slurm host; its argument is a folded list of nodes, its output is for `parse_look`. Times are that host's."""
+"""A script for the Slurm host; its argument is a folded list of nodes, its output is for `parse_look`. Times are
+that host's."""
 
 
 KNOWN = """
@@ -55,13 +58,14 @@ case $code:$said in 1:*'Node '*' not found'*) code=0 ;; esac
 printf '%s\\n' "$said"
 exit $code
 """
-"""A script for the Slurm host; its argument is a folded list of nodes, of which it prints those that Slurm knows. scontrol goes on behind
-one that it does not know, says so on standard output, and ends with 1."""
+"""A script for the Slurm host; its argument is a folded list of nodes, of which it prints those that Slurm knows.
+scontrol goes on behind one that it does not know, says so on standard output, and ends with 1."""
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why a node is drained or down: the text, and the user who set it (Slurm itself does so as its own user, mostly slurm)."""
+class DrainReason:
+    """Why a node is drained or down: the text, and the user who set it (Slurm itself does so as its own user, mostly
+    slurm)."""
 
     text: str
     user: str = ""
@@ -84,10 +88,10 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Look:
-    """What Slurm says of some nodes at one moment: the nodes, the jobs on each (by node name), all reservations, whether the site lets
-    Slurm reboot (`reboot_program`, "" where not), and what time it is there."""
+    """What Slurm says of some nodes at one moment: the nodes, the jobs on each (by node name), all reservations,
+    whether the site lets Slurm reboot (`reboot_program`, "" where not), and what time it is there."""
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, SlurmNode]
     jobs: Mapping[str, tuple[str, ...]]
     reservations: tuple[Reservation, ...]
     reboot_program: str
@@ -106,12 +110,12 @@ def is_ours(reason: str) -> bool:
     return reason.startswith(MARK)
 
 
-def read_reason(text: str) -> Reason:
-    """Return a node's reason as `scontrol show node` prints it, without what Slurm adds about a reboot: user and time in brackets. From
-    Slurm 23.02 on more keys may stand behind it, such as a comment or a cloud's InstanceId."""
+def read_reason(text: str) -> DrainReason:
+    """Return a node's reason as `scontrol show node` prints it, without what Slurm adds about a reboot: user and
+    time in brackets. From Slurm 23.02 on more keys may stand behind it, such as a comment or a cloud's InstanceId."""
     match = re.fullmatch(r"(.*?)(?: \[([^\s@\]]+)@[^\]]*\](?: [A-Z][A-Za-z]+=.*)?)?", text.strip(), re.DOTALL)
     said, user = (match.group(1), match.group(2) or "") if match else (text, "")
-    return Reason(re.sub(r"( : reboot (issued|complete|requested|timed out))+$", "", said).strip(), user)
+    return DrainReason(re.sub(r"( : reboot (issued|complete|requested|timed out))+$", "", said).strip(), user)
 
 
 def is_drained(state: str) -> bool:
@@ -135,35 +139,46 @@ def answers(state: str) -> bool:
 
 
 def is_occupied(state: str) -> bool:
-    """Return whether jobs have a part of the node, also such as this account may not see (PrivateData in slurm.conf)."""
+    """Return whether jobs have a part of the node, also such as this account may not see (PrivateData in
+    slurm.conf)."""
     return not {"ALLOCATED", "MIXED", "COMPLETING"}.isdisjoint(re.split(r"[^A-Z_]", state.upper()))
 
 
-def has_registered(node: Node, before: str) -> bool:
-    """Return whether the slurmd of a node that was rebooted has registered since; `before` is the `started` of the time before. A node
-    that is down then is so because of that reboot alone: without ReturnToService=2 Slurm leaves it down until somebody resumes it."""
+def has_registered(node: SlurmNode, before: str) -> bool:
+    """Return whether the slurmd of a node that was rebooted has registered since; `before` is the `started` of the
+    time before. A node that is down then is so because of that reboot alone: without ReturnToService=2 Slurm leaves
+    it down until somebody resumes it."""
     if not (before and node.started):
         return answers(node.state)
-    return node.started != before and not any(word in node.state.upper() for word in ("*", "NOT_RESPONDING", "REBOOT", "INVAL"))
+    return node.started != before and not any(
+        word in node.state.upper() for word in ("*", "NOT_RESPONDING", "REBOOT", "INVAL")
+    )
 
 
-def set_by_somebody(node: Node) -> bool:
-    """Return whether a person or another program keeps the node out of use: drained by anybody else, or down with a reason that is not
-    Slurm's own. Where Slurm runs as root the two cannot be told apart; then it counts as somebody's."""
+def set_by_somebody(node: SlurmNode) -> bool:
+    """Return whether a person or another program keeps the node out of use: drained by anybody else, or down with a
+    reason that is not Slurm's own. Where Slurm runs as root the two cannot be told apart; then it counts as
+    somebody's."""
     reason = read_reason(node.reason)
     if reason.ours:
         return False
     return is_drained(node.state) or (is_down(node.state) and bool(reason.text) and reason.user != "slurm")
 
 
-def not_ours_any_more(node: Node, ours: str) -> str:
-    """Return what somebody else made meanwhile of a node that was drained with the reason `ours` ("": drained or down by others), ""
-    for nothing: given back to Slurm, or kept out of use for another reason, which may be that of another run of this program."""
+def not_ours_any_more(node: SlurmNode, ours: str) -> str:
+    """Return what somebody else made meanwhile of a node that was drained with the reason `ours` ("": drained or
+    down by others), "" for nothing: given back to Slurm, or kept out of use for another reason, which may be that of
+    another run of this program."""
     if not is_drained(node.state) and not is_down(node.state):
         return "somebody brought it back into use"
     reason = read_reason(node.reason)
     # Slurm adds its own words behind " : "; whatever a later version says there, the drain is still ours.
-    if not ours or f"{reason.text} : ".startswith(f"{ours} : ") or reason.user == "slurm" or reason.text.lower().startswith(OWN_WORDS):
+    if (
+        not ours
+        or f"{reason.text} : ".startswith(f"{ours} : ")
+        or reason.user == "slurm"
+        or reason.text.lower().startswith(OWN_WORDS)
+    ):
         return ""
     return f"{reason.user or 'somebody else'} keeps it out of use now: {reason.text}"
 
@@ -184,8 +199,8 @@ def resume(node: str) -> tuple[str, ...]:
 
 
 def reboot(node: str) -> tuple[str, ...]:
-    """Return the command that reboots a drained, idle node at once and leaves it drained (see above). Without a reason: the one that
-    it was drained with stays."""
+    """Return the command that reboots a drained, idle node at once and leaves it drained (see above). Without a
+    reason: the one that it was drained with stays."""
     return (commands.SCONTROL, "reboot", node)
 
 
@@ -215,7 +230,11 @@ def parse_look(text: str) -> Look:
             current.append(line)
     now = _time("".join(parts.get("now", [])))
     if now is None:
-        raise Trouble(Problem("Slurm", "an answer that is cut off", text.strip()[-80:] or "nothing", "nodes, jobs, reservations, time"))
+        raise Trouble(
+            Problem(
+                "Slurm", "an answer that is cut off", text.strip()[-80:] or "nothing", "nodes, jobs, reservations, time"
+            )
+        )
     program = "".join(parts.get("reboot_program", [])).strip()
     return Look(
         {node.name: node for node in commands.parse_nodes("\n".join(parts.get("nodes", [])))},
@@ -239,7 +258,8 @@ def parse_jobs(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """Return the reservations in the output of `scontrol show reservation -o`; those without nodes or times are passed over."""
+    """Return the reservations in the output of `scontrol show reservation -o`; those without nodes or times are
+    passed over."""
     found = []
     for line in text.splitlines():
         fields = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
@@ -251,8 +271,8 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 
 
 def in_the_way(look: Look, node: str, seconds: float, allowed: str = "") -> Reservation | None:
-    """Return the reservation that keeps this program from a node: one that holds now, or begins within `seconds`; the one named
-    `allowed` does not count."""
+    """Return the reservation that keeps this program from a node: one that holds now, or begins within `seconds`;
+    the one named `allowed` does not count."""
     until = look.now + timedelta(seconds=seconds)
     others = (one for one in look.reservations if one.name != allowed and node in one.nodes)
     return next((one for one in others if one.start <= until and one.end > look.now), None)

@@ -1,4 +1,6 @@
-"""What a run left in its folder, brought back through the door and added to."""
+"""The files of a test's run, brought back from its folder over the connection, and files added to that
+folder.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose, last_lines
-from deepep_bootstrap.prefix.generations import Content, Place, tar_files
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.prefix.generations import Content, PrefixHandle, tar_files
+from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.testing.run_folder import LARGEST
 
 COLLECT = ("lib.sh", "test/collect.sh")
@@ -26,33 +28,34 @@ HEAD = re.compile(rb"file (\S+) (\d+) (\d+)\n|end 1\n")
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The files of a run's folder by path in it as texts, and which of them are not here as a whole, with the bytes that are missing."""
+class RunFiles:
+    """The files of a run's folder by path in it as texts, and which of them are not here as a whole, with the bytes
+    that are missing."""
 
     files: Mapping[str, str]
     cut: Mapping[str, int]
 
 
-def collect(door: Door, place: Place, folder: str, *, patience: int = 0) -> Collected:
-    """Return what is in a run's folder, which the host of `place` sees, after at most `patience` seconds in which its end may come into
-    sight; Trouble where it cannot be read."""
+def collect(door: Transport, place: PrefixHandle, folder: str, *, patience: int = 0) -> RunFiles:
+    """Return what is in a run's folder, which the host of `place` sees, after at most `patience` seconds in which
+    its end may come into sight; Trouble where it cannot be read."""
     came = bytearray()
     env = {"PLACE": folder, "LARGEST": str(LARGEST), "TOTAL": str(TOTAL), "PATIENCE": str(patience)}
     job = Job(compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
     reply = door.run(place.host, job)
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{folder} cannot be read", last_lines(reply.err)))
-    return parse(bytes(came), f"{place.host.name} {folder}")
+    return parse_collected(bytes(came), f"{place.host.name} {folder}")
 
 
-def parse(data: bytes, where: str) -> Collected:
+def parse_collected(data: bytes, where: str) -> RunFiles:
     """Return the files in what collect.sh printed; Trouble where that is cut off."""
     files: dict[str, str] = {}
     cut: dict[str, int] = {}
     at = 0
     while match := HEAD.match(data, at):
         if match.group(1) is None:
-            return Collected(files, cut)
+            return RunFiles(files, cut)
         name = match.group(1).decode("ascii", "replace")
         size, sent = int(match.group(2)), int(match.group(3))
         at = match.end() + sent
@@ -63,10 +66,19 @@ def parse(data: bytes, where: str) -> Collected:
             cut[name] = size - sent
             content = b"%s\n[%d bytes left out here]\n%s" % (content[: sent // 2], size - sent, content[sent // 2 :])
         files[name] = content.decode("utf-8", "replace")
-    raise Trouble(Problem(where, "the run came back cut off", f"{len(data)} bytes", try_="invoke report, with the run's name"))
+    raise Trouble(
+        Problem(where, "the run came back cut off", f"{len(data)} bytes", try_="invoke report, with the run's name")
+    )
 
 
-def keep(door: Door, place: Place, folder: str, *, lines: Iterable[str] = (), files: Mapping[str, bytes] | None = None) -> None:
+def keep_files(
+    door: Transport,
+    place: PrefixHandle,
+    folder: str,
+    *,
+    lines: Iterable[str] = (),
+    files: Mapping[str, bytes] | None = None,
+) -> None:
     """Add to a run's folder: `lines` behind its run.env, and files by name. Trouble where that cannot be."""
     env = {"PREFIX": place.prefix, "PLACE": folder, "LINES": "\n".join(lines)}
     reply = door.send(
@@ -78,7 +90,7 @@ def keep(door: Door, place: Place, folder: str, *, lines: Iterable[str] = (), fi
         raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
 
 
-def read_site(door: Door, place: Place, name: str) -> str:
+def read_site(door: Transport, place: PrefixHandle, name: str) -> str:
     """Return the text of a site's own file in the prefix, "" where it has none; Trouble where it cannot be read."""
     env = {"PREFIX": place.prefix, "NAME": name}
     reply = door.run(place.host, Job(compose(place.recipes, *SITE), env=env, user=place.user))
@@ -87,7 +99,7 @@ def read_site(door: Door, place: Place, name: str) -> str:
     return reply.out
 
 
-def write_site(door: Door, place: Place, name: str, text: str) -> None:
+def write_site(door: Transport, place: PrefixHandle, name: str, text: str) -> None:
     """Write a site's own file in the prefix; Trouble where this user may not."""
     env = {"PREFIX": place.prefix, "NAME": name}
     job = Job(compose(place.recipes, *SITE), args=("write",), env=env, user=place.user)

@@ -1,4 +1,4 @@
-"""Where a test runs: through which client of Slurm, or without Slurm on which hosts. Pure."""
+"""The place of a test: the Slurm client that submits it, or without Slurm the hosts it runs on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ EVERY = frozenset(("pairs",))
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where a test runs. `client` is the host whose sbatch submits it, None without Slurm; `hosts` are those it runs on then, `count` how
-    many nodes it takes, and `named` the nodes Slurm has to take ("" for any). `notes` are for people."""
+class Placement:
+    """Where a test runs. `client` is the host whose sbatch submits it, None without Slurm; `hosts` are those it runs
+    on then, `count` how many nodes it takes, and `named` the nodes Slurm has to take ("" for any). `notes` are for
+    people."""
 
     client: Host | None
     count: int
@@ -39,9 +40,12 @@ class Spot:
         return self.client.name if self.client else fold(host.name for host in self.hosts)
 
 
-def find_spot(survey: Survey, kind: Kind, nodes: int, *, via: str = "", limited: bool = False, use_busy: bool = False) -> Spot:
-    """Return where a test of `kind` runs on `nodes` nodes (0: as many as it takes by default). Slurm does it where it runs, unless `via`
-    says otherwise; with `limited` it may take the hosts of the survey only. Trouble where it cannot run."""
+def find_spot(
+    survey: Survey, kind: Kind, nodes: int, *, via: str = "", limited: bool = False, use_busy: bool = False
+) -> Placement:
+    """Return where a test of `kind` runs on `nodes` nodes (0: as many as it takes by default). Slurm does it where
+    it runs, unless `via` says otherwise; with `limited` it may take the hosts of the survey only. Trouble where it
+    cannot run."""
     if via and via not in VIAS:
         raise Trouble(Problem("--via", "unknown value", via, " or ".join(VIAS)))
     client = None if via == SSH else slurm_client(survey)
@@ -51,26 +55,37 @@ def find_spot(survey: Survey, kind: Kind, nodes: int, *, via: str = "", limited:
     if client is None:
         usable = {name: seen for name, seen in gpu.items() if use_busy or not _busy(survey, seen)}
         return _without_slurm(survey, kind, nodes, usable)
-    known = [seen.slurm.node for seen in gpu.values() if seen.slurm.node and commands.is_usable(seen.slurm.state, _reservation(survey))]
+    known = [
+        seen.slurm.node
+        for seen in gpu.values()
+        if seen.slurm.node and commands.is_usable(seen.slurm.state, _reservation(survey))
+    ]
     count = nodes or (max(len(known), kind.fewest) if kind.name in EVERY else kind.nodes)
     kind.check_nodes(count)
     if limited and len(known) < count:
-        raise Trouble(Problem("--limit", f"too few nodes of Slurm for the {kind.name} test", str(len(known)), str(count)))
-    return Spot(client, count, named=tuple(known[:count]) if limited else ())
+        raise Trouble(
+            Problem("--limit", f"too few nodes of Slurm for the {kind.name} test", str(len(known)), str(count))
+        )
+    return Placement(client, count, named=tuple(known[:count]) if limited else ())
 
 
 def slurm_client(survey: Survey) -> Host | None:
-    """Return the host that submits jobs: the one the hosts file names, this machine where it is a client and sees the same prefix,
-    else a host with a working client, login hosts first; None without Slurm."""
+    """Return the host that submits jobs: the one the hosts file names, this machine where it is a client and sees
+    the same prefix, else a host with a working client, login hosts first; None without Slurm."""
     wanted = survey.inventory.settings.slurm_host
     if wanted:
         if wanted not in survey.facts:
-            raise Trouble(Problem(f"{survey.inventory.path}: slurm_host", "this host did not answer", found=wanted), *survey.problems)
+            raise Trouble(
+                Problem(f"{survey.inventory.path}: slurm_host", "this host did not answer", found=wanted),
+                *survey.problems,
+            )
         return survey.host(wanted)
     markers = {seen.prefix.id for seen in survey.facts.values()}
     if control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""):
         return THIS_MACHINE
-    clients = [host for host in survey.reached if survey.facts[host.name].slurm.works and survey.facts[host.name].slurm.sbatch]
+    clients = [
+        host for host in survey.reached if survey.facts[host.name].slurm.works and survey.facts[host.name].slurm.sbatch
+    ]
     return next((host for host in clients if host.role == "login"), clients[0] if clients else None)
 
 
@@ -82,13 +97,15 @@ def _busy(survey: Survey, seen: Facts) -> str:
     return decisions.busy_with(seen, _reservation(survey))
 
 
-def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, Facts]) -> Spot:
+def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, Facts]) -> Placement:
     hosts = tuple(host for host in survey.reached if host.name in usable)
     busy = {host.name: _busy(survey, survey.facts[host.name]) for host in survey.reached if host.role == "gpu"}
     left = {name: why for name, why in busy.items() if name not in usable}
     notes = tuple(f"{name} is busy ({why}) and is left alone" for name, why in left.items())
     if not busy:
-        raise Trouble(Problem(survey.inventory.path, "no GPU host answered", wanted="a host with role=gpu to run the test on"))
+        raise Trouble(
+            Problem(survey.inventory.path, "no GPU host answered", wanted="a host with role=gpu to run the test on")
+        )
     count = nodes or (max(len(hosts), kind.fewest) if kind.name in EVERY else kind.nodes)
     kind.check_nodes(count)
     if len(hosts) < count:
@@ -96,4 +113,4 @@ def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, 
         fewer = f"--nodes={len(hosts)}, " if kind.fewest <= len(hosts) and hosts else ""
         remedy = "later, or --on-busy-host=use" if left else f"{fewer}more hosts, or another --kind"
         raise Trouble(Problem(fold(busy), f"too few free hosts for the {kind.name} test", found, str(count), remedy))
-    return Spot(None, count, hosts[:count], notes=notes)
+    return Placement(None, count, hosts[:count], notes=notes)

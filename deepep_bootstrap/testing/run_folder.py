@@ -1,9 +1,9 @@
-"""One run of a test as it lies in its folder: what was run, where, how it ended, its logs, and the counters of NICs and GPUs. Values, pure.
+"""One run of a test as it lies in its folder: values, logs, and the counters of NICs and GPUs.
 
-<run>/run.env                     data lines: what was run and how it ended (RUN_KEYS)
-<run>/job.log                     what the job itself printed
-<run>/node-<index>-<host>.log     what one node's test printed
-<run>/rank-<number>.log           what one rank printed, where the test starts its ranks through torch
+<run>/run.env                     data lines: the test and how it ended (RUN_KEYS)
+<run>/job.log                     output of the job itself
+<run>/node-<index>-<host>.log     output of one node's test
+<run>/rank-<number>.log           output of one rank, where the test starts its ranks through torch
 <run>/counters/<host>.before      data lines (Counter, GpuCounter), and <host>.after
 <run>/facts.json                  `invoke facts` of the nodes, where `invoke test` ran it
 """
@@ -22,8 +22,9 @@ RUN_KEYS = (
     *("kind", "stack", "module", "prefix", "deepep", "generation", "lock_digest", "via", "job", "nodes"),
     *("started", "ended", "code", "args", "script", "time_limit"),
 )
-"""`nodes` are host names in the order of their index, joined by commas; `started` and `ended` are seconds since 1970, `code` is the
-exit code ("" while it runs, or if nobody was left to say it), `args` the words for the script as a shell would read them."""
+"""`nodes` are host names in the order of their index, joined by commas; `started` and `ended` are seconds since
+1970, `code` is the exit code ("" while it runs, or if nobody was left to say it), `args` the words for the script as
+a shell would read them."""
 
 WORD_BYTES = 4
 """`port_xmit_data` and `port_rcv_data` count words of four bytes (kernel documentation, sysfs-class-infiniband)."""
@@ -31,8 +32,8 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Counter:
-    """One port of a NIC at one moment: bytes sent and received since the driver was loaded, its rate in Gb/s, its link layer
-    (InfiniBand or Ethernet), and its error counters by sysfs name."""
+    """One port of a NIC at one moment: bytes sent and received since the driver was loaded, its rate in Gb/s, its
+    link layer (InfiniBand or Ethernet), and its error counters by sysfs name."""
 
     device: str
     port: int
@@ -62,7 +63,8 @@ class Counters:
 
 @dataclass(frozen=True)
 class TestRun:
-    """A run: its name (the folder's), the values of run.env, logs by file name, counters before and after by host, facts as JSON text."""
+    """A run: its name (the folder's), the values of run.env, logs by file name, counters before and after by host,
+    facts as JSON text."""
 
     name: str
     values: Mapping[str, str]
@@ -101,7 +103,9 @@ def parse_values(text: str, where: str) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         key, equal, value = line.partition("=")
         if not equal or key not in RUN_KEYS:
-            raise Trouble(Problem(f"{where}:{number}", "no line of a run", line[:80], wanted=f"one of {', '.join(RUN_KEYS)}"))
+            raise Trouble(
+                Problem(f"{where}:{number}", "no line of a run", line[:80], wanted=f"one of {', '.join(RUN_KEYS)}")
+            )
         found[key] = value
     return found
 
@@ -109,8 +113,8 @@ def parse_values(text: str, where: str) -> dict[str, str]:
 def parse_counters(text: str, where: str) -> Counters:
     """Return the counters of one file.
 
-    Its lines are `time=SECONDS`, `nic=DEVICE PORT LINK_LAYER GBITS XMIT_WORDS RCV_WORDS [NAME:COUNT…]` (words as the kernel counts
-    them, see WORD_BYTES) and `gpu=INDEX [NAME:COUNT…]`. Trouble for any other line.
+    Its lines are `time=SECONDS`, `nic=DEVICE PORT LINK_LAYER GBITS XMIT_WORDS RCV_WORDS [NAME:COUNT…]` (words as the
+    kernel counts them, see WORD_BYTES) and `gpu=INDEX [NAME:COUNT…]`. Trouble for any other line.
     """
     time, nics, gpus = 0.0, {}, {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -121,14 +125,18 @@ def parse_counters(text: str, where: str) -> Counters:
             elif key == "nic":
                 device, port, layer, gbits, sent, received, *errors = value.split()
                 sizes = int(sent) * WORD_BYTES, int(received) * WORD_BYTES
-                nics[f"{device}/{port}"] = Counter(device, int(port), layer, float(gbits), *sizes, dict(_counts(errors)))
+                nics[f"{device}/{port}"] = Counter(
+                    device, int(port), layer, float(gbits), *sizes, dict(_counts(errors))
+                )
             elif key == "gpu":
                 index, *errors = value.split()
                 gpus[int(index)] = GpuCounter(int(index), dict(_counts(errors)))
             else:
                 raise ValueError(key)
         except ValueError:
-            raise Trouble(Problem(f"{where}:{number}", "no line of counters", line[:80], "time=, nic= or gpu=")) from None
+            raise Trouble(
+                Problem(f"{where}:{number}", "no line of counters", line[:80], "time=, nic= or gpu=")
+            ) from None
     return Counters(time, nics, gpus)
 
 
@@ -149,11 +157,15 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 
 
 def of_files(name: str, files: Mapping[str, str]) -> TestRun:
-    """Return the run whose folder holds these texts, by path in it; files that belong to no run are left alone. Trouble where run.env is
-    missing or where a line of it, or of counters, cannot be read."""
+    """Return the run whose folder holds these texts, by path in it; files that belong to no run are left alone.
+    Trouble where run.env is missing or where a line of it, or of counters, cannot be read."""
     if VALUES not in files:
         found = ", ".join(sorted(files)[:4]) or "nothing"
-        raise Trouble(Problem(name, "this is no run of a test", found, f"a folder with {VALUES}", "invoke test, then invoke report"))
+        raise Trouble(
+            Problem(
+                name, "this is no run of a test", found, f"a folder with {VALUES}", "invoke test, then invoke report"
+            )
+        )
     return TestRun(
         name=name,
         values=parse_values(files[VALUES], f"{name}/{VALUES}"),
@@ -164,8 +176,8 @@ def of_files(name: str, files: Mapping[str, str]) -> TestRun:
 
 
 def _counters(name: str, files: Mapping[str, str]) -> dict[str, tuple[Counters | None, Counters | None]]:
-    """Return the counters before and after by host; None for a file that is not there, or that a node could not write to its end: a
-    run that was cut off is what a report is for."""
+    """Return the counters before and after by host; None for a file that is not there, or that a node could not
+    write to its end: a run that was cut off is what a report is for."""
     found: dict[str, dict[str, Counters]] = {}
     for path, text in sorted(files.items()):
         if match := COUNTERS.fullmatch(path):
@@ -181,7 +193,8 @@ def is_part(path: str) -> bool:
 
 
 def cut(data: bytes) -> str:
-    """Return a file's text; of one over LARGEST the beginning and the end, with a line between that says how much is left out."""
+    """Return a file's text; of one over LARGEST the beginning and the end, with a line between that says how much is
+    left out."""
     if len(data) > LARGEST:
         half = LARGEST // 2
         left_out = f"\n[{len(data) - LARGEST} bytes left out here]\n".encode()
@@ -196,7 +209,9 @@ def of_folder(folder: Path) -> dict[str, str]:
         names = {path.relative_to(folder).as_posix(): path for path in paths}
         return {name: cut(path.read_bytes()) for name, path in names.items() if is_part(name)}
     except OSError as error:
-        raise Trouble(Problem(str(folder), "this run cannot be read", error.strerror or str(error), "a run's folder")) from None
+        raise Trouble(
+            Problem(str(folder), "this run cannot be read", error.strerror or str(error), "a run's folder")
+        ) from None
 
 
 def _inside(folder: Path) -> Iterable[Path]:

@@ -1,4 +1,4 @@
-"""Running one test on the hosts: submitted to Slurm and followed to its end. What it left is brought back by another room."""
+"""One test submitted to Slurm and followed to its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.core.records import RecordForm, read_records
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.slurm import commands
@@ -31,20 +31,22 @@ MAY_PASS = ("node configuration is not available", "Required node not available"
 """What Slurm says of nodes that are drained or down, beside what it says of a request that no node can ever meet."""
 
 SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
-SUBMIT_FORM = Form(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
+SUBMIT_FORM = RecordForm(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
 ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
 
 NO_OUTPUT = 128 + 53
-"""The exit code of a job whose node could not open the file of its output: Slurm tells that by signal 53, which nothing else sends."""
+"""The exit code of a job whose node could not open the file of its output: Slurm tells that by signal 53, which
+nothing else sends."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any will do. `name` is
-    the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run, `user` who runs it ("" for the
-    connection's own user): whoever may write in the prefix, as root may not on many a network filesystem. `capability`: the largest
-    compute capability of the hosts it runs on, where they are known; the file asks the GPUs else."""
+class TestRequest:
+    """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any
+    will do. `name` is the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run,
+    `user` who runs it ("" for the connection's own user): whoever may write in the prefix, as root may not on many a
+    network filesystem. `capability`: the largest compute capability of the hosts it runs on, where they are known;
+    the file asks the GPUs else."""
 
     kind: Kind
     record: StackRecord
@@ -64,7 +66,8 @@ class Wish:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return what every way of running it has to know: the file, the prefix, the run, and when a test without an end is to end."""
+        """Return what every way of running it has to know: the file, the prefix, the run, and when a test without an
+        end is to end."""
         env = {"FILE": self.file, "PREFIX": self.record.prefix, "RUN": self.name}
         if self.capability:
             env["DEEPEP_TEST_CAPABILITY"] = self.capability
@@ -81,8 +84,9 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one log of a node or a rank held when the time was over: its name, seconds since its last line, lines, and that line."""
+class LastOutput:
+    """What one log of a node or a rank held when the time was over: its name, seconds since its last line, lines,
+    and that line."""
 
     log: str
     age: int
@@ -91,17 +95,18 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Went:
-    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over), unwritten (its node does not
-    see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at `place` ("" where nothing was begun); `log` is
-    what the job printed, where that is not in the folder by itself; `said` what its logs held when the time was over."""
+class TestRunResult:
+    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over), unwritten
+    (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at `place`
+    ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself; `said`
+    what its logs held when the time was over."""
 
     outcome: Outcome
     state: str
     host: Host
     place: str = ""
     log: str = ""
-    said: tuple[Said, ...] = ()
+    said: tuple[LastOutput, ...] = ()
 
     @property
     def began(self) -> bool:
@@ -114,12 +119,19 @@ def run_name(kind: str) -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{kind}-{secrets.token_hex(3)}"
 
 
-def submit(door: Door, host: Host, wish: Wish, recipes: Mapping[str, str], *, on_line: OnLine | None = None) -> Went:
+def submit(
+    door: Transport, host: Host, wish: TestRequest, recipes: Mapping[str, str], *, on_line: OnLine | None = None
+) -> TestRunResult:
     """Submit a test on `host`, a client of Slurm, and follow it to its end; its output goes to `on_line` line by line.
 
     An interrupt ends the job as well: the script on the host is watched. Trouble where it could not be followed.
     """
-    env = {**wish.env, "START_LIMIT": str(wish.start_limit), "TIME_LIMIT": str(wish.time_limit), "OPTIONS": "\n".join(wish.options)}
+    env = {
+        **wish.env,
+        "START_LIMIT": str(wish.start_limit),
+        "TIME_LIMIT": str(wish.time_limit),
+        "OPTIONS": "\n".join(wish.options),
+    }
     job = Job(compose(recipes, *SUBMIT), wish.args, env, wish.user, watched=True, timeout=None)
     reply = door.run(host, job, _without_data(on_line))
     if reply.code:
@@ -127,24 +139,33 @@ def submit(door: Door, host: Host, wish: Wish, recipes: Mapping[str, str], *, on
     return submitted(reply, wish, host)
 
 
-def never_runs(door: Door, host: Host, wish: Wish) -> str:
-    """Return why Slurm would refuse a test, in its own words, "" where it takes it: sbatch asks and submits nothing. Nodes that are drained
-    or down keep it waiting, which is no refusal."""
-    reply = door.run(host, Job('sbatch --test-only "$@" 2>&1', (*wish.options, wish.file, *wish.args), user=wish.user, timeout=ASK_LIMIT))
+def never_runs(door: Transport, host: Host, wish: TestRequest) -> str:
+    """Return why Slurm would refuse a test, in its own words, "" where it takes it: sbatch asks and submits nothing.
+    Nodes that are drained or down keep it waiting, which is no refusal."""
+    reply = door.run(
+        host,
+        Job('sbatch --test-only "$@" 2>&1', (*wish.options, wish.file, *wish.args), user=wish.user, timeout=ASK_LIMIT),
+    )
     said = reply.out.strip().rpartition("\n")[2]
     return said[-200:] if reply.code and not any(words in said for words in MAY_PASS) else ""
 
 
-def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
+def submitted(reply: Reply, wish: TestRequest, host: Host) -> TestRunResult:
     """Return how it went, from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
     said = read_records(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
     place = said.text("place")
-    words = tuple(Said(row[0], int(row[1]), int(row[2]), row[3]) for row in said.rows("said") if row[1].isdecimal() and row[2].isdecimal())
+    words = tuple(
+        LastOutput(row[0], int(row[1]), int(row[2]), row[3])
+        for row in said.rows("said")
+        if row[1].isdecimal() and row[2].isdecimal()
+    )
 
-    def end(state: str, detail: str, code: int = TROUBLE) -> Went:
+    def end(state: str, detail: str, code: int = TROUBLE) -> TestRunResult:
         log = f"{place}/job.log" if state in {ENDED, HUNG} else ""
-        outcome = Outcome(f"{wish.kind.name} test", reply.host, "failed" if code else "done", detail, reply.seconds, code, log)
-        return Went(outcome, state, host, place, said=words)
+        outcome = Outcome(
+            f"{wish.kind.name} test", reply.host, "failed" if code else "done", detail, reply.seconds, code, log
+        )
+        return TestRunResult(outcome, state, host, place, said=words)
 
     if refused := said.text("refused"):
         return end(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
@@ -158,7 +179,9 @@ def submitted(reply: Reply, wish: Wish, host: Host) -> Went:
     if said.text("hung") or job.state == "TIMEOUT":
         return end(HUNG, f"{where}: no end after {wish.time_limit} s", VERDICT)
     if job.state == "FAILED" and job.code == NO_OUTPUT:
-        return end(UNWRITTEN, Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see").said)
+        return end(
+            UNWRITTEN, Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see").said
+        )
     if job.state == "COMPLETED" and job.code == 0:
         return end(ENDED, f"{where} passed", OK)
     return end(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
@@ -172,9 +195,10 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
     return lambda line: None if line.startswith(keys) else on_line(line)
 
 
-def silent(said: Sequence[Said], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return what to say of a test that did not end: what each node said last, the one that is silent longest first, then ranks that
-    are behind those with the same place on other nodes (the first rank of a node speaks for it, the others mostly say nothing)."""
+def silent(said: Sequence[LastOutput], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return what to say of a test that did not end: what each node said last, the one that is silent longest first,
+    then ranks that are behind those with the same place on other nodes (the first rank of a node speaks for it, the
+    others mostly say nothing)."""
     found = []
     for one in sorted((one for one in said if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
         index, _, host = one.log.removeprefix("node-").removesuffix(".log").partition("-")

@@ -1,4 +1,4 @@
-"""Running one test without Slurm: the same file on each host over its own connection, one watched script a host."""
+"""One test without Slurm: the same file on each host over its own connection, one watched script a host."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.remote.fleet import Door, Hold, Job
+from deepep_bootstrap.remote.fleet import BackgroundJob, Job, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import OnLine
-from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LOST, Said, Went, Wish
+from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LOST, LastOutput, TestRequest, TestRunResult
 
 HERE = ("lib.sh", "prefix/share.sh", "test/place.sh", "test/here.sh")
 FIRST_PORT, PORTS = 20000, 12768
@@ -37,30 +37,44 @@ class _Node:
 
 
 def capability(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
-    """Return the largest compute capability of the hosts' GPUs, by which all nodes of a test go; "" where nobody said one."""
-    known = [gpu.capability for host in hosts for gpu in facts[host.name].gpus if re.fullmatch(r"\d+\.\d+", gpu.capability)]
+    """Return the largest compute capability of the hosts' GPUs, by which all nodes of a test go; "" where nobody
+    said one."""
+    known = [
+        gpu.capability for host in hosts for gpu in facts[host.name].gpus if re.fullmatch(r"\d+\.\d+", gpu.capability)
+    ]
     return max(known, key=lambda each: tuple(map(int, each.split("."))), default="")
 
 
 def meeting_address(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
-    """Return where the nodes meet: the first host's address on the network that leads to the others, else the one it is reached at,
-    else its name."""
+    """Return where the nodes meet: the first host's address on the network that leads to the others, else the one it
+    is reached at, else its name."""
     first = hosts[0].name
     machines = {host.name: facts[host.name].prepared for host in hosts}
     interface = nics.bootstrap_interfaces(machines).get(first, "")
     here = machines[first]
-    on_it = [address.cidr.partition("/")[0] for address in here.addresses if address.interface == interface and ":" not in address.cidr]
+    on_it = [
+        address.cidr.partition("/")[0]
+        for address in here.addresses
+        if address.interface == interface and ":" not in address.cidr
+    ]
     return (on_it or [nics.address_of(here)])[0] or first
 
 
-def run(
-    door: Door, hosts: Sequence[Host], wish: Wish, recipes: Mapping[str, str], *, address: str = "", on_line: OnLine | None = None
-) -> Went:
-    """Run a test on `hosts`, which meet at `address`; the first one's index is 0. Its output goes to `on_line` as it comes.
+def run_over_ssh(
+    door: Transport,
+    hosts: Sequence[Host],
+    wish: TestRequest,
+    recipes: Mapping[str, str],
+    *,
+    address: str = "",
+    on_line: OnLine | None = None,
+) -> TestRunResult:
+    """Run a test on `hosts`, which meet at `address`; the first one's index is 0. Its output goes to `on_line` as it
+    comes.
 
     A node that fails ends the others, and so does the end of the time, or of this program: each script is watched.
     """
-    crew = _Crew(door, hosts, wish, on_line)
+    crew = _NodeRuns(door, hosts, wish, on_line)
     began = time.monotonic()
     try:
         nodes, state = crew.work(compose(recipes, *HERE), address)
@@ -70,8 +84,10 @@ def run(
     names = fold(host.name for host in hosts)
     detail, code = _told(hosts, nodes, (state, wish.time_limit), names)
     log = f"{crew.place}/job.log" if crew.place else ""
-    outcome = Outcome(f"{wish.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log)
-    return Went(outcome, state, hosts[0], crew.place, "\n".join([*crew.lines, ""]), said)
+    outcome = Outcome(
+        f"{wish.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log
+    )
+    return TestRunResult(outcome, state, hosts[0], crew.place, "\n".join([*crew.lines, ""]), said)
 
 
 def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], names: str) -> tuple[str, int]:
@@ -88,15 +104,15 @@ def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], n
     return f"passed on {names}, without Slurm", OK
 
 
-class _Crew:
+class _NodeRuns:
     """The scripts of one run, one for each host: started, waited for, ended together."""
 
-    def __init__(self, door: Door, hosts: Sequence[Host], wish: Wish, on_line: OnLine | None) -> None:
+    def __init__(self, door: Transport, hosts: Sequence[Host], wish: TestRequest, on_line: OnLine | None) -> None:
         self.lines: list[str] = []
         self.place = ""
         self._door, self._hosts, self._wish, self._on_line = door, hosts, wish, on_line
         self._key = f"code-{secrets.token_hex(4)}"
-        self._holds: list[Hold] = []
+        self._holds: list[BackgroundJob] = []
         self._turn = threading.Lock()
         self._last: dict[int, tuple[float, int, str]] = {}
         self._ended: queue.Queue[tuple[int, _Node]] = queue.Queue()
@@ -106,13 +122,24 @@ class _Crew:
         end = time.monotonic() + self._wish.time_limit
         port = str(FIRST_PORT + secrets.randbelow(PORTS))
         for index, host in enumerate(self._hosts):
-            meeting = {"RANK": str(index), "WORLD_SIZE": str(len(self._hosts)), "MASTER_ADDR": address, "MASTER_PORT": port}
-            names = {"DEEPEP_NODE": host.name, "DEEPEP_NODES": ",".join(each.name for each in self._hosts), "KEY": self._key}
+            meeting = {
+                "RANK": str(index),
+                "WORLD_SIZE": str(len(self._hosts)),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": port,
+            }
+            names = {
+                "DEEPEP_NODE": host.name,
+                "DEEPEP_NODES": ",".join(each.name for each in self._hosts),
+                "KEY": self._key,
+            }
             env = {**self._wish.env, **names, **(meeting if len(self._hosts) > 1 else {})}
             job = Job(script, self._wish.args, env, self._wish.user, timeout=None, merge=True)
             self._holds.append(self._door.hold(host, job, functools.partial(self._tell, index)))
         for index, hold in enumerate(self._holds):
-            threading.Thread(target=self._wait, args=(index, hold), name=f"test {self._hosts[index].name}", daemon=True).start()
+            threading.Thread(
+                target=self._wait, args=(index, hold), name=f"test {self._hosts[index].name}", daemon=True
+            ).start()
         return self._collect(end)
 
     def _collect(self, end: float) -> tuple[list[_Node], str]:
@@ -127,7 +154,7 @@ class _Crew:
                 return nodes, LOST if node.trouble else ENDED
         return nodes, ENDED
 
-    def _wait(self, index: int, hold: Hold) -> None:
+    def _wait(self, index: int, hold: BackgroundJob) -> None:
         try:
             place = hold.wait_for(f"place-{self._key}")
             if index == 0:
@@ -137,13 +164,15 @@ class _Crew:
         except Trouble as trouble:
             self._ended.put((index, _Node(trouble=trouble)))
 
-    def said(self) -> tuple[Said, ...]:
+    def said(self) -> tuple[LastOutput, ...]:
         """Return what each node said last."""
         now = time.monotonic()
         with self._turn:
             last = {index: self._last.get(index, (now, 0, "")) for index in range(len(self._hosts))}
         names = {index: f"node-{index}-{host.name}.log" for index, host in enumerate(self._hosts)}
-        return tuple(Said(names[index], int(now - when), count, line[:160]) for index, (when, count, line) in last.items())
+        return tuple(
+            LastOutput(names[index], int(now - when), count, line[:160]) for index, (when, count, line) in last.items()
+        )
 
     def _tell(self, index: int, line: str) -> None:
         with self._turn:
@@ -165,7 +194,7 @@ class _Crew:
                 each.result()
 
 
-def _close(hold: Hold) -> None:
+def _close(hold: BackgroundJob) -> None:
     try:
         hold.close()
     except Trouble:

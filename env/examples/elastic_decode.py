@@ -1,11 +1,12 @@
-"""Decoding steps of mixture-of-experts layers whose experts are spread over all GPUs, with the ElasticBuffer of DeepEP V2.
+"""Decoding steps of mixture-of-experts layers whose experts are spread over all GPUs, with the ElasticBuffer of DeepEP
+V2.
 
     python elastic_decode.py [--tokens 128] [--hidden 7168] [--topk 8] [--experts 256] [--layers 3]
 
-What it shows: the same overlap of two halves of a batch as moe_decode.py, which is for DeepEP V1. V2 has no kernels of their own for
-decoding and no hooks: communication runs on a stream of its own, on few SMs, and an event says when it is done. Tokens come in the layout
-of a grouped matrix product, one row for each expert that a token visits and one expert after the other, and no CPU waits for their number.
-Start it on several nodes as together.py says.
+What it shows: the same overlap of two halves of a batch as moe_decode.py, which is for DeepEP V1. V2 has no kernels of
+their own for decoding and no hooks: communication runs on a stream of its own, on few SMs, and an event says when it is
+done. Tokens come in the layout of a grouped matrix product, one row for each expert that a token visits and one expert
+after the other, and no CPU waits for their number. Start it on several nodes as together.py says.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def send_answers(layer: Layer, came: Came, answers: torch.Tensor) -> tuple[torch
 
 
 def run_experts(layer: Layer, came: Came) -> torch.Tensor:
-    """Return the answers of this rank's experts, multiplied by their weights. The rows of an expert end where the handle's sum of counts
-    says. Behind the last expert's rows come some that are left over, since the CPU does not know how many are used."""
+    """Return the answers of this rank's experts, multiplied by their weights. The rows of an expert end where the
+    handle's sum of counts says. Behind the last expert's rows come some that are left over, since the CPU does not
+    know how many are used."""
     ends = came.handle.psum_num_recv_tokens_per_expert
     rows = torch.arange(came.x.size(0), device=came.x.device, dtype=ends.dtype)
     expert = torch.searchsorted(ends, rows, right=True).clamp(max=len(layer.mine) - 1)
@@ -85,7 +87,8 @@ def run_experts(layer: Layer, came: Came) -> torch.Tensor:
 
 
 def run_layer(layer: Layer, one: Half, two: Half) -> None:
-    """Run a layer on both halves, where `one` has been through attention already, and send it through the next layer's attention."""
+    """Run a layer on both halves, where `one` has been through attention already, and send it through the next
+    layer's attention."""
     came, event = send_tokens(layer, one)
     with event:  # the block's work is done while the tokens of `one` travel; where it ends, this stream waits for them
         two.x = attend(two.x)
@@ -128,5 +131,7 @@ def decode(args: argparse.Namespace, group: dist.ProcessGroup) -> Errors:
 
 if __name__ == "__main__":
     parser = arguments(__doc__, tokens=128)
-    parser.add_argument("--layers", type=int, default=3, help="layers that the tokens go through (default: %(default)s)")
+    parser.add_argument(
+        "--layers", type=int, default=3, help="layers that the tokens go through (default: %(default)s)"
+    )
     launch(decode, parser.parse_args(), ALLOWED)

@@ -1,10 +1,11 @@
-"""One training step of a mixture-of-experts layer whose experts are spread over all GPUs, with the ElasticBuffer of DeepEP V2.
+"""One training step of a mixture-of-experts layer whose experts are spread over all GPUs, with the ElasticBuffer of
+DeepEP V2.
 
     python elastic_prefill.py [--tokens 4096] [--hidden 7168] [--topk 8] [--experts 256]
 
-What it shows: the same as moe_prefill.py, which is for DeepEP V1. V2 computes layout, number of SMs and queue pairs itself, so there is
-nothing to tune and one call less. Kernels are compiled when they are first used, so that the first call takes its time. Start it on several
-nodes as together.py says.
+What it shows: the same as moe_prefill.py, which is for DeepEP V1. V2 computes layout, number of SMs and queue pairs
+itself, so there is nothing to tune and one call less. Kernels are compiled when they are first used, so that the first
+call takes its time. Start it on several nodes as together.py says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from deep_ep import ElasticBuffer, topk_idx_t
 from together import Errors, arguments, ask_experts, draw_experts, draw_tokens, launch, relative_error, say
 
 ALLOWED = 0.01
-"""BF16 keeps 8 bits, so a rounding costs about 0.2 %. One wrong expert for one token in a hundred costs more than this."""
+"""BF16 keeps 8 bits, so a rounding costs about 0.2 %. One wrong expert for one token in a hundred costs more than
+this."""
 
 
 class Dispatch(torch.autograd.Function):
@@ -28,7 +30,8 @@ class Dispatch(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, layer: tuple[ElasticBuffer, int]
     ) -> tuple[Any, ...]:
-        """Return tokens that came, their experts by local number (-1: another GPU's), weights, the handle, the event."""
+        """Return tokens that came, their experts by local number (-1: another GPU's), weights, the handle, the
+        event."""
         buffer, experts = layer
         came, came_for, came_weights, handle, arrival = buffer.dispatch(
             x,
@@ -44,7 +47,9 @@ class Dispatch(torch.autograd.Function):
         return came, came_for, came_weights, handle, arrival
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _1: None, grad_weights: torch.Tensor, _2: None, _3: None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, grad: torch.Tensor, _1: None, grad_weights: torch.Tensor, _2: None, _3: None
+    ) -> tuple[Any, ...]:
         """Add up the gradients of a token's copies, and of its weights, where the token came from."""
         x, weights, done = ctx.buffer.combine(
             grad.contiguous(), ctx.handle, topk_weights=grad_weights.contiguous(), async_with_compute_stream=True
@@ -65,7 +70,8 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: None) -> tuple[Any, ...]:
-        """Send each token's gradient the way the token went. Nothing is counted anew, so the CPU need not wait for the GPU."""
+        """Send each token's gradient the way the token went. Nothing is counted anew, so the CPU need not wait for
+        the GPU."""
         y, *_none, done = ctx.buffer.dispatch(
             grad.contiguous(), handle=ctx.handle, num_sms=ctx.handle.num_sms, async_with_compute_stream=True
         )
@@ -92,7 +98,10 @@ def step(args: argparse.Namespace, group: dist.ProcessGroup) -> Errors:
     # The buffer is as large as these numbers ask; a program makes one and keeps it.
     shape = {"num_max_tokens_per_rank": args.tokens, "hidden": args.hidden, "num_topk": args.topk}
     buffer = ElasticBuffer(group, **shape, explicitly_destroy=True)
-    say(f"buffer of each GPU: {buffer.num_bytes >> 20} MiB; {buffer.get_theoretical_num_sms(args.experts, args.topk)} SMs")
+    say(
+        f"buffer of each GPU: {buffer.num_bytes >> 20} MiB; "
+        f"{buffer.get_theoretical_num_sms(args.experts, args.topk)} SMs"
+    )
     x, chosen, weights = draw_tokens(args)
     experts, all_experts = draw_experts(args, group)
     shared, direction = torch.rand(args.hidden, device="cuda") + 0.5, torch.randn_like(x)

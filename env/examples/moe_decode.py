@@ -1,11 +1,12 @@
-"""Decoding steps of mixture-of-experts layers whose experts are spread over all GPUs, with DeepEP's low-latency kernels.
+"""Decoding steps of mixture-of-experts layers whose experts are spread over all GPUs, with DeepEP's low-latency
+kernels.
 
     python moe_decode.py [--tokens 128] [--hidden 7168] [--topk 8] [--experts 256] [--layers 3]
 
-What it shows: with return_recv_hook=True a dispatch or combine only sends, and ends at once. The messages travel without any SM, so that
-the GPU is free for other work, until hook() takes them in. For that other work the batch is cut in two: while one half travels, the other
-computes. The tokens travel as FP8. The result is compared with the same layers in plain PyTorch. Start it on several nodes as together.py
-says.
+What it shows: with return_recv_hook=True a dispatch or combine only sends, and ends at once. The messages travel
+without any SM, so that the GPU is free for other work, until hook() takes them in. For that other work the batch is cut
+in two: while one half travels, the other computes. The tokens travel as FP8. The result is compared with the same
+layers in plain PyTorch. Start it on several nodes as together.py says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from deep_ep import Buffer, topk_idx_t
 from together import Errors, arguments, ask_experts, draw_experts, draw_tokens, launch, relative_error, say
 
 ALLOWED = 0.05
-"""FP8 (E4M3) keeps 4 bits, so that a number loses up to 6 % and tokens about 2.5 % on their way; half of the result never travels."""
+"""FP8 (E4M3) keeps 4 bits, so that a number loses up to 6 % and tokens about 2.5 % on their way; half of the result
+never travels."""
 
 BLOCK = 128
 """How many numbers of a token share a scale in FP8."""
@@ -59,24 +61,32 @@ def send_tokens(layer: Layer, half: Half) -> tuple[tuple[torch.Tensor, torch.Ten
     return came, handle, hook
 
 
-def send_answers(layer: Layer, half: Half, answers: torch.Tensor, handle: Any) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Send answers back. This combine, unlike that of the high-throughput kernels, also multiplies them by their weights."""
-    combined, _event, hook = layer.buffer.low_latency_combine(answers, half.chosen, half.weights, handle, return_recv_hook=True)
+def send_answers(
+    layer: Layer, half: Half, answers: torch.Tensor, handle: Any
+) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Send answers back. This combine, unlike that of the high-throughput kernels, also multiplies them by their
+    weights."""
+    combined, _event, hook = layer.buffer.low_latency_combine(
+        answers, half.chosen, half.weights, handle, return_recv_hook=True
+    )
     return combined, hook
 
 
 def run_experts(layer: Layer, came: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the answers of this rank's experts. Each has a block of rows, [expert, row, number], of which the first ones are tokens and
-    the rest is left over: how many came is known on the GPU alone, so that no CPU waits and the step fits into a CUDA graph."""
+    """Return the answers of this rank's experts. Each has a block of rows, [expert, row, number], of which the first
+    ones are tokens and the rest is left over: how many came is known on the GPU alone, so that no CPU waits and the
+    step fits into a CUDA graph."""
     numbers, scales = came
     x = numbers.float().unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)
     return (x.flatten(-2) * layer.mine.unsqueeze(1)).to(torch.bfloat16)
 
 
 def run_layer(layer: Layer, one: Half, two: Half) -> None:
-    """Run a layer on both halves, where `one` has been through attention already, and send it through the next layer's attention.
+    """Run a layer on both halves, where `one` has been through attention already, and send it through the next layer's
+    attention.
 
-    There are only two sets of buffers, so one message is on its way at a time, and a hook is called before the next one is sent.
+    There are only two sets of buffers, so one message is on its way at a time, and a hook is called before the next one
+    is sent.
     """
     came, handle_one, hook = send_tokens(layer, one)
     two.x = attend(two.x)  # while the tokens of `one` travel
@@ -125,5 +135,7 @@ def decode(args: argparse.Namespace, group: dist.ProcessGroup) -> Errors:
 
 if __name__ == "__main__":
     parser = arguments(__doc__, tokens=128)
-    parser.add_argument("--layers", type=int, default=3, help="layers that the tokens go through (default: %(default)s)")
+    parser.add_argument(
+        "--layers", type=int, default=3, help="layers that the tokens go through (default: %(default)s)"
+    )
     launch(decode, parser.parse_args(), ALLOWED)

@@ -1,11 +1,13 @@
-"""One training step of a mixture-of-experts layer whose experts are spread over all GPUs, with DeepEP's high-throughput kernels.
+"""One training step of a mixture-of-experts layer whose experts are spread over all GPUs, with DeepEP's high-throughput
+kernels.
 
     python moe_prefill.py [--tokens 4096] [--hidden 7168] [--topk 8] [--experts 256]
 
-What it shows: dispatch sends every token to the GPUs of its experts, combine adds up what they answer. The gradient of a dispatch is a
-combine, and the gradient of a combine is a dispatch along the routes that are known already (the handle). Both run on a stream of their
-own while other work goes on. Output and gradients are compared with the same layer in plain PyTorch. Prefill, which is inference without
-a backward pass, uses the first half of it. Start it on several nodes as together.py says.
+What it shows: dispatch sends every token to the GPUs of its experts, combine adds up what they answer. The gradient of
+a dispatch is a combine, and the gradient of a combine is a dispatch along the routes that are known already (the
+handle). Both run on a stream of their own while other work goes on. Output and gradients are compared with the same
+layer in plain PyTorch. Prefill, which is inference without a backward pass, uses the first half of it. Start it on
+several nodes as together.py says.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from deep_ep import Buffer, Config, EventOverlap, topk_idx_t
 from together import Errors, arguments, ask_experts, draw_experts, draw_tokens, launch, relative_error, say
 
 ALLOWED = 0.01
-"""BF16 keeps 8 bits, so a rounding costs about 0.2 %. One wrong expert for one token in a hundred costs more than this."""
+"""BF16 keeps 8 bits, so a rounding costs about 0.2 %. One wrong expert for one token in a hundred costs more than
+this."""
 
 
 class Layer(NamedTuple):
@@ -35,9 +38,13 @@ class Dispatch(torch.autograd.Function):
     """Send tokens to the GPUs of their experts. The results may be read once the event, the last of them, has come."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, layer: Layer) -> tuple[Any, ...]:
-        """Return tokens that came, their experts by local number (-1: another GPU's), weights, the handle, the event."""
-        # On the communication stream each call waits for the event it is given: first for the tokens to be there, then for the layout.
+    def forward(
+        ctx: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, layer: Layer
+    ) -> tuple[Any, ...]:
+        """Return tokens that came, their experts by local number (-1: another GPU's), weights, the handle, the
+        event."""
+        # On the communication stream each call waits for the event it is given: first for the tokens to be there, then
+        # for the layout.
         aside = {"async_finish": True, "allocate_on_comm_stream": True}
         to_rank, to_node, to_expert, is_in_rank, counted = layer.buffer.get_dispatch_layout(
             chosen, layer.experts, previous_event=layer.buffer.capture(), **aside
@@ -59,10 +66,16 @@ class Dispatch(torch.autograd.Function):
         return came, came_for, came_weights, handle, arrival
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _1: None, grad_weights: torch.Tensor, _2: None, _3: None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, grad: torch.Tensor, _1: None, grad_weights: torch.Tensor, _2: None, _3: None
+    ) -> tuple[Any, ...]:
         """Add up the gradients of a token's copies, and of its weights, where the token came from."""
         x, weights, done = ctx.layer.buffer.combine(
-            grad.contiguous(), ctx.handle, topk_weights=grad_weights.contiguous(), config=ctx.layer.combine, async_finish=True
+            grad.contiguous(),
+            ctx.handle,
+            topk_weights=grad_weights.contiguous(),
+            config=ctx.layer.combine,
+            async_finish=True,
         )
         done.current_stream_wait()
         return x, None, weights, None
@@ -80,14 +93,22 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: None) -> tuple[Any, ...]:
-        """Send each token's gradient the way the token went. Nothing is counted anew, so the CPU need not wait for the GPU."""
-        y, *_none, done = ctx.layer.buffer.dispatch(grad.contiguous(), handle=ctx.handle, config=ctx.layer.dispatch, async_finish=True)
+        """Send each token's gradient the way the token went. Nothing is counted anew, so the CPU need not wait for
+        the GPU."""
+        y, *_none, done = ctx.layer.buffer.dispatch(
+            grad.contiguous(), handle=ctx.handle, config=ctx.layer.dispatch, async_finish=True
+        )
         done.current_stream_wait()
         return y, None, None
 
 
 def run_layer(
-    layer: Layer, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, shared: torch.Tensor
+    layer: Layer,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    shared: torch.Tensor,
 ) -> torch.Tensor:
     """Return the sum of the chosen experts, wherever they are, and of the one that every token visits."""
     came, came_for, came_weights, handle, arrival = Dispatch.apply(x, chosen, weights, layer)
@@ -109,7 +130,9 @@ def choose_configs(ranks: int, hidden: int) -> tuple[Config, Config, int, str]:
         found = deepep_tuned.settings(ranks, hidden=hidden, dtype="bf16")
     if found is None:
         return Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks), Buffer.num_sms, "DeepEP's own"
-    Buffer.set_num_sms(found["num_sms"])  # for whoever asks for defaults later: the SMs of a dispatch and its combine must be the same
+    Buffer.set_num_sms(
+        found["num_sms"]
+    )  # for whoever asks for defaults later: the SMs of a dispatch and its combine must be the same
     return Config(**found["dispatch"]), Config(**found["combine"]), found["num_sms"], f"measured in {found['run']}"
 
 
@@ -120,7 +143,12 @@ def make_layer(args: argparse.Namespace, group: dist.ProcessGroup) -> Layer:
     nvlink = max(config.get_nvl_buffer_size_hint(row, group.size()) for config in (dispatch, combine))
     rdma = max(config.get_rdma_buffer_size_hint(row, group.size()) for config in (dispatch, combine))  # 0 on one node
     say(f"settings: {origin}, {sms} SMs; buffers of each GPU: {nvlink >> 20} MiB for NVLink, {rdma >> 20} MiB for RDMA")
-    return Layer(Buffer(group, nvlink, rdma, num_qps_per_rank=max(sms, 24), explicitly_destroy=True), args.experts, dispatch, combine)
+    return Layer(
+        Buffer(group, nvlink, rdma, num_qps_per_rank=max(sms, 24), explicitly_destroy=True),
+        args.experts,
+        dispatch,
+        combine,
+    )
 
 
 def step(args: argparse.Namespace, group: dist.ProcessGroup) -> Errors:

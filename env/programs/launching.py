@@ -1,7 +1,7 @@
 """What the programs of this folder share: where a launcher stands among the nodes, and how it runs one process per GPU.
 
-The convention is that of DeepEP's own tests: one launcher per node, WORLD_SIZE is the number of nodes, RANK this node's index, and all
-meet at MASTER_ADDR:MASTER_PORT.
+The convention is that of DeepEP's own tests: one launcher per node, WORLD_SIZE is the number of nodes, RANK this node's
+index, and all meet at MASTER_ADDR:MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ class Place:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all programs have."""
-    parser.add_argument("--num-processes", type=int, metavar="N", help="GPUs to use on each node (default: all of this node)")
     parser.add_argument(
-        "--backend", choices=("nccl", "gloo"), default="nccl", help="nccl (default), or gloo: without GPUs, to try the program itself"
+        "--num-processes", type=int, metavar="N", help="GPUs to use on each node (default: all of this node)"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("nccl", "gloo"),
+        default="nccl",
+        help="nccl (default), or gloo: without GPUs, to try the program itself",
     )
 
 
@@ -88,8 +93,8 @@ def end_by_signal() -> None:
 
 
 def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> Any:
-    """Start `function(local_rank, *arguments)` in one process per rank; return torch's ProcessContext. A SIGTERM ends them and then this
-    process, also one that comes while they are being started."""
+    """Start `function(local_rank, *arguments)` in one process per rank; return torch's ProcessContext. A SIGTERM
+    ends them and then this process, also one that comes while they are being started."""
     import torch
 
     early: list[int] = []
@@ -97,7 +102,8 @@ def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int)
     context = torch.multiprocessing.spawn(function, args=arguments, nprocs=ranks, join=False)
 
     def end(number: int, _: object) -> None:
-        # Not left to who holds the context: nobody may hold it yet, and Python would wait at its end for ranks that wait for others.
+        # Not left to who holds the context: nobody may hold it yet, and Python would wait at its end for ranks that
+        # wait for others.
         stop(context)
         sys.exit(128 + number)
 
@@ -110,8 +116,8 @@ def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int)
 def wait_for(context: Any, seconds: float | None = None) -> str:
     """Wait for the ranks of a ProcessContext, no longer than so many seconds.
 
-    Returns what went wrong in one line, "" if nothing did; the traceback of a rank goes to standard error before. None of them runs
-    any more afterwards.
+    Returns what went wrong in one line, "" if nothing did; the traceback of a rank goes to standard error before. None
+    of them runs any more afterwards.
     """
     import torch
 

@@ -1,13 +1,16 @@
-"""All-reduce and all-to-all among all GPUs, through torch.distributed: is the network below DeepEP right, and how fast is it?
+"""All-reduce and all-to-all among all GPUs, through torch.distributed: is the network below DeepEP right, and how fast
+is it?
 
     WORLD_SIZE=2 RANK=0 MASTER_ADDR=node1 MASTER_PORT=8361 python nccl.py        on node1, with RANK=1 on the other
 
-Every result is compared number by number with what it must be. For each size one line says three figures, the slowest rank's:
+Every result is compared number by number with what it must be. For each size one line says three figures, the slowest
+rank's:
 
     [nccl] all_reduce 1048576 bytes: 45.10 GB/s (algorithm), 84.56 GB/s (bus), 23.2 us
 
-As in nccl-tests (doc/PERFORMANCE.md there): bytes are those of one rank's buffer, the algorithm's rate is bytes / time, and the bus's
-rate is that times 2(n-1)/n for all-reduce and (n-1)/n for all-to-all among n ranks: what links must carry, whatever n is.
+As in nccl-tests (doc/PERFORMANCE.md there): bytes are those of one rank's buffer, the algorithm's rate is bytes / time,
+and the bus's rate is that times 2(n-1)/n for all-reduce and (n-1)/n for all-to-all among n ranks: what links must
+carry, whatever n is.
 
 Exit code 0 if all results were right, else 1.
 """
@@ -106,12 +109,16 @@ class Rank:
         if len(wrong):
             first = int(wrong[0])
             found = f"the first at {first}: found {float(result[first]):g}, wanted {float(wanted[first]):g}"
-            text = f"rank {self.rank}: {operation} {result.numel() * 4} bytes: {len(wrong)} of {len(result)} numbers wrong, {found}"
+            text = (
+                f"rank {self.rank}: {operation} {result.numel() * 4} bytes: {len(wrong)} of {len(result)} numbers "
+                f"wrong, {found}"
+            )
             launching.say("nccl", text, error=True)
         return len(wrong)
 
     def measure(self, operation: str, size: int, repeats: int) -> tuple[Figure, bool]:
-        """Return how fast an operation is, and whether its result was right on every rank; all ranks get the same answer."""
+        """Return how fast an operation is, and whether its result was right on every rank; all ranks get the same
+        answer."""
         torch, dist = self.torch, self.torch.distributed
         once, result, wanted = self.prepare(operation, size)
         once()
@@ -126,7 +133,9 @@ class Rank:
         for _ in range(repeats):
             once()
         self.synchronize()
-        worst = torch.tensor([(time.perf_counter() - start) / repeats, float(wrong)], dtype=torch.float64, device=self.device)
+        worst = torch.tensor(
+            [(time.perf_counter() - start) / repeats, float(wrong)], dtype=torch.float64, device=self.device
+        )
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return Figure(operation, size, float(worst[0]), self.ranks), float(worst[1]) == 0
 
@@ -147,7 +156,9 @@ def be_rank(local_rank: int, place: launching.Place, chosen: argparse.Namespace)
     if rank.rank == 0:
         library = "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if chosen.backend == "nccl" else "gloo"
         nodes = launching.count(place.nodes, "node")
-        launching.say("nccl", f"{nodes} x {launching.count(place.local_ranks, 'rank')}, {library}, torch {torch.__version__}")
+        launching.say(
+            "nccl", f"{nodes} x {launching.count(place.local_ranks, 'rank')}, {library}, torch {torch.__version__}"
+        )
     figures, right = [], True
     for operation in OPERATIONS if chosen.operation is None else (chosen.operation,):
         for size in chosen.sizes:
@@ -165,13 +176,29 @@ def be_rank(local_rank: int, place: launching.Place, chosen: argparse.Namespace)
 
 def main(words: list[str]) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="nccl.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="nccl.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     launching.add_options(parser)
     parser.add_argument("--operation", choices=OPERATIONS, help="only this one (default: both)")
-    parser.add_argument("--sizes", nargs="+", type=launching.size, default=[launching.size(size) for size in SIZES], metavar="SIZE",
-                        help=f"bytes of one rank's buffer, as 4096, 64K, 1M or 1G (default: {' '.join(SIZES)})")  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that are timed together (default: 20)")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for a rank to come, and for one run (default: 300)")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=launching.size,
+        default=[launching.size(size) for size in SIZES],
+        metavar="SIZE",
+        help=f"bytes of one rank's buffer, as 4096, 64K, 1M or 1G (default: {' '.join(SIZES)})",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=20, metavar="N", help="runs that are timed together (default: 20)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="for a rank to come, and for one run (default: 300)",
+    )
     chosen = parser.parse_args(words)
     place = launching.place(chosen.num_processes)
     if place.ranks < 2:

@@ -1,16 +1,17 @@
 """Which link is bad? Every pair of nodes exchanges data for a moment, and the slow pair, node or GPU is named.
 
-    WORLD_SIZE=4 RANK=0 MASTER_ADDR=node1 MASTER_PORT=8361 python pairs.py        on node1, with RANK=1, 2, 3 on the others
+    WORLD_SIZE=4 RANK=0 MASTER_ADDR=node1 MASTER_PORT=8361 python pairs.py    on node1, RANK=1, 2, 3 on the others
 
-Pairs meet in rounds, as teams of a tournament do: with N nodes there are N-1 rounds (N where N is odd and one node rests), every node
-is in one pair of a round, and all pairs of a round exchange at the same time. So twice the nodes take twice the time, not four times.
-In a pair, GPU i of one node sends to GPU i of the other and receives from it. The lines say GB/s each way, of all GPUs together:
+Pairs meet in rounds, as teams of a tournament do: with N nodes there are N-1 rounds (N where N is odd and one node
+rests), every node is in one pair of a round, and all pairs of a round exchange at the same time. So twice the nodes
+take twice the time, not four times. In a pair, GPU i of one node sends to GPU i of the other and receives from it. The
+lines say GB/s each way, of all GPUs together:
 
     [pairs] round 1: node1 node4 361.20 GB/s
 
-At the end comes what those below a fraction of the median have in common: a node all of whose pairs are slow, a GPU (or its network card)
-that is slow towards every node, else the pair itself. A pair that does not answer in time is named, its processes are ended, and the
-next round begins with fresh ones. Exit code 0 if all pairs are alike, else 1.
+At the end comes what those below a fraction of the median have in common: a node all of whose pairs are slow, a GPU (or
+its network card) that is slow towards every node, else the pair itself. A pair that does not answer in time is named,
+its processes are ended, and the next round begins with fresh ones. Exit code 0 if all pairs are alike, else 1.
 """
 
 from __future__ import annotations
@@ -25,17 +26,33 @@ from pairs_run import conduct, keep, serve
 
 def main(words: list[str]) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="pairs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="pairs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     launching.add_options(parser)
-    parser.add_argument("--size", type=launching.size, default=launching.size("64M"), help="bytes of one message (default: 64M)")
-    parser.add_argument("--repeats", type=int, default=20, metavar="N", help="messages that are timed together (default: 20)")
-    parser.add_argument("--fraction", type=float, default=0.8, help="of the median; below it a link is slow (default: 0.8)")
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="for the exchange of a pair (default: 60)")
-    parser.add_argument("--start-timeout", type=float, default=300, metavar="SECONDS", help="for the nodes to come (default: 300)")
+    parser.add_argument(
+        "--size", type=launching.size, default=launching.size("64M"), help="bytes of one message (default: 64M)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=20, metavar="N", help="messages that are timed together (default: 20)"
+    )
+    parser.add_argument(
+        "--fraction", type=float, default=0.8, help="of the median; below it a link is slow (default: 0.8)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60, metavar="SECONDS", help="for the exchange of a pair (default: 60)"
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=300, metavar="SECONDS", help="for the nodes to come (default: 300)"
+    )
     chosen = parser.parse_args(words)
     place = launching.place(chosen.num_processes)
     if place.nodes < 2:
-        launching.say("pairs", "failed: one node is no pair; set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT on each", error=True)
+        launching.say(
+            "pairs",
+            "failed: one node is no pair; set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT on each",
+            error=True,
+        )
         return 1
     store = serve(place, chosen) if place.node == 0 else None
     context = launching.start(keep, (place, chosen), place.local_ranks)
@@ -52,7 +69,9 @@ def main(words: list[str]) -> int:
     for line in describe(verdict, seen.names, seen.absent):
         launching.say("pairs", line)
     good = not verdict.findings and not seen.absent and not seen.faults
-    passed = f"passed: {launching.count(len(seen.rates), 'pair')} in {launching.count(len(rounds(place.nodes)), 'round')}"
+    passed = (
+        f"passed: {launching.count(len(seen.rates), 'pair')} in {launching.count(len(rounds(place.nodes)), 'round')}"
+    )
     launching.say("pairs", passed if good else "failed", error=not good)
     return 0 if good else 1
 

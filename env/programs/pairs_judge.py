@@ -1,4 +1,5 @@
-"""The thinking of pairs.py: who meets whom in which round, and what slow links have in common. Needs neither torch nor a network."""
+"""The thinking of pairs.py: who meets whom in which round, and what slow links have in common. Needs neither torch
+nor a network."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ TOGETHER = 2  # pairs that a node or a GPU must be slow in before it, and not th
 
 @dataclass(frozen=True)
 class Finding:
-    """What is bad: `kind` is all, node, rail, gpu or pair; the nodes and GPUs it is about (no GPUs: all of them); the median GB/s of its
-    links, None where none of them answered; and how many links did not."""
+    """What is bad: `kind` is all, node, rail, gpu or pair; the nodes and GPUs it is about (no GPUs: all of them);
+    the median GB/s of its links, None where none of them answered; and how many links did not."""
 
     kind: str
     nodes: tuple[int, ...] = ()
@@ -37,8 +38,8 @@ class Verdict:
 def rounds(nodes: int) -> list[list[Pair]]:
     """Return the pairs of each round: every pair of `nodes` once, no node twice in a round.
 
-    The circle method: one node stays, the others move on by one place around a circle, and those opposite each other meet. With an
-    odd number the one opposite the empty place rests.
+    The circle method: one node stays, the others move on by one place around a circle, and those opposite each other
+    meet. With an odd number the one opposite the empty place rests.
     """
     circle = list(range(nodes + nodes % 2))
     found = []
@@ -52,21 +53,26 @@ def rounds(nodes: int) -> list[list[Pair]]:
 def judge(rates: Mapping[Pair, Sequence[float | None]], nodes: int, fraction: float) -> Verdict:
     """Return what is bad among the pairs that met: `rates` are GB/s by GPU, None for a link that did not answer.
 
-    A link is bad below `fraction` of the median. Where few nodes meet, one bad node can be in most of the links; so what
-    counts is the higher of two medians: of all links, and of each node's best link.
+    A link is bad below `fraction` of the median. Where few nodes meet, one bad node can be in most of the links; so
+    what counts is the higher of two medians: of all links, and of each node's best link.
     """
     links = {(one, two, gpu): rate for (one, two), each in rates.items() for gpu, rate in enumerate(each)}
     known = [rate for rate in links.values() if rate is not None]
     if not known:
         return Verdict(None, None, (Finding("all", silent=len(links)),) if links else ())
-    tops = [max(mine) for node in range(nodes) if (mine := [rate for link, rate in links.items() if node in link[:2] and rate is not None])]
+    tops = [
+        max(mine)
+        for node in range(nodes)
+        if (mine := [rate for link, rate in links.items() if node in link[:2] and rate is not None])
+    ]
     limit = fraction * max(median(known), median(tops))
     bad = {link: rate for link, rate in links.items() if rate is None or rate < limit}
     return Verdict(median(known), limit, tuple(_causes(links, bad, nodes)))
 
 
 def _causes(links: Mapping[Link, float | None], bad: Mapping[Link, float | None], nodes: int) -> Iterator[Finding]:
-    """Yield nodes, then GPUs, then pairs: each explains its bad links, and what is explained is left out of what follows."""
+    """Yield nodes, then GPUs, then pairs: each explains its bad links, and what is explained is left out of what
+    follows."""
     left = dict(bad)
     culprits = [node for node in range(nodes) if _all_bad([link for link in links if node in link[:2]], bad)]
     for node in culprits:
@@ -99,7 +105,8 @@ def _finding(kind: str, nodes: tuple[int, ...], gpus: tuple[int, ...], rates: li
 
 
 def describe(verdict: Verdict, names: Sequence[str], absent: Sequence[int] = ()) -> Iterator[str]:
-    """Yield the lines that tell a verdict; `names` are hosts by the index of their node, `absent` those that did not come."""
+    """Yield the lines that tell a verdict; `names` are hosts by the index of their node, `absent` those that did not
+    come."""
     if verdict.median is not None and verdict.limit is not None:
         yield f"median {verdict.median:.2f} GB/s a GPU; a link is slow below {verdict.limit:.2f} GB/s"
     for node in absent:

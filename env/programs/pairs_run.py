@@ -1,7 +1,9 @@
-"""The running of pairs.py: the first node's launcher conducts the rounds, and one keeper per GPU runs the process that exchanges.
+"""The running of pairs.py: the first node's launcher conducts the rounds, and one keeper per GPU runs the process that
+exchanges.
 
-All know each other through torch's TCPStore on the first node. A worker that does not get through its exchange in time says so by a
-second connection and ends itself, whatever its GPU still waits for; its keeper starts a fresh one for the next round.
+All know each other through torch's TCPStore on the first node. A worker that does not get through its exchange in time
+says so by a second connection and ends itself, whatever its GPU still waits for; its keeper starts a fresh one for the
+next round.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ from pairs_judge import Pair, rounds
 AGAIN = 75  # exit code of a worker that wants a fresh one in its place (EX_TEMPFAIL)
 SLACK = 20.0  # seconds beyond the limit of an exchange until what a worker says about it must have come
 FOREVER = datetime.timedelta(days=1)  # the limits are ours
-BLOCKS = 5  # of `--repeats` messages, after one that warms up; the median counts, since a block lasts milliseconds on a fast link
+# of `--repeats` messages, after one that warms up; the median counts, since a block lasts milliseconds on a fast link
+BLOCKS = 5
 LARGEST_BYTE = 251
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of all rounds: host names by node, GB/s by pair and GPU (None: no answer), nodes that did not come, what failed."""
+    """What came of all rounds: host names by node, GB/s by pair and GPU (None: no answer), nodes that did not come,
+    what failed."""
 
     names: tuple[str, ...]
     rates: dict[Pair, tuple[float | None, ...]]
@@ -45,7 +49,9 @@ def serve(place: launching.Place, chosen: argparse.Namespace) -> Any:
     import torch
 
     timeout = datetime.timedelta(seconds=chosen.start_timeout)
-    return torch.distributed.TCPStore(place.host, place.port, None, is_master=True, timeout=timeout, wait_for_workers=False)
+    return torch.distributed.TCPStore(
+        place.host, place.port, None, is_master=True, timeout=timeout, wait_for_workers=False
+    )
 
 
 def connect(place: launching.Place, chosen: argparse.Namespace) -> Any:
@@ -53,7 +59,9 @@ def connect(place: launching.Place, chosen: argparse.Namespace) -> Any:
     import torch
 
     timeout = datetime.timedelta(seconds=chosen.start_timeout)
-    store = torch.distributed.TCPStore(place.host, place.port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    store = torch.distributed.TCPStore(
+        place.host, place.port, None, is_master=False, timeout=timeout, wait_for_workers=False
+    )
     store.set_timeout(FOREVER)
     return store
 
@@ -62,7 +70,10 @@ def conduct(store: Any, place: launching.Place, chosen: argparse.Namespace) -> S
     """Run all rounds as the first node's launcher, a line for every pair."""
     plan = rounds(place.nodes)
     many = launching.count(len(plan), "round")
-    launching.say("pairs", f"{place.nodes} nodes x {launching.count(place.local_ranks, 'GPU')}, {many}, {chosen.size} bytes a message")
+    launching.say(
+        "pairs",
+        f"{place.nodes} nodes x {launching.count(place.local_ranks, 'GPU')}, {many}, {chosen.size} bytes a message",
+    )
     absent: set[int] = set()
     names = [str(node) for node in range(place.nodes)]
     rates: dict[Pair, tuple[float | None, ...]] = {}
@@ -83,7 +94,11 @@ def conduct(store: Any, place: launching.Place, chosen: argparse.Namespace) -> S
 
 def missing(store: Any, place: launching.Place, number: int, absent: set[int], seconds: float) -> set[int]:
     """Wait for all who are not absent to be ready for a round; return the nodes of those who are not in time."""
-    keys = {f"ready/{number}/{place.local_ranks * node + gpu}": node for node in range(place.nodes) for gpu in range(place.local_ranks)}
+    keys = {
+        f"ready/{number}/{place.local_ranks * node + gpu}": node
+        for node in range(place.nodes)
+        for gpu in range(place.local_ranks)
+    }
     keys = {key: node for key, node in keys.items() if node not in absent}
     return {keys[key] for key in wait(store, set(keys), seconds)}
 
@@ -116,13 +131,16 @@ def unlike(names: list[str]) -> list[str]:
 
 
 def result(store: Any, place: launching.Place, number: int, pair: Pair) -> tuple[tuple[float | None, ...], list[str]]:
-    """Return the rate of each GPU of a pair, the lower of what both ends saw, and what the ends say went wrong, once each."""
+    """Return the rate of each GPU of a pair, the lower of what both ends saw, and what the ends say went wrong, once
+    each."""
     rates: list[float | None] = []
     said: dict[str, None] = {}
     for gpu in range(place.local_ranks):
         ends: list[float | None] = []
         for key in (done(number, place, node, gpu) for node in pair):
-            answer: dict[str, Any] = json.loads(store.get(key)) if store.check([key]) else {"error": "nothing was heard of it"}
+            answer: dict[str, Any] = (
+                json.loads(store.get(key)) if store.check([key]) else {"error": "nothing was heard of it"}
+            )
             if "error" in answer:
                 said[f"GPU {gpu}: {answer['error']}"] = None
             ends.append(answer.get("rate"))
@@ -181,7 +199,9 @@ def work(local_rank: int, place: launching.Place, chosen: argparse.Namespace, nu
         number.value += 1
 
 
-def meet(store: Any, local_rank: int, place: launching.Place, chosen: argparse.Namespace, round_of: tuple[int, Pair]) -> None:
+def meet(
+    store: Any, local_rank: int, place: launching.Place, chosen: argparse.Namespace, round_of: tuple[int, Pair]
+) -> None:
     """Exchange with the same GPU of the other node, and say what came of it; ends the process where it went wrong."""
     number, pair = round_of
     key, other = done(number, place, place.node, local_rank), connect(place, chosen)
@@ -204,7 +224,8 @@ def meet(store: Any, local_rank: int, place: launching.Place, chosen: argparse.N
 
 
 def exchange(store: Any, name: str, end: int, local_rank: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Send and receive at the same time as `end` 0 or 1 of a pair; return GB/s each way, or what was wrong with what came."""
+    """Send and receive at the same time as `end` 0 or 1 of a pair; return GB/s each way, or what was wrong with what
+    came."""
     import torch
     import torch.distributed as dist
 
@@ -212,15 +233,21 @@ def exchange(store: Any, name: str, end: int, local_rank: int, chosen: argparse.
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group(chosen.backend, store=dist.PrefixStore(name, store), rank=end, world_size=2, timeout=FOREVER)
+    dist.init_process_group(
+        chosen.backend, store=dist.PrefixStore(name, store), rank=end, world_size=2, timeout=FOREVER
+    )
     given = torch.arange(chosen.size, device=device, dtype=torch.int32).remainder_(LARGEST_BYTE - end).to(torch.uint8)
-    wanted = torch.arange(chosen.size, device=device, dtype=torch.int32).remainder_(LARGEST_BYTE - 1 + end).to(torch.uint8)
+    wanted = (
+        torch.arange(chosen.size, device=device, dtype=torch.int32).remainder_(LARGEST_BYTE - 1 + end).to(torch.uint8)
+    )
     result = torch.zeros_like(given)
 
     def run(times: int) -> float:
         start = time.perf_counter()
         for _ in range(times):
-            for each in dist.batch_isend_irecv([dist.P2POp(dist.isend, given, 1 - end), dist.P2POp(dist.irecv, result, 1 - end)]):
+            for each in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, given, 1 - end), dist.P2POp(dist.irecv, result, 1 - end)]
+            ):
                 each.wait()
         if cuda:
             torch.cuda.synchronize()

@@ -1,13 +1,15 @@
-"""Run a test in its passes: with one number of tokens after the other, each as often as it takes to have enough calls checked.
+"""Run a test in its passes: with one number of tokens after the other, each as often as it takes to have enough calls
+checked.
 
     python passes.py --logs DIR [--pass TOKENS:CALLS:CHECKED:CAPABILITY ...] -- SCRIPT ARGUMENTS...
 
-Each run is `ranks.py --logs DIR -- SCRIPT ARGUMENTS --num-tokens TOKENS`. CALLS are the calls that one run checks on each rank, CHECKED is
-how many the pass must have over all ranks and runs (0: one run), CAPABILITY the compute capability from which on GPUs have the pass.
-DEEPEP_TEST_CAPABILITY says what the GPUs of this test have; without it only passes for all GPUs run. All nodes must be told the same.
+Each run is `ranks.py --logs DIR -- SCRIPT ARGUMENTS --num-tokens TOKENS`. CALLS are the calls that one run checks on
+each rank, CHECKED is how many the pass must have over all ranks and runs (0: one run), CAPABILITY the compute
+capability from which on GPUs have the pass. DEEPEP_TEST_CAPABILITY says what the GPUs of this test have; without it
+only passes for all GPUs run. All nodes must be told the same.
 
-The first run that fails is the last one, and its exit code is that of all. Where ARGUMENTS say how many tokens, or ask for a test that
-has no end or that breaks ranks, the script runs once, as asked. Lines of the form
+The first run that fails is the last one, and its exit code is that of all. Where ARGUMENTS say how many tokens, or ask
+for a test that has no end or that breaks ranks, the script runs once, as asked. Lines of the form
 
     deepep: pass 2 of 2 on node 0: 256 tokens, run 1 of 8, 64 combine calls to check
     deepep: pass 2 of 2 on node 0: run 1 of 8 ended with exit code 0
@@ -35,7 +37,8 @@ AS_ASKED = "the test runs once, as its arguments say"
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: tokens, calls that a run checks on each rank, how many must be checked in all, and for which GPUs it is."""
+    """One pass: tokens, calls that a run checks on each rank, how many must be checked in all, and for which GPUs it
+    is."""
 
     tokens: int
     calls: int
@@ -65,7 +68,10 @@ class Run:
 
     def end(self, node: int, code: int) -> str:
         """Return the line that stands behind it."""
-        return f"deepep: pass {self.number} of {self.passes} on node {node}: run {self.run} of {self.runs} ended with exit code {code}"
+        return (
+            f"deepep: pass {self.number} of {self.passes} on node {node}: run {self.run} of {self.runs} ended "
+            f"with exit code {code}"
+        )
 
 
 def capability(text: str) -> tuple[int, ...]:
@@ -82,16 +88,21 @@ def parse_pass(text: str) -> Pass:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the command line's values: logs, passes, script, arguments."""
-    parser = argparse.ArgumentParser(prog="passes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="passes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--logs", required=True, metavar="DIR", help="as of ranks.py")
-    parser.add_argument("--pass", dest="passes", action="append", default=[], type=parse_pass, metavar="TOKENS:CALLS:CHECKED:CAPABILITY")
+    parser.add_argument(
+        "--pass", dest="passes", action="append", default=[], type=parse_pass, metavar="TOKENS:CALLS:CHECKED:CAPABILITY"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the Python program to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what it gets")
     return parser.parse_args(words)
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[int, int, bool]:
-    """Return what the arguments of the test say: tokens (0: nothing), ranks of a node, and whether it runs once, as asked."""
+    """Return what the arguments of the test say: tokens (0: nothing), ranks of a node, and whether it runs once, as
+    asked."""
     parser = argparse.ArgumentParser(add_help=False)
     for name in ("--num-tokens", "--num-processes"):
         parser.add_argument(name, default="")
@@ -117,8 +128,8 @@ def plan(passes: Sequence[Pass], ranks: int, gpus: tuple[int, ...]) -> Iterator[
 
 
 def queue_depth(tokens: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that so many tokens need: two entries for each and two more, in a power of two, where NVSHMEM's default or what
-    the user has is less."""
+    """Return the variable that so many tokens need: two entries for each and two more, in a power of two, where
+    NVSHMEM's default or what the user has is less."""
     needed = 2 * (tokens + 1)
     known = environment.get(QUEUE, "")
     if needed <= (int(known) if known.isdecimal() else QUEUE_DEPTH):
@@ -127,7 +138,8 @@ def queue_depth(tokens: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meeting_port(index: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return where the ranks of run `index` (from 0) meet: elsewhere than those of the run before, whose port may not be free yet."""
+    """Return where the ranks of run `index` (from 0) meet: elsewhere than those of the run before, whose port may
+    not be free yet."""
     first = environment.get("MASTER_PORT", "")
     if index == 0 or not first.isdecimal():
         return {}
@@ -141,7 +153,8 @@ def meeting_port(index: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(command: Sequence[str], more: Mapping[str, str]) -> int:
-    """Run a command with more variables; return its exit code as a shell has it. A signal that ends this process ends it too."""
+    """Run a command with more variables; return its exit code as a shell has it. A signal that ends this process
+    ends it too."""
     child: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -166,7 +179,15 @@ def main() -> None:
     chosen = parse(sys.argv[1:])
     node, nodes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     tokens, local_ranks, once = read_arguments(chosen.arguments)
-    command = [sys.executable, os.path.join(HERE, "ranks.py"), "--logs", chosen.logs, "--", chosen.script, *chosen.arguments]
+    command = [
+        sys.executable,
+        os.path.join(HERE, "ranks.py"),
+        "--logs",
+        chosen.logs,
+        "--",
+        chosen.script,
+        *chosen.arguments,
+    ]
     gpus = capability(os.environ.get("DEEPEP_TEST_CAPABILITY", ""))
     runs = [] if once else list(plan(chosen.passes, nodes * local_ranks, gpus))
     if not runs:

@@ -1,7 +1,8 @@
-"""The collector that ranks.py starts: writes what the ranks of this node print into their files and to the shared output.
+"""The collector that ranks.py starts: writes what the ranks of this node print into their files and to the shared
+output.
 
-Not for use by hand. It gets the pipes of the ranks through a socket (see rank_logs.py), writes what comes to the rank's file at once, and
-to the shared output as whole lines, so that lines of different ranks are never mixed within a line.
+Not for use by hand. It gets the pipes of the ranks through a socket (see rank_logs.py), writes what comes to the rank's
+file at once, and to the shared output as whole lines, so that lines of different ranks are never mixed within a line.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid (socket(7), SO_PEERCRED)
 
 
 class LogFile:
-    """A rank's file, opened for adding: a script may start its ranks more than once. DEEPEP_TEST_HEADING is a line to begin with."""
+    """A rank's file, opened for adding: a script may start its ranks more than once. DEEPEP_TEST_HEADING is a line
+    to begin with."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -61,7 +63,8 @@ class Shared:
         self.open: Stream | None = None
 
     def write(self, stream: Stream, lines: bytes) -> None:
-        """Write for a stream, as many lines at once as reach a pipe in one piece; another one's unfinished line is ended first."""
+        """Write for a stream, as many lines at once as reach a pipe in one piece; another one's unfinished line is
+        ended first."""
         if self.open not in (None, stream):
             lines = b"\n" + lines
         self.open = None if lines.endswith(b"\n") else stream
@@ -74,7 +77,8 @@ class Shared:
 
 
 class Stream:
-    """One pipe of a rank: its file, and the shared output it belongs to (None: for the file alone). `number` is its place among all."""
+    """One pipe of a rank: its file, and the shared output it belongs to (None: for the file alone). `number` is its
+    place among all."""
 
     def __init__(self, number: int, file: LogFile, shared: Shared | None) -> None:
         self.number, self.file, self.shared = number, file, shared
@@ -183,7 +187,8 @@ class Collecting:
 
 
 def main(logs: str, listening: int) -> None:
-    """Be the collector. ^C and Slurm's SIGTERM go to the whole job: the ranks end by them, this process when they have ended."""
+    """Be the collector. ^C and Slurm's SIGTERM go to the whole job: the ranks end by them, this process when they
+    have ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     Collecting(logs, socket.socket(fileno=listening), lifeline=0).run()

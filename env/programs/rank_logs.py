@@ -1,8 +1,8 @@
 """Log files of single ranks, for ranks.py: what it does to torch, and to the ranks.
 
-The launcher starts one collector (rank_files.py) before torch starts the ranks. Each rank makes pipes, puts them in place of its stdout
-and stderr, and hands their reading ends to the collector through a socket. Being a process of its own, the collector sees everything
-that a dying rank has written.
+The launcher starts one collector (rank_files.py) before torch starts the ranks. Each rank makes pipes, puts them in
+place of its stdout and stderr, and hands their reading ends to the collector through a socket. Being a process of its
+own, the collector sees everything that a dying rank has written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 HOOKED = "torch.multiprocessing.spawn"
 ANSWER = b"k"
 WAIT_FOR_COLLECTOR = 20.0  # seconds, for a node that is starting many processes at once
-WAIT_FOR_END = 5.0  # seconds that the launcher waits for output still on its way; a process that a rank left behind may keep a pipe
+# seconds that the launcher waits for output still on its way; a process that a rank left behind may keep a pipe
+WAIT_FOR_END = 5.0
 LINE_BUFFERED = 1  # _IOLBF of glibc and musl
 
 
@@ -60,7 +61,9 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         # Registered before multiprocessing registers its own, so it runs after the script's processes were waited for.
         atexit.register(self.finish)
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of HOOKED with this object as its loader, None for anything else."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == HOOKED else None
         if spec is None or spec.loader is None:
@@ -86,11 +89,15 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Return a start_processes that wraps what the processes run."""
 
         @functools.wraps(original)
-        def start_processes(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *others: Any, **named: Any) -> Any:
+        def start_processes(
+            fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *others: Any, **named: Any
+        ) -> Any:
             self.collector = self.collector or Collector.start(self.logs)
             if self.collector is None:
                 return original(fn, args, nprocs, join, *others, **named)
-            sys.path.append(HERE)  # fresh interpreters find the class of `wrapped` by it; at the end, where it hides nothing
+            sys.path.append(
+                HERE
+            )  # fresh interpreters find the class of `wrapped` by it; at the end, where it hides nothing
             try:
                 wrapped = Logged(fn, self.collector.address, node_index() * nprocs)
                 return original(wrapped, args, nprocs, join, *others, **named)
@@ -129,14 +136,18 @@ class Collector:
     @classmethod
     def start(cls, logs: str) -> Collector | None:
         """Start it; None, and a warning, where that is impossible."""
-        address = "\0deepep-ranks-" + secrets.token_hex(16)  # no file: nothing to clean up, no folder whose name may be too long
+        address = "\0deepep-ranks-" + secrets.token_hex(
+            16
+        )  # no file: nothing to clean up, no folder whose name may be too long
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(1024)
             command = [sys.executable, "-I", "-S", os.path.join(HERE, "rank_files.py"), logs, str(listener.fileno())]
             try:
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(listener.fileno(),), env=environment)
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, pass_fds=(listener.fileno(),), env=environment
+                )
             except OSError as error:
                 warn(f"no rank logs: {error}")
                 return None
@@ -164,7 +175,8 @@ class Logged:
 
 
 class LastWords:
-    """Writes the traceback of an exception that passes by to a descriptor; torch shows it on the shared output already."""
+    """Writes the traceback of an exception that passes by to a descriptor; torch shows it on the shared output
+    already."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.descriptor = descriptor
@@ -172,7 +184,9 @@ class LastWords:
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.descriptor is None or error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
         flush()
@@ -182,10 +196,11 @@ class LastWords:
 
 
 def redirect(address: str, rank: int) -> int | None:
-    """Lead this process's stdout and stderr through the collector; return a descriptor of which only the rank's file gets to know.
+    """Lead this process's stdout and stderr through the collector; return a descriptor of which only the rank's file
+    gets to know.
 
-    Where stdout and stderr are the same file they stay one stream, so that their lines keep their order. None, and a warning, where
-    the collector does not answer; then the output stays as it was.
+    Where stdout and stderr are the same file they stay one stream, so that their lines keep their order. None, and a
+    warning, where the collector does not answer; then the output stays as it was.
     """
     try:
         pipes = [os.pipe() for _ in range(2 if is_one_file() else 3)]

@@ -2,14 +2,16 @@
 
     python ranks.py --logs DIR -- SCRIPT ARGUMENTS...
 
-SCRIPT runs as `python SCRIPT ARGUMENTS...` would run it: the same __main__, arguments, search path, exit code and signals, in this very
-process. What it prints goes where it went before. In addition, whatever a process started through torch.multiprocessing writes to
-stdout or stderr, by Python, by a C library or by a kernel's printf, is added to DIR/rank-<number>.log, up to the last byte before it
-crashed or was killed. The number is RANK x processes per node + index of the process: RANK is this node's index, as for DeepEP's own
-tests. The file ends with the traceback where the rank ended by an exception.
+SCRIPT runs as `python SCRIPT ARGUMENTS...` would run it: the same __main__, arguments, search path, exit code and
+signals, in this very process. What it prints goes where it went before. In addition, whatever a process started through
+torch.multiprocessing writes to stdout or stderr, by Python, by a C library or by a kernel's printf, is added to
+DIR/rank-<number>.log, up to the last byte before it crashed or was killed. The number is RANK x processes per node +
+index of the process: RANK is this node's index, as for DeepEP's own tests. The file ends with the traceback where the
+rank ended by an exception.
 
-On the shared output, lines of different ranks are never mixed within a line. A script that starts no process through torch is not
-changed by this program. Where DIR cannot be written, a warning says so and the script runs without rank logs.
+On the shared output, lines of different ranks are never mixed within a line. A script that starts no process through
+torch is not changed by this program. Where DIR cannot be written, a warning says so and the script runs without rank
+logs.
 """
 
 import argparse
@@ -29,8 +31,12 @@ import rank_logs  # noqa: E402 - after the line that makes it importable
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the command line's values: logs, script, arguments."""
-    parser = argparse.ArgumentParser(prog="ranks.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logs", required=True, metavar="DIR", help="folder for rank-<number>.log; it is made if it is not there")
+    parser = argparse.ArgumentParser(
+        prog="ranks.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--logs", required=True, metavar="DIR", help="folder for rank-<number>.log; it is made if it is not there"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the Python program to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what it gets")
     return parser.parse_args(words)
@@ -46,7 +52,9 @@ def become(script: str, arguments: list[str]) -> None:
         print(f"ranks.py: can't open file '{path}': {error.strerror}", file=sys.stderr)
         sys.exit(2)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=path, __builtins__=builtins, __loader__=importlib.machinery.SourceFileLoader("__main__", path))
+    module.__dict__.update(
+        __file__=path, __builtins__=builtins, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
+    )
     sys.modules["__main__"] = module
     sys.argv = [script, *arguments]
     sys.path[:1] = [] if ISOLATED else [os.path.dirname(os.path.realpath(path))]

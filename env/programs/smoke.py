@@ -1,12 +1,13 @@
-"""Does DeepEP work on this node? One dispatch and one combine among its GPUs, checked number by number, in a few seconds.
+"""Does DeepEP work on this node? One dispatch and one combine among its GPUs, checked number by number, in a few
+seconds.
 
     module load deepep
     python smoke.py
 
-One process per GPU (8, 4 or 2 of them) imports deep_ep, makes a buffer (ElasticBuffer of V2 where there is one, else Buffer of V1),
-sends small tokens to the ranks of their experts, lets these weigh them, and adds up what comes back. All numbers are small whole ones, so
-that every result is exact and any difference is a fault. No other node takes part, whatever WORLD_SIZE says: on several nodes each tests
-itself. The first run with V2 compiles kernels and takes longer.
+One process per GPU (8, 4 or 2 of them) imports deep_ep, makes a buffer (ElasticBuffer of V2 where there is one, else
+Buffer of V1), sends small tokens to the ranks of their experts, lets these weigh them, and adds up what comes back. All
+numbers are small whole ones, so that every result is exact and any difference is a fault. No other node takes part,
+whatever WORLD_SIZE says: on several nodes each tests itself. The first run with V2 compiles kernels and takes longer.
 
 Exit code 0 after `[smoke] passed`, else 1.
 """
@@ -42,7 +43,8 @@ class Tokens:
 
 
 def make_tokens(rank: int) -> Tokens:
-    """Return the input of `rank`; every rank can make every other's. The first two numbers of a token say whose and which it is."""
+    """Return the input of `rank`; every rank can make every other's. The first two numbers of a token say whose and
+    which it is."""
     import numpy as np
 
     random = np.random.default_rng(rank)
@@ -54,7 +56,8 @@ def make_tokens(rank: int) -> Tokens:
 
 
 def expected(rank: int, ranks: int) -> dict[tuple[int, int], tuple[Any, float]]:
-    """Return what must reach `rank`: by (rank, token) of the sender, the token and the sum of its weights for experts that live here."""
+    """Return what must reach `rank`: by (rank, token) of the sender, the token and the sum of its weights for
+    experts that live here."""
     wanted = {}
     for sender in range(ranks):
         tokens = make_tokens(sender)
@@ -66,7 +69,8 @@ def expected(rank: int, ranks: int) -> dict[tuple[int, int], tuple[Any, float]]:
 
 
 def check_received(x: Any, factors: Any, rank: int, ranks: int) -> str:
-    """Return what is wrong with the tokens that came and their weights, "" if nothing is. They may come in any order."""
+    """Return what is wrong with the tokens that came and their weights, "" if nothing is. They may come in any
+    order."""
     wanted = expected(rank, ranks)
     if len(x) != len(wanted):
         return f"{len(x)} tokens came, {len(wanted)} were sent here"
@@ -83,7 +87,8 @@ def check_received(x: Any, factors: Any, rank: int, ranks: int) -> str:
 
 
 def check_combined(x: Any, own: Tokens) -> str:
-    """Return what is wrong with the tokens that came back, "" if nothing is: each was multiplied by the sum of all its weights."""
+    """Return what is wrong with the tokens that came back, "" if nothing is: each was multiplied by the sum of all
+    its weights."""
     wrong = (x != own.x * own.weights.sum(axis=1, keepdims=True)).any(axis=1).nonzero()[0]
     return f"{len(wrong)} of {len(x)} tokens came back wrong, the first is {wrong[0]}" if len(wrong) else ""
 
@@ -105,7 +110,8 @@ class Exchange:
         return self.torch.from_numpy(array).to(device="cuda", dtype=kind)
 
     def dispatch(self, own: Tokens) -> tuple[Any, Any, Any]:
-        """Send our tokens; return those that came, the sum of the weights of each for experts of ours, and combine's handle."""
+        """Send our tokens; return those that came, the sum of the weights of each for experts of ours, and combine's
+        handle."""
         import numpy as np
 
         x = self.to_device(own.x, self.torch.bfloat16)
@@ -116,7 +122,9 @@ class Exchange:
         else:
             names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
             layout = dict(zip(names, self.buffer.get_dispatch_layout(experts, EXPERTS)[:4], strict=True))
-            got, chosen, theirs, _, handle, _ = self.buffer.dispatch(x, topk_idx=experts, topk_weights=weights, **layout)
+            got, chosen, theirs, _, handle, _ = self.buffer.dispatch(
+                x, topk_idx=experts, topk_weights=weights, **layout
+            )
         # Experts of other ranks are -1; what stands beside them as weight may be anything, no number included.
         factors = np.where(chosen.cpu().numpy() >= 0, theirs.cpu().numpy(), 0).sum(axis=1)
         return got.float().cpu().numpy(), factors, handle
@@ -133,7 +141,8 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     import torch
 
     torch.cuda.set_device(rank)
-    # Naming the device makes NCCL's communicator now: V2 takes it from the group, and early ones do not look whether it is there.
+    # Naming the device makes NCCL's communicator now: V2 takes it from the group, and early ones do not look whether it
+    # is there.
     torch.distributed.init_process_group(
         "nccl", init_method=f"tcp://127.0.0.1:{port}", world_size=ranks, rank=rank, device_id=torch.device("cuda", rank)
     )
@@ -163,9 +172,15 @@ def judge(rank: int, operation: str, wrong: str) -> None:
 
 def main(words: list[str]) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="smoke.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-processes", type=int, metavar="N", help="GPUs to use: 2, 4 or 8 (default: as many of this node's)")
-    parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="end it after so long (default: 120)")
+    parser = argparse.ArgumentParser(
+        prog="smoke.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--num-processes", type=int, metavar="N", help="GPUs to use: 2, 4 or 8 (default: as many of this node's)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120, metavar="SECONDS", help="end it after so long (default: 120)"
+    )
     chosen = parser.parse_args(words)
     start = time.monotonic()
     import torch
@@ -173,15 +188,23 @@ def main(words: list[str]) -> int:
     gpus = chosen.num_processes or torch.cuda.device_count()
     ranks = next((size for size in SIZES if size <= gpus), 0)
     if not ranks:
-        launching.say("smoke", f"failed: {launching.count(gpus, 'GPU')} on {os.uname().nodename}, an exchange needs two", error=True)
+        launching.say(
+            "smoke",
+            f"failed: {launching.count(gpus, 'GPU')} on {os.uname().nodename}, an exchange needs two",
+            error=True,
+        )
         return 1
     if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
-        os.environ.setdefault("EP_DISABLE_GIN", "1")  # V2 ends with an error where it finds no network card and was not told so
+        os.environ.setdefault(
+            "EP_DISABLE_GIN", "1"
+        )  # V2 ends with an error where it finds no network card and was not told so
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     wrong = launching.wait_for(launching.start(be_rank, (ranks, port), ranks), chosen.timeout)
-    launching.say("smoke", f"failed: {wrong}" if wrong else f"passed in {time.monotonic() - start:.1f} s", error=bool(wrong))
+    launching.say(
+        "smoke", f"failed: {wrong}" if wrong else f"passed in {time.monotonic() - start:.1f} s", error=bool(wrong)
+    )
     return 1 if wrong else 0
 
 

@@ -9,14 +9,16 @@
 
 The documents beside this file's folder were written by `invoke test` (kinds intranode and internode). Which one counts:
 
-- The GPU and the number of ranks must be the same (and the number of nodes, if given). What was measured on other numbers does not
+- The GPU and the number of ranks must be the same (and the number of nodes, if given). What was measured on other
+  numbers does not
   carry over: the kernels divide their buffers by the number of nodes and refuse chunks that no longer fit.
-- Among these, the stack that is loaded comes before others, then the hidden size nearest to `hidden`, then the nearest `tokens`,
+- Among these, the stack that is loaded comes before others, then the hidden size nearest to `hidden`, then the nearest
+  `tokens`,
   `topk` and `experts` where they are given (near means a small ratio), then the newest measurement.
 - Where nothing is left, upstream's defaults are used, and a warning says so once.
 
-Dispatch and combine of one document have the same number of SMs, as they must: combine reads what dispatch laid out for its channels.
-This module needs nothing but Python; deep_ep (and so torch) is imported when a Config is asked for.
+Dispatch and combine of one document have the same number of SMs, as they must: combine reads what dispatch laid out for
+its channels. This module needs nothing but Python; deep_ep (and so torch) is imported when a Config is asked for.
 """
 
 from __future__ import annotations
@@ -43,24 +45,26 @@ GPUS = "/proc/driver/nvidia/gpus"
 
 
 def available() -> list[dict[str, Any]]:
-    """Return what was measured: for each document its file, gpu, nodes, ranks, tokens, hidden, topk, experts, stack, run, deepep (the
-    commit) and measured (seconds since 1970)."""
+    """Return what was measured: for each document its file, gpu, nodes, ranks, tokens, hidden, topk, experts, stack,
+    run, deepep (the commit) and measured (seconds since 1970)."""
     return [{name: document[name] for name in ("file", *KEYS, *ABOUT)} for document in _documents()]
 
 
 def settings(num_ranks: int, hidden: int | None = None, dtype: str = "fp8", **wanted: Any) -> dict[str, Any] | None:
     """Return the settings as plain numbers, or None where nothing fits.
 
-    `dispatch` and `combine` are the arguments of deep_ep.Config, `num_sms` is what Buffer.set_num_sms takes. `exact` says whether all
-    that was asked is what was measured; the other entries say what that was, as in available(). `dtype` is that of the dispatched
-    tokens, "fp8" or "bf16" (combine is always bf16). `wanted` may hold gpu (found out by itself), nodes, tokens, topk, experts and
-    stack (the one that is loaded); ValueError for other words.
+    `dispatch` and `combine` are the arguments of deep_ep.Config, `num_sms` is what Buffer.set_num_sms takes. `exact`
+    says whether all that was asked is what was measured; the other entries say what that was, as in available().
+    `dtype` is that of the dispatched tokens, "fp8" or "bf16" (combine is always bf16). `wanted` may hold gpu (found out
+    by itself), nodes, tokens, topk, experts and stack (the one that is loaded); ValueError for other words.
     """
     if dtype not in ("fp8", "bf16"):
         raise ValueError(f"dtype is {dtype!r}, not 'fp8' or 'bf16'")
     if unknown := sorted(set(wanted) - set(KEYS)):
         raise ValueError(f"nothing is measured by {', '.join(unknown)}, but by {', '.join(KEYS)}")
-    asked = {name: value for name, value in {**wanted, "ranks": num_ranks, "hidden": hidden}.items() if value is not None}
+    asked = {
+        name: value for name, value in {**wanted, "ranks": num_ranks, "hidden": hidden}.items() if value is not None
+    }
     document = _find(asked)
     if document is None:
         return None
@@ -71,12 +75,14 @@ def settings(num_ranks: int, hidden: int | None = None, dtype: str = "fp8", **wa
 
 
 def dispatch_config(num_ranks: int, hidden: int | None = None, dtype: str = "fp8", **wanted: Any) -> deep_ep.Config:
-    """Return the Config for Buffer.dispatch; upstream's own where nothing fits. The arguments are those of settings()."""
+    """Return the Config for Buffer.dispatch; upstream's own where nothing fits. The arguments are those of
+    settings()."""
     return _config("dispatch", num_ranks, settings(num_ranks, hidden, dtype, **wanted))
 
 
 def combine_config(num_ranks: int, hidden: int | None = None, dtype: str = "fp8", **wanted: Any) -> deep_ep.Config:
-    """Return the Config for Buffer.combine; upstream's own where nothing fits. The arguments are those of settings()."""
+    """Return the Config for Buffer.combine; upstream's own where nothing fits. The arguments are those of
+    settings()."""
     return _config("combine", num_ranks, settings(num_ranks, hidden, dtype, **wanted))
 
 
@@ -87,15 +93,23 @@ def _config(operation: str, num_ranks: int, found: dict[str, Any] | None) -> dee
         raise RuntimeError("this DeepEP computes its settings itself and takes no Config")
     if found is not None:
         return deep_ep.Config(**found[operation])
-    _say(f"nothing was measured with {num_ranks} ranks on {_gpu() or 'this GPU'}: DeepEP's own defaults are used "
-         f"(invoke test --kind={'intranode' if num_ranks <= 8 else 'internode'} measures)")  # fmt: skip
+    _say(
+        f"nothing was measured with {num_ranks} ranks on {_gpu() or 'this GPU'}: DeepEP's own defaults are used "
+        f"(invoke test --kind={'intranode' if num_ranks <= 8 else 'internode'} measures)"
+    )
     return getattr(deep_ep.Buffer, f"get_{operation}_config")(num_ranks)
 
 
 def _arguments(setting: dict[str, Any]) -> dict[str, int]:
-    """Return the arguments of deep_ep.Config; those of RDMA only where the test set them, so that the Config is the test's own."""
-    names = {"num_sms": "sms", "num_max_nvl_chunked_send_tokens": "nvl_chunk", "num_max_nvl_chunked_recv_tokens": "nvl_buffer",
-             "num_max_rdma_chunked_send_tokens": "rdma_chunk", "num_max_rdma_chunked_recv_tokens": "rdma_buffer"}  # fmt: skip
+    """Return the arguments of deep_ep.Config; those of RDMA only where the test set them, so that the Config is the
+    test's own."""
+    names = {
+        "num_sms": "sms",
+        "num_max_nvl_chunked_send_tokens": "nvl_chunk",
+        "num_max_nvl_chunked_recv_tokens": "nvl_buffer",
+        "num_max_rdma_chunked_send_tokens": "rdma_chunk",
+        "num_max_rdma_chunked_recv_tokens": "rdma_buffer",
+    }
     return {name: setting[key] for name, key in names.items() if setting.get(key) is not None}
 
 
@@ -109,7 +123,11 @@ def _find(asked: dict[str, Any]) -> dict[str, Any] | None:
     stack = asked.get("stack") or os.environ.get("DEEPEP_STACK", "")
 
     def distance(document: dict[str, Any]) -> tuple[Any, ...]:
-        apart = [abs(math.log(document[name] / asked[name])) for name in ("hidden", "tokens", "topk", "experts") if name in asked]
+        apart = [
+            abs(math.log(document[name] / asked[name]))
+            for name in ("hidden", "tokens", "topk", "experts")
+            if name in asked
+        ]
         return (document["stack"] != stack, *apart, -document["measured"])
 
     return min(fitting, key=distance, default=None)
@@ -130,7 +148,9 @@ def _gpu() -> str:
 def _slug(name: str) -> str:
     """Return a GPU's type as the documents write it: "h100" of "NVIDIA H100 80GB HBM3"."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    return "-".join(word for word in words if not re.fullmatch(r"nvidia|tesla|graphics|device|\d+gb|hbm\d*e?|sxm\d*", word))
+    return "-".join(
+        word for word in words if not re.fullmatch(r"nvidia|tesla|graphics|device|\d+gb|hbm\d*e?|sxm\d*", word)
+    )
 
 
 @cache

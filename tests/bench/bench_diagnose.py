@@ -1,7 +1,8 @@
 """How long `invoke diagnose` takes for long logs: python tests/bench/bench_diagnose.py [MB …]
 
-A log of this size is made of ordinary lines of a NCCL and DeepEP run on 64 ranks, with one failure at its end; a second one repeats a
-message that looks like a cause on every line, and a third is one line. Prints seconds and lines per second.
+A log of this size is made of ordinary lines of a NCCL and DeepEP run on 64 ranks, with one failure at its end; a second
+one repeats a message that looks like a cause on every line, and a third is one line. Prints seconds and lines per
+second.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose
-from deepep_bootstrap.analysis.diagnosis.rules import load
+from deepep_bootstrap.analysis.diagnosis.rules import load_causes
 
 USUAL = (
-    "{rank}: n{node:03}:41{rank:02}:41{rank:02} [{rank}] NCCL INFO Channel 0{rank}/0 : {rank}[{rank}] -> 1[1] via P2P/CUMEM",
+    (
+        "{rank}: n{node:03}:41{rank:02}:41{rank:02} [{rank}] NCCL INFO Channel 0{rank}/0 : {rank}[{rank}] -> 1[1] via "
+        "P2P/CUMEM"
+    ),
     "{rank}: [testing] Running with BF16, with top-k (async=False, previous=False) ... passed",
     "{rank}: [tuning] SMs 24, NVL chunk {rank}, RDMA chunk 16: 5{node}.21 GB/s (RDMA), 186.10 GB/s (NVL)",
     "{rank}: NVSHMEM INFO NVSHMEM_ENABLE_NIC_PE_MAPPING = 0, device 0 setting dev_id = {rank}",
@@ -27,7 +31,9 @@ FAILURE = "3: RuntimeError: Failed: CUDA error csrc/kernels/internode.cu:133 'na
 
 def ordinary(size: int) -> str:
     """Return about `size` characters of ordinary lines with a failure at their end."""
-    block = "".join(line.format(rank=rank, node=node) + "\n" for node in range(4) for rank in range(16) for line in USUAL)
+    block = "".join(
+        line.format(rank=rank, node=node) + "\n" for node in range(4) for rank in range(16) for line in USUAL
+    )
     return block * (size // len(block)) + FAILURE
 
 
@@ -46,7 +52,7 @@ def one_line(size: int) -> str:
 def main() -> None:
     """Measure each kind of log at each size."""
     begin = time.perf_counter()
-    book = load((ROOT / "env" / "causes.toml").read_text(encoding="utf-8"), "env/causes.toml")
+    book = load_causes((ROOT / "env" / "causes.toml").read_text(encoding="utf-8"), "env/causes.toml")
     print(f"reading the rules: {time.perf_counter() - begin:.2f} s")
     for megabytes in map(int, sys.argv[1:] or ("1", "10", "100")):
         for kind in (ordinary, suspicious, one_line):
@@ -55,7 +61,10 @@ def main() -> None:
             found = diagnose({"log": text}, book)
             took = time.perf_counter() - begin
             first = found.findings[0].cause if found.findings else "nothing"
-            print(f"{megabytes:4} MB {kind.__name__:10} {took:6.2f} s, {text.count(chr(10)) / took:12,.0f} lines/s: {first}")
+            print(
+                f"{megabytes:4} MB {kind.__name__:10} {took:6.2f} s, {text.count(chr(10)) / took:12,.0f} lines/s: "
+                f"{first}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Fan-out on loopback: one trivial script on N hosts, Fabric as it comes against the fleet, in one run. Read the ratio, not the seconds.
+"""Fan-out on loopback: one trivial script on N hosts, Fabric as it comes against the fleet, in one run. Read the ratio,
+not the seconds.
 
 python tests/bench/bench_fanout.py [N] [ROUNDS]
 """
@@ -18,10 +19,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from fabric import Connection
-from sshd_support import Lab, Sshd
 
-from deepep_bootstrap.remote.fleet import Fleet, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
+from tests.support.sshd import Lab, Sshd
 
 FORKS = 64
 # Fabric as it comes knows this key exchange by its older name only.
@@ -30,7 +31,9 @@ KEX = "KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org"
 
 def with_fabric(hosts: list[Host]) -> None:
     def one(host: Host) -> None:
-        with Connection(host.name, user="root", port=host.port, connect_kwargs={"key_filename": host.identity}) as connection:
+        with Connection(
+            host.name, user="root", port=host.port, connect_kwargs={"key_filename": host.identity}
+        ) as connection:
             connection.run("true", hide=True)
 
     with ThreadPoolExecutor(FORKS) as pool:
@@ -38,7 +41,7 @@ def with_fabric(hosts: list[Host]) -> None:
 
 
 def with_fleet(lab: Lab, hosts: list[Host]) -> None:
-    fleet = Fleet(hosts, lab.options(forks=FORKS))
+    fleet = ConnectionPool(hosts, lab.options(forks=FORKS))
     replies = fleet.run_all(hosts, lambda host: Job("true"))
     fleet.close()
     failed = [str(reply) for reply in replies.values() if not isinstance(reply, Reply) or reply.code]
@@ -66,7 +69,10 @@ def main(count: int, rounds: int) -> None:
         for _ in range(rounds):
             for name, body in ways.items():
                 taken[name].append(measured(body))
-        medians = {name: [statistics.median(column) * 1000 / count for column in zip(*rows, strict=True)] for name, rows in taken.items()}
+        medians = {
+            name: [statistics.median(column) * 1000 / count for column in zip(*rows, strict=True)]
+            for name, rows in taken.items()
+        }
         for name, (wall, cpu) in medians.items():
             print(f"{name:20} {wall:7.2f} ms wall and {cpu:6.2f} ms CPU a host, {count} hosts, {FORKS} at a time")
         base, ours = medians.values()

@@ -1,5 +1,5 @@
-"""Reading logs: MB a second of CPU time for logs of tests, for what libraries print beside them, and for one endless line; whether
-twice the size takes twice the time.
+"""Reading logs: MB a second of CPU time for logs of tests, for what libraries print beside them, and for one endless
+line; whether twice the size takes twice the time.
 
 python tests/bench/bench_results.py [MB]
 """
@@ -15,7 +15,7 @@ sys.path[:0] = [str(HERE.parent.parent)]
 
 from deepep_bootstrap.analysis.results.read import read_logs
 
-CASES = HERE.parent / "cases" / "results"
+CASES = HERE.parent / "cases" / "analysis" / "results"
 NOISE = "gpu-001:4711:4822 [3] NCCL INFO Channel 07/0 : 3[3] -> 4[4] via P2P/CUMEM/read\n"
 MB = 1_000_000
 
@@ -39,7 +39,8 @@ def main(size: int) -> None:
         "pressure, one test": sample("pressure-unended").split("ref_hash")[0] + "ref_hash=1\n",
         "noise": NOISE,
         "noise without line ends": NOISE.replace("\n", " "),
-        "cut lines without ends": "[testing] Running with [tuning] SMs 24, NVL chunk 4: 3 GB/s [rank 3] Dispatch bandwidth: EP: 1/2 | ",
+        "cut lines without ends": "[testing] Running with [tuning] SMs 24, NVL chunk 4: 3 GB/s [rank 3] Dispatch "
+        "bandwidth: EP: 1/2 | ",
         "headers without ends": "deepep: internode test of deepep/1: /tests/test_internode.py --num-tokens 4096 ",
     }
     for name, text in texts.items():

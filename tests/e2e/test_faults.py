@@ -1,4 +1,5 @@
-"""What goes wrong on real clusters, made to go wrong: each ends in one clear message, the right exit code and a valid store."""
+"""What goes wrong on real clusters, made to go wrong: each ends in one clear message, the right exit code and a
+valid store."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from e2e_support import Engine, interrupt, wait_until
 
-pytest_plugins = ["lab_support", "e2e_support"]
+from tests.support.e2e import Engine, interrupt, wait_until
+
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 
@@ -119,12 +121,16 @@ def ssh_config(engine: Engine, tmp_path: Path) -> Path:
     return path
 
 
-def test_hosts_that_refuse_and_hosts_that_never_answer_delay_nobody_and_are_named(engine: Engine, ssh_config: Path, tmp_path: Path) -> None:
+def test_hosts_that_refuse_and_hosts_that_never_answer_delay_nobody_and_are_named(
+    engine: Engine, ssh_config: Path, tmp_path: Path
+) -> None:
     hosts = tmp_path / "hosts.txt"
     hosts.write_text(engine.lab.hosts_file.read_text() + "refuses\nsilent\n")
     engine.hosts = hosts
     with silent_listener("127.0.0.1") as port:
-        extra = f"Host refuses\n    HostName 127.0.0.1\n    Port 9\nHost silent\n    HostName 127.0.0.1\n    Port {port}\n"
+        extra = (
+            f"Host refuses\n    HostName 127.0.0.1\n    Port 9\nHost silent\n    HostName 127.0.0.1\n    Port {port}\n"
+        )
         ssh_config.write_text(extra + ssh_config.read_text())
         ended = engine.run("bootstrap")
     assert ended.code == 1, "hosts are missing, so the run is not a success"
@@ -229,7 +235,9 @@ def test_a_prefix_that_the_hosts_do_not_share(engine: Engine) -> None:
     assert ended.code == 1
     assert "shared" in ended.err
     assert "n002" in ended.err
-    assert engine.lab.ssh("n001", "ls -A /var/lib/deepep/store").stdout == "", "nothing is built where nobody else sees it"
+    assert engine.lab.ssh("n001", "ls -A /var/lib/deepep/store").stdout == "", (
+        "nothing is built where nobody else sees it"
+    )
     again = engine.run("bootstrap")
     assert again.code == 1
     assert "not the same directory everywhere" in again.err

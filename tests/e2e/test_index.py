@@ -1,4 +1,5 @@
-"""Wheels come from whichever machine reaches the index: a real index on the lab's bridge that answers some machines only."""
+"""Wheels come from whichever machine reaches the index: a real index on the lab's bridge that answers some machines
+only."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from e2e_support import LOCK, Engine
 
 from deepep_bootstrap.fetch import locations, wheels
 from deepep_bootstrap.lock import model
+from tests.support.e2e import LOCK, Engine
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 
@@ -24,8 +25,8 @@ def wheel_folder(standin_sources: Path, tmp_path_factory: pytest.TempPathFactory
     """Every wheel of the demo's default stack, one folder a distribution: what an index is behind its pages."""
     folder = tmp_path_factory.mktemp("index")
     cache = tmp_path_factory.mktemp("wheels")
-    found = locations.read([f"index:standin={standin_sources}/wheels"], {}, {})
-    demo = model.read(LOCK)
+    found = locations.read_mirrors([f"index:standin={standin_sources}/wheels"], {}, {})
+    demo = model.read_lock_file(LOCK)
     for target in demo.stacks["v1"].wheels.values():
         for path in wheels.fetch_wheels(target, found, cache, print).values():
             name = path.name.split("-")[0].lower().replace("_", "-")
@@ -70,7 +71,9 @@ def bootstrap(engine: Engine, url: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("who", ["the build host", "the control machine", "nobody"])
-def test_the_machine_that_reaches_the_index_gets_the_wheels(engine: Engine, wheel_folder: Path, tmp_path: Path, who: str) -> None:
+def test_the_machine_that_reaches_the_index_gets_the_wheels(
+    engine: Engine, wheel_folder: Path, tmp_path: Path, who: str
+) -> None:
     engine.env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     engine.wheels_from_folder = False
     control = f"{engine.lab.lab.subnet}.1"

@@ -1,5 +1,6 @@
-"""The whole life of a prefix where nothing leads out: a mirror made before, bootstrap, two generations, back and forth, garbage, a
-flipped byte, an archive into an empty prefix. The control machine's network is the login host's: the bridge to the others."""
+"""The whole life of a prefix where nothing leads out: a mirror made before, bootstrap, two generations, back and
+forth, garbage, a flipped byte, an archive into an empty prefix. The control machine's network is the login host's:
+the bridge to the others."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import test_json_doc
-from e2e_support import LOCK, ROOT, Engine, wait_until
 
 from deepep_bootstrap.lab import hosts
+from tests.cli import test_json_doc
+from tests.support.e2e import LOCK, ROOT, Engine, wait_until
 
 if TYPE_CHECKING:
-    from lab_support import LiveLab
+    from tests.support.lab import LiveLab
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 TARGET = f"cp3{sys.version_info.minor}-x86_64"
@@ -37,10 +38,16 @@ def engine(lab: LiveLab, standin_sources: Path, tmp_path_factory: pytest.TempPat
     made = mirrored(Engine(lab, standin_sources), mirror, f"--lock={lock}", "--stack=v1", f"--target={TARGET}")
     assert made.returncode == 0, made.stdout + made.stderr
     inside = (*hosts.enter(lab.lab, "login1")[:3], "-n", "--")
-    engine = Engine(lab, standin_sources, lock, mirror=mirror, inside=inside, env={"XDG_CACHE_HOME": str(folder / "cache")})
+    engine = Engine(
+        lab, standin_sources, lock, mirror=mirror, inside=inside, env={"XDG_CACHE_HOME": str(folder / "cache")}
+    )
     assert "hashes as locked" in bootstrap(engine)
     shutil.copy(lock, lock.with_suffix(".old"))
-    lock.write_text(lock.read_text().replace("[source.deepep]\n", '[source.deepep]\noptions = ["DISABLE_AGGRESSIVE_PTX_INSTRS=1"]\n'))
+    lock.write_text(
+        lock.read_text().replace(
+            "[source.deepep]\n", '[source.deepep]\noptions = ["DISABLE_AGGRESSIVE_PTX_INSTRS=1"]\n'
+        )
+    )
     bootstrap(engine)
     return engine
 
@@ -49,7 +56,9 @@ def mirrored(engine: Engine, mirror: Path, *words: str) -> subprocess.CompletedP
     """Run `invoke mirror`, which takes no hosts."""
     argv = [*engine.inside, sys.executable, "-m", "invoke", "mirror", str(mirror), *words]
     more = [] if engine.inside else engine.standin_mirrors()
-    return subprocess.run([*argv, *more], cwd=ROOT, env=engine.environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*argv, *more], cwd=ROOT, env=engine.environment(), capture_output=True, text=True, check=False
+    )
 
 
 def bootstrap(engine: Engine) -> str:
@@ -87,9 +96,13 @@ def test_generations_are_listed_with_what_they_alone_need(engine: Engine) -> Non
     assert set(rows[1]["entries"]) & set(rows[2]["entries"]), "they share NVSHMEM, GDRCopy and Python"
     (old,) = set(rows[1]["entries"]) - set(rows[2]["entries"])
     files = [path for path in (engine.on_disk / "store" / old).rglob("*") if path.is_file() and not path.is_symlink()]
-    assert rows[1]["own_bytes"] == sum(path.stat().st_size for path in files if path.name not in {"manifest.json", "files.sha256"})
+    assert rows[1]["own_bytes"] == sum(
+        path.stat().st_size for path in files if path.name not in {"manifest.json", "files.sha256"}
+    )
     assert rows[1]["hosts"] == ["n001", "n002", "login1"]
-    assert (engine.on_disk / "generations/1/deepep.lock.toml").read_bytes() == engine.lock.with_suffix(".old").read_bytes()
+    assert (engine.on_disk / "generations/1/deepep.lock.toml").read_bytes() == engine.lock.with_suffix(
+        ".old"
+    ).read_bytes()
     bill = json.loads((engine.on_disk / "generations/2/sbom.cdx.json").read_text())
     assert {each["bom-ref"] for each in bill["components"]} >= set(rows[2]["entries"])
     text = engine.run("generations")
@@ -184,7 +197,10 @@ def test_what_was_built_once_is_imported_elsewhere(engine: Engine, tmp_path: Pat
     assert offered["exit"] == 0, offered
     assert [outcome["step"] for outcome in offered["outcomes"] if outcome["step"] in other.store()] == []
     assert other.run("verify", "--store").code == 0
-    module = f"module use {other.prefix}/modulefiles && module load deepep && python -c 'import deep_ep; print(deep_ep.__file__)'"
+    module = (
+        f"module use {other.prefix}/modulefiles && module load deepep && python -c 'import deep_ep; "
+        f"print(deep_ep.__file__)'"
+    )
     loaded = engine.lab.ssh("n002", f'bash -lc "{module}"')
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.startswith(f"{other.prefix}/store/")

@@ -1,4 +1,5 @@
-"""One GPU machine with nothing but CUDA, compilers and a torch of its own: no network, no SSH, no Slurm, no module system.
+"""One GPU machine with nothing but CUDA, compilers and a torch of its own: no network, no SSH, no Slurm, no module
+system.
 
 The program runs on the lab's n001 itself, out of a folder filled by `pip install --target`, with `connection=local`.
 """
@@ -14,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e_support import LOCK, ROOT
 
 from deepep_bootstrap.fetch import locations, wheels
 from deepep_bootstrap.lock import model
+from tests.support.e2e import LOCK, ROOT
 
 if TYPE_CHECKING:
-    from lab_support import LiveLab
+    from tests.support.lab import LiveLab
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 PREFIX = "/opt/some-dir"
@@ -41,9 +42,12 @@ SLURM = "sinfo squeue scontrol sbatch srun salloc scancel"
 
 @pytest.fixture
 def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLab:
-    """The lab's n001 without Slurm and modules, with the program, its dependencies and an interpreter that has torch in /shared."""
+    """The lab's n001 without Slurm and modules, with the program, its dependencies and an interpreter that has torch
+    in /shared."""
     shared = fresh_lab.shared
-    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for name in listing.stdout.splitlines():
         if (ROOT / name).is_file():
             (shared / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +55,8 @@ def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLa
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--target", shared / "site", *NEEDS], check=True)
     shutil.copytree(standin_sources, shared / "standin")
     (shared / "wheels").mkdir()
-    demo = model.read(LOCK).stacks["v1-cu13"].wheels[f"cp3{sys.version_info.minor}-x86_64"]
-    found = locations.read([f"index:standin={standin_sources}/wheels"], {}, {})
+    demo = model.read_lock_file(LOCK).stacks["v1-cu13"].wheels[f"cp3{sys.version_info.minor}-x86_64"]
+    found = locations.read_mirrors([f"index:standin={standin_sources}/wheels"], {}, {})
     # With the NVSHMEM that torch's wheel brings: without LD_PRELOAD of ours, DeepEP gets that one.
     wanted = [wheel for wheel in demo if wheel.name in {"torch", "numpy", "setuptools", "nvidia-nvshmem-cu13"}]
     for path in wheels.fetch_wheels(wanted, found, tmp_path / "cache", print).values():
@@ -62,14 +66,17 @@ def machine(fresh_lab: LiveLab, standin_sources: Path, tmp_path: Path) -> LiveLa
         'pid=$(cat /run/slurmd.pid); kill "$pid"; while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; '
         "rm -rf /usr/sbin/sshd /usr/share/lmod /etc/profile.d/*lmod* /etc/profile.d/*modules*"
         f' && for name in {SLURM}; do rm -f "/usr/bin/$name"; done'
-        " && bash /usr/local/cuda/install /tmp/cuda-13 13.0.88 && rm -r /usr/local/cuda && mv /tmp/cuda-13 /usr/local/cuda"
+        " && bash /usr/local/cuda/install /tmp/cuda-13 13.0.88 && rm -r /usr/local/cuda && mv /tmp/cuda-13 "
+        "/usr/local/cuda"
         " && python3 -m venv /opt/own"
-        " && /opt/own/bin/python -m pip install -q --no-index --no-deps --find-links /shared/wheels torch numpy setuptools"
+        " && /opt/own/bin/python -m pip install -q --no-index --no-deps --find-links /shared/wheels torch numpy "
+        "setuptools"
         " nvidia-nvshmem-cu13"
         # The stand-in's wheel has text where the real one has a library, which torch opens.
         f" && echo 'int of_the_wheel;' | gcc -shared -Wl,-soname,libnvshmem_host.so.3 -x c - -o $(echo {BUNDLED})"
         # A node with a driver, or nothing is preloaded.
-        " && echo 'int of_the_driver;' | gcc -shared -Wl,-soname,libcuda.so.1 -x c - -o /usr/lib/x86_64-linux-gnu/libcuda.so.1 && ldconfig",
+        " && echo 'int of_the_driver;' | gcc -shared -Wl,-soname,libcuda.so.1 -x c - -o "
+        "/usr/lib/x86_64-linux-gnu/libcuda.so.1 && ldconfig",
     )
     return fresh_lab
 
@@ -87,7 +94,8 @@ def invoke(lab: LiveLab, words: str, code: int = 0) -> str:
 
 def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
     flags = (
-        f"--hosts=hosts/local.txt --lock=tests/upstreams/demo.lock.toml --stack=v1-cu13 --python=/opt/own/bin/python --prefix={PREFIX}"
+        f"--hosts=hosts/local.txt --lock=tests/upstreams/demo.lock.toml --stack=v1-cu13 --python=/opt/own/bin/python "
+        f"--prefix={PREFIX}"
         " --mirror https://example.invalid/standin/=/shared/standin/git/standin/"
     )
     said = invoke(machine, f"bootstrap {flags}")
@@ -108,7 +116,8 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
     assert "NVSHMEM store/" in invoke(machine, f"verify --hosts=hosts/local.txt --prefix={PREFIX}")
     run(
         machine,
-        f"cp {PREFIX}/store/*-nvshmem-*/lib/libnvshmem_host.so.3 {BUNDLED}; echo 'unset LD_PRELOAD' | tee -a {PREFIX}/current/env*.sh",
+        f"cp {PREFIX}/store/*-nvshmem-*/lib/libnvshmem_host.so.3 {BUNDLED}; echo 'unset LD_PRELOAD' | tee -a "
+        f"{PREFIX}/current/env*.sh",
     )
     without = invoke(machine, f"verify --hosts=hosts/local.txt --prefix={PREFIX}", code=4)
     assert "DeepEP would call another NVSHMEM — found /opt/own/lib" in without, "nothing but LD_PRELOAD puts ours first"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e_support import Engine
 
 from deepep_bootstrap.core.filetree import hash_path
+from tests.support.e2e import Engine
 
 if TYPE_CHECKING:
-    from lab_support import LiveLab
+    from tests.support.lab import LiveLab
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 
@@ -33,7 +33,9 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     # Every host loads the module in a login shell; the one without GPUs too.
     for host in ready.lab.hosts:
         loaded = ready.lab.ssh(
-            host, 'bash -lc "module load deepep && echo $LOADEDMODULES" 2>&1 | cat; bash -lc "module load deepep && which python"'
+            host,
+            'bash -lc "module load deepep && echo $LOADEDMODULES" 2>&1 | cat; bash -lc "module load deepep && which '
+            'python"',
         )
         assert loaded.returncode == 0, loaded.stderr
         assert "/shared/deepep/store/" in loaded.stdout
@@ -41,7 +43,9 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     assert [outcome["state"] for outcome in verified["outcomes"]] == ["done"] * 3
     # A user's own sbatch, with an argument for upstream's test.
     done = ready.lab.ssh(
-        "login1", 'cd /shared && bash -lc "sbatch --wait --output=job.out /shared/deepep/sbatch/internode-test.sbatch --num-tokens 128"'
+        "login1",
+        'cd /shared && bash -lc "sbatch --wait --output=job.out /shared/deepep/sbatch/internode-test.sbatch '
+        '--num-tokens 128"',
     )
     log = (ready.lab.shared / "job.out").read_text()
     assert done.returncode == 0, log
@@ -55,7 +59,9 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     assert ready.run("plan", "--check").code == 0
     assert sorted(path.name for path in (ready.on_disk / "generations").iterdir()) == ["1"]
     # No file in the store tells of the folder it was built in.
-    scratch = ready.lab.ssh("n001", "grep -rlaF deepep-scratch /shared/deepep/store --include='*' || true").stdout.split()
+    scratch = ready.lab.ssh(
+        "n001", "grep -rlaF deepep-scratch /shared/deepep/store --include='*' || true"
+    ).stdout.split()
     assert scratch == []
 
 
@@ -88,7 +94,9 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
     assert len(entries) == 4
     # As root, with bytecode allowed: an import must not write into the store.
     done = moved.lab.ssh(
-        "n001", "unset PYTHONDONTWRITEBYTECODE; bash -lc \"module load deepep && python -c 'import deep_ep, torch, numpy, setuptools'\""
+        "n001",
+        "unset PYTHONDONTWRITEBYTECODE; bash -lc \"module load deepep && python -c 'import deep_ep, torch, numpy, "
+        "setuptools'\"",
     )
     assert done.returncode == 0, done.stderr
     deepep = next(name for name in entries if "-deepep-" in name)
@@ -100,7 +108,8 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
 
 def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
     before = {
-        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else ""
+        for host in engine.lab.hosts
     }
     planned = engine.json("plan")
     kinds = [step["kind"] for step in planned["steps"]]
@@ -111,7 +120,8 @@ def test_what_plan_says_and_that_it_writes_nothing(engine: Engine) -> None:
     assert engine.run("bootstrap", "--dry-run").code == 0
     assert not engine.on_disk.exists()
     after = {
-        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else "" for host in engine.lab.hosts
+        host: hash_path(engine.lab.disk(host) / "etc") if (engine.lab.disk(host) / "etc").is_dir() else ""
+        for host in engine.lab.hosts
     }
     assert after == before
 

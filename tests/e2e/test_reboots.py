@@ -1,4 +1,5 @@
-"""Hosts prepared by the whole program: packages from a signed repository, driver options, drains and reboots under a real Slurm."""
+"""Hosts prepared by the whole program: packages from a signed repository, driver options, drains and reboots under a
+real Slurm."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e_support import Engine, wait_until
-from repos_support import Package, Repository, make_apt_repository
+
+from tests.support.e2e import Engine, wait_until
+from tests.support.repos import Package, Repository, make_apt_repository
 
 if TYPE_CHECKING:
-    from lab_support import LiveLab
+    from tests.support.lab import LiveLab
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 ROW = """doca-ofed = ["doca-ofed=3.2.1*"]
@@ -40,7 +42,8 @@ time.sleep(float(sys.argv[1]))
 
 @pytest.fixture
 def bare_engine(private_engine: Engine) -> Iterator[Engine]:
-    """A cluster as it comes: RDMA devices with the kernel's own driver, no driver options; a lock with a repository for DOCA-OFED."""
+    """A cluster as it comes: RDMA devices with the kernel's own driver, no driver options; a lock with a repository
+    for DOCA-OFED."""
     lab = private_engine.lab
     made = make_apt_repository(lab.shared / "apt", [Package("doca-ofed", "3.2.1-044000")], seen_as="/shared/apt")
     add_row(private_engine, made, made.fingerprint)
@@ -68,7 +71,10 @@ def add_row(engine: Engine, made: Repository, fingerprint: str) -> None:
 def own_names() -> set[str]:
     """What the lock may call this machine's distribution."""
     release = platform.freedesktop_os_release()
-    return {f"{release['ID']}-{release['VERSION_ID'].replace('.', '_')}", f"{release['ID']}-{release['VERSION_ID'].split('.')[0]}"}
+    return {
+        f"{release['ID']}-{release['VERSION_ID'].replace('.', '_')}",
+        f"{release['ID']}-{release['VERSION_ID'].split('.')[0]}",
+    }
 
 
 def wait_while_running(process: subprocess.Popen[str], condition: Callable[[], object], what: str) -> None:
@@ -94,7 +100,10 @@ def hold_package_lock(lab: LiveLab, host: str, seconds: int) -> subprocess.Popen
 
 def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_engine: Engine) -> None:
     lab, boots = bare_engine.lab, {host: bare_engine.lab.boot_id(host) for host in ("n001", "n002")}
-    lab.nsenter("n001", "echo 'options nvidia NVreg_RegistryDwords=\"RMForce=0x7;PeerMappingOverride=0\"' >/etc/modprobe.d/site.conf")
+    lab.nsenter(
+        "n001",
+        "echo 'options nvidia NVreg_RegistryDwords=\"RMForce=0x7;PeerMappingOverride=0\"' >/etc/modprobe.d/site.conf",
+    )
 
     # Without a terminal nothing is rebooted; what only files are needed for is written, and what waits is named.
     ended = bare_engine.run("bootstrap")
@@ -165,7 +174,8 @@ def test_a_node_that_comes_back_without_the_option_and_one_that_does_not_stay_dr
     drained = bare_engine.json("status")["drained"]
     assert set(drained) == {"n001", "n002"}  # n002 is off: Slurm still knows
 
-    # Somebody switches n002 on: the next run gives it back, and does not try the same again with n001: that reboot did not help.
+    # Somebody switches n002 on: the next run gives it back, and does not try the same again with n001: that reboot did
+    # not help.
     lab.fake("n002", "no_return", None)
     boot_drained(lab, "n002")
     first = lab.boot_id("n001")

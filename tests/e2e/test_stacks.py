@@ -1,4 +1,5 @@
-"""DeepEP V1 and V2 in one prefix on the embedded cluster: `module load` chooses, jobs of each find their own libraries."""
+"""DeepEP V1 and V2 in one prefix on the embedded cluster: `module load` chooses, jobs of each find their own
+libraries."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-import stacks_support
-from e2e_support import Engine
 
-pytest_plugins = ["lab_support", "e2e_support"]
+from tests.support import stacks as stacks_support
+from tests.support.e2e import Engine
+
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 PRINT = "import deep_ep, os; print(deep_ep.__version__, os.environ.get('EP_JIT_CACHE_DIR'))"
@@ -32,17 +34,23 @@ def test_v2_beside_v1(engine: Engine, tmp_path: Path) -> None:
     v1, v2 = offer["stacks"]["v1"], offer["stacks"]["v2"]
     assert (offer["default_stack"], v2["nccl"], v2["gdrcopy"]) == ("v1", stacks_support.NCCL, "")
     assert v2["archs"] == ["9.0", "10.0"]
-    listed = engine.lab.ssh("n001", f"/usr/local/cuda/bin/cuobjdump --list-elf /shared/deepep/store/{v2['deepep']}/lib/python/deep_ep/*.so")
+    listed = engine.lab.ssh(
+        "n001", f"/usr/local/cuda/bin/cuobjdump --list-elf /shared/deepep/store/{v2['deepep']}/lib/python/deep_ep/*.so"
+    )
     assert {"sm_90", "sm_100"} <= set(re.findall(r"sm_\d+", listed.stdout))
     # A user goes from one to the other and back; V2's variables leave with it.
     moves = f'module load deepep/{{}}; python -c "{PRINT}"'
     script = "; ".join(moves.format(record["module"].removeprefix("deepep/")) for record in (v1, v2, v1))
     cache = f"/tmp/deepep-jit-0-{v2['deepep'][:12]}"
-    assert engine.lab.ssh("n001", f"test -e {cache}").returncode == 1, "the look at the end of a bootstrap leaves nothing on the nodes"
+    assert engine.lab.ssh("n001", f"test -e {cache}").returncode == 1, (
+        "the look at the end of a bootstrap leaves nothing on the nodes"
+    )
     shown = engine.lab.ssh("n001", f"bash -lc {json.dumps(script)}")
     assert shown.stdout.splitlines() == ["1.2.1 None", f"2.1.0 {cache}", "1.2.1 None"], shown.stderr
     # Upstream's V2 test over two nodes, through Slurm, with its arguments.
-    passed = second.run("test", "--kind=internode", "--stack=v2", "--args=--num-tokens 128 --num-processes 2 --num-experts 8")
+    passed = second.run(
+        "test", "--kind=internode", "--stack=v2", "--args=--num-tokens 128 --num-processes 2 --num-experts 8"
+    )
     assert passed.code == 0, passed.text
     assert "EP: 0/4 | dispatch: " in passed.out
     assert f"NCCL {stacks_support.NCCL}" in passed.out

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from e2e_support import PATIENCE, ROOT, Engine, wait_until
 
-pytest_plugins = ["lab_support", "e2e_support"]
+from tests.support.e2e import PATIENCE, ROOT, Engine, wait_until
+
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 BUILDING = r"build nvshmem \S+ +\d+ s [^\r\n]*nvcc|build nvshmem \S+ +[2-9] s"
@@ -25,7 +26,7 @@ class Terminal:
         env = {**engine.environment(), "TERM": term}
         self.child = pexpect.spawn(
             argv[0], argv[1:], env=env, cwd=str(ROOT), encoding="utf-8", timeout=PATIENCE, dimensions=(30, columns)
-        )  # fmt: skip
+        )
         self.text = ""
 
     def expect(self, pattern: str) -> None:
@@ -92,7 +93,8 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
     assert terminal.end() == 0, terminal.text
     live, _, summary = terminal.text.rpartition(SHOW_CURSOR)
     assert HIDE_CURSOR in live
-    # What the live table drew is gone; the summary has colours and nothing that moves the cursor but one clearing of the spinner.
+    # What the live table drew is gone; the summary has colours and nothing that moves the cursor but one clearing of
+    # the spinner.
     assert re.findall(r"\x1b\[[0-9;?]*([A-Za-ln-z])", summary) in (["A", "K"], [])
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", summary)
     assert re.search(r"^done +build nvshmem \S+ +\d", plain, re.MULTILINE), plain
@@ -130,8 +132,13 @@ def test_no_escape_codes_without_a_terminal(engine: Engine, flags: list[str]) ->
 
 
 def nothing_runs(engine: Engine) -> None:
-    wait_until(lambda: not engine.processes(r"nvcc|cmake|ninja|salloc|publish"), "nothing of the run is left on the host")
-    wait_until(lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout, "scratch is gone")
+    wait_until(
+        lambda: not engine.processes(r"nvcc|cmake|ninja|salloc|publish"), "nothing of the run is left on the host"
+    )
+    wait_until(
+        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
+        "scratch is gone",
+    )
 
 
 def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) -> None:
@@ -144,7 +151,9 @@ def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) ->
     assert HIDE_CURSOR in live
     assert re.search(r"done\S* +prefix", after), "what was done before ^C is told"
     assert "Interrupted after" in after
-    assert after.rstrip().endswith("bootstrap: interrupted. Try: the same command again: it goes on from what is already there")
+    assert after.rstrip().endswith(
+        "bootstrap: interrupted. Try: the same command again: it goes on from what is already there"
+    )
     nothing_runs(engine)
 
 
@@ -161,7 +170,8 @@ def test_closing_the_window_ends_the_run_on_the_hosts_too(engine: Engine) -> Non
 
 @pytest.fixture
 def as_keeper(engine: Engine, tmp_path: Path) -> Engine:
-    """The program with a hosts file whose connections are those of keeper, who has sudo; builder, who has not, builds."""
+    """The program with a hosts file whose connections are those of keeper, who has sudo; builder, who has not,
+    builds."""
     text = engine.lab.hosts_file.read_text()
     changed, count = re.subn(r"^defaults .*$", r"\g<0> user=keeper build_user=builder", text, flags=re.MULTILINE)
     assert count == 1, text
@@ -193,7 +203,9 @@ def test_a_prefix_below_a_folder_of_roots_is_made_for_the_builder(as_keeper: Eng
 def with_password(as_keeper: Engine) -> Engine:
     """Sudo asks keeper for a password on every host."""
     for host in as_keeper.lab.hosts:
-        changed = as_keeper.lab.nsenter(host, "echo keeper:open-sesame | chpasswd && echo 'keeper ALL=(ALL) ALL' >/etc/sudoers.d/lab")
+        changed = as_keeper.lab.nsenter(
+            host, "echo keeper:open-sesame | chpasswd && echo 'keeper ALL=(ALL) ALL' >/etc/sudoers.d/lab"
+        )
         assert changed.returncode == 0, changed.stderr
     return as_keeper
 

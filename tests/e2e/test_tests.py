@@ -1,4 +1,5 @@
-"""`invoke test` on the embedded cluster: what it runs, what it brings back, what it says of NICs, ranks, nodes and hours that are wrong."""
+"""`invoke test` on the embedded cluster: what it runs, what it brings back, what it says of NICs, ranks, nodes and
+hours that are wrong."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import Engine
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.testing import run_folder
+from tests.support.e2e import Engine
 
-pytest_plugins = ["lab_support", "e2e_support"]
+pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 SMALL = "--args=--num-processes 2 --num-experts 8"
@@ -86,7 +87,12 @@ def test_between_nodes(ready: Engine) -> None:
     folder = ready.lab.shared / Path(document["run"]["folder"]).relative_to("/shared")
     run = run_folder.of_files(folder.name, run_folder.of_folder(folder))
     assert (run.kind, run.nodes, run.code, run.values["via"]) == ("internode", NODES, 0, "slurm")
-    assert sorted(run.logs) == ["job.log", "node-0-n001.log", "node-1-n002.log", *(f"rank-{rank}.log" for rank in range(4))]
+    assert sorted(run.logs) == [
+        "job.log",
+        "node-0-n001.log",
+        "node-1-n002.log",
+        *(f"rank-{rank}.log" for rank in range(4)),
+    ]
     assert all(before and after and len(after.nics) == 8 for before, after in run.counters.values())
     assert set(json.loads(run.facts)["hosts"]) == set(NODES)
     loaded = ready.lab.ssh("n001", "bash -lc 'module load deepep && python -c \"import deepep_tuned\"'")
@@ -98,7 +104,8 @@ def test_between_nodes(ready: Engine) -> None:
 def test_on_one_node_below_its_reference(ready: Engine) -> None:
     own = ready.on_disk / "references.toml"
     own.write_text(
-        '[[reference]]\ngpu = "H100"\nfabric = "nvlink"\nnodes = 1\ntest = "intranode"\ngeneration = "v1"\nlower = 0.1\nupper = 0.1\n'
+        '[[reference]]\ngpu = "H100"\nfabric = "nvlink"\nnodes = 1\ntest = "intranode"\ngeneration = "v1"\nlower = '
+        "0.1\nupper = 0.1\n"
         'source = "a dream"\nfigures = { "best.combine.nvl_gbs" = 400.0 }\n'
     )
     ended = ready.run("test", "--kind=intranode", SMALL, "--save-as-reference")
@@ -128,7 +135,10 @@ def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine, tmp_path: Path) 
         document = ready.json("test", "--kind=internode", "--via=ssh", SMALL)
     assert (document["exit"], outcome(document)[0]) == (VERDICT, "failed")
     below = states(document, "nic").get("below", [])
-    assert [text.split(" sent")[0] for text in below] == ["n001 mlx5_5/1", "n002 mlx5_5/1"], (document["outcome"], document["results"])
+    assert [text.split(" sent")[0] for text in below] == ["n001 mlx5_5/1", "n002 mlx5_5/1"], (
+        document["outcome"],
+        document["results"],
+    )
     assert "n001 mlx5_5/1 sent nothing of the test" in outcome(document)[2]
     assert document["tests"][0]["ok"], "the test itself passed"
     assert document["run"]["values"]["via"] == "ssh"
@@ -163,7 +173,9 @@ def test_one_that_hangs_ends_at_its_time_limit(ready: Engine) -> None:
 
 
 def test_one_that_never_starts(ready: Engine) -> None:
-    blocking = ready.lab.ssh("login1", "sbatch --parsable --nodes=2 --exclusive --output=/dev/null --wrap='sleep 60'").stdout.strip()
+    blocking = ready.lab.ssh(
+        "login1", "sbatch --parsable --nodes=2 --exclusive --output=/dev/null --wrap='sleep 60'"
+    ).stdout.strip()
     try:
         document = ready.json("test", "--kind=intranode", "--start-timeout=1")
     finally:
@@ -230,16 +242,26 @@ def test_on_hopper_it_runs_once(ready: Engine) -> None:
 def test_a_user_on_blackwell_by_sbatch(ready: Engine) -> None:
     file = "/shared/deepep/sbatch/low-latency-test.sbatch --num-processes 4 --num-experts 8"
     with capability(ready, "10.0", *NODES):
-        done = ready.lab.ssh("login1", f"cd /shared && bash -lc 'STANDIN_WRONG_ROW=700 sbatch --parsable --wait --output=x.out {file}'")
-        asked = ready.lab.ssh("login1", f"cd /shared && bash -lc 'sbatch --wait --output=y.out {file} --num-tokens 600'")
+        done = ready.lab.ssh(
+            "login1", f"cd /shared && bash -lc 'STANDIN_WRONG_ROW=700 sbatch --parsable --wait --output=x.out {file}'"
+        )
+        asked = ready.lab.ssh(
+            "login1", f"cd /shared && bash -lc 'sbatch --wait --output=y.out {file} --num-tokens 600'"
+        )
     assert done.returncode == 1, "wrong results"
-    assert "deepep: pass 2 of 2 on node 0: 256 tokens, run 1 of 15, 32 combine calls to check" in (ready.lab.shared / "x.out").read_text()
+    assert (
+        "deepep: pass 2 of 2 on node 0: 256 tokens, run 1 of 15, 32 combine calls to check"
+        in (ready.lab.shared / "x.out").read_text()
+    )
     said = (ready.lab.shared / "y.out").read_text()
     assert (asked.returncode, "tokens 600 -> 64" in said, "deepep: pass" in said) == (0, True, False), said
 
 
 def test_submitted_by_hand(ready: Engine) -> None:
-    sbatch = "sbatch --parsable --wait --output=bad.out /shared/deepep/sbatch/low-latency-test.sbatch --num-processes 2 --num-experts 8"
+    sbatch = (
+        "sbatch --parsable --wait --output=bad.out /shared/deepep/sbatch/low-latency-test.sbatch "
+        "--num-processes 2 --num-experts 8"
+    )
     done = ready.lab.ssh("login1", f"cd /shared && STANDIN_CORRUPT=1 bash -lc '{sbatch}'")
     assert done.returncode != 0, "a test that computes wrong fails"
     folder = ready.lab.shared / f"deepep-low-latency-{done.stdout.split()[0]}"

@@ -2,9 +2,10 @@
 
     python tests/upstreams/make.py OUTDIR [--lock]
 
-OUTDIR/git/standin/<name>.git are bare repositories, for `--mirror https://example.invalid/standin/=OUTDIR/git/standin/`;
-OUTDIR/wheels/*.whl for `--mirror index:standin=OUTDIR/wheels`. With --lock, demo.lock.toml beside this file gets their revisions,
-hashes and sizes; everything else in it, comments too, stays as it is.
+OUTDIR/git/standin/<name>.git are bare repositories, for `--mirror
+https://example.invalid/standin/=OUTDIR/git/standin/`; OUTDIR/wheels/*.whl for `--mirror index:standin=OUTDIR/wheels`.
+With --lock, demo.lock.toml beside this file gets their revisions, hashes and sizes; everything else in it, comments
+too, stays as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ LEFT_OUT = ("__pycache__", "*.pyc")
 
 @dataclass(frozen=True)
 class Shared:
-    """A file of another stand-in that a repository has too, as `target`, with the first text of `change` replaced by the second."""
+    """A file of another stand-in that a repository has too, as `target`, with the first text of `change` replaced by
+    the second."""
 
     source: str
     target: str
@@ -46,8 +48,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class Repository:
-    """One git repository: `ref` is what the lock asks for, besides the branch main. `submodules` are paths and the names of
-    repositories that are made before."""
+    """One git repository: `ref` is what the lock asks for, besides the branch main. `submodules` are paths and the
+    names of repositories that are made before."""
 
     name: str
     ref: str
@@ -57,7 +59,8 @@ class Repository:
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel: the files below wheels/<folder>, `requires` in its metadata, @WORDS@ of *.in files replaced by `words`."""
+    """One wheel: the files below wheels/<folder>, `requires` in its metadata, @WORDS@ of *.in files replaced by
+    `words`."""
 
     folder: str
     name: str
@@ -87,7 +90,10 @@ REPOSITORIES = (
         "refs/tags/v2.1.0",
         (
             Shared("deepep/csrc/deep_ep.cpp", "csrc/legacy/deep_ep.cpp"),
-            *(Shared(f"deepep/csrc/kernels/{name}.cu", f"csrc/kernels/legacy/{name}.cu") for name in ("intranode", "internode")),
+            *(
+                Shared(f"deepep/csrc/kernels/{name}.cu", f"csrc/kernels/legacy/{name}.cu")
+                for name in ("intranode", "internode")
+            ),
             Shared("deepep/deep_ep/buffer.py", "deep_ep/buffers/legacy.py", ("deep_ep_cpp", "deep_ep._C")),
             Shared("deepep/tests/utils.py", "tests/elastic/utils.py"),
             *(
@@ -101,21 +107,30 @@ REPOSITORIES = (
 
 
 def _torch(version: str, cuda: str) -> Wheel:
-    words = (("VERSION", version), ("CUDA", cuda), ("GIT", hashlib.sha1(version.encode(), usedforsecurity=False).hexdigest()))
+    words = (
+        ("VERSION", version),
+        ("CUDA", cuda),
+        ("GIT", hashlib.sha1(version.encode(), usedforsecurity=False).hexdigest()),
+    )
     requires = ("numpy", f"nvidia-nvshmem-cu{cuda.split('.')[0]} (==3.4.5)", "setuptools (<82)")
     return Wheel("torch", "torch", version, "CPU stand-in of PyTorch: a version and processes", requires, words)
 
 
 def _nvshmem(major: str) -> Wheel:
-    return Wheel("nvshmem", f"nvidia-nvshmem-cu{major}", "3.4.5", "Stand-in of the NVSHMEM wheel: a library that cannot be loaded")
+    return Wheel(
+        "nvshmem",
+        f"nvidia-nvshmem-cu{major}",
+        "3.4.5",
+        "Stand-in of the NVSHMEM wheel: a library that cannot be loaded",
+    )
 
 
 WHEELS = (_torch("2.10.0", "12.8"), _torch("2.11.0", "13.0"), _nvshmem("12"), _nvshmem("13"))
 
 
 def git(*arguments: str, folder: Path, text: str = "", **environment: str) -> str:
-    """Run git in the bare repository `folder`, with `text` on standard input, and return its output; nobody's settings, names or
-    clocks get in."""
+    """Run git in the bare repository `folder`, with `text` on standard input, and return its output; nobody's
+    settings, names or clocks get in."""
     clean = {
         "PATH": os.environ.get("PATH", os.defpath),
         "GIT_DIR": str(folder),
@@ -127,7 +142,9 @@ def git(*arguments: str, folder: Path, text: str = "", **environment: str) -> st
         **environment,
     }
     clean.update({name.replace("AUTHOR", "COMMITTER"): value for name, value in clean.items() if "_AUTHOR_" in name})
-    return subprocess.run(["git", *arguments], env=clean, input=text, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], env=clean, input=text, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def make_repository(repository: Repository, outdir: Path) -> str:
@@ -141,7 +158,13 @@ def make_repository(repository: Repository, outdir: Path) -> str:
     git("add", "--all", "--", str(HERE / repository.name), folder=folder, **tree)
     for shared in repository.shared:
         content = (HERE / shared.source).read_text(encoding="utf-8")
-        blob = git("hash-object", "-w", "--stdin", folder=folder, text=content.replace(*shared.change) if shared.change[0] else content)
+        blob = git(
+            "hash-object",
+            "-w",
+            "--stdin",
+            folder=folder,
+            text=content.replace(*shared.change) if shared.change[0] else content,
+        )
         git("update-index", "--add", "--cacheinfo", f"100644,{blob},{shared.target}", folder=folder, **tree)
     for path, name in repository.submodules:
         commit = git("rev-parse", "refs/heads/main", folder=outdir / "git" / "standin" / f"{name}.git")
@@ -155,7 +178,8 @@ def make_repository(repository: Repository, outdir: Path) -> str:
 
 
 def export_tree(name: str, outdir: Path, target: Path) -> None:
-    """Put the tree of a made repository, its submodules too, into the empty folder `target`, as a checkout without .git would be."""
+    """Put the tree of a made repository, its submodules too, into the empty folder `target`, as a checkout without
+    .git would be."""
     repository = outdir / "git" / "standin" / f"{name}.git"
     place = {"GIT_WORK_TREE": str(target), "GIT_INDEX_FILE": str(target) + ".index"}
     git("read-tree", "refs/heads/main", folder=repository, **place)
@@ -184,7 +208,12 @@ def wheel_files(wheel: Wheel) -> dict[str, bytes]:
 
 def wheel_metadata(wheel: Wheel) -> dict[str, bytes]:
     """Return the two files that every wheel must have besides RECORD."""
-    metadata = ["Metadata-Version: 2.1", f"Name: {wheel.name}", f"Version: {wheel.version}", f"Summary: {wheel.summary}"]
+    metadata = [
+        "Metadata-Version: 2.1",
+        f"Name: {wheel.name}",
+        f"Version: {wheel.version}",
+        f"Summary: {wheel.summary}",
+    ]
     metadata += ["Classifier: Development Status :: 1 - Planning", "Requires-Python: >=3.10"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in wheel.requires]
     tags = ["Wheel-Version: 1.0", "Generator: tests/upstreams/make.py", "Root-Is-Purelib: true", "Tag: py3-none-any"]
@@ -192,7 +221,8 @@ def wheel_metadata(wheel: Wheel) -> dict[str, bytes]:
 
 
 def make_wheel(wheel: Wheel, outdir: Path) -> Path:
-    """Write OUTDIR/wheels/<file> and return its path. Stored, not compressed: zlib's output differs between its versions."""
+    """Write OUTDIR/wheels/<file> and return its path. Stored, not compressed: zlib's output differs between its
+    versions."""
     info = f"{wheel.escaped}-{wheel.version}.dist-info"
     files = wheel_files(wheel)
     files.update({f"{info}/{name}": content for name, content in wheel_metadata(wheel).items()})
@@ -243,7 +273,8 @@ def lock_text(text: str, revisions: dict[str, str], outdir: Path) -> str:
 
 
 def make_all(outdir: Path) -> dict[str, str]:
-    """Make every repository and wheel below `outdir`, again where they are there already, and return the commit ids by name."""
+    """Make every repository and wheel below `outdir`, again where they are there already, and return the commit ids
+    by name."""
     for wheel in WHEELS:
         make_wheel(wheel, outdir)
     return {repository.name: make_repository(repository, outdir) for repository in REPOSITORIES}

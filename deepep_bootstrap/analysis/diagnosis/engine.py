@@ -1,4 +1,4 @@
-"""Why something failed: causes named from logs by the rules of env/causes.toml, the most likely one first. Pure."""
+"""Causes of a failure named from logs by the rules of causes.toml, the most likely one first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.rules import Book, Cause, Ending, Pattern, Sign
+from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign
 
 NEAR = 12
 """Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
@@ -19,7 +19,8 @@ SURE = 0.75
 """From here on a cause is taken for sure and explains others."""
 
 ALIKE = 0.1
-"""Sure causes that differ by less in confidence are told in the order of time: what came first is the root more often."""
+"""Sure causes that differ by less in confidence are told in the order of time: what came first is the root more
+often."""
 
 HIDDEN = 0.4
 """What is left of the confidence in a cause that a sure one explains."""
@@ -43,8 +44,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and where this is from.
-    `checks` would tell it from other causes of the same lines."""
+    """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and
+    where this is from. `checks` would tell it from other causes of the same lines."""
 
     cause: str
     title: str
@@ -67,8 +68,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What logs tell: causes, the most likely first; remarks; and the first line that tells of a failure at all, None where
-    nothing failed."""
+    """What logs tell: causes, the most likely first; remarks; and the first line that tells of a failure at all,
+    None where nothing failed."""
 
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
@@ -77,7 +78,8 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Part:
-    """One log with the line from which on it counts: after the last line that says all went well, where nothing failed later."""
+    """One log with the line from which on it counts: after the last line that says all went well, where nothing
+    failed later."""
 
     log: Log
     start: int
@@ -100,8 +102,9 @@ class _Found:
         return part, min((each.line for _, other, each in self.signs if other == part), default=hit.line)
 
 
-def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
-    """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of `book`."""
+def diagnose(logs: Mapping[str, str], book: CauseSet) -> Diagnosis:
+    """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of
+    `book`."""
     parts = [_part(Log(name, text), book.ending) for name, text in logs.items()]
     failed = any(part.failure for part in parts)
     look = _Look(tuple(parts), book.ending, failed)
@@ -109,11 +112,14 @@ def diagnose(logs: Mapping[str, str], book: Book) -> Diagnosis:
     ranked = _rank(found)
     findings = tuple(_told(each, parts) for each in ranked)
     failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
-    return Diagnosis(findings, (*_harmless(parts, book), *_survived(parts, book, {each.cause.slug for each in found})), failure)
+    return Diagnosis(
+        findings, (*_harmless(parts, book), *_survived(parts, book, {each.cause.slug for each in found})), failure
+    )
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several logs."""
+    """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several
+    logs."""
     told: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
     several = len({each.log for item in told for each in item.evidence}) > 1
     findings = [
@@ -127,17 +133,25 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         }
         for finding in diagnosis.findings
     ]
-    notes = [{"about": note.about, "evidence": _lines(note.evidence, several=several), "why": note.why} for note in diagnosis.notes]
+    notes = [
+        {"about": note.about, "evidence": _lines(note.evidence, several=several), "why": note.why}
+        for note in diagnosis.notes
+    ]
     return {"findings": findings, "notes": notes}
 
 
 def advice(finding: Finding) -> str:
     """Return what mends it; where another cause may be meant, with the checks that would decide."""
-    return f"{finding.fix} To be sure first: {finding.checks}" if finding.checks and finding.confidence < SURE else finding.fix
+    return (
+        f"{finding.fix} To be sure first: {finding.checks}"
+        if finding.checks and finding.confidence < SURE
+        else finding.fix
+    )
 
 
 def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what mends it."""
+    """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what
+    mends it."""
     if not diagnosis.findings:
         return ()
     first = diagnosis.findings[0]
@@ -155,11 +169,13 @@ def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any
 
 
 def _part(log: Log, ending: Ending) -> _Part:
-    """Return the log with the part of it that counts: what stands before a good end is over, unless something died before it and was not
-    tried again."""
+    """Return the log with the part of it that counts: what stands before a good end is over, unless something died
+    before it and was not tried again."""
     well = max((log.last(pattern) for pattern in ending.well), default=-1)
     start = well + 1
-    if start and (_failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))):
+    if start and (
+        _failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))
+    ):
         start = 0
     return _Part(log, start, _failure(log, ending, start))
 
@@ -208,7 +224,9 @@ class _Look:
                 shown = shown or (seen if context.add > 0 else None)
         if confidence < FLOOR:
             return None
-        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown)
+        return _Found(
+            cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown
+        )
 
     def _fits(self, rule: Cause | Sign) -> bool:
         """Return whether the logs have what the rule needs, and nothing that rules it out."""
@@ -244,7 +262,9 @@ def _rank(found: Sequence[_Found]) -> list[_Found]:
     what a sure one explains, and without faint ones beside sure ones."""
     sure = [each for each in found if each.confidence >= SURE]
     hidden = {slug for each in sure for slug in each.cause.hides}
-    weighed = [replace(each, confidence=each.confidence * (HIDDEN if each.cause.slug in hidden else 1.0)) for each in found]
+    weighed = [
+        replace(each, confidence=each.confidence * (HIDDEN if each.cause.slug in hidden else 1.0)) for each in found
+    ]
     least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
     top = max((each.confidence for each in weighed), default=0.0)
 
@@ -263,14 +283,16 @@ def _told(found: _Found, parts: Sequence[_Part]) -> Finding:
         place, hit = found.context
         chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
     evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
-    return Finding(cause.slug, cause.title, found.confidence, evidence, cause.why, cause.fix, cause.source, cause.checks)
+    return Finding(
+        cause.slug, cause.title, found.confidence, evidence, cause.why, cause.fix, cause.source, cause.checks
+    )
 
 
 def _shown(log: Log, hit: Hit) -> Evidence:
     return Evidence(log.name, hit.line + 1, hit.text)
 
 
-def _harmless(parts: Sequence[_Part], book: Book) -> Iterator[Note]:
+def _harmless(parts: Sequence[_Part], book: CauseSet) -> Iterator[Note]:
     """Yield a note for each kind of line that looks bad and is not here."""
     for rule in book.harmless:
         if _anywhere(rule.unless, parts):
@@ -281,7 +303,7 @@ def _harmless(parts: Sequence[_Part], book: Book) -> Iterator[Note]:
                 break
 
 
-def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[Note]:
+def _survived(parts: Sequence[_Part], book: CauseSet, found: set[str]) -> Iterator[Note]:
     """Yield a note for each cause that showed and that the run got over."""
     if not any(part.start for part in parts):
         return
@@ -289,4 +311,8 @@ def _survived(parts: Sequence[_Part], book: Book, found: set[str]) -> Iterator[N
     for cause in book.causes:
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]
-            yield Note(cause.slug, (_shown(parts[place].log, hit),), f"{cause.title}: shown here, and the run went well after it")
+            yield Note(
+                cause.slug,
+                (_shown(parts[place].log, hit),),
+                f"{cause.title}: shown here, and the run went well after it",
+            )

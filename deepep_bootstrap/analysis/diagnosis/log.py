@@ -1,4 +1,6 @@
-"""One log to be searched: without colours, with the labels of launchers told from the text, quick also where it has 100 MB. Pure."""
+"""One log to be searched: without colours, with the labels of launchers told from the text, quick also with
+100 MB.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.analysis.diagnosis.rules import Pattern
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
 """Colours, titles, cursor moves, bells; not what ends a line."""
 
 LABEL = re.compile(
-    r"\s*(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\[\d+,\d+\]<std(?:out|err)>:|\((?:[\w.]+ )?(?:pid|ip)=[^)\n]{1,40}\)"
+    r"\s*(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\[\d+,\d+\]<std(?:out|err)>:|\((?:[\w.]+ )?(?:pid"
+    r"|ip)=[^)\n]{1,40}\)"
     r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$)"
 )
 """What srun -l, mpirun, torchrun, Ray, vLLM, pdsh and compose put before the lines of one process."""
@@ -44,7 +49,8 @@ class Hit:
 
 @dataclass(frozen=True)
 class _Stream:
-    """The lines of one process joined to one text: small letters to find words in, where each line begins, and its number."""
+    """The lines of one process joined to one text: small letters to find words in, where each line begins, and its
+    number."""
 
     text: str
     small: str
@@ -53,7 +59,8 @@ class _Stream:
 
 
 class Log:
-    """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where words begin."""
+    """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
+    words begin."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -65,7 +72,8 @@ class Log:
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
 
     def find(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
-        """Yield the lines from `start` on that fit, in order; what is cut over several lines comes after those that are whole."""
+        """Yield the lines from `start` on that fit, in order; what is cut over several lines comes after those that
+        are whole."""
         yield from itertools.islice(self._whole(pattern, start), MOST_HITS)
         if pattern.tight:
             yield from itertools.islice(self._cut(pattern, start), MOST_HITS)
@@ -87,7 +95,9 @@ class Log:
 
     def near(self, pattern: Pattern, line: int, reach: int) -> bool:
         """Return whether a line not more than `reach` lines away fits."""
-        return any(pattern.regex.search(text[: 2 * WINDOW]) for text in self.lines[max(0, line - reach) : line + reach + 1])
+        return any(
+            pattern.regex.search(text[: 2 * WINDOW]) for text in self.lines[max(0, line - reach) : line + reach + 1]
+        )
 
     def _whole(self, pattern: Pattern, start: int) -> Iterator[Hit]:
         last = -1
@@ -113,7 +123,8 @@ class Log:
                     places[word] = self._small.find(word, onward)
 
     def _place(self, word: str, begin: int) -> int:
-        """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for from the start once."""
+        """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for
+        from the start once."""
         if word not in self._places:
             self._places[word] = self._small.find(word)
         first = self._places[word]
@@ -135,7 +146,9 @@ class Log:
                 while at >= 0:
                     match = pattern.regex.search(stream.text, max(0, at - 2 * len(word) - 200), at + len(word) + 200)
                     if match:
-                        first, last = (bisect_right(stream.starts, place) - 1 for place in (match.start(), match.end() - 1))
+                        first, last = (
+                            bisect_right(stream.starts, place) - 1 for place in (match.start(), match.end() - 1)
+                        )
                         if 0 < last - first <= CUTS and stream.lines[first] >= start:
                             yield Hit(stream.lines[first], match[0])
                     at = stream.small.find(word, at + len(word))
@@ -147,7 +160,9 @@ def _joined(lines: list[str]) -> Iterator[_Stream]:
     for number, line in enumerate(lines):
         text = TIME.sub("", line, 1)
         label = LABEL.match(text)
-        streams.setdefault(label[0].strip() if label else "", []).append((number, text[label.end() if label else 0 :].strip()))
+        streams.setdefault(label[0].strip() if label else "", []).append(
+            (number, text[label.end() if label else 0 :].strip())
+        )
     for stream in streams.values():
         if len(stream) < 2:
             continue

@@ -15,18 +15,22 @@ from deepep_bootstrap.core.redact import scrub, secrets_of
 
 
 def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
-    """Return the outcomes; the detail of a failed one goes on with its likeliest cause, the line that shows it, why, and what mends it,
-    as far as the rules in env/ under `root` know. Without a log its detail is what they are asked about."""
+    """Return the outcomes; the detail of a failed one goes on with its likeliest cause, the line that shows it, why,
+    and what mends it, as far as the rules in env/ under `root` know. Without a log its detail is what they are asked
+    about."""
     given = tuple(outcomes)
     if not any(outcome.state == "failed" for outcome in given):
         return given
     where = root / "env" / rules.FILE
     try:
-        book = rules.load(where.read_text(encoding="utf-8"), str(where))
+        book = rules.load_causes(where.read_text(encoding="utf-8"), str(where))
     except Trouble as trouble:
         # What failed is told all the same; a fault in the rules is a remark beside it.
         return tuple(_longer(outcome, [f"no cause was looked for: {trouble}"]) for outcome in given)
-    return tuple(_longer(outcome, brief(diagnose(_logs(outcome), book))) if outcome.state == "failed" else outcome for outcome in given)
+    return tuple(
+        _longer(outcome, brief(diagnose(_logs(outcome), book))) if outcome.state == "failed" else outcome
+        for outcome in given
+    )
 
 
 def _logs(outcome: Outcome) -> dict[str, str]:

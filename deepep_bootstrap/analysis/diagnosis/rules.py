@@ -1,6 +1,8 @@
-"""Regular expressions for long logs: each knows words that its matches contain, so that most of a log is never looked at. Pure.
+"""The rules of causes.toml, and their patterns: each knows words that its matches contain, so that most of a
+log is never looked at.
 
-What cannot be searched in time linear in the length of a log is refused: a repeated group, a reference to a group, nothing to look for.
+A pattern that cannot be searched in time linear in the length of a log is refused: a repeated group, a
+reference to a group, no word to look for.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import NAME, SOME, Form, Table
-from deepep_bootstrap.core.toml import load as read_toml
+from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm
+from deepep_bootstrap.core.toml import load_toml as read_toml
 
 SHORTEST = 3
 """Letters a word must have to be worth looking for."""
 
 WIDE = re.compile(r"(?:\.|\[\^[^\]]*\])(?:[*+]|\{\d*,(?:\d{2,})?\})")
-"""Something in a pattern that goes over anything for long: `.*`, `.{0,80}`, `[^)]*`. Such a pattern is not tried over the end of a line."""
+"""Something in a pattern that goes over anything for long: `.*`, `.{0,80}`, `[^)]*`. Such a pattern is not tried
+over the end of a line."""
 
 REPEATED_GROUP = re.compile(r"(?<!\\)\)(?:[*+]|\{\d+,\})")
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
@@ -27,16 +30,17 @@ OPTIONS = re.compile(r"\((?:\?(?:<?[=!]|:|P<\w+>|[aiLmsux-]+:))?")
 
 @dataclass(frozen=True)
 class Pattern:
-    """A compiled pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words` (small letters).
-    `tight`: it may be tried over the end of a line, where a message was wrapped or cut."""
+    """A compiled pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
+    (small letters). `tight`: it may be tried over the end of a line, where a message was wrapped or cut."""
 
     regex: re.Pattern[str]
     words: tuple[str, ...]
     tight: bool
 
 
-def make(source: str, *, everywhere: bool = True) -> Pattern:
-    """Return the pattern; ValueError saying what is wrong with it. One that is not looked for `everywhere` needs no word."""
+def compile_pattern(source: str, *, everywhere: bool = True) -> Pattern:
+    """Return the pattern; ValueError saying what is wrong with it. One that is not looked for `everywhere` needs no
+    word."""
     if REPEATED_GROUP.search(source):
         raise ValueError("a repeated group can take for ever on a long line")
     if REFERENCE.search(source):
@@ -54,14 +58,15 @@ def make(source: str, *, everywhere: bool = True) -> Pattern:
 
 
 class _Scanner:
-    """Finds in the text of a regular expression what every match must contain. Knows as much of the syntax as the rules use."""
+    """Finds in the text of a regular expression what every match must contain. Knows as much of the syntax as the
+    rules use."""
 
     def __init__(self, source: str) -> None:
         self.source = source
 
     def alternatives(self, at: int) -> tuple[list[str], int]:
-        """Return for each alternative from `at` on the words of which one must occur, all in one list, and where the group ends.
-        An alternative without a word gives ""."""
+        """Return for each alternative from `at` on the words of which one must occur, all in one list, and where the
+        group ends. An alternative without a word gives ""."""
         found: list[str] = []
         while True:
             words, at = self.sequence(at)
@@ -88,7 +93,8 @@ class _Scanner:
         return _better(best, [run]), at
 
     def item(self, at: int) -> tuple[str, list[str], int]:
-        """Return one item: its text where it stands for itself, the words of a group, and where the next item begins."""
+        """Return one item: its text where it stands for itself, the words of a group, and where the next item
+        begins."""
         letter = self.source[at]
         if letter == "\\":
             escaped = self.source[at + 1 : at + 2]
@@ -113,16 +119,17 @@ def _better(one: list[str], other: list[str]) -> list[str]:
 
 
 FILE = "causes.toml"
-PATTERN = Form(r"[^\n]+", "a regular expression for one line")
+PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
 ON_LINES = ("noise", "mild")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be there, a few
-    lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also on a line of noise.
-    `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second."""
+    """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
+    there, a few lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also
+    on a line of noise. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and
+    none fits one of the second."""
 
     find: Pattern
     weight: float
@@ -135,8 +142,8 @@ class Sign:
 
 @dataclass(frozen=True)
 class Context:
-    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its absence that does.
-    `near`: another line must be there, a few lines before or after."""
+    """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its
+    absence that does. `near`: another line must be there, a few lines before or after."""
 
     find: Pattern
     add: float
@@ -146,8 +153,9 @@ class Context:
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a line that fits one
-    of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts where the run ended well (slowness)."""
+    """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a
+    line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts
+    where the run ended well (slowness)."""
 
     slug: str
     title: str
@@ -175,9 +183,10 @@ class Harmless:
 
 @dataclass(frozen=True)
 class Ending:
-    """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the `fatal` ones, after
-    which nothing goes on but what is tried `again`; the `noise` of programs that tell what they look for; and how `mild` lines look,
-    warnings of a program that goes on: none tells of a failure, and signs on them are hints."""
+    """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the
+    `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that tell what they
+    look for; and how `mild` lines look, warnings of a program that goes on: none tells of a failure, and signs on
+    them are hints."""
 
     well: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
@@ -188,7 +197,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Book:
+class CauseSet:
     """All that is known: causes, harmless lines, and how runs end."""
 
     causes: tuple[Cause, ...]
@@ -196,9 +205,9 @@ class Book:
     ending: Ending
 
 
-def load(text: str, where: str, base: Book | None = None) -> Book:
-    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them. Their causes may hide
-    those of `base` too."""
+def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
+    """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them.
+    Their causes may hide those of `base` too."""
     problems: list[Problem] = []
     top = Table(read_toml(text, where), where, problems)
     causes = tuple(map(_cause, top.tables("cause")))
@@ -210,15 +219,15 @@ def load(text: str, where: str, base: Book | None = None) -> Book:
     _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
     if problems:
         raise Trouble(*problems)
-    return Book(causes, harmless, ends)
+    return CauseSet(causes, harmless, ends)
 
 
-def join(first: Book, second: Book) -> Book:
+def join(first: CauseSet, second: CauseSet) -> CauseSet:
     """Return the rules of both; a cause of the second replaces one of the same slug of the first."""
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
     both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
-    return Book(kept + second.causes, first.harmless + second.harmless, both)
+    return CauseSet(kept + second.causes, first.harmless + second.harmless, both)
 
 
 def _cause(table: Table) -> Cause:
@@ -262,18 +271,25 @@ def _near(table: Table) -> Pattern | None:
 
 def _context(table: Table) -> Context:
     absent = "without" in table.data
-    context = Context(next(_pattern(table, "without" if absent else "find"), NOTHING), _number(table, "add", -1.0), absent, _near(table))
+    context = Context(
+        next(_pattern(table, "without" if absent else "find"), NOTHING),
+        _number(table, "add", -1.0),
+        absent,
+        _near(table),
+    )
     table.close()
     return context
 
 
 def _harmless(table: Table) -> Harmless:
-    found = Harmless(table.text("slug", NAME), _patterns(table, "find"), table.text("why", SOME), _patterns(table, "unless"))
+    found = Harmless(
+        table.text("slug", NAME), _patterns(table, "find"), table.text("why", SOME), _patterns(table, "unless")
+    )
     table.close()
     return found
 
 
-NOTHING = make("nothing of this kind")
+NOTHING = compile_pattern("nothing of this kind")
 """Stands for a pattern that cannot be used; a problem tells of it, so that it is never searched for."""
 
 
@@ -286,12 +302,14 @@ def _pattern(table: Table, key: str, *, everywhere: bool = True) -> Iterator[Pat
 
 def _patterns(table: Table, key: str, *, everywhere: bool = True) -> tuple[Pattern, ...]:
     """Return the list of patterns of `key`, which may be absent."""
-    return tuple(made for source in table.words(key, PATTERN) for made in _made(table, key, source, everywhere=everywhere))
+    return tuple(
+        made for source in table.words(key, PATTERN) for made in _made(table, key, source, everywhere=everywhere)
+    )
 
 
 def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:
     try:
-        yield make(source, everywhere=everywhere)
+        yield compile_pattern(source, everywhere=everywhere)
     except ValueError as error:
         table.complain(key, f"cannot be used: {error}", source)
 

@@ -1,6 +1,8 @@
-"""What one log says about one test: what was collected from its lines, and where in a log one test ends and the next begins. Pure.
+"""Values collected from the lines of one log, divided into its tests; figures of its ranks summed up and
+compared.
 
-These are collectors, the only values of this room that change; `results` makes a `figures.Tested` of all parts of a test.
+Collectors are the only values of this package that change; `analysis.results.read` makes a `model.Tested`
+of all parts of a test.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deepep_bootstrap.analysis.results.model import Best, Point, Rank, Spread
-from deepep_bootstrap.analysis.results.passes import Turn
+from deepep_bootstrap.analysis.results.passes import PassRun
 from deepep_bootstrap.analysis.results.scanner import Token
 
 Key = tuple[int, float, float]
@@ -52,7 +54,9 @@ class Sweep:
         for index, block in enumerate(self.blocks):
             operation = self.operations[index] if index < len(self.operations) else ""
             for one, *_ in block.values():
-                yield Point(operation, one.sms, one.nvl_chunk, one.rdma_chunk, one.nvl_gbs, one.rdma_gbs, one.us, one.default)
+                yield Point(
+                    operation, one.sms, one.nvl_chunk, one.rdma_chunk, one.nvl_gbs, one.rdma_gbs, one.us, one.default
+                )
 
 
 def _chunk(chunk: int | None) -> float:
@@ -60,7 +64,7 @@ def _chunk(chunk: int | None) -> float:
 
 
 @dataclass
-class Voice:
+class NodeOutput:
     """What one node printed, or all nodes together where nothing tells them apart (`copies`: how many those are)."""
 
     configs: int = 0
@@ -77,7 +81,8 @@ class Voice:
         return self.sweep.copies
 
     def add_config(self, *, late: bool = False) -> None:
-        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an end says it again."""
+        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an
+        end says it again."""
         self.configs += 1
         if late or not self.busy:
             self.sweep.copies = self.configs
@@ -119,11 +124,11 @@ FOREIGN = {
 
 
 @dataclass
-class Part:
-    """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them; `world` is what the
-    ranks themselves say, `nodes` what the job says; `headers` counts the
-    nodes on which a file of ours began it: each of them says an exit code in the end. `turn` is its pass, of a test that
-    has passes; it `goes_on` where its log has the next one, behind which the job's last word stands then."""
+class LogSection:
+    """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them;
+    `world` is what the ranks themselves say, `nodes` what the job says; `headers` counts the nodes on which a file
+    of ours began it: each of them says an exit code in the end. `turn` is its pass, of a test that has passes; it
+    `goes_on` where its log has the next one, behind which the job's last word stands then."""
 
     log: str
     line: int
@@ -135,7 +140,7 @@ class Part:
     headers: int = 0
     codes: list[int] = field(default_factory=list)
     config: dict[str, int | float | str] = field(default_factory=dict)
-    voices: dict[str, Voice] = field(default_factory=dict)
+    voices: dict[str, NodeOutput] = field(default_factory=dict)
     figures: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     nodes: int = 0
     world: int = 0
@@ -143,7 +148,7 @@ class Part:
     seeds: int = 0
     endless: bool = False
     content: bool = False
-    turn: Turn | None = None
+    turn: PassRun | None = None
     goes_on: bool = False
     errors: list[tuple[str, int | None]] = field(default_factory=list)
 
@@ -159,7 +164,8 @@ class Part:
 
     @property
     def _awaits_node(self) -> bool:
-        """Return whether a node that the job has did not begin yet: what it prints first may come behind what another one tried."""
+        """Return whether a node that the job has did not begin yet: what it prints first may come behind what
+        another one tried."""
         begun = sum(max(voice.configs, bool(voice.busy)) for voice in self.voices.values())
         return self.kind in {"intranode", "internode"} and 0 < begun < self.nodes
 
@@ -182,7 +188,8 @@ class Part:
         elif kind == "ep_config":
             begins = self.kind != "ep" or not self.seeds
         elif kind == "seed":
-            # Seed 0 is the first of a test between nodes, but of a low-latency test the first one after its only regular round.
+            # Seed 0 is the first of a test between nodes, but of a low-latency test the first one after its only
+            # regular round.
             begins = token.words == (" ", "0") and self.kind in {"intranode", "internode"}
         else:
             begins = kind == "allocating" or kind in FOREIGN.get(self.kind, ())
@@ -209,11 +216,11 @@ class Part:
         else:
             self._take_throughput(token)
 
-    def voice(self, label: str) -> Voice:
+    def voice(self, label: str) -> NodeOutput:
         """Return what came with a label."""
         found = self.voices.get(label)
         if found is None:
-            found = self.voices[label] = Voice()
+            found = self.voices[label] = NodeOutput()
         return found
 
     def _measured(self, rank: int, values: Iterable[tuple[str, str | None]]) -> None:
@@ -228,7 +235,9 @@ class Part:
         if token.kind == "ep":
             rank, world, way, plain, so, su, us, size, extra, *more = words
             operation = f"{(way or '').strip()}_{plain}".lstrip("_")
-            names = (f"{operation}_{name}" for name in ("so_gbs", "su_gbs", "us", "bytes", f"{extra}_gbs", f"{extra}_us"))
+            names = (
+                f"{operation}_{name}" for name in ("so_gbs", "su_gbs", "us", "bytes", f"{extra}_gbs", f"{extra}_us")
+            )
             self.world = max(self.world, int(world or 0))
             self._measured(int(rank or 0), zip(names, (so, su, us, size, *more), strict=True))
             voice.blanks = 0
@@ -252,7 +261,8 @@ class Part:
             self.codes.append(int(words[1] or 0))
 
     def _take_buffer(self, size: float) -> None:
-        """Collect that a node has its buffer; those of later runs of a pass, and of a node that is ahead, come behind figures."""
+        """Collect that a node has its buffer; those of later runs of a pass, and of a node that is ahead, come
+        behind figures."""
         self.kind = self.kind or "low-latency"
         if self.turn is None or not self.busy:
             self.allocations += 1
@@ -260,15 +270,17 @@ class Part:
 
     def take_pass(self, token: Token) -> None:
         """Collect what a line of its pass says."""
-        self.turn = self.turn or Turn.before(token.words)
+        self.turn = self.turn or PassRun.before(token.words)
         self.turn.take(token.words)
         self.kind, self.content = self.kind or "low-latency", True
         if self.turn.tokens:
             self.config["num_tokens"] = self.turn.tokens
 
-    def next_pass(self, line: int) -> Part:
+    def next_pass(self, line: int) -> LogSection:
         """Return the part of the pass after this one: of the same test, whose last word is left to it."""
-        found = Part(self.log, line, self.kind, self.header, self.module, self.script, self.args, self.headers, nodes=self.nodes)
+        found = LogSection(
+            self.log, line, self.kind, self.header, self.module, self.script, self.args, self.headers, nodes=self.nodes
+        )
         self.headers, self.goes_on = 0, True
         return found
 
@@ -295,7 +307,7 @@ class Part:
         else:
             self._take_tuning(voice, words)
 
-    def _take_tuning(self, voice: Voice, words: tuple[str | None, ...]) -> None:
+    def _take_tuning(self, voice: NodeOutput, words: tuple[str | None, ...]) -> None:
         name, sms, nvl, rdma, _, after_notify, transmit, _, rdma_gbs, nvl_gbs, alone_gbs, alone_us = words
         us = next((float(each) for each in (after_notify, transmit, alone_us) if each is not None), None)
         chunk, rdma_chunk = (int(each) if each and each != "default" else None for each in (nvl, rdma))
@@ -314,10 +326,10 @@ class Part:
         self.kind = self.kind or "intranode"
 
 
-def parts(log: str, found: Iterable[Token]) -> list[Part]:
-    """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to the next one. Each
-    pass of a test is a part of its own."""
-    done = [Part(log, 1)]
+def parts(log: str, found: Iterable[Token]) -> list[LogSection]:
+    """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to
+    the next one. Each pass of a test is a part of its own."""
+    done = [LogSection(log, 1)]
     for token in found:
         if token.kind == "pass":
             _of_pass(done, token).take_pass(token)
@@ -326,7 +338,7 @@ def parts(log: str, found: Iterable[Token]) -> list[Part]:
             behind.take(token)
             continue
         if done[-1].is_over(token):
-            done.append(Part(log, token.line))
+            done.append(LogSection(log, token.line))
             if token.kind == "config" and done[-2].kind == "low-latency" and done[-2].seeds:
                 # The seed that stood between the two belongs to the test that begins here.
                 done[-1].seeds, done[-2].seeds, done[-1].kind = done[-2].seeds, 0, "internode"
@@ -334,13 +346,13 @@ def parts(log: str, found: Iterable[Token]) -> list[Part]:
     return [part for part in done if part.kind or part.errors or part.codes]
 
 
-def _of_pass(done: list[Part], token: Token) -> Part:
+def _of_pass(done: list[LogSection], token: Token) -> LogSection:
     """Return the part that a line of a pass belongs to: nodes may be some lines apart. It is made where it is new."""
-    number = Turn.before(token.words).number
+    number = PassRun.before(token.words).number
     last = done[-1]
     if last.turn is None:
         if last.busy or last.is_closed:
-            done.append(Part(last.log, token.line))
+            done.append(LogSection(last.log, token.line))
         done[-1].line = token.line
         return done[-1]
     for part in reversed(done):
@@ -349,13 +361,14 @@ def _of_pass(done: list[Part], token: Token) -> Part:
         if part.turn.number == number and not part.is_closed and not part.turn.has_begun(token.words):
             return part
     begins = number <= last.turn.number or last.is_closed
-    done.append(Part(last.log, token.line) if begins else last.next_pass(token.line))
+    done.append(LogSection(last.log, token.line) if begins else last.next_pass(token.line))
     return done[-1]
 
 
-def _behind(done: list[Part], token: Token) -> Part | None:
-    """Return the pass before the last one where a figure is still of that one: of a rank that has not printed it there. Each rank
-    prints each figure once in every run, and another node's first line of the next pass may stand before it."""
+def _behind(done: list[LogSection], token: Token) -> LogSection | None:
+    """Return the pass before the last one where a figure is still of that one: of a rank that has not printed it
+    there. Each rank prints each figure once in every run, and another node's first line of the next pass may stand
+    before it."""
     if len(done) < 2 or not (done[-1].turn and done[-2].turn) or done[-2].turn.number + 1 != done[-1].turn.number:
         return None
     own = done[-2].figures.get(int(token.words[0] or 0), {})
@@ -363,11 +376,13 @@ def _behind(done: list[Part], token: Token) -> Part | None:
 
 
 SLOW_RATIO = 1.25
-"""A rank is slow from this multiple of all ranks' median time. Healthy ranks of one node stay within 1.15 of it (NVLink, H200)."""
+"""A rank is slow from this multiple of all ranks' median time. Healthy ranks of one node stay within 1.15 of it
+(NVLink, H200)."""
 
 SLOW_DEVIATIONS = 5.0
-"""… and from so many median absolute deviations above it, so that nobody is called slow where all ranks differ widely. The median
-and this deviation hold where up to half of the ranks are odd, which mean and standard deviation do not."""
+"""… and from so many median absolute deviations above it, so that nobody is called slow where all ranks differ
+widely. The median and this deviation hold where up to half of the ranks are odd, which mean and standard deviation
+do not."""
 
 FEWEST = 4
 """Among fewer ranks there is no middle that means anything."""
@@ -386,7 +401,10 @@ def judge(figures: Mapping[int, Mapping[str, float]], lacking: Mapping[int, str]
     slow: dict[int, tuple[float, str]] = {}
     for name, values in times.items():
         for rank, ratio, middle in outliers(values):
-            words = f"{name.removesuffix('_us').replace('_', ' ')} {values[rank]:g} us, the median of all ranks is {middle:g} us"
+            words = (
+                f"{name.removesuffix('_us').replace('_', ' ')} {values[rank]:g} us, the median of all ranks is "
+                f"{middle:g} us"
+            )
             slow[rank] = max(slow.get(rank, (0.0, "")), (ratio, words))
     found = []
     for rank in sorted({*figures, *lacking}):
@@ -425,7 +443,8 @@ def middle(values: Iterable[float]) -> float:
 
 
 def tidy(value: float) -> float:
-    """Return a mean of two printed numbers without the noise of binary fractions; nobody prints more than six places."""
+    """Return a mean of two printed numbers without the noise of binary fractions; nobody prints more than six
+    places."""
     return round(value, 6)
 
 

@@ -1,4 +1,4 @@
-"""What a run of upstream's tests says in numbers: the document of `invoke results`. Values, pure."""
+"""Figures of a run of upstream's tests: the document of `invoke results`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OPERATIONS = ("dispatch_fp8", "dispatch_bf16", "combine")
 
 @dataclass(frozen=True)
 class Best:
-    """The best setting of one operation: GB/s (10^9 bytes per second) over NVLink and over RDMA (None on one node), microseconds,
-    and the setting; the chunks are in tokens, None where the test does not say them."""
+    """The best setting of one operation: GB/s (10^9 bytes per second) over NVLink and over RDMA (None on one node),
+    microseconds, and the setting; the chunks are in tokens, None where the test does not say them."""
 
     nvl_gbs: float | None = None
     rdma_gbs: float | None = None
@@ -29,8 +29,8 @@ class Best:
 
 @dataclass(frozen=True)
 class Point:
-    """One setting that a sweep tried: the operation (one of OPERATIONS; "" where the log ended before its end said which), and what
-    came of it. A chunk of None is upstream's default where `default` is true."""
+    """One setting that a sweep tried: the operation (one of OPERATIONS; "" where the log ended before its end said
+    which), and what came of it. A chunk of None is upstream's default where `default` is true."""
 
     operation: str
     sms: int
@@ -53,8 +53,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class LowLatency:
-    """The low-latency kernels over all ranks: GB/s of dispatch and combine together, and the median of the ranks' average
-    microseconds of each (the largest rank is the one to look for in `ranks`)."""
+    """The low-latency kernels over all ranks: GB/s of dispatch and combine together, and the median of the ranks'
+    average microseconds of each (the largest rank is the one to look for in `ranks`)."""
 
     dispatch_combine_gbs: Spread | None = None
     dispatch_us: float | None = None
@@ -65,11 +65,12 @@ class LowLatency:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes, local traffic
-    included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank.
+    """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes,
+    local traffic included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank.
 
-    Of our programs: `bus_gbs` is what the links of a collective operation carry (nccl; the "bus" of nccl-tests, at the size that was
-    fastest), `gpu_gbs` what one GPU sends over all pairs of nodes while it receives as much (pairs)."""
+    Of our programs: `bus_gbs` is what the links of a collective operation carry (nccl; the "bus" of nccl-tests, at
+    the size that was fastest), `gpu_gbs` what one GPU sends over all pairs of nodes while it receives as much
+    (pairs)."""
 
     so_gbs: Spread | None = None
     su_gbs: Spread | None = None
@@ -81,7 +82,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's own figures, by name (`dispatch_combine_gbs`, `dispatch_us`, …); `state` is ok, slow or missing, `why` says it."""
+    """One rank's own figures, by name (`dispatch_combine_gbs`, `dispatch_us`, …); `state` is ok, slow or missing,
+    `why` says it."""
 
     rank: int
     state: str = "ok"
@@ -91,8 +93,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a test that runs with several numbers of tokens: its number, tokens of each rank, how many runs it has and how many
-    of those ended well, and the combine calls of these whose result the test compared, over all ranks."""
+    """One pass of a test that runs with several numbers of tokens: its number, tokens of each rank, how many runs it
+    has and how many of those ended well, and the combine calls of these whose result the test compared, over all
+    ranks."""
 
     number: int
     tokens: int
@@ -103,9 +106,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tested:
-    """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was found and `line`
-    the number of its first line there. `ok` only if it ended, no case failed and no rank is missing. `turn` is the pass that it is,
-    None for a test without passes."""
+    """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was
+    found and `line` the number of its first line there. `ok` only if it ended, no case failed and no rank is
+    missing. `turn` is the pass that it is, None for a test without passes."""
 
     test: str
     generation: str
@@ -157,8 +160,9 @@ def as_json(tested: Tested) -> dict[str, Any]:
 
 
 def document(tests: Sequence[Tested]) -> dict[str, Any]:
-    """Return the whole document but for its frame: the first high-throughput test at the top (else the first of all), with
-    `low_latency` of whichever test has it, and every test in `tests`. `ok` only if there is a test and all are ok."""
+    """Return the whole document but for its frame: the first high-throughput test at the top (else the first of
+    all), with `low_latency` of whichever test has it, and every test in `tests`. `ok` only if there is a test and
+    all are ok."""
     if not tests:
         return {"test": None, "ok": False, "tests": []}
     top = next((tested for tested in tests if tested.test != "low-latency"), tests[0])

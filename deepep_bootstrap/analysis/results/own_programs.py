@@ -1,6 +1,7 @@
-"""What our own programs print (env/programs: nccl, pairs, smoke): figures and a verdict out of their lines. Pure.
+"""Figures and verdicts of our own programs (env/programs: nccl, pairs, smoke), from their lines.
 
-Only the first node's program prints figures; the others say that they failed, and of nccl that they passed.
+Only the first node's program prints figures; the others say that they failed, and of nccl that they
+passed.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from deepep_bootstrap.analysis.results.model import Operation, Spread, Tested
 
 NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
 SAID = re.compile(r"\[(nccl|pairs|smoke)\] (.*)")
-JOB = re.compile(r"deepep: (?:(nccl|pairs|smoke) test of (\S+): \S+(.*)|(nccl|pairs|smoke)\.py ended with exit code (\d{1,6}))")
+JOB = re.compile(
+    r"deepep: (?:(nccl|pairs|smoke) test of (\S+): \S+(.*)|(nccl|pairs|smoke)\.py ended with exit code (\d{1,6}))"
+)
 SETUP = {
     "nccl": re.compile(
-        r"(?P<num_nodes>\d{1,4}) nodes? x (?P<num_processes>\d{1,4}) ranks?, (?P<library>NCCL \S+|gloo), torch (?P<torch>\S+)"
+        r"(?P<num_nodes>\d{1,4}) nodes? x (?P<num_processes>\d{1,4}) ranks?, (?P<library>NCCL \S+|gloo), torch "
+        r"(?P<torch>\S+)"
     ),
     "pairs": re.compile(
-        r"(?P<num_nodes>\d{1,4}) nodes x (?P<num_processes>\d{1,4}) GPUs?, \d{1,4} rounds?, (?P<message_bytes>\d{1,12}) bytes a message"
+        r"(?P<num_nodes>\d{1,4}) nodes x (?P<num_processes>\d{1,4}) GPUs?, \d{1,4} rounds?, "
+        r"(?P<message_bytes>\d{1,12}) bytes a message"
     ),
-    "smoke": re.compile(r"deep_ep (?P<deep_ep>\S*) of .*, torch (?P<torch>\S+): (?P<buffer>\w+) on (?P<num_processes>\d{1,4}) GPUs"),
+    "smoke": re.compile(
+        r"deep_ep (?P<deep_ep>\S*) of .*, torch (?P<torch>\S+): (?P<buffer>\w+) on (?P<num_processes>\d{1,4}) GPUs"
+    ),
 }
 PASSED = {
     "nccl": re.compile(r"passed"),
@@ -31,7 +38,8 @@ PASSED = {
     "smoke": re.compile(r"passed in \d{1,9}\.\d s"),
 }
 COLLECTIVE = re.compile(
-    rf"(?:best )?(all_reduce|all_to_all) (\d{{1,15}}) bytes: {NUMBER} GB/s \(algorithm\), {NUMBER} GB/s \(bus\), {NUMBER} us"
+    rf"(?:best )?(all_reduce|all_to_all) (\d{{1,15}}) bytes: {NUMBER} GB/s \(algorithm\), {NUMBER} GB/s \(bus\), "
+    rf"{NUMBER} us"
 )
 PAIR = re.compile(rf"round \d{{1,4}}: (\S+ \S+) (?:{NUMBER} GB/s(?: \(by GPU: ([\d., none]*)\))?|no answer)")
 MEDIAN = re.compile(rf"median {NUMBER} GB/s a GPU; a link is slow below {NUMBER} GB/s")
@@ -74,7 +82,9 @@ class _Run:
         """Collect what a line of the program says."""
         if found := SETUP[self.kind].fullmatch(text):
             self.is_set_up = True
-            self.config |= {name: int(value) if value.isdecimal() else value for name, value in found.groupdict().items()}
+            self.config |= {
+                name: int(value) if value.isdecimal() else value for name, value in found.groupdict().items()
+            }
         elif found := COLLECTIVE.fullmatch(text):
             self.rates[found[1], int(found[2])] = float(found[4])
             self.right.add(f"{found[1]} {found[2]}")
@@ -175,7 +185,9 @@ def _tested(sides: Iterable[_Run]) -> Tested:
     failed = any(side.failed or any(side.codes) for side in known)
     ended = (main.passed or failed) and all(len(side.codes) >= side.headers for side in known)
     config = {key: value for side in known for key, value in side.config.items()}
-    wrong = {name for side in known for name in side.wrong} | {pair for pair, rate in main.pairs.items() if rate is None}
+    wrong = {name for side in known for name in side.wrong} | {
+        pair for pair, rate in main.pairs.items() if rate is None
+    }
     right = (main.right | main.pairs.keys()) - wrong
     errors = [error for side in known for error in side.errors] or [
         f"{main.kind}.py ended with exit code {code}" for side in known for code in side.codes if code

@@ -1,9 +1,10 @@
-"""The passes of a test that runs more than once, as programs/passes.py marks them in its logs. Pure.
+"""The passes of a test that runs more than once, as programs/passes.py marks them in its logs.
 
     deepep: pass 2 of 2 on node 0: 256 tokens, run 1 of 8, 64 combine calls to check
     deepep: pass 2 of 2 on node 0: run 1 of 8 ended with exit code 0
 
-A pass is one number of tokens; its runs are starts of the same test. Each node marks its own, and each rank the begin of a run in its file.
+A pass is one number of tokens; its runs are starts of the same test. Each node marks its own, and each rank the
+begin of a run in its file.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ RUNS_MAX = 100_000
 
 
 @dataclass
-class Turn:
-    """What one log says of one pass: its number, of how many, tokens of each rank, how many runs it has, combine calls that one run
-    compares over all ranks; which runs began and how they ended, by node and number."""
+class PassRun:
+    """What one log says of one pass: its number, of how many, tokens of each rank, how many runs it has, combine
+    calls that one run compares over all ranks; which runs began and how they ended, by node and number."""
 
     number: int
     of: int
@@ -30,7 +31,7 @@ class Turn:
     ended: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @classmethod
-    def before(cls, words: Words) -> Turn:
+    def before(cls, words: Words) -> PassRun:
         """Return a pass of which nothing was said yet, by the words of one of its lines."""
         number, of = (min(int(word or 0), RUNS_MAX) for word in words[:2])
         return cls(number, of)
@@ -52,7 +53,9 @@ class Turn:
     def passed(self) -> int:
         """Return how many runs ended well, on the node that has fewest."""
         nodes = {node for node, _ in (*self.begun, *self.ended)}
-        return min((sum(code == 0 for (own, _), code in self.ended.items() if own == node) for node in nodes), default=0)
+        return min(
+            (sum(code == 0 for (own, _), code in self.ended.items() if own == node) for node in nodes), default=0
+        )
 
     @property
     def is_last(self) -> bool:
@@ -64,11 +67,11 @@ class Turn:
         return len({node for node, _ in self.ended}) >= nodes and self.passed >= self.runs
 
 
-def together(turns: Iterable[Turn | None]) -> Turn | None:
+def join_runs(turns: Iterable[PassRun | None]) -> PassRun | None:
     """Return what several logs say of the same pass; None where none says anything."""
-    found: Turn | None = None
+    found: PassRun | None = None
     for turn in filter(None, turns):
-        found = found or Turn(turn.number, turn.of)
+        found = found or PassRun(turn.number, turn.of)
         if turn.tokens:
             found.tokens, found.runs, found.calls = turn.tokens, turn.runs, turn.calls
         found.begun |= turn.begun

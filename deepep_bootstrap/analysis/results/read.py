@@ -1,7 +1,7 @@
-"""Whether a test came to its end, whose figures are missing, and how many cases passed: the story that all its logs tell together. Pure.
+"""Tests read from all their logs together: figures, missing ranks, passed cases, and a verdict on their end.
 
-Upstream's tests print no last word, so each kind has its own sign of the end. A log that was cut anywhere must not look whole; where a
-job of ours ran the test, its exit code has to be there too.
+Upstream's tests print no last word, so each kind has its own sign of the end. A log that was cut anywhere
+must not look whole; where a job of ours ran the test, its exit code has to be there too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.analysis.results import collectors, own_programs
-from deepep_bootstrap.analysis.results.collectors import LOW, Part, Voice, judge, parts
+from deepep_bootstrap.analysis.results.collectors import LOW, LogSection, NodeOutput, judge, parts
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, LowLatency, Operation, Pass, Tested
-from deepep_bootstrap.analysis.results.passes import Turn, together
+from deepep_bootstrap.analysis.results.passes import PassRun, join_runs
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
@@ -34,14 +34,15 @@ class Source:
 
     side: str
     number: int
-    part: Part
+    part: LogSection
 
 
 def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
-    """Return the tests that logs tell of, in the order of the logs, those of our own programs last; nothing for a log without any.
+    """Return the tests that logs tell of, in the order of the logs, those of our own programs last; nothing for a log
+    without any.
 
-    `logs` are texts by name. Names that a run's folder has (`job.log`, `node-0-HOST.log`, `rank-3.log`) are sides of one test where
-    their folder is the same; so are logs whose ranks complete each other.
+    `logs` are texts by name. Names that a run's folder has (`job.log`, `node-0-HOST.log`, `rank-3.log`) are sides of
+    one test where their folder is the same; so are logs whose ranks complete each other.
     """
     folders: dict[str, list[tuple[str, int, str]]] = {}
     for name in logs:
@@ -54,12 +55,17 @@ def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
         nodes = max((number + 1 for side, number, _ in members if side == "node"), default=0)
         bundles += _aligned([(side, number, parts(name, tokens(logs[name]))) for side, number, name in members], nodes)
     ours = [
-        tested for members in folders.values() for tested in own_programs.read_own_programs({name: logs[name] for _, _, name in members})
+        tested
+        for members in folders.values()
+        for tested in own_programs.read_own_programs({name: logs[name] for _, _, name in members})
     ]
-    return (*(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle)), *ours)
+    return (
+        *(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle)),
+        *ours,
+    )
 
 
-def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iterator[list[Source]]:
+def _aligned(members: Sequence[tuple[str, int, list[LogSection]]], nodes: int) -> Iterator[list[Source]]:
     """Yield the first tests of all sides, the second ones, and so on."""
     bundle: list[Source] = []
     for index in range(max((len(own) for _, _, own in members), default=0)):
@@ -68,7 +74,7 @@ def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iter
         jobs = [source.part for source in bundle if source.side == "job"]
         if not jobs and any(side == "job" for side, _, _ in members):
             # The job's own log is there and does not even have its first line.
-            jobs = [Part("job.log", 1)]
+            jobs = [LogSection("job.log", 1)]
             bundle.append(Source("job", 0, jobs[0]))
         for part in jobs:
             part.headers = max(part.headers, 0 if part.goes_on else 1)
@@ -78,21 +84,32 @@ def _aligned(members: Sequence[tuple[str, int, list[Part]]], nodes: int) -> Iter
     yield from _unbegun(bundle)
 
 
-def _without_pass(bundle: Sequence[Source], members: Sequence[tuple[str, int, list[Part]]], index: int) -> list[Source]:
-    """Return an empty part for every log, but for those of ranks, that says nothing of the pass that others tell of: it was cut off."""
+def _without_pass(
+    bundle: Sequence[Source], members: Sequence[tuple[str, int, list[LogSection]]], index: int
+) -> list[Source]:
+    """Return an empty part for every log, but for those of ranks, that says nothing of the pass that others tell of:
+    it was cut off."""
     turn = next((source.part.turn for source in bundle if source.part.turn), None)
     if turn is None:
         return []
     cut = [(side, number) for side, number, own in members if side != "rank" and len(own) <= index]
-    return [Source(*each, Part(bundle[0].part.log, 1, "low-latency", turn=Turn(turn.number, turn.of))) for each in cut]
+    return [
+        Source(*each, LogSection(bundle[0].part.log, 1, "low-latency", turn=PassRun(turn.number, turn.of)))
+        for each in cut
+    ]
 
 
 def _unbegun(bundle: Sequence[Source]) -> Iterator[list[Source]]:
-    """Yield the pass that should have followed the last one of the logs, and did not begin: nothing where that one failed."""
-    turn = together(source.part.turn for source in bundle)
-    if turn is None or turn.is_last or any((*turn.ended.values(), *(code for source in bundle for code in source.part.codes))):
+    """Yield the pass that should have followed the last one of the logs, and did not begin: nothing where that one
+    failed."""
+    turn = join_runs(source.part.turn for source in bundle)
+    if (
+        turn is None
+        or turn.is_last
+        or any((*turn.ended.values(), *(code for source in bundle for code in source.part.codes)))
+    ):
         return
-    part = Part(bundle[0].part.log, bundle[0].part.line, "low-latency", turn=Turn(turn.number + 1, turn.of))
+    part = LogSection(bundle[0].part.log, bundle[0].part.line, "low-latency", turn=PassRun(turn.number + 1, turn.of))
     yield [Source(bundle[0].side, bundle[0].number, part)]
 
 
@@ -114,11 +131,13 @@ def _completed(bundles: list[list[Source]]) -> list[list[Source]]:
 
 def _same(one: Sequence[Source], other: Sequence[Source]) -> bool:
     """Return whether two bundles can be one test, and one pass of it."""
-    passes = [turn and turn.number for turn in (together(source.part.turn for source in bundle) for bundle in (one, other))]
+    passes = [
+        turn and turn.number for turn in (join_runs(source.part.turn for source in bundle) for bundle in (one, other))
+    ]
     return _kind(one) == _kind(other) and passes[0] == passes[1]
 
 
-def _is_test(part: Part) -> bool:
+def _is_test(part: LogSection) -> bool:
     return part.kind not in {"", "other"}
 
 
@@ -156,17 +175,17 @@ def _tested(bundle: Sequence[Source]) -> Tested:
     )
 
 
-def _pass(turn: Turn | None) -> Pass | None:
+def _pass(turn: PassRun | None) -> Pass | None:
     return None if turn is None else Pass(turn.number, turn.tokens, turn.runs, turn.passed, turn.passed * turn.calls)
 
 
-def _generation(told: Story) -> str:
+def _generation(told: Completion) -> str:
     """Return v2 where the test is V2's, or its module or path is: V2 keeps V1's tests as its legacy ones."""
     legacy = any("/legacy/" in part.script or re.search(r"(?:^|/)deepep/2\.", part.module) for part in told.parts)
     return "v2" if told.kind == "ep" or legacy else "v1"
 
 
-def _config(told: Story) -> dict[str, int | float | str]:
+def _config(told: Completion) -> dict[str, int | float | str]:
     found: dict[str, int | float | str] = {}
     for part in told.parts:
         found = {**part.config, **found}
@@ -175,16 +194,18 @@ def _config(told: Story) -> dict[str, int | float | str]:
     return found
 
 
-def _best(told: Story) -> dict[str, Best]:
-    """Return the best setting of each operation as the first node found it, which is the one that upstream itself goes on with."""
+def _best(told: Completion) -> dict[str, Best]:
+    """Return the best setting of each operation as the first node found it, which is the one that upstream itself
+    goes on with."""
     if told.main is None or told.kind not in {"intranode", "internode"}:
         return {}
     return {name: found[0] for name, found in told.main.best.items()}
 
 
-def _own_figures(told: Story) -> dict[int, dict[str, float]]:
-    """Return each rank's figures, the middle one of those it printed again and again; of V2 those of cases with the same kind of
-    data as the first one (FP8 unless it was told otherwise), since others are no measure of the same thing."""
+def _own_figures(told: Completion) -> dict[int, dict[str, float]]:
+    """Return each rank's figures, the middle one of those it printed again and again; of V2 those of cases with the
+    same kind of data as the first one (FP8 unless it was told otherwise), since others are no measure of the same
+    thing."""
     if told.kind not in {"ep", "low-latency"} and len(told.first_ranks) > 1:
         return {
             rank: {
@@ -198,7 +219,7 @@ def _own_figures(told: Story) -> dict[int, dict[str, float]]:
     return {rank: {name: _middle(values, told) for name, values in own.items()} for rank, own in told.figures.items()}
 
 
-def _middle(values: Sequence[float], told: Story) -> float:
+def _middle(values: Sequence[float], told: Completion) -> float:
     alike = [value for value, same in zip(values, told.alike, strict=False) if same] if told.alike else list(values)
     return collectors.middle(alike or values)
 
@@ -231,8 +252,9 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
     }
 
 
-Side = tuple[str, int, Part]
-"""Where a part comes from (job, node, rank, or log: a file of its own), the number of that node or rank, and the part."""
+Side = tuple[str, int, LogSection]
+"""Where a part comes from (job, node, rank, or log: a file of its own), the number of that node or rank, and the
+part."""
 
 LOCAL_RANKS = 8
 """Ranks of a node where nobody says it: upstream's default for `--num-processes`."""
@@ -250,17 +272,17 @@ LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each 
 
 
 @dataclass(frozen=True)
-class Story:
-    """One test, all sides together. `code` is the worst exit code, None where nobody said one; `main` is what the first node printed,
-    `first_ranks` what each node's first rank did where nodes can be told apart; `alike` says for each of V2's cases whether it sends
-    the same kind of data as the first; `lacking` are ranks that are not whole, and why; `turn` is
-    the pass that it is, of a test that has passes."""
+class Completion:
+    """One test, all sides together. `code` is the worst exit code, None where nobody said one; `main` is what the
+    first node printed, `first_ranks` what each node's first rank did where nodes can be told apart; `alike` says for
+    each of V2's cases whether it sends the same kind of data as the first; `lacking` are ranks that are not whole,
+    and why; `turn` is the pass that it is, of a test that has passes."""
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[LogSection, ...]
     code: int | None
-    main: Voice | None
-    first_ranks: Mapping[int, Voice]
+    main: NodeOutput | None
+    first_ranks: Mapping[int, NodeOutput]
     figures: Mapping[int, Mapping[str, Sequence[float]]]
     world: int
     alike: tuple[bool, ...]
@@ -268,28 +290,30 @@ class Story:
     passed: int
     failed: int
     ended: bool
-    turn: Turn | None = None
+    turn: PassRun | None = None
 
 
-def story(kind: str, sides: Sequence[Side]) -> Story:
+def story(kind: str, sides: Sequence[Side]) -> Completion:
     """Return what the sides of one test of a kind say together."""
     parts = tuple(part for _, _, part in sides)
-    turn = together(part.turn for part in parts)
+    turn = join_runs(part.turn for part in parts)
     codes = [code for part in parts for code in part.codes] + list(turn.ended.values() if turn else ())
     code = max(codes, default=None)
     voices = _voices(sides)
     figures = _figures(parts)
-    place = _Place.of(kind, parts, figures)
+    place = _LogPlace.of(kind, parts, figures)
     cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
     lacking = _lacking(kind, figures, place, max(cases, _due(turn))) | _silent_nodes(kind, voices, place)
-    whole = not lacking and _is_whole(kind, voices, figures, place) and (turn is None or _is_turn_whole(sides, place.nodes))
+    whole = (
+        not lacking and _is_whole(kind, voices, figures, place) and (turn is None or _is_turn_whole(sides, place.nodes))
+    )
     unsaid = any(len(part.codes) < part.headers for part in parts)
     ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
     failing = code != 0 and (code is not None or any(part.errors for part in parts))
     opened = max((-(-voice.opened // voice.copies) for voice in voices.values()), default=0)
     passed = max((voice.passed // voice.copies for voice in voices.values()), default=0)
     least = min((voice.passed // voice.copies for voice in voices.values()), default=0)
-    return Story(
+    return Completion(
         kind=kind,
         parts=parts,
         code=code,
@@ -306,21 +330,23 @@ def story(kind: str, sides: Sequence[Side]) -> Story:
     )
 
 
-def _due(turn: Turn | None) -> int:
-    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that ended well."""
+def _due(turn: PassRun | None) -> int:
+    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that
+    ended well."""
     return 0 if turn is None else turn.passed if any(turn.ended.values()) else turn.runs
 
 
 def _is_turn_whole(sides: Sequence[Side], nodes: int) -> bool:
-    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all nodes. A rank's file
-    says only that they began."""
+    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all
+    nodes. A rank's file says only that they began."""
     told = [(side, part.turn) for side, _, part in sides if side != "rank"]
     return bool(told) and all(turn is not None and turn.is_over(1 if side == "node" else nodes) for side, turn in told)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """How large the test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which ranks print."""
+class _LogPlace:
+    """How large the test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
+    ranks print."""
 
     nodes: int
     local: int
@@ -330,14 +356,20 @@ class _Place:
     said_ok: bool
 
     @classmethod
-    def of(cls, kind: str, parts: Sequence[Part], figures: Mapping[int, object]) -> _Place:
+    def of(cls, kind: str, parts: Sequence[LogSection], figures: Mapping[int, object]) -> _LogPlace:
         header = any(part.header for part in parts)
-        processes = next((int(found[1]) for part in parts if (found := re.search(r"--num-processes[= ]'?(\d{1,4})\b", part.args))), 0)
+        processes = next(
+            (int(found[1]) for part in parts if (found := re.search(r"--num-processes[= ]'?(\d{1,4})\b", part.args))), 0
+        )
         nodes = 1 if kind == "intranode" else max(max(part.nodes, part.allocations) for part in parts)
         seen = max((rank for rank in figures if rank < WORLD_MAX), default=-1) + 1
         stated = min(max(part.world for part in parts), WORLD_MAX)
         guess = LOCAL_RANKS if header or not seen else _usual(-(-seen // max(nodes, 1)))
-        local = processes or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess) or LOCAL_RANKS
+        local = (
+            processes
+            or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess)
+            or LOCAL_RANKS
+        )
         world = min(stated or (max(seen, nodes * local) if figures else 0), WORLD_MAX)
         said_ok = any(part.codes for part in parts) and not any(code for part in parts for code in part.codes)
         firsts = said_ok and bool(stated) and all(rank % local == 0 for rank in figures)
@@ -353,9 +385,9 @@ def _usual(seen: int) -> int:
     return next((size for size in (1, 2, 4) if seen <= size), -(-seen // LOCAL_RANKS) * LOCAL_RANKS)
 
 
-def _voices(sides: Sequence[Side]) -> dict[int, Voice]:
+def _voices(sides: Sequence[Side]) -> dict[int, NodeOutput]:
     """Return what each node printed: from the nodes' own logs, else told apart by labels, else from logs of ranks."""
-    found: dict[str, dict[int, Voice]] = {}
+    found: dict[str, dict[int, NodeOutput]] = {}
     for side, number, part in sides:
         for label, voice in sorted(part.voices.items(), reverse=True):
             if voice.configs or voice.busy:
@@ -364,8 +396,9 @@ def _voices(sides: Sequence[Side]) -> dict[int, Voice]:
     return found.get("node") or found.get("log") or found.get("rank") or {}
 
 
-def _figures(parts: Iterable[Part]) -> dict[int, dict[str, list[float]]]:
-    """Return the ranks' figures out of all logs; where several have them, the one that has most counts, since it is the same text."""
+def _figures(parts: Iterable[LogSection]) -> dict[int, dict[str, list[float]]]:
+    """Return the ranks' figures out of all logs; where several have them, the one that has most counts, since it is
+    the same text."""
     found: dict[int, dict[str, list[float]]] = {}
     for part in parts:
         for rank, own in part.figures.items():
@@ -376,14 +409,21 @@ def _figures(parts: Iterable[Part]) -> dict[int, dict[str, list[float]]]:
     return found
 
 
-def _lacking(kind: str, figures: Mapping[int, Mapping[str, Sequence[float]]], place: _Place, cases: int) -> dict[int, str]:
+def _lacking(
+    kind: str, figures: Mapping[int, Mapping[str, Sequence[float]]], place: _LogPlace, cases: int
+) -> dict[int, str]:
     """Return the ranks that have not printed all they should have, and why; none where no rank printed anything."""
     if not figures:
         return {}
     if place.endless:
         return {rank: "printed no figures" for rank in place.printing if not figures.get(rank)}
     if kind == "ep":
-        wanted = {name: name.removesuffix("_us").replace("_", " ") for own in figures.values() for name in own if name.endswith("_us")}
+        wanted = {
+            name: name.removesuffix("_us").replace("_", " ")
+            for own in figures.values()
+            for name in own
+            if name.endswith("_us")
+        }
         wanted = {name: words for name, words in wanted.items() if not name.endswith(("_copy_us", "_reduce_us"))}
     else:
         wanted = {names[0]: LOW_WORDS[group] for group, names in LOW.items()}
@@ -394,19 +434,28 @@ def _lacking(kind: str, figures: Mapping[int, Mapping[str, Sequence[float]]], pl
         gaps = [words for name, words in wanted.items() if len(own.get(name, ())) < most[name]]
         if gaps:
             found[rank] = (
-                f"printed no {', no '.join(gaps)}" + (f" in case {most[min(wanted)]}" if cases > 1 else "") if own else "printed no figures"
+                f"printed no {', no '.join(gaps)}" + (f" in case {most[min(wanted)]}" if cases > 1 else "")
+                if own
+                else "printed no figures"
             )
     return found
 
 
-def _silent_nodes(kind: str, voices: Mapping[int, Voice], place: _Place) -> dict[int, str]:
-    """Return the first ranks of nodes that should have printed what first ranks print, and did not, where nodes can be told apart."""
+def _silent_nodes(kind: str, voices: Mapping[int, NodeOutput], place: _LogPlace) -> dict[int, str]:
+    """Return the first ranks of nodes that should have printed what first ranks print, and did not, where nodes can
+    be told apart."""
     if kind not in {"intranode", "internode"} or len(voices) < 1 or any(voice.copies > 1 for voice in voices.values()):
         return {}
-    return {node * place.local: f"its node ({node}) printed nothing" for node in range(min(place.nodes, WORLD_MAX)) if node not in voices}
+    return {
+        node * place.local: f"its node ({node}) printed nothing"
+        for node in range(min(place.nodes, WORLD_MAX))
+        if node not in voices
+    }
 
 
-def _is_whole(kind: str, voices: Mapping[int, Voice], figures: Mapping[int, Mapping[str, Sequence[float]]], place: _Place) -> bool:
+def _is_whole(
+    kind: str, voices: Mapping[int, NodeOutput], figures: Mapping[int, Mapping[str, Sequence[float]]], place: _LogPlace
+) -> bool:
     """Return whether everything is there that a test of this kind prints up to its end."""
     if kind in {"intranode", "internode"}:
         nodes = sum(voice.copies for voice in voices.values())
@@ -417,20 +466,23 @@ def _is_whole(kind: str, voices: Mapping[int, Voice], figures: Mapping[int, Mapp
         return bool(figures) or any(voice.ep_cases for voice in voices.values())
     operations = {name.removesuffix("_su_gbs") for own in figures.values() for name in own if name.endswith("_su_gbs")}
     ran = "combine" in operations and ("expanded_dispatch" in operations) == ("reduced_combine" in operations)
-    return ran and bool(voices) and all(voice.blanks >= 2 * voice.copies or _is_last(voice) for voice in voices.values())
+    return (
+        ran and bool(voices) and all(voice.blanks >= 2 * voice.copies or _is_last(voice) for voice in voices.values())
+    )
 
 
-def _is_voice_whole(voice: Voice) -> bool:
-    """Return whether a test of throughput said all that it says: its configuration, every case's outcome, three best settings."""
+def _is_voice_whole(voice: NodeOutput) -> bool:
+    """Return whether a test of throughput said all that it says: its configuration, every case's outcome, three best
+    settings."""
     counts = [len(voice.best.get(name, ())) for name in OPERATIONS]
     return bool(voice.configs) and voice.opened == voice.passed and min(counts) >= voice.copies
 
 
-def _is_last(voice: Voice) -> bool:
+def _is_last(voice: NodeOutput) -> bool:
     return bool(voice.ep_cases) and LAST_CASE.fullmatch(voice.ep_cases[-1]) is not None
 
 
-def _alike(voices: Mapping[int, Voice]) -> tuple[bool, ...]:
+def _alike(voices: Mapping[int, NodeOutput]) -> tuple[bool, ...]:
     if not voices:
         return ()
     main = voices[min(voices)]

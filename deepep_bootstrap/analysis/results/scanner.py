@@ -1,6 +1,8 @@
-"""What upstream's tests print, found in a log whatever stands around it: task labels, time stamps, colours, other ranks' lines. Pure.
+"""Tokens of upstream's tests, found in a log whatever stands around them: task labels, time stamps, colours,
+other ranks' lines.
 
-A line may hold texts of several ranks and a text may go on in another line, so nothing here is anchored at a line's begin but errors.
+A line may hold texts of several ranks and a text may go on in another line, so nothing here is anchored
+at a line's begin but errors.
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ CASE = r"\[testing\] ([^\[\]]{1,200}?)(?= ?\.\.\.)"
 PASSED = r"(?:^|\.\.\.) *(passed(?: *passed)*)(?= *(?:$|\x04|\[))"
 TUNING = (
     r"\[tuning\] (?:Best (dispatch \(FP8\)|dispatch \(BF16\)|combine): )?SMs (\d{1,6}), NVL chunk "
-    rf"{CHUNK}(?:, RDMA chunk {CHUNK}(?:[:,] (?:{NUMBER} \+ {NUMBER} us, |transmit: {NUMBER} us, notify: {NUMBER} us, BW: )?"
+    rf"{CHUNK}(?:, RDMA chunk {CHUNK}(?:[:,] (?:{NUMBER} \+ {NUMBER} us, |transmit: {NUMBER} us, notify: {NUMBER} "
+    rf"us, BW: )?"
     rf"{NUMBER} GB/s \(RDMA\), {NUMBER} GB/s \(NVL\))"
     rf"|[:,] {NUMBER} GB/s \(NVL\)(?:, (?:t: )?{NUMBER} us|{END}))"
 )
 RANK = r"\[rank (\d{1,6})\] "
 BOTH = rf"{RANK}Dispatch \+ combine bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us, min_t={NUMBER} us, max_t={NUMBER} us"
-EACH = rf"{RANK}Dispatch bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us \| Combine bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us"
-HALVES = rf"{RANK}Dispatch send/recv time: {NUMBER}(?: \+ {NUMBER})? us \| Combine send/recv time: {NUMBER}(?: \+ {NUMBER})? us"
+EACH = (
+    rf"{RANK}Dispatch bandwidth: {NUMBER} GB/s, avg_t={NUMBER} us \| Combine bandwidth: {NUMBER} GB/s, "
+    rf"avg_t={NUMBER} us"
+)
+HALVES = (
+    rf"{RANK}Dispatch send/recv time: {NUMBER}(?: \+ {NUMBER})? us \| Combine send/recv time: {NUMBER}(?: \+ "
+    rf"{NUMBER})? us"
+)
 EP = (
     r"EP: +(\d{1,6})/(\d{1,6}) \| (expanded |cached |reduced |)(dispatch|combine): "
     rf"{NUMBER} GB/s \(SO\), {NUMBER} GB/s \(SU\), {NUMBER} us, {WHOLE} bytes"
@@ -51,7 +60,13 @@ TURN = (
 HEADER = r"deepep: (\S+) test of (\S+): (\S+)([^\x04\[]*)"
 
 PATTERNS = (
-    ("GB/s", ("tuning", "[tuning]", TUNING), ("ep", "EP:", EP), ("both", "Dispatch + combine", BOTH), ("each", "Dispatch bandwidth", EACH)),
+    (
+        "GB/s",
+        ("tuning", "[tuning]", TUNING),
+        ("ep", "EP:", EP),
+        ("both", "Dispatch + combine", BOTH),
+        ("each", "Dispatch bandwidth", EACH),
+    ),
     (
         "...",
         ("case", "[testing]", CASE),
@@ -73,20 +88,26 @@ PATTERNS = (
         ("exit", " ended with ", r"deepep: (\S+) ended with exit code (\d{1,6})"),
     ),
 )
-"""Families of tokens: a text that a line must hold to have any of them, then for each its kind, a text of its own, and its grammar.
-`in` is far faster than a search, so it comes first."""
+"""Families of tokens: a text that a line must hold to have any of them, then for each its kind, a text of its own,
+and its grammar. `in` is far faster than a search, so it comes first."""
 
-FAMILIES = tuple((gate, tuple((text, kind, re.compile(pattern)) for kind, text, pattern in family)) for gate, *family in PATTERNS)
+FAMILIES = tuple(
+    (gate, tuple((text, kind, re.compile(pattern)) for kind, text, pattern in family)) for gate, *family in PATTERNS
+)
 
 BLOCK = 1 << 20
 """Characters of a log that are cut into lines at once."""
 
 TRACEBACK = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
 FAILURE = re.compile(
-    r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:(?:srun|slurmstepd|sbatch): )?error: |\[rank \d+\] FAILED"
-    r"|Assertion (?:failed|error)|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught|oom[-_]kill|Out of memory"
-    r"|line \d+: +\d+ (?:Segmentation fault|Killed|Aborted|Bus error|Illegal instruction)|^Fatal Python error|\(core dumped\)"
-    # A transport that NVSHMEM could not use is no failure by itself, as on one node without network cards: if it was needed, others say so.
+    r"DeepEP (?:error|timeout|.{0,200}(?:timeout|check failed))|^(?:(?:srun|slurmstepd|sbatch): )?error: |\[rank "
+    r"\d+\] FAILED"
+    r"|Assertion (?:failed|error)|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught"
+    r"|oom[-_]kill|Out of memory"
+    r"|line \d+: +\d+ (?:Segmentation fault|Killed|Aborted|Bus error|Illegal instruction)|^Fatal Python error|\(core "
+    r"dumped\)"
+    # A transport that NVSHMEM could not use is no failure by itself, as on one node without network cards: if it was
+    # needed, others say so.
     r"|^(?!.*(?:modules/transport/|\bib(?:rc|gda|devx)\.cpp:)).*non-zero status: -?\d"
 )
 LEADS = (
@@ -101,8 +122,9 @@ TEXT_MAX = 300
 
 
 class Token(NamedTuple):
-    """One thing that a test said: its kind (of PATTERNS; `error` and `blank` besides), the number of its line, the label in front of
-    that line ("" without one), and the groups of its grammar. An error's words are the text and the rank it names."""
+    """One thing that a test said: its kind (of PATTERNS; `error` and `blank` besides), the number of its line, the
+    label in front of that line ("" without one), and the groups of its grammar. An error's words are the text and
+    the rank it names."""
 
     kind: str
     line: int
@@ -111,7 +133,8 @@ class Token(NamedTuple):
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the log."""
+    """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the
+    log."""
     ignored = False
     for number, (raw, whole) in enumerate(_lines(text), 1):
         label, line = _line(raw, whole=whole)
@@ -123,7 +146,10 @@ def tokens(text: str) -> Iterator[Token]:
             if gate in line:
                 for own, kind, pattern in family:
                     if own in line:
-                        found += [(match.start(), Token(kind, number, label, match.groups())) for match in pattern.finditer(line)]
+                        found += [
+                            (match.start(), Token(kind, number, label, match.groups()))
+                            for match in pattern.finditer(line)
+                        ]
         if len(found) > 1:
             found.sort(key=lambda one: one[0])
         yield from (token for _, token in found)
@@ -139,7 +165,8 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield lines and whether they have their end. A log of gigabytes is not to be there twice, so it is cut into blocks first."""
+    """Yield lines and whether they have their end. A log of gigabytes is not to be there twice, so it is cut into
+    blocks first."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + BLOCK) + 1 or len(text)

@@ -1,4 +1,4 @@
-"""What results say to people: lines for one test, and why it is not ok. Pure."""
+"""Results of tests as lines for people, and the reasons why a test is not ok."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def lines(tested: Tested) -> Iterator[str]:
     """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
     verdict = "ok" if tested.ok else "NOT OK"
     cases = (
-        f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "") if tested.passed or tested.failed else ""
+        f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "")
+        if tested.passed or tested.failed
+        else ""
     )
     where = f"{tested.log}:{tested.line}"
     of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
@@ -38,7 +40,10 @@ def lines(tested: Tested) -> Iterator[str]:
     if tested.config:
         yield _row(
             "settings",
-            ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in tested.config.items()),
+            ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in tested.config.items()
+            ),
         )
     if tested.turn:
         yield _row("checked", checked(tested.turn))
@@ -68,7 +73,8 @@ def faults(tested: Tested) -> tuple[str, ...]:
 
 
 def wrong(tested: Tested) -> str:
-    """Return that a test computed wrong numbers, and where, in one sentence; "" where its own comparison did not say so."""
+    """Return that a test computed wrong numbers, and where, in one sentence; "" where its own comparison did not say
+    so."""
     said = next((error for error in tested.errors if COMPARISON.search(error)), "")
     if not said:
         return ""
@@ -87,20 +93,33 @@ def problem(tested: Tested) -> Problem:
     """Return what is wrong with a test that is not ok as a problem."""
     wanted = "all cases passed, all ranks' figures, and the end of the test"
     return Problem(
-        f"{tested.log}:{tested.line}", f"{tested.test} test not ok", "; ".join(faults(tested)), wanted, f"invoke diagnose {tested.log}"
+        f"{tested.log}:{tested.line}",
+        f"{tested.test} test not ok",
+        "; ".join(faults(tested)),
+        wanted,
+        f"invoke diagnose {tested.log}",
     )
 
 
 def best_line(best: Best) -> str:
     """Return one best setting: rates, time, and what was set."""
-    rates = [f"{value:.2f} GB/s {unit}" for value, unit in ((best.rdma_gbs, "RDMA"), (best.nvl_gbs, "NVLink")) if value is not None]
-    chunks = [f"{unit} chunk {value}" for value, unit in ((best.nvl_chunk, "NVL"), (best.rdma_chunk, "RDMA")) if value is not None]
+    rates = [
+        f"{value:.2f} GB/s {unit}"
+        for value, unit in ((best.rdma_gbs, "RDMA"), (best.nvl_gbs, "NVLink"))
+        if value is not None
+    ]
+    chunks = [
+        f"{unit} chunk {value}"
+        for value, unit in ((best.nvl_chunk, "NVL"), (best.rdma_chunk, "RDMA"))
+        if value is not None
+    ]
     time = [] if best.us is None else [f"{best.us:.2f} us"]
     return f"{', '.join([*rates, *time])}  ({', '.join([f'{best.sms} SMs', *chunks])})"
 
 
 def operation_line(operation: Operation) -> str:
-    """Return one operation: rates out of and inside the node, and time, each as it spreads over the ranks; rates of our own programs."""
+    """Return one operation: rates out of and inside the node, and time, each as it spreads over the ranks; rates of
+    our own programs."""
     parts = (
         *((operation.so_gbs, "GB/s out"), (operation.su_gbs, "GB/s up"), (operation.us, "us")),
         *((operation.bus_gbs, "GB/s (bus)"), (operation.gpu_gbs, "GB/s a GPU")),
@@ -121,7 +140,10 @@ def _low_latency(tested: Tested) -> Iterator[str]:
         return
     if low.dispatch_combine_gbs is not None:
         yield _row("dispatch + combine", f"{spread_text(low.dispatch_combine_gbs)} GB/s")
-    for name, spread, us in (("dispatch", low.dispatch_gbs, low.dispatch_us), ("combine", low.combine_gbs, low.combine_us)):
+    for name, spread, us in (
+        ("dispatch", low.dispatch_gbs, low.dispatch_us),
+        ("combine", low.combine_gbs, low.combine_us),
+    ):
         if spread is not None and us is not None:
             yield _row(name, f"{spread_text(spread)} GB/s, {us:g} us")
 

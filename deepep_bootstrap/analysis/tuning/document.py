@@ -1,4 +1,6 @@
-"""A tuning document: the settings of DeepEP's kernels that one run found best, as values and as the text of a file. Pure."""
+"""A tuning document: the settings of DeepEP's kernels that one run found best, as values and as the text of
+a file.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,180}\.json")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Settings of one operation, in tokens (buffers as the sweep had them; those of RDMA are None on one node), and what they gave:
-    GB/s and microseconds as in figures.Best."""
+class TunedSetting:
+    """Settings of one operation, in tokens (buffers as the sweep had them; those of RDMA are None on one node), and
+    what they gave: GB/s and microseconds as in figures.Best."""
 
     sms: int
     nvl_chunk: int
@@ -47,13 +49,16 @@ class Key:
     def file(self) -> str:
         """Return the name of the document."""
         shape = f"{self.tokens}x{self.hidden}-top{self.topk}of{self.experts}"
-        return re.sub(r"[^a-z0-9._-]+", "-", f"{self.gpu}-{self.nodes}n-{self.ranks}r-{shape}-{self.stack}".lower()) + ".json"
+        return (
+            re.sub(r"[^a-z0-9._-]+", "-", f"{self.gpu}-{self.nodes}n-{self.ranks}r-{shape}-{self.stack}".lower())
+            + ".json"
+        )
 
 
 @dataclass(frozen=True)
-class Past:
-    """A run in short: when it ended (seconds since 1970), microseconds of its best settings by operation, and whether it was `used`:
-    its settings became the document's."""
+class PastSetting:
+    """A run in short: when it ended (seconds since 1970), microseconds of its best settings by operation, and
+    whether it was `used`: its settings became the document's."""
 
     run: str
     measured: int
@@ -64,29 +69,35 @@ class Past:
 
 @dataclass(frozen=True)
 class Document:
-    """The settings for one key by operation (all of OPERATIONS, with one number of SMs), the run that found them, its whole sweep,
-    and the runs known by now, oldest first."""
+    """The settings for one key by operation (all of OPERATIONS, with one number of SMs), the run that found them,
+    its whole sweep, and the runs known by now, oldest first."""
 
     key: Key
     test: str
     deepep: str
     run: str
     measured: int
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, TunedSetting]
     sweep: Sequence[Point] = ()
-    history: Sequence[Past] = ()
+    history: Sequence[PastSetting] = ()
 
 
 def gpu_slug(name: str) -> str:
-    """Return a GPU's type for file names: "h100" of "NVIDIA H100 80GB HBM3" and of "H100", "h100-nvl" where links differ. deepep_tuned
-    has the same rule."""
+    """Return a GPU's type for file names: "h100" of "NVIDIA H100 80GB HBM3" and of "H100", "h100-nvl" where links
+    differ. deepep_tuned has the same rule."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    return "-".join(word for word in words if not re.fullmatch(r"nvidia|tesla|graphics|device|\d+gb|hbm\d*e?|sxm\d*", word))
+    return "-".join(
+        word for word in words if not re.fullmatch(r"nvidia|tesla|graphics|device|\d+gb|hbm\d*e?|sxm\d*", word)
+    )
 
 
-def render(document: Document) -> str:
+def render_document(document: Document) -> str:
     """Return the text of a document, one point of the sweep a line."""
-    head = {"schema": SCHEMA, **asdict(document.key), **{name: getattr(document, name) for name in ("test", "deepep", "run", "measured")}}
+    head = {
+        "schema": SCHEMA,
+        **asdict(document.key),
+        **{name: getattr(document, name) for name in ("test", "deepep", "run", "measured")},
+    }
     head["settings"] = {name: asdict(setting) for name, setting in document.settings.items()}
     head["history"] = [asdict(past) for past in document.history]
     points = ",\n".join("    " + json.dumps(asdict(point)) for point in document.sweep)
@@ -94,8 +105,9 @@ def render(document: Document) -> str:
     return f'{text},\n  "sweep": [\n{points}\n  ]\n}}\n'
 
 
-def parse(text: str, where: str) -> Document:
-    """Return the document in `text`; Trouble that names `where` for a text that is none, or holds what no document can."""
+def parse_document(text: str, where: str) -> Document:
+    """Return the document in `text`; Trouble that names `where` for a text that is none, or holds what no document
+    can."""
     try:
         found: Any = json.loads(text, parse_constant=_refuse)
         if found["schema"] != SCHEMA:
@@ -103,7 +115,9 @@ def parse(text: str, where: str) -> Document:
         return _read(found)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        problem = Problem(where, "this is no tuning document and is left out", said[:200], f"schema {SCHEMA}", "removing the file")
+        problem = Problem(
+            where, "this is no tuning document and is left out", said[:200], f"schema {SCHEMA}", "removing the file"
+        )
         raise Trouble(problem) from None
 
 
@@ -113,8 +127,8 @@ def _refuse(word: str) -> float:
 
 def _read(found: Mapping[str, Any]) -> Document:
     key = Key(**{name: _fit(name, kind, found[name]) for name, kind in Key.__annotations__.items()})
-    settings = {name: _record(Setting, found["settings"][name]) for name in OPERATIONS}
-    history = [_record(Past, {**past, "us": dict(past["us"])}) for past in found["history"]]
+    settings = {name: _record(TunedSetting, found["settings"][name]) for name in OPERATIONS}
+    history = [_record(PastSetting, {**past, "us": dict(past["us"])}) for past in found["history"]]
     sweep = tuple(_record(Point, point) for point in found["sweep"])
     test, deepep, run = (_fit(name, "str", found[name]) for name in ("test", "deepep", "run"))
     return Document(key, test, deepep, run, _fit("measured", "int", found["measured"]), settings, sweep, tuple(history))
@@ -126,7 +140,13 @@ def _record(kind: Any, table: Mapping[str, Any]) -> Any:
 
 def _fit(name: str, wanted: str, value: Any) -> Any:
     """Return a value that is what the annotation `wanted` says; ValueError where it is not."""
-    kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "None": (type(None),)}
+    kinds: dict[str, tuple[type, ...]] = {
+        "int": (int,),
+        "float": (int, float),
+        "str": (str,),
+        "bool": (bool,),
+        "None": (type(None),),
+    }
     if wanted.startswith("Mapping"):
         return {str(each): _fit(f"{name}.{each}", "float", number) for each, number in value.items()}
     fits = isinstance(value, tuple(kind for part in wanted.split(" | ") for kind in kinds[part]))

@@ -1,4 +1,6 @@
-"""Tuned settings in a prefix: documents read, a run's own kept beside them, and the module `deepep_tuned` that hands them to programs."""
+"""Tuned settings in a prefix: documents read, a run's own kept beside them, and the module `deepep_tuned`
+that gives them to programs.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,20 @@ from deepep_bootstrap.analysis.tuning.document import Document
 from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form
-from deepep_bootstrap.prefix.generations import Content, Place, read_answer, tar_files
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.core.records import RecordForm
+from deepep_bootstrap.prefix.generations import Content, PrefixHandle, read_answer, tar_files
+from deepep_bootstrap.remote.fleet import Job, Transport
 
 TUNING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/tuning.sh")
-LOOKED = Form({"end": 1}, {"document": 2}, end="end")
-KEPT = Form({"state": 1}, {"waiting": 1})
+LOOKED = RecordForm({"end": 1}, {"document": 2}, end="end")
+KEPT = RecordForm({"state": 1}, {"waiting": 1})
 ATTEMPTS = 8
-"""How often documents are merged anew where other runs keep their own at the same moment; each attempt that fails means that one of
-them has ended."""
+"""How often documents are merged anew where other runs keep their own at the same moment; each attempt that fails
+means that one of them has ended."""
 
 HEARTBEAT = "3"
-"""Seconds between two signs of life of who holds the lock, a third of the store's: what is done under it takes milliseconds."""
+"""Seconds between two signs of life of who holds the lock, a third of the store's: what is done under it takes
+milliseconds."""
 
 PYTHON_FOLDER = "tuning/python"
 """Where the module is, below the prefix: what a modulefile puts on PYTHONPATH."""
@@ -37,7 +40,8 @@ MODULE = "tuned/deepep_tuned.py"
 
 @dataclass(frozen=True)
 class Shelf:
-    """The documents of a prefix by file name, their texts' SHA-256 in hex, and what is wrong with files that are none."""
+    """The documents of a prefix by file name, their texts' SHA-256 in hex, and what is wrong with files that are
+    none."""
 
     documents: dict[str, Document]
     hashes: dict[str, str]
@@ -61,10 +65,12 @@ class Stored:
     problems: tuple[Problem, ...] = ()
 
 
-def read(door: Door, place: Place) -> Shelf:
+def read_shelf(door: Transport, place: PrefixHandle) -> Shelf:
     """Return the documents in the prefix; a file that is none is left out and named in `problems`."""
     where = f"{place.host.name} {place.prefix}"
-    job = Job(compose(place.recipes, *TUNING), args=("look",), env=_env(place), user=place.user, watched=True, timeout=None)
+    job = Job(
+        compose(place.recipes, *TUNING), args=("look",), env=_env(place), user=place.user, watched=True, timeout=None
+    )
     reply = door.run(place.host, job)
     if reply.code:
         read_answer(reply, place, "tuning.sh", LOOKED)
@@ -78,23 +84,26 @@ def read(door: Door, place: Place) -> Shelf:
             raise Trouble(records.disagreement(where, "tuning.sh", f"{name} is not in base 64")) from None
         hashes[name] = hashlib.sha256(data).hexdigest()
         try:
-            documents[name] = document.parse(data.decode("utf-8", "replace"), f"{where}/tuning/{name}")
+            documents[name] = document.parse_document(data.decode("utf-8", "replace"), f"{where}/tuning/{name}")
         except Trouble as trouble:
             problems.extend(trouble.problems)
     return Shelf(documents, hashes, tuple(problems))
 
 
-def store(door: Door, place: Place, new: Sequence[Document], module: str) -> Stored:
-    """Keep the documents of a run (tuning.documents), each merged with the one of the same key, and the module's text (env/tuned/
-    deepep_tuned.py). Trouble where the user who works there may not write in the prefix; without documents nothing is touched."""
+def store(door: Transport, place: PrefixHandle, new: Sequence[Document], module: str) -> Stored:
+    """Keep the documents of a run (tuning.documents), each merged with the one of the same key, and the module's
+    text (env/tuned/ deepep_tuned.py). Trouble where the user who works there may not write in the prefix; without
+    documents nothing is touched."""
     if not new:
         return Stored(())
     for _ in range(ATTEMPTS):
-        shelf = read(door, place)
+        shelf = read_shelf(door, place)
         merged = [sweep.merge(shelf.documents.get(document.key.file), document) for document in new]
-        files = [Content(one.document.key.file, document.render(one.document).encode()) for one in merged]
+        files = [Content(one.document.key.file, document.render_document(one.document).encode()) for one in merged]
         files.append(Content("python/deepep_tuned.py", module.encode()))
-        bases = "\n".join(f"{one.document.key.file} {shelf.hashes.get(one.document.key.file, 'none')}" for one in merged)
+        bases = "\n".join(
+            f"{one.document.key.file} {shelf.hashes.get(one.document.key.file, 'none')}" for one in merged
+        )
         env = {**_env(place), "BASES": bases}
         job = Job(compose(place.recipes, *TUNING), args=("keep",), env=env, user=place.user, timeout=None)
         answer = read_answer(door.send(place.host, job, tar_files(files)), place, "tuning.sh", KEPT)
@@ -104,8 +113,10 @@ def store(door: Door, place: Place, new: Sequence[Document], module: str) -> Sto
             mine = {f"{place.host.name} {folder}/{one.document.key.file}" for one in merged}
             return Stored(kept, tuple(problem for problem in shelf.problems if problem.where in mine))
     what = "settings cannot be kept: other runs keep theirs all the time"
-    raise Trouble(Problem(f"{place.host.name} {place.prefix}/tuning", what, f"{ATTEMPTS} attempts", try_="the same command again"))
+    raise Trouble(
+        Problem(f"{place.host.name} {place.prefix}/tuning", what, f"{ATTEMPTS} attempts", try_="the same command again")
+    )
 
 
-def _env(place: Place) -> dict[str, str]:
+def _env(place: PrefixHandle) -> dict[str, str]:
     return {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "HEARTBEAT": HEARTBEAT}

@@ -1,4 +1,6 @@
-"""Which settings a sweep of upstream's tests found best, what a document becomes by another run, and the sweep as heat maps. Pure."""
+"""Sweeps of upstream's tests: the best settings of each, merged with earlier documents, and the sweep as
+heat maps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point, Tested
-from deepep_bootstrap.analysis.tuning.document import Document, Key, Past, Setting, gpu_slug
+from deepep_bootstrap.analysis.tuning.document import Document, Key, PastSetting, TunedSetting, gpu_slug
 from deepep_bootstrap.testing.run_folder import TestRun
 
 SWEPT = ("intranode", "internode")
@@ -20,12 +22,12 @@ DEFAULTS: Mapping[str, int] = {"num_topk": 8, "num_experts": 256, "num_processes
 
 NVL_BUFFER_INTRANODE, NVL_BUFFER, RDMA_BUFFER = 256, 512, 128
 NVL_BUFFERS: Mapping[int, int] = dict.fromkeys((24, 48, 96, 144, 160), 720)
-"""Receive buffers of the sweep, in tokens, the last by number of ranks: `nvl_buffer_size` and `rdma_buffer_size` of V1's
-tests/test_intranode.py and tests/test_internode.py. (The kernels divide the first by the number of nodes.)"""
+"""Receive buffers of the sweep, in tokens, the last by number of ranks: `nvl_buffer_size` and `rdma_buffer_size` of
+V1's tests/test_intranode.py and tests/test_internode.py. (The kernels divide the first by the number of nodes.)"""
 
 SLOWER = 0.10
-"""By how much an operation may take longer than before until a run counts as disturbed. Runs of one machine differ by 1 to 2 %
-(eight H200, three runs), so a tenth is no noise."""
+"""By how much an operation may take longer than before until a run counts as disturbed. Runs of one machine differ
+by 1 to 2 % (eight H200, three runs), so a tenth is no noise."""
 
 HISTORY = 12
 """How many runs a document remembers beside the one whose settings it has."""
@@ -33,8 +35,8 @@ HISTORY = 12
 
 @dataclass(frozen=True)
 class Made:
-    """How a run was made, beside what its output says: the GPU (type or product name), nodes, stack, commit of DeepEP, name of the run,
-    seconds since 1970 when it ended, and the words its script got."""
+    """How a run was made, beside what its output says: the GPU (type or product name), nodes, stack, commit of
+    DeepEP, name of the run, seconds since 1970 when it ended, and the words its script got."""
 
     gpu: str
     nodes: int
@@ -47,7 +49,8 @@ class Made:
 
 @dataclass(frozen=True)
 class Merged:
-    """A document after a run, and what became of that run: "new", "replaced", "slower" (kept in the history alone), "older"."""
+    """A document after a run, and what became of that run: "new", "replaced", "slower" (kept in the history alone),
+    "older"."""
 
     document: Document
     state: str
@@ -55,9 +58,10 @@ class Merged:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A sweep as a table: GB/s over `fabric` (NVLink or RDMA) in `values[row][column]`, None where nothing was measured. `rows` are SMs
-    or RDMA chunks as `rows_are` says, `columns` NVL chunks; `fixed` says what is the same in the whole map ("24 SMs", "RDMA chunk 16" or
-    nothing). `best` is the (row, column) with most GB/s, by their numbers; `default` is what upstream's default gave."""
+    """A sweep as a table: GB/s over `fabric` (NVLink or RDMA) in `values[row][column]`, None where nothing was
+    measured. `rows` are SMs or RDMA chunks as `rows_are` says, `columns` NVL chunks; `fixed` says what is the same
+    in the whole map ("24 SMs", "RDMA chunk 16" or nothing). `best` is the (row, column) with most GB/s, by their
+    numbers; `default` is what upstream's default gave."""
 
     operation: str
     fabric: str
@@ -75,14 +79,16 @@ def made_by(run: TestRun, gpu: str) -> Made:
     ended = run.values.get("ended", "")
     measured = int(float(ended)) if re.fullmatch(r"\d{1,12}(\.\d*)?", ended) else 0
     values = run.values
-    return Made(gpu, len(run.nodes) or 1, values.get("stack", ""), values.get("deepep", ""), run.name, measured, run.args)
+    return Made(
+        gpu, len(run.nodes) or 1, values.get("stack", ""), values.get("deepep", ""), run.name, measured, run.args
+    )
 
 
 def documents(tests: Sequence[Tested], made: Made) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     """Return the documents of the sweeps in `tests`, and for each sweep that gives none a sentence why.
 
-    Only whole runs count: half a sweep would call best what came first. Where several logs tell of one test (every node's first rank
-    prints its own figures), the first counts, as upstream itself goes by rank 0.
+    Only whole runs count: half a sweep would call best what came first. Where several logs tell of one test (every
+    node's first rank prints its own figures), the first counts, as upstream itself goes by rank 0.
     """
     found: dict[str, Document] = {}
     reasons = []
@@ -106,11 +112,11 @@ def _document(tested: Tested, made: Made) -> Document | str:
         return f"the log does not say {' and '.join(missing)}"
     ranks = made.nodes * numbers["num_processes"]
     shape = (numbers["num_tokens"], numbers["hidden"], numbers["num_topk"], numbers["num_experts"])
-    chosen = choose(tested, ranks)
+    chosen = choose_settings(tested, ranks)
     if not chosen:
         return f"no number of SMs was measured for all of {', '.join(OPERATIONS)}"
     key = Key(gpu_slug(made.gpu) or "unknown", made.nodes, ranks, *shape, made.stack)
-    past = Past(made.run, made.measured, made.deepep, _times(chosen), used=True)
+    past = PastSetting(made.run, made.measured, made.deepep, _times(chosen), used=True)
     return Document(key, tested.test, made.deepep, made.run, made.measured, chosen, tuple(tested.sweep), (past,))
 
 
@@ -120,16 +126,21 @@ def _words(args: Sequence[str]) -> dict[str, int]:
     return {name.replace("-", "_"): int(value) for name, value in re.findall(r"--([a-z-]+)[ =](\d{1,9})(?!\S)", text)}
 
 
-def choose(tested: Tested, ranks: int) -> dict[str, Setting]:
+def choose_settings(tested: Tested, ranks: int) -> dict[str, TunedSetting]:
     """Return the best setting of each operation, or nothing where one has none.
 
-    All have one number of SMs, since combine reads what dispatch laid out for its channels (two SMs each): the number with the
-    smallest sum of times. Upstream's own choice goes first among equals; its default setting is no candidate, as in upstream.
+    All have one number of SMs, since combine reads what dispatch laid out for its channels (two SMs each): the number
+    with the smallest sum of times. Upstream's own choice goes first among equals; its default setting is no candidate,
+    as in upstream.
     """
-    points = [Point(name, best.sms or 0, best.nvl_chunk, best.rdma_chunk, best.nvl_gbs, best.rdma_gbs, best.us or 0.0)
-              for name, best in tested.best.items()]  # fmt: skip
+    points = [
+        Point(name, best.sms or 0, best.nvl_chunk, best.rdma_chunk, best.nvl_gbs, best.rdma_gbs, best.us or 0.0)
+        for name, best in tested.best.items()
+    ]
     points += _averaged(tested.sweep)
-    points = [point for point in points if point.operation in OPERATIONS and point.sms and point.nvl_chunk and point.us > 0]
+    points = [
+        point for point in points if point.operation in OPERATIONS and point.sms and point.nvl_chunk and point.us > 0
+    ]
     candidates = []
     for sms in sorted({point.sms for point in points}):
         mine = [point for point in points if point.sms == sms]
@@ -168,9 +179,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _setting(point: Point, test: str, ranks: int) -> Setting:
+def _setting(point: Point, test: str, ranks: int) -> TunedSetting:
     between = test == "internode"
-    return Setting(
+    return TunedSetting(
         sms=point.sms,
         nvl_chunk=point.nvl_chunk or 0,
         nvl_buffer=NVL_BUFFERS.get(ranks, NVL_BUFFER) if between else NVL_BUFFER_INTRANODE,
@@ -182,16 +193,16 @@ def _setting(point: Point, test: str, ranks: int) -> Setting:
     )
 
 
-def _times(settings: Mapping[str, Setting]) -> dict[str, float]:
+def _times(settings: Mapping[str, TunedSetting]) -> dict[str, float]:
     return {name: setting.us for name, setting in settings.items()}
 
 
 def merge(kept: Document | None, new: Document) -> Merged:
     """Return the document of a key after the run `new`.
 
-    The newest run counts, since settings are about the cluster as it is now. But a run in which an operation took more than SLOWER
-    longer is taken for a disturbed one (a busy neighbour, a bad link) and only remembered; a second such run in a row proves the
-    change and counts. So does the first run of another DeepEP, whose kernels are others.
+    The newest run counts, since settings are about the cluster as it is now. But a run in which an operation took more
+    than SLOWER longer is taken for a disturbed one (a busy neighbour, a bad link) and only remembered; a second such
+    run in a row proves the change and counts. So does the first run of another DeepEP, whose kernels are others.
     """
     if kept is None:
         return Merged(new, "new")
@@ -205,17 +216,19 @@ def merge(kept: Document | None, new: Document) -> Merged:
     else:
         state = "slower" if slow and not proved and new.deepep == kept.deepep else "replaced"
     used = state == "replaced"
-    past = Past(new.run, new.measured, new.deepep, _times(new.settings), used)
+    past = PastSetting(new.run, new.measured, new.deepep, _times(new.settings), used)
     history = tuple(sorted([*others, past], key=lambda each: each.measured)[-HISTORY:])
     return Merged(replace(new if used else kept, history=history), state)
 
 
 def heat_maps(sweep: Sequence[Point]) -> tuple[HeatMap, ...]:
-    """Return the maps of a sweep: SMs by NVL chunk, one map for each operation and RDMA chunk. Where the sweep had one number of SMs and
-    several RDMA chunks (as upstream's has), RDMA chunk by NVL chunk, one map for each operation. Points of an operation that the log
-    does not name are left out."""
+    """Return the maps of a sweep: SMs by NVL chunk, one map for each operation and RDMA chunk. Where the sweep had
+    one number of SMs and several RDMA chunks (as upstream's has), RDMA chunk by NVL chunk, one map for each
+    operation. Points of an operation that the log does not name are left out."""
     points = [point for point in _averaged(sweep) if point.nvl_chunk is not None]
-    return tuple(one for name in OPERATIONS if (mine := _of(points, name)) for one in _maps(name, mine, _of(sweep, name)))
+    return tuple(
+        one for name in OPERATIONS if (mine := _of(points, name)) for one in _maps(name, mine, _of(sweep, name))
+    )
 
 
 def _maps(operation: str, points: Sequence[Point], sweep: Sequence[Point]) -> Iterator[HeatMap]:
@@ -229,7 +242,9 @@ def _maps(operation: str, points: Sequence[Point], sweep: Sequence[Point]) -> It
         yield _map(cells, rows_are="RDMA chunk", fixed=f"{sms[0]} SMs", **shared)
         return
     for chunk in (*rdma,) or (None,):
-        cells = {(point.sms, point.nvl_chunk or 0): _gbs(point, fabric) for point in points if point.rdma_chunk == chunk}
+        cells = {
+            (point.sms, point.nvl_chunk or 0): _gbs(point, fabric) for point in points if point.rdma_chunk == chunk
+        }
         yield _map(cells, rows_are="SMs", fixed=f"RDMA chunk {chunk}" if chunk else "", **shared)
 
 

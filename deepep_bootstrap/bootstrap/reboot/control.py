@@ -1,4 +1,6 @@
-"""What a wave does to one host or node: Slurm's commands through the hosts that have its clients, boot ids, and reboots over SSH."""
+"""Commands to one host or Slurm node during a rolling reboot: Slurm's through the hosts that have its
+clients, boot ids, and reboots over SSH.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote.fleet import Door, Job, Reply
+from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import commands, nodes
 from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
@@ -19,10 +21,12 @@ SLURM_LIMIT = 110.0
 """Seconds for one script on the Slurm host: five clients of 20 s each at most, and the way there."""
 
 SLURM_PATIENCE = 180.0
-"""Seconds that a controller may be away, as for a restart, before we give up; a wave, which may reboot the Slurm host, says longer."""
+"""Seconds that a controller may be away, as for a restart, before we give up; a wave, which may reboot the Slurm
+host, says longer."""
 
 HEAR_LIMIT = 20.0
-"""Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding until then."""
+"""Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding
+until then."""
 
 REBOOT = """
 set -u
@@ -32,11 +36,11 @@ sync
 if [ -d /run/systemd/system ]; then exec systemctl reboot; fi
 exec reboot
 """
-"""Reboots the host it runs on, as long as it is in the boot that its argument names. Outside systemd (containers, sysvinit) `reboot` is
-the one name that all have."""
+"""Reboots the host it runs on, as long as it is in the boot that its argument names. Outside systemd (containers,
+sysvinit) `reboot` is the one name that all have."""
 
 
-class Line(Door, Protocol):
+class Line(Transport, Protocol):
     """The door to hosts that reboot."""
 
     def forget(self, host: Host) -> None:
@@ -44,11 +48,16 @@ class Line(Door, Protocol):
 
 
 class Cluster:
-    """Slurm, through the first of `hosts` that reaches its controller; `sleep` waits between tries, for `patience` seconds in all. Safe
-    for several threads."""
+    """Slurm, through the first of `hosts` that reaches its controller; `sleep` waits between tries, for `patience`
+    seconds in all. Safe for several threads."""
 
     def __init__(
-        self, door: Line, hosts: Sequence[Host], *, sleep: Callable[[float], None] = time.sleep, patience: float = SLURM_PATIENCE
+        self,
+        door: Line,
+        hosts: Sequence[Host],
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        patience: float = SLURM_PATIENCE,
     ) -> None:
         self._door, self._hosts, self._sleep, self._patience = door, tuple(hosts), sleep, patience
 
@@ -61,12 +70,13 @@ class Cluster:
         """Return what Slurm says of `nodes` now. Raises Trouble."""
         return parse_look(self._run(LOOK, commands.fold(nodes)).out)
 
-    def known(self, *names: str) -> tuple[commands.Node, ...]:
+    def known(self, *names: str) -> tuple[commands.SlurmNode, ...]:
         """Return what Slurm says now of those of `names` that are nodes of it. Raises Trouble."""
         return commands.parse_nodes(self._run(nodes.KNOWN, commands.fold(names)).out)
 
     def tell(self, command: Sequence[str]) -> None:
-        """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is refused."""
+        """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is
+        refused."""
         self._run(f"timeout 30 {shlex.join(command)}")
 
     def resume(self, node: str) -> None:
@@ -107,12 +117,23 @@ class Cluster:
         if reply.code:
             found = (reply.err or reply.out).strip().rpartition("\n")[2] or f"exit code {reply.code}"
             away = reply.code == 124 or nodes.says_away(found)
-            raise Trouble(Problem(host.name, AWAY if away else "Slurm refuses", found[-200:], try_="scontrol ping there"))
+            raise Trouble(
+                Problem(host.name, AWAY if away else "Slurm refuses", found[-200:], try_="scontrol ping there")
+            )
         return reply
 
 
 AWAY = "Slurm's controller does not answer"
-LOST = ("connection", "no answer", "no route", "no end of the script", "the SSH handshake", "stopped answering", "says nothing", "closes")
+LOST = (
+    "connection",
+    "no answer",
+    "no route",
+    "no end of the script",
+    "the SSH handshake",
+    "stopped answering",
+    "says nothing",
+    "closes",
+)
 """Parts of what the door says of a host that may be back soon, as one that reboots."""
 
 
@@ -130,8 +151,8 @@ def boot_id(door: Line, host: Host) -> str:
 
 
 def reboot(door: Line, host: Host, boot: str) -> None:
-    """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use. How the session ends
-    says nothing; Trouble only when nothing was begun, or the host says why it does not."""
+    """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
+    How the session ends says nothing; Trouble only when nothing was begun, or the host says why it does not."""
     begun: list[str] = []
     try:
         reply = door.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
@@ -141,4 +162,10 @@ def reboot(door: Line, host: Host, boot: str) -> None:
         return
     # A shell that the shutdown itself ended has 128 and the signal's number.
     if 0 < reply.code < 128:
-        raise Trouble(Problem(host.name, "does not reboot", (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-200:]))
+        raise Trouble(
+            Problem(
+                host.name,
+                "does not reboot",
+                (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-200:],
+            )
+        )

@@ -1,4 +1,4 @@
-"""Nodes that this program left drained: what Slurm says of them, also of those whose hosts do not answer."""
+"""Nodes that this program left drained, as Slurm reports them, also those whose hosts do not answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from deepep_bootstrap.slurm.nodes import MARK, is_drained, is_ours, read_reason
 
 def drained_by_us(survey: Survey) -> dict[str, str]:
     """Return, by host, the reason with which this program drained its node."""
-    return {name: facts.prepared.slurm_reason for name, facts in survey.facts.items() if is_ours(facts.prepared.slurm_reason)}
+    return {
+        name: facts.prepared.slurm_reason
+        for name, facts in survey.facts.items()
+        if is_ours(facts.prepared.slurm_reason)
+    }
 
 
 def drained_and_silent(door: Line, survey: Survey) -> dict[str, str]:
-    """Return, by host, the reasons of nodes that this program left drained and whose host does not answer, as after a reboot from
-    which it did not return. Slurm is asked on the hosts that do; it knows a host by its name or the part before the first dot, and can
-    say nothing of one that it knows otherwise, or not at all."""
+    """Return, by host, the reasons of nodes that this program left drained and whose host does not answer, as after
+    a reboot from which it did not return. Slurm is asked on the hosts that do; it knows a host by its name or the
+    part before the first dot, and can say nothing of one that it knows otherwise, or not at all."""
     names = [host.name for host in survey.inventory.hosts if host.role == "gpu" and host.name not in survey.facts]
     silent = {name.partition(".")[0]: name for name in names} | {name: name for name in names}
     clients = [host for host in survey.reached if survey.facts[host.name].slurm.works]
@@ -33,8 +37,12 @@ def drained_and_silent(door: Line, survey: Survey) -> dict[str, str]:
 
 
 def left_behind(door: Line, survey: Survey, but: Collection[str]) -> dict[str, str]:
-    """Return, by host, why this program keeps nodes drained, but for the hosts `but`: those on which an earlier wave failed, or which
-    another run has in its hands."""
-    known = {host: reason for host, reason in drained_by_us(survey).items() if is_drained(survey.facts[host].slurm.state)}
+    """Return, by host, why this program keeps nodes drained, but for the hosts `but`: those on which an earlier wave
+    failed, or which another run has in its hands."""
+    known = {
+        host: reason for host, reason in drained_by_us(survey).items() if is_drained(survey.facts[host].slurm.state)
+    }
     found = known | drained_and_silent(door, survey)
-    return {host: read_reason(reason).text.removeprefix(MARK).strip() for host, reason in found.items() if host not in but}
+    return {
+        host: read_reason(reason).text.removeprefix(MARK).strip() for host, reason in found.items() if host not in but
+    }

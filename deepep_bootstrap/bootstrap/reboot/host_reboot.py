@@ -1,4 +1,6 @@
-"""The turn of one host in a wave: drain, wait until idle, change, reboot, look again, resume."""
+"""The reboot of one host within a rolling reboot: drain, wait until idle, change, reboot, look again,
+resume.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap.reboot import control
-from deepep_bootstrap.bootstrap.reboot.policy import Order
+from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -17,23 +19,25 @@ from deepep_bootstrap.slurm import nodes
 from deepep_bootstrap.slurm.nodes import Look, read_reason
 
 ASKED_EVERY = 3
-"""Tries to reach a host that boots for each look at its node in Slurm, whose periodic check for timeouts comes every 30 s."""
+"""Tries to reach a host that boots for each look at its node in Slurm, whose periodic check for timeouts comes every
+30 s."""
 
 OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LeftAloneError(Exception):
-    """A host was not touched, or not further than a drain that is taken back; the text says why, `state` is that of the outcome."""
+    """A host was not touched, or not further than a drain that is taken back; the text says why, `state` is that of
+    the outcome."""
 
     def __init__(self, why: str, state: str = "skipped") -> None:
         super().__init__(why)
         self.state = state
 
 
-class Turn:
+class HostRebootRun:
     """The turn of one host. What was done so far is in `outcomes`, also when the rest fails."""
 
-    def __init__(self, wave: Wave, order: Order) -> None:
+    def __init__(self, wave: Wave, order: HostReboot) -> None:
         self.outcomes: list[Outcome] = []
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
         self._cordon = wave.cordon(order)
@@ -69,7 +73,9 @@ class Turn:
         if self._wave.stopped:
             return f"not started: {self._wave.stopped}"
         window = self._policy.window
-        return f"waits for the window {window}" if window and not window.holds(datetime.now().astimezone().time()) else ""
+        return (
+            f"waits for the window {window}" if window and not window.holds(datetime.now().astimezone().time()) else ""
+        )
 
     def _work(self) -> Outcome:
         """Free the host, change it, reboot it, look at it, and give it back."""
@@ -90,7 +96,8 @@ class Turn:
         return self._give_back("done", self._order.why)
 
     def _free(self) -> None:
-        """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a job."""
+        """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a
+        job."""
         if self._cordon:
             look = self._cordon.look()
             self._check_reservation(look)
@@ -117,7 +124,8 @@ class Turn:
             self._check_reservation(self._cordon.look())
 
     def _who_is_busy(self) -> str:
-        """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for a while."""
+        """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for
+        a while."""
         deadline = time.monotonic() + self._policy.settle
         while True:
             try:
@@ -141,7 +149,9 @@ class Turn:
         other = nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)
         if other:
             when = f"{other.start:%d %b %H:%M} to {other.end:%d %b %H:%M}"
-            raise LeftAloneError(f"in reservation {other.name} ({when}), left alone; --reservation={other.name} takes it")
+            raise LeftAloneError(
+                f"in reservation {other.name} ({when}), left alone; --reservation={other.name} takes it"
+            )
 
     def _change(self) -> None:
         for step in self._order.steps:
@@ -152,8 +162,8 @@ class Turn:
                 raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
 
     def _reload(self) -> bool:
-        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no failure of the run; where
-        none does, Trouble when it left the host without what it had."""
+        """Return whether a reload of the driver was enough. Where a reboot follows, a reload that failed is no
+        failure of the run; where none does, Trouble when it left the host without what it had."""
         self._say("loading the driver anew")
         self._changed = True
         outcome = self._wave.hands.reload(self._host)
@@ -166,7 +176,9 @@ class Turn:
         while (seen := self._wave.hands.look(self._host)).lost and time.monotonic() < deadline:
             self._wave.sleep(self._policy.pause)  # an NVSwitch fabric is trained anew
         if seen.lost and not self._policy.reboot:
-            raise Trouble(Problem(self._host.name, "not as before its driver was reloaded", "; ".join(seen.lost), try_="a reboot"))
+            raise Trouble(
+                Problem(self._host.name, "not as before its driver was reloaded", "; ".join(seen.lost), try_="a reboot")
+            )
         return not failed and not seen.unmet
 
     def _leave_to_reboot(self, why: str) -> Outcome:
@@ -180,7 +192,8 @@ class Turn:
         return Outcome(TITLE, self._host.name, "skipped", said, code=TROUBLE)
 
     def _reboot(self, before: str) -> None:
-        """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node over."""
+        """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node
+        over."""
         if self._cordon and (lost := self._cordon.lost()):
             raise LeftAloneError(f"not rebooted: {lost}")
         self._rebooted = True
@@ -214,8 +227,9 @@ class Turn:
         raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
 
     def _check(self) -> None:
-        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not in time. What recipes wrote shows soon
-        after the boot or never; drivers, fabrics, mounts and services may take as long as the boot itself."""
+        """Return when the host has what was wanted and its slurmd answers; Trouble when it has not in time. What
+        recipes wrote shows soon after the boot or never; drivers, fabrics, mounts and services may take as long as
+        the boot itself."""
         begin = time.monotonic()
         while missing := self._what_is_missing():
             problem, patience = missing
@@ -231,10 +245,14 @@ class Turn:
         except Trouble as trouble:
             return trouble.problems[0], self._policy.boot_timeout
         if seen.unmet:
-            problem = Problem(self._host.name, "came back without what was wanted", "; ".join(seen.unmet), try_="invoke doctor")
+            problem = Problem(
+                self._host.name, "came back without what was wanted", "; ".join(seen.unmet), try_="invoke doctor"
+            )
             return problem, self._policy.boot_timeout if seen.lost else self._policy.settle
         if slurmd:
-            return Problem(self._host.name, "came back", slurmd, try_="systemctl status slurmd there"), self._policy.boot_timeout
+            return Problem(
+                self._host.name, "came back", slurmd, try_="systemctl status slurmd there"
+            ), self._policy.boot_timeout
         return None
 
     def _give_back(self, state: str, detail: str) -> Outcome:
@@ -256,8 +274,8 @@ class Turn:
         return replace(end, code=TROUBLE)
 
     def _fail(self, trouble: Trouble) -> Outcome:
-        """End a turn that went wrong. As long as nothing was changed the host is left as it was; after that the node stays drained, and its
-        reason says what is missing; after a reboot the wave stops."""
+        """End a turn that went wrong. As long as nothing was changed the host is left as it was; after that the node
+        stays drained, and its reason says what is missing; after a reboot the wave stops."""
         first = trouble.problems[0]
         said = f"{first.what}: {first.found}" if first.found else first.what
         if self._wave.interrupted:
@@ -279,4 +297,6 @@ class Turn:
 
 def span(seconds: float) -> str:
     """Return a time for people: `90 s`, `30 min`, `4 h`."""
-    return f"{seconds / 3600:g} h" if seconds >= 7200 else f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
+    return (
+        f"{seconds / 3600:g} h" if seconds >= 7200 else f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
+    )

@@ -1,4 +1,6 @@
-"""What waves are asked to do and how: values, and what they need of whoever asks."""
+"""The request for a rolling reboot: hosts, policy, time window, and the actions that the caller provides on
+a host.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ Tell = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
-class Order:
-    """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `why` what it is for, `boot_id` that of the facts,
-    `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the reboot saved where that is enough;
-    `refused` says why it must be left alone whatever it needs, "" where it need not."""
+class HostReboot:
+    """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `why` what it is for, `boot_id`
+    that of the facts, `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the
+    reboot saved where that is enough; `refused` says why it must be left alone whatever it needs, "" where it need
+    not."""
 
     host: Host
     node: str
@@ -35,11 +38,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Policy:
-    """How waves roll. `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in drain reasons.
+    """How waves roll. `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in drain
+    reasons.
 
-    `boot_timeout` is for a host to be back, and then once more for what it had before to be there again, as an NVSwitch fabric that trains
-    for minutes; `settle` for what recipes wrote to show after that, and for a host that does not answer to do so again. `pause` lies
-    between two looks. `reservation` names the one of Slurm whose nodes are ours. Without `reboot` hosts are changed and reloaded only.
+    `boot_timeout` is for a host to be back, and then once more for what it had before to be there again, as an NVSwitch
+    fabric that trains for minutes; `settle` for what recipes wrote to show after that, and for a host that does not
+    answer to do so again. `pause` lies between two looks. `reservation` names the one of Slurm whose nodes are ours.
+    Without `reboot` hosts are changed and reloaded only.
     """
 
     at_once: int = 1
@@ -54,9 +59,9 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A look at a host: its boot id, what is still not as wanted (a reason each), who uses its GPUs ("" for nobody), and which of
-    `unmet` it had before and has `lost`."""
+class HostState:
+    """A look at a host: its boot id, what is still not as wanted (a reason each), who uses its GPUs ("" for nobody),
+    and which of `unmet` it had before and has `lost`."""
 
     boot_id: str
     unmet: tuple[str, ...] = ()
@@ -64,7 +69,7 @@ class Seen:
     lost: tuple[str, ...] = ()
 
 
-class Hands(Protocol):
+class RebootActions(Protocol):
     """What a wave needs done on a host; it knows nothing of recipes and facts itself."""
 
     def apply(self, host: Host, step: Step) -> Outcome:
@@ -73,7 +78,7 @@ class Hands(Protocol):
     def reload(self, host: Host) -> Outcome:
         """Load the GPU driver anew, with the options that are written now."""
 
-    def look(self, host: Host) -> Seen:
+    def look(self, host: Host) -> HostState:
         """Look at a host with fresh facts. Raises Trouble when it does not answer."""
 
 
@@ -82,8 +87,9 @@ NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
 
 @dataclass(frozen=True)
 class Reboots:
-    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a wave works on at a time (0: all); times in seconds;
-    with `reload` the driver is loaded anew where that saves the reboot; `reservation` names the one of Slurm whose nodes are ours."""
+    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a wave works on at a time (0: all);
+    times in seconds; with `reload` the driver is loaded anew where that saves the reboot; `reservation` names the
+    one of Slurm whose nodes are ours."""
 
     mode: str = NEVER
     at_once: int = 1
@@ -107,25 +113,29 @@ class Reboots:
         )
 
 
-def read(reboot: str, window: str, times: tuple[str, str], *, reload: bool, reservation: str) -> Reboots:
-    """Return what --reboot, --reboot-window, --drain-timeout and --boot-timeout (`times`), --reload-driver and --reservation allow;
-    Trouble for a value that cannot be."""
+def read_reboots(reboot: str, window: str, times: tuple[str, str], *, reload: bool, reservation: str) -> Reboots:
+    """Return what --reboot, --reboot-window, --drain-timeout and --boot-timeout (`times`), --reload-driver and
+    --reservation allow; Trouble for a value that cannot be."""
     mode, at_once = parse_mode(reboot)
     drain, boot = parse_time("--drain-timeout", times[0]), parse_time("--boot-timeout", times[1])
     return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
 
 
 def parse_mode(text: str) -> tuple[str, int]:
-    """Return mode and how many hosts at once of `never`, `ask`, `rolling`, `rolling:4` or `all` (0: as many as there are)."""
+    """Return mode and how many hosts at once of `never`, `ask`, `rolling`, `rolling:4` or `all` (0: as many as there
+    are)."""
     match = re.fullmatch(r"(never|ask|all|rolling)(?::([1-9][0-9]{0,4}))?", text, re.ASCII)
     if not match or (match.group(2) and match.group(1) != ROLLING):
-        raise Trouble(Problem("--reboot", "unknown value", text[:40] or "nothing", "never, ask, rolling, rolling:K or all"))
+        raise Trouble(
+            Problem("--reboot", "unknown value", text[:40] or "nothing", "never, ask, rolling, rolling:K or all")
+        )
     return match.group(1), 0 if match.group(1) == ALL else int(match.group(2) or 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """A time of day, from `start` (in it) to `end` (not in it), local time; across midnight where the end comes first."""
+    """A time of day, from `start` (in it) to `end` (not in it), local time; across midnight where the end comes
+    first."""
 
     start: time
     end: time
@@ -146,6 +156,8 @@ def parse_window(value: str) -> Window | None:
         return None
     match = re.fullmatch(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", value, re.ASCII)
     if not match or value[:5] == value[6:]:
-        raise Trouble(Problem("--reboot-window", "not a time of day", value[:40], "HH:MM-HH:MM, local time, such as 22:00-06:00"))
+        raise Trouble(
+            Problem("--reboot-window", "not a time of day", value[:40], "HH:MM-HH:MM, local time, such as 22:00-06:00")
+        )
     start_hour, start_minute, end_hour, end_minute = (int(text) for text in match.groups())
     return Window(time(start_hour, start_minute), time(end_hour, end_minute))

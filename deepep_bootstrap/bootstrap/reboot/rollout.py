@@ -1,7 +1,8 @@
 """Changes that need a reboot, rolling over hosts: K at a time, stopped by the first reboot that goes wrong.
 
-What is drained carries a reason of ours, and that is all the memory there is: after ^C, a lost network or a power cut the next run
-reads the facts, goes on with the hosts that still need something, and resumes those that do not.
+A drained node carries a reason of ours, and that is all the memory there is: after ^C, a lost network or
+a power cut the next run reads the facts, goes on with the hosts that still need something, and resumes
+those that do not.
 """
 
 from __future__ import annotations
@@ -11,25 +12,33 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from deepep_bootstrap.bootstrap.reboot.control import Cluster, Line
-from deepep_bootstrap.bootstrap.reboot.host_reboot import Turn
-from deepep_bootstrap.bootstrap.reboot.policy import Hands, Order, Policy, Tell
+from deepep_bootstrap.bootstrap.reboot.host_reboot import HostRebootRun
+from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootActions, Tell
 from deepep_bootstrap.bootstrap.reboot.wave import Wave
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.remote.host import Host
 
 
-def roll(door: Line, slurm_at: Sequence[Host], orders: Sequence[Order], policy: Policy, *, hands: Hands, tell: Tell) -> tuple[Outcome, ...]:
-    """Carry out `orders`, idle nodes first, and return the outcomes of all: "done", "unchanged", "failed", and "skipped" for a host that
-    was left as it was (its detail says why, its code is not 0: it still waits).
+def roll(
+    door: Line,
+    slurm_at: Sequence[Host],
+    orders: Sequence[HostReboot],
+    policy: Policy,
+    *,
+    hands: RebootActions,
+    tell: Tell,
+) -> tuple[Outcome, ...]:
+    """Carry out `orders`, idle nodes first, and return the outcomes of all: "done", "unchanged", "failed", and
+    "skipped" for a host that was left as it was (its detail says why, its code is not 0: it still waits).
 
-    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the door, leaves what is drained drained,
-    says so through `tell`, and goes on upwards.
+    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the door, leaves what is
+    drained drained, says so through `tell`, and goes on upwards.
     """
     wave = Wave(door, slurm_at, policy, hands=hands, tell=tell)
     pool = ThreadPoolExecutor(policy.at_once or max(1, len(orders)))
     try:
-        futures = [pool.submit(Turn(wave, order).take) for order in _idle_first(wave, orders)]
+        futures = [pool.submit(HostRebootRun(wave, order).take) for order in _idle_first(wave, orders)]
         return tuple(outcome for future in futures for outcome in future.result())
     except BaseException:
         wave.interrupt()
@@ -40,7 +49,7 @@ def roll(door: Line, slurm_at: Sequence[Host], orders: Sequence[Order], policy: 
         pool.shutdown()
 
 
-def _idle_first(wave: Wave, orders: Sequence[Order]) -> list[Order]:
+def _idle_first(wave: Wave, orders: Sequence[HostReboot]) -> list[HostReboot]:
     """Return the orders, those of nodes without jobs first: a long job must not keep idle nodes waiting."""
     nodes = [order.node for order in orders if order.node]
     jobs: Mapping[str, tuple[str, ...]] = {}

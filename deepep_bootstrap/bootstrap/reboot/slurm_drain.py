@@ -1,4 +1,6 @@
-"""How one Slurm node is taken out of use and brought back: drained by us or, before, by somebody else whose drain then stays."""
+"""One Slurm node taken out of use and brought back: drained by us or, before, by somebody else whose drain
+then stays.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,18 @@ from contextlib import suppress
 from deepep_bootstrap.bootstrap.reboot.control import Cluster
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.slurm import nodes
-from deepep_bootstrap.slurm.commands import Node
+from deepep_bootstrap.slurm.commands import SlurmNode
 from deepep_bootstrap.slurm.nodes import Look, read_reason
 
 
-class Cordon:
-    """The node `node` around a reboot; `run` names the run in its reason. `ours` is the reason we drained it with, "" as long as we did
-    not; `kept` is the node as somebody else had it. An earlier run may have left the node drained: that is ours too."""
+class NodeDrain:
+    """The node `node` around a reboot; `run` names the run in its reason. `ours` is the reason we drained it with,
+    "" as long as we did not; `kept` is the node as somebody else had it. An earlier run may have left the node
+    drained: that is ours too."""
 
     def __init__(self, cluster: Cluster, node: str, run: str) -> None:
         self.node, self.ours = node, ""
-        self.kept: Node | None = None
+        self.kept: SlurmNode | None = None
         self._left, self._started = "", ""
         self._cluster, self._run = cluster, run
 
@@ -28,7 +31,7 @@ class Cordon:
             raise Trouble(Problem("Slurm", "does not know the node", self.node))
         return look
 
-    def now(self) -> Node:
+    def now(self) -> SlurmNode:
         """Return the node as it is now."""
         return self.look().nodes[self.node]
 
@@ -47,8 +50,8 @@ class Cordon:
         self._cluster.tell(nodes.drain(self.node, self.ours))
 
     def lost(self) -> str:
-        """Return why the node must not be rebooted: what somebody else made of it since it was taken out, "" for nothing. It is theirs
-        then, and we change nothing of it any more."""
+        """Return why the node must not be rebooted: what somebody else made of it since it was taken out, "" for
+        nothing. It is theirs then, and we change nothing of it any more."""
         if not self.ours and not self.kept:
             return ""
         node = self.now()
@@ -62,8 +65,8 @@ class Cordon:
         return said
 
     def reboot(self) -> str:
-        """Reboot the node through Slurm. Return "" where Slurm took it, else why it cannot: the site must have set that up, its slurmd
-        must be there to hear of it, and the account must be allowed to ask."""
+        """Reboot the node through Slurm. Return "" where Slurm took it, else why it cannot: the site must have set
+        that up, its slurmd must be there to hear of it, and the account must be allowed to ask."""
         look = self.look()
         self._started = look.nodes[self.node].started
         if not look.reboot_program:
@@ -82,8 +85,9 @@ class Cordon:
             self._cluster.tell(nodes.cancel_reboot(self.node))
 
     def keep_out(self, why: str) -> None:
-        """Drain a node again that lost its drain while it boots: where that takes longer than ResumeTimeout, Slurm makes it DOWN and
-        nothing else (seen with 22.05), and would take it back into use when its slurmd registers, before anybody looked at it."""
+        """Drain a node again that lost its drain while it boots: where that takes longer than ResumeTimeout, Slurm
+        makes it DOWN and nothing else (seen with 22.05), and would take it back into use when its slurmd registers,
+        before anybody looked at it."""
         cluster = self._cluster.impatient
         with suppress(Trouble):  # Slurm is asked again, and after the boot in any case
             now = cluster.look(self.node).nodes.get(self.node)
@@ -95,8 +99,8 @@ class Cordon:
                 cluster.tell(nodes.drain(self.node, self.ours))
 
     def hold(self, why: str) -> str:
-        """Look at a node that returned and return what is wrong, "" for nothing. One that Slurm has taken back into use is drained
-        again at once."""
+        """Look at a node that returned and return what is wrong, "" for nothing. One that Slurm has taken back into
+        use is drained again at once."""
         node = self.now()
         if not self.kept and not nodes.is_drained(node.state):
             self.drain(why)
@@ -105,7 +109,8 @@ class Cordon:
         return "" if known else f"its slurmd has not registered since (node {node.state})"
 
     def bring_back(self) -> str:
-        """Resume a node that we drained, leave any other as it was; return what is to be said of that, "" for nothing."""
+        """Resume a node that we drained, leave any other as it was; return what is to be said of that, "" for
+        nothing."""
         if self.kept:
             self._restore(self.kept)
             return f"stays {self.kept.state.lower()}: {read_reason(self.kept.reason).text}"
@@ -118,7 +123,8 @@ class Cordon:
         return ""
 
     def put_back(self) -> None:
-        """Leave the node as it was found: resumed, drained by somebody else, or left drained by an earlier run of ours."""
+        """Leave the node as it was found: resumed, drained by somebody else, or left drained by an earlier run of
+        ours."""
         if self.ours and self._left:
             if not nodes.not_ours_any_more(self.now(), self.ours):
                 self._cluster.tell(nodes.drain(self.node, self._left))
@@ -126,15 +132,17 @@ class Cordon:
             self.bring_back()
 
     def leave(self, why: str) -> None:
-        """Leave the node out of use with a reason that says why, as far as Slurm can be told; one that somebody else keeps, as it was."""
+        """Leave the node out of use with a reason that says why, as far as Slurm can be told; one that somebody else
+        keeps, as it was."""
         with suppress(Trouble):  # the outcome says why in any case
             if self.kept:
                 self._restore(self.kept)
             elif self.ours and not nodes.not_ours_any_more(self.now(), self.ours):
                 self.drain(why)
 
-    def _restore(self, kept: Node) -> None:
-        """Give a node back its reason, and its drain: Slurm writes into the one, and takes back the other when a node returns."""
+    def _restore(self, kept: SlurmNode) -> None:
+        """Give a node back its reason, and its drain: Slurm writes into the one, and takes back the other when a
+        node returns."""
         reason, now = read_reason(kept.reason).text, self.now()
         if not nodes.is_drained(now.state) and not nodes.is_down(now.state):
             self._cluster.tell(nodes.drain(self.node, reason))

@@ -1,4 +1,6 @@
-"""What the turns of a wave share: the doors, the nodes that are out of use, and whether to go on."""
+"""State shared by the hosts of one rolling reboot: the connections, the nodes that are out of use, and the
+decision to go on.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import threading
 from collections.abc import Sequence
 
 from deepep_bootstrap.bootstrap.reboot.control import SLURM_PATIENCE, Cluster, Line
-from deepep_bootstrap.bootstrap.reboot.policy import Hands, Order, Policy, Tell
-from deepep_bootstrap.bootstrap.reboot.slurm_drain import Cordon
+from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootActions, Tell
+from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote.host import Host
 
@@ -19,12 +21,14 @@ FAILED_CHANGES = 2
 class Wave:
     """What all turns share: the doors, and whether to go on."""
 
-    def __init__(self, door: Line, slurm_at: Sequence[Host], policy: Policy, *, hands: Hands, tell: Tell) -> None:
+    def __init__(
+        self, door: Line, slurm_at: Sequence[Host], policy: Policy, *, hands: RebootActions, tell: Tell
+    ) -> None:
         self.door, self.policy, self.hands = door, policy, hands
         self.cluster = Cluster(door, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
         self.stopped = ""
         self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
-        self._cordons: dict[str, Cordon] = {}
+        self._cordons: dict[str, NodeDrain] = {}
         self._failed_changes: list[str] = []
 
     @property
@@ -32,11 +36,11 @@ class Wave:
         """Whether somebody pressed ^C: Slurm is told nothing any more."""
         return self._interrupted.is_set()
 
-    def cordon(self, order: Order) -> Cordon | None:
+    def cordon(self, order: HostReboot) -> NodeDrain | None:
         """Return the cordon of the order's node, None where it is no node of Slurm."""
         if not order.node:
             return None
-        return self._cordons.setdefault(order.host.name, Cordon(self.cluster, order.node, self.policy.run))
+        return self._cordons.setdefault(order.host.name, NodeDrain(self.cluster, order.node, self.policy.run))
 
     def tell(self, host: str, line: str) -> None:
         """Tell a line, one thread at a time; after ^C nothing that follows from it."""
@@ -50,13 +54,14 @@ class Wave:
             raise Trouble(Problem("wave", "interrupted"))
 
     def stop(self, why: str) -> None:
-        """Let nothing else be drained or rebooted; what reboots already is looked at and given back. The first reason counts."""
+        """Let nothing else be drained or rebooted; what reboots already is looked at and given back. The first
+        reason counts."""
         with self._lock:
             self.stopped = self.stopped or why
 
     def count_failed_change(self, why: str) -> None:
-        """Keep in mind that a change failed before a reboot. One is its host's own trouble; when it is `FAILED_CHANGES`, what they wait
-        for is nowhere, and the others would be taken out of use for nothing."""
+        """Keep in mind that a change failed before a reboot. One is its host's own trouble; when it is
+        `FAILED_CHANGES`, what they wait for is nowhere, and the others would be taken out of use for nothing."""
         with self._lock:
             self._failed_changes.append(why)
             if len(self._failed_changes) >= FAILED_CHANGES:

@@ -1,4 +1,4 @@
-"""`invoke bootstrap`: from a lock and hosts to `module load deepep`; the conductor of the main job."""
+"""`invoke bootstrap`: from a lock and hosts to `module load deepep`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import hosts, publish
-from deepep_bootstrap.bootstrap.context import Run, Work, leave_out, look_again, with_prefix
+from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs, leave_out, look_again, with_prefix
 from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Reboots
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
@@ -24,18 +24,18 @@ from deepep_bootstrap.core.text import seconds
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
 from deepep_bootstrap.plan import decisions
-from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan
 from deepep_bootstrap.plan.table import plan_json, show_plan
 from deepep_bootstrap.prefix import generations
 
 
 @dataclass
-class Ended:
-    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the work as it was last
-    planned. Grows while the run goes on, so that ^C loses nothing."""
+class RunState:
+    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the work as it
+    was last planned. Grows while the run goes on, so that ^C loses nothing."""
 
-    work: Work
+    work: BootstrapContext
     shown: Plan
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -52,7 +52,7 @@ def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
     screen = Screen("bootstrap", as_json=flags.json)
     wish, without = read_usable(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
-    found_mirrors = locations.read(flags.mirror, os.environ, wish[0].indexes)
+    found_mirrors = locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes)
     with open_door(flags, inventory) as door:
         survey = with_prefix(gather(flags, door, inventory, prefix))
         request = request_for(flags, survey, wish, without)
@@ -62,14 +62,16 @@ def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
         if doing:
             confirm(screen, flags.yes)
             reboots = leave_to_reboot(screen, made, reboots)
-        run = Run.start("bootstrap") if doing else Run.none()
-        ended = Ended(Work(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made)
+        run = RunLogs.start("bootstrap") if doing else RunLogs.none()
+        ended = RunState(
+            BootstrapContext(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made
+        )
         if doing:
             carry_out(ended)
     return conclude(ended)
 
 
-def conclude(ended: Ended) -> int:
+def conclude(ended: RunState) -> int:
     """Say what is still wrong or what to type next, print the document, and return the exit code."""
     work, screen = ended.work, ended.work.screen
     waiting = () if work.flags.dry_run else tuple(unfinished(work))
@@ -103,14 +105,21 @@ def leave_to_reboot(screen: Screen, made: Plan, reboots: Reboots) -> Reboots:
     """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
     if reboots.mode != ASK:
         return reboots
-    hosts = fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
+    hosts = (
+        fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
+    )
     if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return replace(reboots, mode=NEVER)
-    print(f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(
+        f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     return replace(reboots, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
 
 
-def carry_out(ended: Ended) -> None:
+def carry_out(ended: RunState) -> None:
     """Do the plan and tell how it ended, also when something breaks or somebody presses ^C in the middle."""
     begin = time.monotonic()
     screen = ended.work.screen
@@ -129,9 +138,9 @@ def carry_out(ended: Ended) -> None:
         screen.problem(problem)
 
 
-def walk(ended: Ended) -> None:
-    """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends the walk when it
-    fails; a host that could not be prepared does not, unless it is the one to build on."""
+def walk(ended: RunState) -> None:
+    """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends
+    the walk when it fails; a host that could not be prepared does not, unless it is the one to build on."""
     if ended.work.plan.decided:
         share(ended)
     first = ended.work.plan
@@ -140,7 +149,8 @@ def walk(ended: Ended) -> None:
     unprepared = {outcome.host: outcome.step for outcome in ended.outcomes[before:] if outcome.state == "failed"}
     do(ended, lambda work: reboot_hosts(work, unprepared))
     if first.preparation.changes or first.of_kind(RESUME):
-        # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use again.
+        # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use
+        # again.
         ended.work = look_again(ended.work)
     choice = ended.work.plan.choice
     if not first.decided:
@@ -153,8 +163,9 @@ def walk(ended: Ended) -> None:
         offer(ended)
 
 
-def offer(ended: Ended) -> None:
-    """Publish and prove. The prefix keeps in mind that the stack is unproved until all proofs are passed, whatever ends this run."""
+def offer(ended: RunState) -> None:
+    """Publish and prove. The prefix keeps in mind that the stack is unproved until all proofs are passed, whatever
+    ends this run."""
     work = ended.work
     noted = work.is_unproved
     if work.offers_news and not noted:
@@ -167,15 +178,18 @@ def offer(ended: Ended) -> None:
         publish.note_proof(work, proved=good)
 
 
-def share(ended: Ended) -> None:
+def share(ended: RunState) -> None:
     """Share the prefix between the hosts that are still there."""
     before = len(ended.outcomes)
     if not do(ended, publish.share_prefix):
-        ended.work = leave_out(ended.work, {outcome.host for outcome in ended.outcomes[before:] if outcome.state == "failed"})
+        ended.work = leave_out(
+            ended.work, {outcome.host for outcome in ended.outcomes[before:] if outcome.state == "failed"}
+        )
 
 
-def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:
-    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what it told is kept."""
+def do(ended: RunState, phase: Callable[[BootstrapContext], tuple[Outcome, ...]]) -> bool:
+    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what
+    it told is kept."""
     told = ended.work.screen.told
     before = len(told)
     try:
@@ -187,7 +201,7 @@ def do(ended: Ended, phase: Callable[[Work], tuple[Outcome, ...]]) -> bool:
     return not any(outcome.state == "failed" for outcome in outcomes)
 
 
-def summarize(ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> None:
+def summarize(ended: RunState, begin: float, how: str, *, in_prefix: str = "") -> None:
     """Print the outcome table, where the logs are, and in one line how the run ended."""
     work = ended.work
     work.screen.say()
@@ -199,7 +213,7 @@ def summarize(ended: Ended, begin: float, how: str, *, in_prefix: str = "") -> N
     work.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
 
 
-def keep_logs(ended: Ended) -> str:
+def keep_logs(ended: RunState) -> str:
     """Copy the logs of this run to the prefix and return where they are; "" when there are none, or no usable prefix.
 
     That the prefix has no room for them is said, and is no failure of the run.
@@ -218,7 +232,7 @@ def keep_logs(ended: Ended) -> str:
     return f"{work.request.prefix}/logs/{work.run.name}"
 
 
-def next_commands(request: Request, made: Plan) -> list[str]:
+def next_commands(request: PlanRequest, made: Plan) -> list[str]:
     """Return what a person types after a successful run."""
     choice, prefix, stack = made.choice, request.prefix, made.choice.record.stack
     by_default = choice.offer.default_stack == stack

@@ -1,4 +1,6 @@
-"""`invoke diagnose LOG`: the causes that logs show, the likeliest first, with the lines that show them; no host and no network."""
+"""`invoke diagnose LOG`: the causes that logs show, the likeliest first, with the lines that show them; no
+host and no network.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from pathlib import Path
 from deepep_bootstrap.analysis.diagnosis import rules
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence, Finding, advice, as_json
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
-from deepep_bootstrap.analysis.diagnosis.rules import Book
+from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
 from deepep_bootstrap.cli import logs
-from deepep_bootstrap.cli.logs import Sought, read
+from deepep_bootstrap.cli.logs import Sought, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.redact import scrub, secrets_of
@@ -28,13 +30,14 @@ SOUGHT = Sought(
 
 
 def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> int:
-    """Print why something failed, as far as the logs that `words` mean (files, folders, globs, `-`) tell; 0 whatever they tell.
+    """Print why something failed, as far as the logs that `words` mean (files, folders, globs, `-`) tell; 0 whatever
+    they tell.
 
     `causes` names a file of further rules; one with the slug of a known cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
     book = read_rules(ROOT, causes)
-    logs = {name: read(name, SOUGHT.remedy) for name in files(words)}
+    logs = {name: read_log(name, SOUGHT.remedy) for name in files(words)}
     found = without_secrets(find_causes(logs, book))
     several = len(logs) > 1
     tell(screen, found, several=several)
@@ -42,10 +45,10 @@ def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> i
     return OK
 
 
-def read_rules(root: Path, more: str = "") -> Book:
+def read_rules(root: Path, more: str = "") -> CauseSet:
     """Return the rules of env/causes.toml, and those of a file of the user's own."""
-    book = rules.load(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
-    return rules.join(book, rules.load(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
+    book = rules.load_causes(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
+    return rules.join(book, rules.load_causes(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
 
 
 def text_of(path: Path) -> str:
@@ -87,7 +90,9 @@ def tell(screen: Screen, found: Diagnosis, *, several: bool) -> None:
 
 
 def _tell_cause(screen: Screen, number: int, finding: Finding, *, several: bool) -> None:
-    screen.say(f"{number}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if number == 1 else "")
+    screen.say(
+        f"{number}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if number == 1 else ""
+    )
     for each in finding.evidence:
         screen.say(f"     {_place(each, several=several)}")
     for name, text in (("why", finding.why), ("fix", advice(finding)), ("source", finding.source)):
@@ -99,7 +104,8 @@ def _place(evidence: Evidence, *, several: bool) -> str:
 
 
 def files(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the logs that `words` mean, each file once, by its first name. Trouble for a word that means none."""
+    """Return the names of the logs that `words` mean, each file once, by its first name. Trouble for a word that
+    means none."""
     found: dict[str, str] = {}
     for file, name in logs.names(words, SOUGHT):
         found.setdefault(file, name)

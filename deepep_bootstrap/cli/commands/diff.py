@@ -1,4 +1,4 @@
-"""`invoke diff`: what changed between two generations, or between two locks."""
+"""`invoke diff`: the changes between two generations, or between two locks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Source
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.contents import Generation, Holdings, find_generation
-from deepep_bootstrap.prefix.diff import Change, difference, generation_facts, lines, lock_facts
+from deepep_bootstrap.prefix.diff import OfferChange, difference, generation_facts, lines, lock_facts
 
 
 def diff(flags: Flags, *, old: str, new: str) -> int:
-    """Print what differs between `old` and `new`, two numbers of generations or two lock files; exit 0 whatever that is."""
+    """Print what differs between `old` and `new`, two numbers of generations or two lock files; exit 0 whatever that
+    is."""
     screen = Screen("diff", as_json=flags.json)
     numbers = [text for text in (old, new) if text.isascii() and text.isdigit()]
     problems: Sequence[Problem] = ()
@@ -25,11 +26,15 @@ def diff(flags: Flags, *, old: str, new: str) -> int:
         changes, problems = of_generations(flags, int(old), int(new))
         names = (f"generation {int(old)}", f"generation {int(new)}")
     elif not numbers:
-        changes = difference(lock_facts(model.read(old)), lock_facts(model.read(new)))
+        changes = difference(lock_facts(model.read_lock_file(old)), lock_facts(model.read_lock_file(new)))
         names = (old, new)
     else:
         found = f"{old} and {new}"
-        raise Trouble(Problem("invoke diff", "a generation and a lock cannot be compared", found, "two numbers, or two lock files"))
+        raise Trouble(
+            Problem(
+                "invoke diff", "a generation and a lock cannot be compared", found, "two numbers, or two lock files"
+            )
+        )
     screen.say(f"{names[0]} → {names[1]}" + ("" if changes else ": no difference"), style="bold")
     for line in lines(changes):
         screen.say(shortened(line))
@@ -39,7 +44,7 @@ def diff(flags: Flags, *, old: str, new: str) -> int:
     return OK
 
 
-def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[Change, ...], Sequence[Problem]]:
+def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[OfferChange, ...], Sequence[Problem]]:
     """Return what differs between two generations of the prefix, and which hosts did not answer before one did."""
     with reach(flags, locks=True) as reached:
         holdings = reached.holdings
@@ -49,12 +54,13 @@ def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[Change, ...]
 
 
 def sources_by_hash(holdings: Holdings, own: Generation) -> dict[str, Source]:
-    """Return what the locks of all generations pin, by content hash; what its `own` lock says counts most, and a lock of another version
-    of this program tells nothing. A generation may offer a stack that was built from an earlier one's lock."""
+    """Return what the locks of all generations pin, by content hash; what its `own` lock says counts most, and a
+    lock of another version of this program tells nothing. A generation may offer a stack that was built from an
+    earlier one's lock."""
     found: dict[str, Source] = {}
     for generation in (*holdings.generations, own):
         try:
-            pinned = model.parse(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
+            pinned = model.parse_lock(generation.lock, f"generations/{generation.number}/deepep.lock.toml")
         except Trouble:
             continue
         found |= {source.hash: source for source in pinned.sources.values()}

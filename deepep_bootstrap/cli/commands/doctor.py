@@ -1,27 +1,28 @@
-"""`invoke doctor`: what is wrong with the hosts, why it matters, and the command that fixes it. Looks only; writes
-nothing anywhere."""
+"""`invoke doctor`: faults of the hosts, why they matter, and the commands that mend them. Writes nothing
+anywhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.bootstrap.planning import look, read_lock, request_for
+from deepep_bootstrap.bootstrap.planning import check_hosts, read_lock, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor import user_view
 from deepep_bootstrap.doctor.examine import Checks, case_of, examine, exit_code, finding_json, join, ordered
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, Seen
-from deepep_bootstrap.doctor.user_view import View
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, HostView
+from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory.hostsfile import USER
 from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
-from deepep_bootstrap.plan.decisions import Request
+from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.prefix.defects import Defect, find_defects
 from deepep_bootstrap.prefix.offer import command_for, find_offer, stack_names
-from deepep_bootstrap.remote.fleet import Fleet
+from deepep_bootstrap.remote.fleet import ConnectionPool
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -33,7 +34,7 @@ class Judged:
 
     flags: Flags
     survey: Survey
-    request: Request
+    request: PlanRequest
     case: Case
     checks: Checks
 
@@ -86,13 +87,15 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
         yield replace(flags, stack="" if plain else name, python=python)
 
 
-def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]) -> Judged:
+def judge(
+    flags: Flags, door: ConnectionPool, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]
+) -> Judged:
     """Return what is seen and wanted of one stack; what goes wrong on the way is added to the problems. Trouble where
     the lock's stack breaks a rule. Hosts are asked again where the stack's Python is an external one that they were
     not asked about."""
     lock, defects, problems = known
     stack = lock.stacks[flags.stack or lock.default_stack]
-    if broken := compatibility.check(lock, read_tree(flags.root / "env"), (stack.name,)):
+    if broken := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*broken)
     if flags.python and not any(seen.external_python for seen in survey.facts.values()):
         survey = gather(flags, door, survey.inventory, survey.prefix)
@@ -110,13 +113,13 @@ def judge(flags: Flags, door: Fleet, survey: Survey, known: tuple[Lock, Sequence
     )
 
 
-def findings_of(judged: Sequence[Judged], looks: Mapping[str, View], *, as_another: bool) -> tuple[Finding, ...]:
+def findings_of(judged: Sequence[Judged], looks: Mapping[str, UserView], *, as_another: bool) -> tuple[Finding, ...]:
     """Return what was found for all stacks, what they share once."""
     by_stack = []
     for one in judged:
         case = replace(one.case, as_another=as_another)
         facts, hosts = one.survey.facts, one.survey.reached
-        seen = [Seen(host.name, host.role, facts[host.name], looks.get(host.name), case) for host in hosts]
+        seen = [HostView(host.name, host.role, facts[host.name], looks.get(host.name), case) for host in hosts]
         by_stack.append(examine(one.request, case, seen, one.checks))
     return join(by_stack, [host.name for host in judged[0].survey.inventory.hosts])
 
@@ -135,24 +138,26 @@ def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]
     return tuple(Finding("offered-stack", NOTE, hosts, found[name], wanted, why, fix, (name,)) for name in missing)
 
 
-def ask_recipes(door: Fleet, survey: Survey, request: Request) -> tuple[Checks, tuple[Problem, ...]]:
+def ask_recipes(door: ConnectionPool, survey: Survey, request: PlanRequest) -> tuple[Checks, tuple[Problem, ...]]:
     """Return what the checks of the host recipes say, and why some could not be asked: then the facts alone must do."""
     try:
-        return look(door, survey.reached, survey.facts, request).checks, ()
+        return check_hosts(door, survey.reached, survey.facts, request).checks, ()
     except Trouble as trouble:
         return {}, trouble.problems
 
 
-def ask_user(door: Fleet, survey: Survey, request: Request, user: str) -> tuple[Mapping[str, View], list[Problem]]:
+def ask_user(
+    door: ConnectionPool, survey: Survey, request: PlanRequest, user: str
+) -> tuple[Mapping[str, UserView], list[Problem]]:
     """Return what the user of a job finds on each host, and why nobody could look on others."""
-    job = user_view.look(request.recipes, survey.prefix, user)
-    looks: dict[str, View] = {}
+    job = user_view.user_job(request.recipes, survey.prefix, user)
+    looks: dict[str, UserView] = {}
     problems: list[Problem] = []
     for name, reply in door.run_all(survey.reached, lambda host: job).items():
         try:
             if isinstance(reply, Trouble):
                 raise reply
-            looks[name] = user_view.parse(reply)
+            looks[name] = user_view.parse_user_view(reply)
         except Trouble as trouble:
             problems.extend(trouble.problems)
     return looks, problems
@@ -175,6 +180,8 @@ def tell(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) 
             screen.say(f"    Try: {finding.fix}")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     sums = ", ".join(
-        f"{count} {severity}{'s' if count > 1 and severity != BLOCKING else ''}" for severity, count in counts.items() if count
+        f"{count} {severity}{'s' if count > 1 and severity != BLOCKING else ''}"
+        for severity, count in counts.items()
+        if count
     )
     screen.say(f"\n{sums}" if sums else "\nNothing to say: these hosts are as they should be.")

@@ -17,14 +17,14 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, gather_one, number
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
-from deepep_bootstrap.prefix.archive.index import Built, Index, Tree, check
-from deepep_bootstrap.prefix.archive.index import write as render_index
+from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, render_index
 from deepep_bootstrap.prefix.archive.stream import Packer
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, find_generation
 
 
 def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "") -> int:
-    """Write the closure of `generation` ("" for the current one) to the file `out`, and with `sign` (a key) a signature beside it."""
+    """Write the closure of `generation` ("" for the current one) to the file `out`, and with `sign` (a key) a
+    signature beside it."""
     screen = Screen("export", as_json=flags.json)
     path = new_file(out)
     if sign:
@@ -32,27 +32,41 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
     wanted = number("--generation", generation) if generation else 0
     with reach(flags) as reached:
         holdings, place = reached.holdings, reached.place
-        chosen = choose(holdings, wanted)
+        chosen = choose_generation(holdings, wanted)
         names = sorted(holdings.closure(chosen.names))
         facts = gather_one(flags, reached.door, place.host, place.prefix)
         trees = transfer.list_trees(reached.door, place, names)
         built = built_on(chosen, holdings.entries, facts)
-        index = Index(built, trees, str(chosen.manifest.get("lock_digest", "")), chosen.manifest)
-        for problem in check(index, f"{place.host.name} {place.prefix}"):
+        index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), chosen.manifest)
+        for problem in check_index(index, f"{place.host.name} {place.prefix}"):
             raise Trouble(replace(problem, try_="invoke verify --store"))
         text = render_index(index)
         total = stream.total(index, text)
         # Also where nothing is written: whether the key can sign is a part of what would be done.
         signature = signing.sign(sign, text) if sign else b""
-        show(screen, chosen, index, f"{'would write' if flags.dry_run else 'writing'} {path}, {total} bytes ({size(total)})")
+        show_archive(
+            screen,
+            chosen,
+            index,
+            f"{'would write' if flags.dry_run else 'writing'} {path}, {total} bytes ({size(total)})",
+        )
         if not flags.dry_run:
             need_room(path, total)
-            write(screen, reached, path, (index, text, signature))
+            write_archive(screen, reached, path, (index, text, signature))
     finish(screen, path, signed=bool(sign), dry_run=flags.dry_run)
     for problem in reached.problems:
         screen.problem(problem)
-    document = {"file": str(path), "signature": f"{path}.sig" if sign else "", "bytes": total, "generation": chosen.number}
-    document |= {"lock_digest": index.lock_digest, "built": built.as_json(), "entries": [tree_json(tree) for tree in trees]}
+    document = {
+        "file": str(path),
+        "signature": f"{path}.sig" if sign else "",
+        "bytes": total,
+        "generation": chosen.number,
+    }
+    document |= {
+        "lock_digest": index.lock_digest,
+        "built": built.as_json(),
+        "entries": [tree_json(tree) for tree in trees],
+    }
     screen.document(OK, reached.problems, **document)
     return OK
 
@@ -66,27 +80,40 @@ def new_file(out: str) -> Path:
         raise Trouble(Problem(f"--out {out}", "its folder is not there", wanted=f"a directory {path.parent}"))
     for there in (path, Path(f"{path}.sig")):
         if os.path.lexists(there):
-            raise Trouble(Problem(str(there), "is there already and is not overwritten", try_="another name, or removing it"))
+            raise Trouble(
+                Problem(str(there), "is there already and is not overwritten", try_="another name, or removing it")
+            )
     return path
 
 
-def choose(holdings: Holdings, wanted: int) -> Generation:
+def choose_generation(holdings: Holdings, wanted: int) -> Generation:
     """Return the generation to export, `wanted` or the current one; Trouble where it cannot be complete."""
     if not wanted and not holdings.current:
         raise Trouble(Problem("export", "nothing is offered in this prefix", try_="invoke bootstrap"))
     found = find_generation(holdings, wanted or holdings.current)
     if not found.stacks:
         raise Trouble(
-            Problem(f"generation {found.number}", "its manifest cannot be read", wanted="one that bootstrap wrote", try_="another one")
+            Problem(
+                f"generation {found.number}",
+                "its manifest cannot be read",
+                wanted="one that bootstrap wrote",
+                try_="another one",
+            )
         )
     if missing := holdings.missing(found):
         remedy = "invoke bootstrap with the lock it was made from, which builds what is missing"
-        raise Trouble(*(Problem(f"generation {found.number}", "a store entry it needs is missing", name, try_=remedy) for name in missing))
+        raise Trouble(
+            *(
+                Problem(f"generation {found.number}", "a store entry it needs is missing", name, try_=remedy)
+                for name in missing
+            )
+        )
     return found
 
 
 def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: Facts) -> Built:
-    """Return what the entries of a generation were built on, as their manifests say; glibc is that of the host they are read on."""
+    """Return what the entries of a generation were built on, as their manifests say; glibc is that of the host they
+    are read on."""
     inputs = [dict(entries[name].manifest.get("inputs") or {}) for name in generation.names if name in entries]
     cuda = sorted({str(each["cuda"]) for each in inputs if each.get("cuda")})
     archs = sorted({str(arch) for each in inputs for arch in each.get("archs") or ()})
@@ -102,12 +129,15 @@ def _pairs(inputs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
 
 
 def _interpreters(inputs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the Python interpreters that entries were made with: the environment's own, or an external one of DeepEP's."""
-    external = (each["python"]["path"] for each in inputs if isinstance(each.get("python"), dict) and each["python"].get("path"))
+    """Return the Python interpreters that entries were made with: the environment's own, or an external one of
+    DeepEP's."""
+    external = (
+        each["python"]["path"] for each in inputs if isinstance(each.get("python"), dict) and each["python"].get("path")
+    )
     return {str(path) for path in (*(each["interpreter"] for each in inputs if each.get("interpreter")), *external)}
 
 
-def show(screen: Screen, generation: Generation, index: Index, what: str) -> None:
+def show_archive(screen: Screen, generation: Generation, index: ArchiveIndex, what: str) -> None:
     """Say what goes into the archive."""
     screen.say(f"generation {generation.number}: {what}", style="bold")
     for tree in index.trees:
@@ -116,7 +146,9 @@ def show(screen: Screen, generation: Generation, index: Index, what: str) -> Non
     for name, record in generation.stacks.items():
         if python := record.get("external_python"):
             screen.say(
-                f"  note: stack {name} uses {python}, which is not in the store: it has to be the same where this is imported", style="dim"
+                f"  note: stack {name} uses {python}, which is not in the store: it has to be the same where this is "
+                f"imported",
+                style="dim",
             )
 
 
@@ -125,11 +157,17 @@ def need_room(path: Path, total: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < total:
         raise Trouble(
-            Problem(str(path.parent), "the archive does not fit there", f"{size(free)} free", size(total), "--out on another filesystem")
+            Problem(
+                str(path.parent),
+                "the archive does not fit there",
+                f"{size(free)} free",
+                size(total),
+                "--out on another filesystem",
+            )
         )
 
 
-def write(screen: Screen, reached: Reached, path: Path, content: tuple[Index, bytes, bytes]) -> None:
+def write_archive(screen: Screen, reached: Reached, path: Path, content: tuple[ArchiveIndex, bytes, bytes]) -> None:
     """Write archive and signature; both names appear when everything is right, and nothing is left where it is not."""
     index, text, signature = content
     aside, sig = path.with_name(f".{path.name}.{secrets.token_hex(4)}"), Path(f"{path}.sig")

@@ -1,4 +1,4 @@
-"""`invoke facts`: look at the hosts and say what they are."""
+"""`invoke facts`: the hosts as they are, equal ones once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def facts(flags: Flags) -> int:
 
 
 def folded(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
-    """Return the lines of all hosts by label: a value that all hosts share once, others each with the hosts that have it."""
+    """Return the lines of all hosts by label: a value that all hosts share once, others each with the hosts that
+    have it."""
     text = []
     for label, hosts_by_value in by_label(lines_of).items():
         for number, (value, names) in enumerate(hosts_by_value.items()):

@@ -12,21 +12,22 @@ from deepep_bootstrap.inventory.survey import Flags, number
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import Reached, confirm, reach
 from deepep_bootstrap.prefix.contents import Holdings
-from deepep_bootstrap.prefix.gc import Garbage, Holders, choose_garbage, look, remarks
-from deepep_bootstrap.prefix.history import Collected
+from deepep_bootstrap.prefix.gc import Garbage, Holders, choose_garbage, find_holders, remarks
+from deepep_bootstrap.prefix.history import CollectedGarbage
 
-NOTHING = Collected((), (), (), (), ())
+NOTHING = CollectedGarbage((), (), (), (), ())
 SHOWN = 10
 """How many waiting jobs are named."""
 
 
 def gc(flags: Flags, *, keep: str = "5") -> int:
-    """Keep the `keep` newest generations and the current one, what they need, and what running builds and processes of the hosts use;
-    remove the rest once that is confirmed. Exit 1 where something could not be removed or a host could not be asked."""
+    """Keep the `keep` newest generations and the current one, what they need, and what running builds and processes
+    of the hosts use; remove the rest once that is confirmed. Exit 1 where something could not be removed or a host
+    could not be asked."""
     screen = Screen("gc", as_json=flags.json)
     count = number("--keep", keep)
     with reach(flags) as reached:
-        garbage, users = choose(reached, count)
+        garbage, users = find_garbage(reached, count)
         show_choice(screen, reached, (garbage, users), count)
         done = NOTHING
         if not flags.dry_run:
@@ -48,11 +49,11 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
     return code
 
 
-def choose(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
+def find_garbage(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
     """Return what goes, and who uses some of what would have gone: that stays."""
     garbage = choose_garbage(reached.holdings, keep)
     names = [*(f"generations/{number}" for number in garbage.generations), *(entry.name for entry in garbage.entries)]
-    users = look(reached.door, reached.place, reached.inventory.hosts, names) if names else Holders()
+    users = find_holders(reached.door, reached.place, reached.inventory.hosts, names) if names else Holders()
     return choose_garbage(reached.holdings, keep, users.by), users
 
 
@@ -61,7 +62,10 @@ def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders
     prefix, holdings = reached.place.prefix, reached.holdings
     garbage, users = choice
     kept = [each for each in holdings.numbers if each not in garbage.generations]
-    screen.say(f"{prefix}: the newest {keep} generations stay, and the current one: {', '.join(map(str, kept)) or 'none'}", style="bold")
+    screen.say(
+        f"{prefix}: the newest {keep} generations stay, and the current one: {', '.join(map(str, kept)) or 'none'}",
+        style="bold",
+    )
     for each in garbage.generations:
         screen.say(f"  generation {each}")
     for entry in garbage.entries:
@@ -79,12 +83,18 @@ def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders
 def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:
     """Say whose files go although they may want them: what no look at processes can tell."""
     seen = fold(host.name for host in reached.inventory.hosts)
-    screen.say(f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.", style="yellow")
+    screen.say(
+        f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.",
+        style="yellow",
+    )
     for remark in remarks(users):
         screen.say(f"  {remark}", style="yellow")
     if users.waiting:
         some = f"{', '.join(users.waiting[:SHOWN])}{' …' if len(users.waiting) > SHOWN else ''}"
-        screen.say(f"  Jobs that wait in Slurm's queue, {len(users.waiting)}: {some}. Nobody can see what they will want.", style="yellow")
+        screen.say(
+            f"  Jobs that wait in Slurm's queue, {len(users.waiting)}: {some}. Nobody can see what they will want.",
+            style="yellow",
+        )
 
 
 def _in_use(holdings: Holdings, garbage: Garbage, users: Holders) -> dict[str, str]:
@@ -94,7 +104,9 @@ def _in_use(holdings: Holdings, garbage: Garbage, users: Holders) -> dict[str, s
     return numbers | {entry.name: by.get(entry.name, "what needs it") for entry in garbage.busy}
 
 
-def document(holdings: Holdings, choice: tuple[Garbage, Holders], done: Collected, *, dry_run: bool) -> dict[str, Any]:
+def document(
+    holdings: Holdings, choice: tuple[Garbage, Holders], done: CollectedGarbage, *, dry_run: bool
+) -> dict[str, Any]:
     """Return the keys of the JSON document: what is gone, or with `dry_run` what would go."""
     garbage, users = choice
     entries = [entry for entry in garbage.entries if dry_run or entry.name in done.entries]

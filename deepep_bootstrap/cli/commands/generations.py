@@ -1,4 +1,4 @@
-"""`invoke generations`: what the prefix offered over time, and what it offers now."""
+"""`invoke generations`: the offers of the prefix over time, and the current one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ DIGEST_SHOWN = 7
 
 
 def generations(flags: Flags) -> int:
-    """Print every generation, newest first: number, date, who, lock, stacks and modules, hosts, its folder and its own size."""
+    """Print every generation, newest first: number, date, who, lock, stacks and modules, hosts, its folder and its
+    own size."""
     screen = Screen("generations", as_json=flags.json)
     with reach(flags) as reached:
         holdings, prefix = reached.holdings, reached.place.prefix
     rows = [row_of(holdings, generation, prefix) for generation in reversed(holdings.generations)]
     screen.say(
-        f"prefix {prefix}: {len(rows)} generation{'' if len(rows) == 1 else 's'}, {len(holdings.entries)} store entries", style="bold"
+        f"prefix {prefix}: {len(rows)} generation{'' if len(rows) == 1 else 's'}, "
+        f"{len(holdings.entries)} store entries",
+        style="bold",
     )
     if not rows:
         screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
@@ -63,9 +66,14 @@ def show(screen: Screen, row: dict[str, Any]) -> None:
         screen.say(f"{mark} {row['number']}{note}  {row['folder']}: its manifest cannot be read", style="yellow")
         return
     lock = row["lock_digest"][:DIGEST_SHOWN]
-    screen.say(f"{mark} {row['number']}{note}  {row['created']}  {row['by']}  lock {lock}", style="bold" if row["current"] else "")
+    screen.say(
+        f"{mark} {row['number']}{note}  {row['created']}  {row['by']}  lock {lock}",
+        style="bold" if row["current"] else "",
+    )
     for stack in row["stacks"]:
-        screen.say(f"      module {stack['module']}" + (" (what `module load deepep` gives)" if stack["default"] else ""))
+        screen.say(
+            f"      module {stack['module']}" + (" (what `module load deepep` gives)" if stack["default"] else "")
+        )
     screen.say(f"      {row['folder']}, {size(row['own_bytes'])} in the store that no other generation needs")
     screen.say(f"      hosts {fold(row['hosts']) if row['hosts'] else 'unknown'}")
     for name in row["missing"]:

@@ -1,8 +1,9 @@
-"""`invoke import`: the store entries of an archive come into the prefix, once its signature and every hash are right.
+"""`invoke import`: the store entries of an archive come into the prefix, once its signature and every hash
+are right.
 
-Entries only: what a generation offers (settings of the network cards, Slurm's partition, paths of toolkits) is a matter of the cluster that
-has them, so the offer is made by the next bootstrap there. What that would build all the same, because hosts, lock or recipes are others
-than where the entries come from, is told beforehand.
+Entries only: a generation's offer (settings of the network cards, Slurm's partition, paths of toolkits)
+is a matter of its cluster, so the next bootstrap there makes one. What that would build all the same,
+because hosts, lock or recipes differ from those of the archive, is told beforehand.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, read_tree
-from deepep_bootstrap.plan.decisions import Request, choose
+from deepep_bootstrap.plan.decisions import PlanRequest, make_decisions
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, transfer
-from deepep_bootstrap.prefix.archive.index import Built, Index, Tree, read
+from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, parse_index
 from deepep_bootstrap.prefix.archive.signing import Signer
 from deepep_bootstrap.prefix.archive.stream import REMEDY, open_archive, read_index, read_trees, total
 from deepep_bootstrap.prefix.archive.transfer import Arrived, Room
@@ -32,17 +33,22 @@ NOBODY = Arrived((), ())
 
 
 def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsigned: bool = False) -> int:
-    """Import what the prefix does not have yet. Nothing is in the store under its name before all of it was compared."""
+    """Import what the prefix does not have yet. Nothing is in the store under its name before all of it was
+    compared."""
     screen = Screen("import", as_json=flags.json)
     choose_trust(allowed_signers, insecure=insecure_unsigned)
     with open_archive(file) as stream:
         text = read_index(stream, file)
-        signer = signing.verify(allowed_signers, signing.read(beside(file)), text, file) if allowed_signers else None
-        index = read(text, file)
+        signer = (
+            signing.verify(allowed_signers, signing.read_signature(beside(file)), text, file)
+            if allowed_signers
+            else None
+        )
+        index = parse_index(text, file)
         need_whole(stream, file, total(index, text))
         with reach(flags, empty=True) as reached:
             survey, notes = fitting(flags, reached, index, file)
-            room = transfer.look(reached.door, reached.place, [tree.name for tree in index.trees])
+            room = transfer.look_for_room(reached.door, reached.place, [tree.name for tree in index.trees])
             differs = tuple(unmet(flags, survey, index, held_in(survey)))
             wanted = [tree for tree in index.trees if tree.name not in room.present]
             show(screen, index, (signer, room, (*notes, *differs)))
@@ -57,7 +63,8 @@ def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsi
     for problem in problems:
         screen.problem(problem)
     entries = [
-        {"name": each.name, "files": len(each.files), "bytes": each.size, "state": states.get(each.name, "present")} for each in index.trees
+        {"name": each.name, "files": len(each.files), "bytes": each.size, "state": states.get(each.name, "present")}
+        for each in index.trees
     ]
     content: dict[str, Any] = {"file": file, "prefix": reached.place.prefix, "signer": signer.name if signer else ""}
     content |= {"key": signer.key if signer else "", "lock_digest": index.lock_digest, "built": index.built.as_json()}
@@ -71,8 +78,18 @@ def choose_trust(allowed_signers: str, *, insecure: bool) -> None:
         raise Trouble(Problem("--insecure-unsigned", "says the opposite of --allowed-signers", wanted="one of the two"))
     if not allowed_signers and not insecure:
         wanted = "--allowed-signers FILE, which names the keys that count"
-        remedy = "a line `name ssh-ed25519 AAAA…` in a file, with the public key of who made the archive; or --insecure-unsigned"
-        raise Trouble(Problem("--allowed-signers", "nobody is trusted to have built what would be run here", wanted=wanted, try_=remedy))
+        remedy = (
+            "a line `name ssh-ed25519 AAAA…` in a file, with the public key of who made the archive; or "
+            "--insecure-unsigned"
+        )
+        raise Trouble(
+            Problem(
+                "--allowed-signers",
+                "nobody is trusted to have built what would be run here",
+                wanted=wanted,
+                try_=remedy,
+            )
+        )
 
 
 def beside(file: str) -> Path:
@@ -88,9 +105,9 @@ def need_whole(stream: BinaryIO, file: str, total: int) -> None:
         raise Trouble(Problem(file, what, f"{found} bytes", str(total), REMEDY))
 
 
-def fitting(flags: Flags, reached: Reached, index: Index, file: str) -> tuple[Survey, tuple[str, ...]]:
-    """Return the hosts, and what differs there from where the entries were built. Trouble where no host has the operating system and CPU
-    they were built for: their digests cover both, so no bootstrap would ever use them."""
+def fitting(flags: Flags, reached: Reached, index: ArchiveIndex, file: str) -> tuple[Survey, tuple[str, ...]]:
+    """Return the hosts, and what differs there from where the entries were built. Trouble where no host has the
+    operating system and CPU they were built for: their digests cover both, so no bootstrap would ever use them."""
     survey = gather(flags, reached.door, reached.inventory, reached.place.prefix)
     built = index.built
     found = {system_of(facts) for facts in survey.facts.values()}
@@ -109,7 +126,8 @@ def system_of(facts: Facts) -> tuple[str, str, str]:
 
 
 def remarks(name: str, facts: Facts, built: Built) -> Iterator[str]:
-    """Yield what differs on a host and makes a bootstrap there build anew; hosts without GPUs say nothing of their architectures."""
+    """Yield what differs on a host and makes a bootstrap there build anew; hosts without GPUs say nothing of their
+    architectures."""
     archs = sorted({gpu.capability for gpu in facts.gpus})
     if archs and archs != sorted(built.archs):
         yield f"built for GPU architectures {', '.join(built.archs)}, {name} has {', '.join(archs)}"
@@ -130,22 +148,39 @@ def other_recipes(built: Built, recipes: Mapping[str, str]) -> Iterator[str]:
         yield f"built by other recipes than those here: {', '.join(changed)}"
 
 
-def unmet(flags: Flags, survey: Survey, index: Index, held: Collection[str]) -> Iterator[str]:
-    """Yield for each stack of the archive what a bootstrap with today's lock would build all the same, because neither the archive nor the
-    store (whose entries are `held`) has it; and why that cannot be told, where the hosts are not ready for a bootstrap."""
+def unmet(flags: Flags, survey: Survey, index: ArchiveIndex, held: Collection[str]) -> Iterator[str]:
+    """Yield for each stack of the archive what a bootstrap with today's lock would build all the same, because
+    neither the archive nor the store (whose entries are `held`) has it; and why that cannot be told, where the hosts
+    are not ready for a bootstrap."""
     lock, stack = read_lock(flags)
     recipes, templates = read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
     there = {*held, *(tree.name for tree in index.trees)}
     for each in [lock.stacks[name] for name in index.stacks if name in lock.stacks] or [stack]:
-        wish = Request(lock, each, survey.inventory, survey.prefix, recipes, templates, external_python=flags.python, on_busy_host="use")
+        wish = PlanRequest(
+            lock,
+            each,
+            survey.inventory,
+            survey.prefix,
+            recipes,
+            templates,
+            external_python=flags.python,
+            on_busy_host="use",
+        )
         try:
-            missing = [f"{entry.kind} {entry.version}" for entry in choose(wish, survey.facts).entries if entry.name not in there]
+            missing = [
+                f"{entry.kind} {entry.version}"
+                for entry in make_decisions(wish, survey.facts).entries
+                if entry.name not in there
+            ]
         except Trouble as trouble:
             yield f"what a bootstrap of stack {each.name} would build cannot be told yet: {trouble.problems[0]}"
         else:
             if missing:
                 own = ", ".join(missing)
-                yield f"stack {each.name} of {lock.path} is not what was built for these hosts: a bootstrap builds its own {own}"
+                yield (
+                    f"stack {each.name} of {lock.path} is not what was built for these hosts: a bootstrap builds "
+                    f"its own {own}"
+                )
 
 
 def held_in(survey: Survey) -> frozenset[str]:
@@ -153,10 +188,13 @@ def held_in(survey: Survey) -> frozenset[str]:
     return frozenset(name for facts in survey.facts.values() for name in facts.prefix.entries)
 
 
-def show(screen: Screen, index: Index, more: tuple[Signer | None, Room, Sequence[str]]) -> None:
+def show(screen: Screen, index: ArchiveIndex, more: tuple[Signer | None, Room, Sequence[str]]) -> None:
     """Say whose archive it is, what is in it and what of that is here already."""
     signer, room, notes = more
-    screen.say(f"signed by {signer}" if signer else "not signed, or its signature not looked at", style="bold" if signer else "yellow")
+    screen.say(
+        f"signed by {signer}" if signer else "not signed, or its signature not looked at",
+        style="bold" if signer else "yellow",
+    )
     screen.say(f"  built on {index.built}")
     for tree in index.trees:
         there = ", already in the store" if tree.name in room.present else ""
@@ -170,10 +208,14 @@ def need_room(reached: Reached, room: Room, trees: Sequence[Tree]) -> None:
     need = sum(tree.on_disk for tree in trees)
     if need > room.free:
         where = f"{reached.place.host.name} {reached.place.prefix}"
-        raise Trouble(Problem(where, "the archive's entries do not fit there", f"{size(room.free)} free", size(need), "invoke gc"))
+        raise Trouble(
+            Problem(where, "the archive's entries do not fit there", f"{size(room.free)} free", size(need), "invoke gc")
+        )
 
 
-def receive(screen: Screen, reached: Reached, source: tuple[BinaryIO, Index, str], trees: Sequence[Tree]) -> Arrived:
+def receive(
+    screen: Screen, reached: Reached, source: tuple[BinaryIO, ArchiveIndex, str], trees: Sequence[Tree]
+) -> Arrived:
     """Send what is wanted of the archive while all of it is compared with its index; return what became of it."""
     stream, index, file = source
     names = frozenset(tree.name for tree in trees)
@@ -188,12 +230,15 @@ def receive(screen: Screen, reached: Reached, source: tuple[BinaryIO, Index, str
 
 
 def finish(screen: Screen, flags: Flags, reached: Reached, result: tuple[Arrived, bool]) -> None:
-    """Say what is new in the store, and what offers it; `result` also tells whether a bootstrap then has nothing to build."""
+    """Say what is new in the store, and what offers it; `result` also tells whether a bootstrap then has nothing to
+    build."""
     prefix = reached.place.prefix
     arrived, whole = result
     if flags.dry_run:
         return
-    screen.say(f"{prefix}: {len(arrived.imported)} entries imported" if arrived.imported else f"{prefix}: nothing to import")
+    screen.say(
+        f"{prefix}: {len(arrived.imported)} entries imported" if arrived.imported else f"{prefix}: nothing to import"
+    )
     hosts = f"--hosts={flags.hosts or 'hosts/….txt'} --prefix={prefix}"
     does = "builds nothing, offers them" if whole else "builds what differs (see the notes), offers that and what fits"
     screen.next_commands([f"invoke bootstrap {hosts}    # {does}; until then `invoke gc` removes them"])

@@ -40,7 +40,10 @@ def _lines(state: dict[str, object]) -> list[str]:
     if state["state"] == "down":
         return lines
     if state["kind"] == labs.LOOPBACK:
-        lines.append("without root: hosts are sshd processes of this user; they share hostname, /etc, ports, devices and module system")
+        lines.append(
+            "without root: hosts are sshd processes of this user; they share hostname, /etc, ports, devices and "
+            "module system"
+        )
     hosts = state["hosts"]
     for host in hosts if isinstance(hosts, list) else []:
         power = f"boot {host['boot_id']}" if host["boot_id"] else "off"

@@ -1,4 +1,6 @@
-"""`invoke lock`: what is pinned; `--check`: is it still there and the same; `--update`: follow the refs anew and rewrite the pins."""
+"""`invoke lock`: the pins of the lock; `--check`: each still there and the same; `--update`: follow the refs
+anew and rewrite the pins.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import check, locations, resolver
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.fetch.renew import Checked, Renewal, Wish, check_archive, check_source, renew_archive, renew_source
-from deepep_bootstrap.fetch.resolver import Closure
+from deepep_bootstrap.fetch.renew import (
+    CheckedPin,
+    PinRequest,
+    Renewal,
+    check_archive,
+    check_source,
+    renew_archive,
+    renew_source,
+)
+from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.inventory.survey import Flags, read_tree
 from deepep_bootstrap.lock import compatibility, edit
@@ -37,25 +47,28 @@ class _Work:
     stacks: tuple[str, ...]
 
 
-def lock(flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False) -> int:
-    """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with another `version`.
+def lock(
+    flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False
+) -> int:
+    """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with
+    another `version`.
 
     `python` is the pin of all wheels. `download` makes the check fetch every wheel instead of asking its index.
 
     Exit 1 when a pin is not what it should be or could not be renewed.
     """
     screen = Screen("lock", as_json=flags.json)
-    wish = Wish(ref, version)
+    wish = PinRequest(ref, version)
     problems = _contradictions(check, update, wish)
     if download and not check:
         problems.append(Problem("--download", "is a way to check wheels", wanted="--check --download"))
     if problems:
         raise Trouble(*problems)
-    found = locks.read(_path(flags))
+    found = locks.read_lock_file(_path(flags))
     if flags.stack and flags.stack not in found.stacks:
         raise Trouble(Problem("--stack", "no such stack in the lock", flags.stack, " or ".join(found.stacks)))
     stacks = (flags.stack,) if flags.stack else tuple(found.stacks)
-    work = _Work(flags, screen, found, locations.read(flags.mirror, os.environ, found.indexes), stacks)
+    work = _Work(flags, screen, found, locations.read_mirrors(flags.mirror, os.environ, found.indexes), stacks)
     if update:
         return renew(work, update, wish)
     return look_again(work, download) if check else show(work)
@@ -71,10 +84,10 @@ def show(work: _Work) -> int:
 
 
 def look_again(work: _Work, download: bool = False) -> int:
-    """Fetch every pin anew and compare it, ask indexes for every wheel (with `download` fetch these too), and hold stacks to the rules;
-    print all that is not as locked. What reads the lock has checked its schema."""
+    """Fetch every pin anew and compare it, ask indexes for every wheel (with `download` fetch these too), and hold
+    stacks to the rules; print all that is not as locked. What reads the lock has checked its schema."""
     sources, archives = used(work.lock, work.stacks)
-    done: dict[str, Checked] = {}
+    done: dict[str, CheckedPin] = {}
     for source in sources:
         done[source.name] = check_source(source, work.mirrors)
         _tell(work.screen, f"source {source.name} {source.rev[:12]}", done[source.name])
@@ -83,31 +96,39 @@ def look_again(work: _Work, download: bool = False) -> int:
         _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
     done |= _check_wheels(work, download)
     problems = [problem for each in done.values() for problem in each.problems]
-    unfit = [*_unresolved(work), *compatibility.check(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
+    unfit = [*_unresolved(work), *compatibility.check_lock(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
     work.screen.say(f"{len(work.stacks)} stacks: {'not all fit together' if unfit else 'consistent'}")
     problems += unfit
     for problem in problems:
         work.screen.problem(problem)
     code = TROUBLE if problems else OK
-    checks = [{"name": name, "ok": not each.problems, "hashed": not each.stated, "notes": list(each.notes)} for name, each in done.items()]
+    checks = [
+        {"name": name, "ok": not each.problems, "hashed": not each.stated, "notes": list(each.notes)}
+        for name, each in done.items()
+    ]
     work.screen.document(code, problems, **pins_json(work.lock, work.stacks), checks=checks, changes=[])
     return code
 
 
-def _check_wheels(work: _Work, download: bool) -> dict[str, Checked]:
-    """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded for it."""
+def _check_wheels(work: _Work, download: bool) -> dict[str, CheckedPin]:
+    """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded
+    for it."""
     stacks = [work.lock.stacks[name] for name in work.stacks]
     lists = [closure for stack in stacks for closure in stack.wheels.values()]
     wheels = dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
 
-    def tell(wheel: Wheel, checked: Checked) -> None:
+    def tell(wheel: Wheel, checked: CheckedPin) -> None:
         if download or checked.problems or checked.notes:
             _tell(work.screen, f"wheel {wheel.file}", checked)
 
     def state_of(wheel: Wheel) -> str:
         if not found[wheel].stated:
             return "as locked"
-        whose = "the mirror's own pages state, which invoke mirror wrote" if work.mirrors.is_written(wheel.index) else "their indexes state"
+        whose = (
+            "the mirror's own pages state, which invoke mirror wrote"
+            if work.mirrors.is_written(wheel.index)
+            else "their indexes state"
+        )
         return f"as {whose} (--download fetches and hashes them)"
 
     found = check.check_wheels(wheels, check.Ways(work.mirrors, cache_dir(), download), tell)
@@ -127,17 +148,20 @@ def _unresolved(work: _Work) -> list[Problem]:
                 f"{work.lock.path}: stack.{stack.name}.wheels",
                 "invoke lock --update python, or removing a list that nobody wants",
             )
-            problems.append(Problem(where, "is not for the targets of this stack", " ".join(found), " ".join(wanted), remedy))
+            problems.append(
+                Problem(where, "is not for the targets of this stack", " ".join(found), " ".join(wanted), remedy)
+            )
     return problems
 
 
-def renew(work: _Work, wanted: str, wish: Wish) -> int:
-    """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or nothing is written."""
+def renew(work: _Work, wanted: str, wish: PinRequest) -> int:
+    """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or
+    nothing is written."""
     path = _path(work.flags)
     text = work.lock.text
     problems: list[Problem] = []
     renewals: list[Renewal] = []
-    resolved: list[Closure] = []
+    resolved: list[WheelClosure] = []
     for name in _names(work, wanted):
         try:
             if name == PYTHON:
@@ -147,11 +171,15 @@ def renew(work: _Work, wanted: str, wish: Wish) -> int:
         except Trouble as trouble:
             problems.extend(trouble.problems)
             continue
-        for line in (each for closure in resolved for each in closure_lines(closure)) if name == PYTHON else change_lines(renewals[-1]):
+        for line in (
+            (each for closure in resolved for each in closure_lines(closure))
+            if name == PYTHON
+            else change_lines(renewals[-1])
+        ):
             work.screen.say(line)
     new = text if problems else _rewritten(text, renewals, resolved, str(path))
     if new != text:
-        problems += _broken(work, locks.parse(new, str(path)), resolved)
+        problems += _broken(work, locks.parse_lock(new, str(path)), resolved)
         if not problems and not work.flags.dry_run:
             _replace(path, text, new)
     for problem in problems:
@@ -159,13 +187,15 @@ def renew(work: _Work, wanted: str, wish: Wish) -> int:
     _sum_up(work, new != text, bool(problems))
     code = TROUBLE if problems else OK
     changes = [*map(change_json, renewals), *map(closure_json, resolved)]
-    work.screen.document(code, problems, **pins_json(locks.read(path), work.stacks), checks=[], changes=changes)
+    work.screen.document(
+        code, problems, **pins_json(locks.read_lock_file(path), work.stacks), checks=[], changes=changes
+    )
     return code
 
 
-def _resolved(work: _Work) -> list[Closure]:
+def _resolved(work: _Work) -> list[WheelClosure]:
     """Resolve what the chosen stacks ask for; Trouble with everything that has no answer."""
-    found: list[Closure] = []
+    found: list[WheelClosure] = []
     problems: list[Problem] = []
     with resolver.tools(work.lock, work.mirrors, work.screen.say) as tools:
         for name in work.stacks:
@@ -178,13 +208,14 @@ def _resolved(work: _Work) -> list[Closure]:
     return found
 
 
-def _broken(work: _Work, new: Lock, resolved: Sequence[Closure]) -> Sequence[Problem]:
-    """Return the rules that stacks break with their new wheels. Sources are not held to them here: they change one by one."""
+def _broken(work: _Work, new: Lock, resolved: Sequence[WheelClosure]) -> Sequence[Problem]:
+    """Return the rules that stacks break with their new wheels. Sources are not held to them here: they change one
+    by one."""
     stacks = list(dict.fromkeys(closure.stack for closure in resolved))
-    return compatibility.check(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
+    return compatibility.check_lock(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
 
 
-def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closure], path: str) -> str:
+def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[WheelClosure], path: str) -> str:
     """Return the text of the lock with what has changed."""
     changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
     lists = {(each.stack, each.target): each.after for each in resolved if each.changes}
@@ -192,7 +223,7 @@ def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[Closur
     return edit.put_wheels(new, lists, path) if lists else new
 
 
-def _renewed(work: _Work, name: str, wish: Wish) -> Renewal:
+def _renewed(work: _Work, name: str, wish: PinRequest) -> Renewal:
     if name in work.lock.sources:
         renewal = renew_source(work.lock.sources[name], wish, work.mirrors)
         rev = str(renewal.after["rev"])
@@ -215,7 +246,7 @@ def _sum_up(work: _Work, changed: bool, failed: bool) -> None:
         work.screen.next_commands(["invoke lock --check", "invoke plan --hosts=FILE"])
 
 
-def _contradictions(check: bool, update: str, wish: Wish) -> list[Problem]:
+def _contradictions(check: bool, update: str, wish: PinRequest) -> list[Problem]:
     problems = []
     if check and update:
         problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
@@ -232,7 +263,11 @@ def _names(work: _Work, wanted: str) -> list[str]:
         return names
     if wanted == PYTHON and not asking:
         remedy = 'python = ["torch==2.10.0", ...] and targets = ["cp312-x86_64", ...] in the table of a stack'
-        raise Trouble(Problem("--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy))
+        raise Trouble(
+            Problem(
+                "--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy
+            )
+        )
     if wanted not in names:
         near = get_close_matches(wanted, names, 1)
         remedy = f"--update={near[0]}" if near else ""
@@ -240,7 +275,7 @@ def _names(work: _Work, wanted: str) -> list[str]:
     return [wanted]
 
 
-def _tell(screen: Screen, what: str, checked: Checked) -> None:
+def _tell(screen: Screen, what: str, checked: CheckedPin) -> None:
     if checked.problems:
         screen.say(f"failed  {what}", style="red")
     else:
@@ -252,12 +287,15 @@ def _path(flags: Flags) -> Path:
 
 
 def _replace(path: Path, old: str, new: str) -> None:
-    """Put `new` into the place of the lock by one rename, after it was read back; a lock that is no longer `old` is left alone."""
+    """Put `new` into the place of the lock by one rename, after it was read back; a lock that is no longer `old` is
+    left alone."""
     target = path.resolve()  # a link to the lock stays a link
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent)
     except OSError as error:
-        raise Trouble(Problem(str(target), f"cannot be rewritten: {error.strerror}", try_="--dry-run shows the new values")) from None
+        raise Trouble(
+            Problem(str(target), f"cannot be rewritten: {error.strerror}", try_="--dry-run shows the new values")
+        ) from None
     scratch = Path(name)
     try:
         with open(handle, "wb") as stream:
@@ -268,10 +306,18 @@ def _replace(path: Path, old: str, new: str) -> None:
         scratch.chmod(status.st_mode & 0o7777)
         with suppress(PermissionError):  # only root can give a file away
             os.chown(scratch, status.st_uid, status.st_gid)
-        if replace(locks.read(scratch), path=str(path)) != locks.parse(new, str(path)):
-            raise Trouble(Problem(str(target), "what was written reads back as something else", try_="the same command again"))
+        if replace(locks.read_lock_file(scratch), path=str(path)) != locks.parse_lock(new, str(path)):
+            raise Trouble(
+                Problem(str(target), "what was written reads back as something else", try_="the same command again")
+            )
         if target.read_bytes() != old.encode():
-            raise Trouble(Problem(str(target), "was changed by somebody else while the pins were fetched", try_="the same command again"))
+            raise Trouble(
+                Problem(
+                    str(target),
+                    "was changed by somebody else while the pins were fetched",
+                    try_="the same command again",
+                )
+            )
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""`invoke mirror DIR`: everything that bootstraps of some stacks fetch, in one directory; `--check`: is it all there and unchanged."""
+"""`invoke mirror DIR`: everything that bootstraps of some stacks fetch, in one directory; `--check`: all of
+it there and unchanged.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +23,62 @@ from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import INDEX, PACKAGES, file_path, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror import apt_parts, index
 from deepep_bootstrap.fetch.mirror.apt_fill import Brought, fill_packages, foretell_packages
-from deepep_bootstrap.fetch.mirror.fill import Filled, Job, fill, is_file
-from deepep_bootstrap.fetch.mirror.index import MARKER, PINS, SCRATCH, Finding, Held, Index, compare, lacking, read, render, walk
-from deepep_bootstrap.fetch.mirror.selection import Choice, Named, choose, with_index
+from deepep_bootstrap.fetch.mirror.fill import Filled, FillJob, fill, is_file
+from deepep_bootstrap.fetch.mirror.index import (
+    MARKER,
+    PINS,
+    SCRATCH,
+    Held,
+    MirrorFault,
+    MirrorIndex,
+    compare,
+    lacking,
+    read_mirror_index,
+    render_mirror_index,
+    walk,
+)
+from deepep_bootstrap.fetch.mirror.selection import MirrorSelection, Named, choose_contents, with_index
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Lock
 
 
-def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", packages: str | bool = "", prune: bool = False) -> int:
-    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas, and so do `--stack`
-    and, for distributions whose repositories are copied in part, `packages`.
+def mirror(
+    flags: Flags,
+    directory: str,
+    *,
+    check: bool = False,
+    target: str = "",
+    packages: str | bool = "",
+    prune: bool = False,
+) -> int:
+    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas, and so do
+    `--stack` and, for distributions whose repositories are copied in part, `packages`.
 
-    Exit 1 when something could not be fetched, 4 when a check finds the mirror incomplete, changed, or made for other pins.
+    Exit 1 when something could not be fetched, 4 when a check finds the mirror incomplete, changed, or made for other
+    pins.
     """
     screen = Screen("mirror", as_json=flags.json)
     if locations.is_address(directory) or not directory.strip():
-        raise Trouble(Problem("mirror", "is written into a directory", directory, "a path", "serving that directory afterwards"))
+        raise Trouble(
+            Problem("mirror", "is written into a directory", directory, "a path", "serving that directory afterwards")
+        )
     if check and (prune or flags.dry_run):
         raise Trouble(Problem("--check", "changes nothing and does not go with --prune or --dry-run"))
     root = Path(os.path.expanduser(directory)).absolute()
-    lock = locks.read(flags.lock or flags.root / "deepep.lock.toml")
+    lock = locks.read_lock_file(flags.lock or flags.root / "deepep.lock.toml")
     named = Named.of(flags.stack, target, packages)
     if check:
-        return look(screen, root, lock, named)
-    choice = choose(lock, named, screen)
-    found = locations.read(flags.mirror, os.environ, lock.indexes)
+        return check_mirror(screen, root, lock, named)
+    choice = choose_contents(lock, named, screen)
+    found = locations.read_mirrors(flags.mirror, os.environ, lock.indexes)
     check_place(root)
     if flags.dry_run:
-        return foretell(screen, choice, Job(root, choice.wanted, found, None, False, screen.say))
+        return foretell(screen, choice, FillJob(root, choice.wanted, found, None, False, screen.say))
     with writing(root):
-        return write(screen, choice, Job(root, choice.wanted, found, old_index(screen, root), prune, screen.say))
+        return write_mirror(
+            screen, choice, FillJob(root, choice.wanted, found, old_index(screen, root), prune, screen.say)
+        )
 
 
 def check_place(root: Path) -> None:
@@ -59,12 +86,15 @@ def check_place(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise Trouble(Problem(str(root), "is no directory"))
     if root.is_dir() and any(root.iterdir()) and not ((root / INDEX).is_file() or (root / MARKER).is_file()):
-        raise Trouble(Problem(str(root), "is neither empty nor a mirror", wanted=f"{INDEX} in it", try_="a new directory"))
+        raise Trouble(
+            Problem(str(root), "is neither empty nor a mirror", wanted=f"{INDEX} in it", try_="a new directory")
+        )
 
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Mark the mirror as incomplete while the body writes it, which takes the mark away at its end; refuse a second writer."""
+    """Mark the mirror as incomplete while the body writes it, which takes the mark away at its end; refuse a second
+    writer."""
     root.mkdir(parents=True, exist_ok=True)
     with open(os.open(root / MARKER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w", encoding="utf-8") as marker:
         try:
@@ -72,29 +102,33 @@ def writing(root: Path) -> Iterator[None]:
         except OSError as error:
             # A filesystem without locks is no reason to refuse; a lock that somebody holds is.
             if error.errno in {errno.EAGAIN, errno.EACCES}:
-                raise Trouble(Problem(str(root), "another invoke mirror is writing there", try_="waiting for its end")) from None
+                raise Trouble(
+                    Problem(str(root), "another invoke mirror is writing there", try_="waiting for its end")
+                ) from None
         for each in root.glob(f"{SCRATCH}*"):
             remove(each)
         yield
 
 
-def old_index(screen: Screen, root: Path) -> Index | None:
-    """Return the index so far; one that cannot be believed counts as none, and what it was for is fetched or verified anew."""
+def old_index(screen: Screen, root: Path) -> MirrorIndex | None:
+    """Return the index so far; one that cannot be believed counts as none, and what it was for is fetched or
+    verified anew."""
     try:
-        return index.read(root)
+        return index.read_mirror_index(root)
     except Trouble as trouble:
         screen.say(f"note: {trouble.problems[0]}; everything is looked at anew")
         return None
 
 
-def write(screen: Screen, choice: Choice, job: Job) -> int:
-    """Fill the mirror, write the index of what is there, and say what is still missing; only a complete mirror loses its mark."""
+def write_mirror(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
+    """Fill the mirror, write the index of what is there, and say what is still missing; only a complete mirror loses
+    its mark."""
     filled = fill(job)
     brought = fill_packages(job, filled, choice.parts) if choice.parts else ()
     index = new_index(choice, job, filled)
     # Contents before names: after a power cut the index must not name files that never reached the disk.
     os.sync()
-    replace_text(job.root / INDEX, render(index))
+    replace_text(job.root / INDEX, render_mirror_index(index))
     removed = prune_files(job.root, index) if job.prune else []
     if not filled.problems:
         (job.root / MARKER).unlink()
@@ -107,33 +141,53 @@ def write(screen: Screen, choice: Choice, job: Job) -> int:
     state = "not complete" if filled.problems else "complete"
     screen.say(f"{job.root}: {state}, {len(index.files)} files, {size(total)}; {changed}")
     if not filled.problems:
-        screen.next_commands([f"invoke mirror {job.root} --check", f"invoke bootstrap --hosts=FILE --mirror={job.root}"])
+        screen.next_commands(
+            [f"invoke mirror {job.root} --check", f"invoke bootstrap --hosts=FILE --mirror={job.root}"]
+        )
     code = TROUBLE if filled.problems else OK
-    content = {"added": filled.added, "repaired": filled.repaired, "removed": removed, "packages": _packages(brought), "findings": []}
+    content = {
+        "added": filled.added,
+        "repaired": filled.repaired,
+        "removed": removed,
+        "packages": _packages(brought),
+        "findings": [],
+    }
     screen.document(code, filled.problems, **_head(job.root, index), **content)
     return code
 
 
-def new_index(choice: Choice, job: Job, filled: Filled) -> Index:
+def new_index(choice: MirrorSelection, job: FillJob, filled: Filled) -> MirrorIndex:
     """Return the index of what is wanted and there, and of what an earlier run brought and nobody took away."""
     files = job.carried | filled.files
     older = job.old.sources if job.old and not job.prune else ()
-    kept = [each for each in older if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files]
+    kept = [
+        each
+        for each in older
+        if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files
+    ]
     sources = sorted([*filled.sources, *kept], key=_order)
-    archives = {path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files} | filled.archives
+    archives = {
+        path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files
+    } | filled.archives
     digest = recipes.digest({"lock": choice.lock.text})
     copied = dict(job.old.packages) if job.old and not job.prune else {}
-    return Index(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
+    return MirrorIndex(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
 
 
-def foretell(screen: Screen, choice: Choice, job: Job) -> int:
-    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written. Of package repositories the indexes are
-    fetched, for nothing else says what is in them."""
+def foretell(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
+    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written. Of package
+    repositories the indexes are fetched, for nothing else says what is in them."""
     root, wanted = job.root, job.wanted
-    missing = [path for path in dict.fromkeys(repository_path(source.url) for source in wanted.sources) if not (root / path).is_dir()]
+    missing = [
+        path
+        for path in dict.fromkeys(repository_path(source.url) for source in wanted.sources)
+        if not (root / path).is_dir()
+    ]
     missing += [path for path in (file_path(archive.url) for archive in wanted.archives) if not is_file(root, path)]
     wheels = {wheel_path(wheel.index, wheel.name, wheel.file): wheel.size for wheel in wanted.wheels}
-    absent = [path for path, bytes_ in wheels.items() if not is_file(root, path) or (root / path).stat().st_size != bytes_]
+    absent = [
+        path for path, bytes_ in wheels.items() if not is_file(root, path) or (root / path).stat().st_size != bytes_
+    ]
     brought, debs = foretell_packages(job, choice.parts)
     fetched = [*missing, *absent, *debs]
     for path in fetched:
@@ -141,30 +195,42 @@ def foretell(screen: Screen, choice: Choice, job: Job) -> int:
     bytes_ = size(sum(wheels[path] for path in absent))
     of_packages = f", {size(sum(debs.values()))} of packages" if brought else ""
     screen.say(f"{root}: {len(fetched)} to fetch, {bytes_} of wheels{of_packages}; nothing was written")
-    head = _head(root, Index("", choice.stacks, choice.targets, (), {}, {}))
+    head = _head(root, MirrorIndex("", choice.stacks, choice.targets, (), {}, {}))
     screen.document(OK, (), **head, added=fetched, repaired=[], removed=[], packages=_packages(brought), findings=[])
     return OK
 
 
-def look(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
-    """Hash every file of the mirror and compare the index with the lock: with what was `named`, else with what the mirror was made for.
-    4 unless it is complete, unchanged and what the lock wants."""
+def check_mirror(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
+    """Hash every file of the mirror and compare the index with the lock: with what was `named`, else with what the
+    mirror was made for. 4 unless it is complete, unchanged and what the lock wants."""
     if not root.is_dir():
         raise Trouble(Problem(str(root), "there is no such directory", try_=f"invoke mirror {root}"))
-    index = read(root)
+    index = read_mirror_index(root)
     where, remedy = f"mirror {root}", f"invoke mirror {root}"
     if index is None:
         unfinished = (root / MARKER).is_file()
-        what = "is incomplete: its first writing did not come to its end" if unfinished else f"is no mirror: it has no {INDEX}"
-        raise Trouble(Problem(where, what, try_=f"{remedy} (it goes on from what is there)" if unfinished else remedy), code=VERDICT)
+        what = (
+            "is incomplete: its first writing did not come to its end"
+            if unfinished
+            else f"is no mirror: it has no {INDEX}"
+        )
+        raise Trouble(
+            Problem(where, what, try_=f"{remedy} (it goes on from what is there)" if unfinished else remedy),
+            code=VERDICT,
+        )
     problems = []
     if (root / MARKER).is_file():
         problems.append(Problem(where, "is incomplete: the last writing did not come to its end", try_=remedy))
     findings = list(compare(root, index))
-    problems += [Problem(f"{where}: {shown(each.path)}", each.state, each.found, each.wanted, _remedy(each, remedy)) for each in findings]
+    problems += [
+        Problem(f"{where}: {shown(each.path)}", each.state, each.found, each.wanted, _remedy(each, remedy))
+        for each in findings
+    ]
     gone = [] if named.stacks else [name for name in index.stacks if name not in lock.stacks]
-    problems += [Problem(f"{lock.path}: stack {name}", "the mirror is for this stack, which the lock has not") for name in gone]
-    choice = choose(lock, with_index(lock, named, index), screen)
+    problems += [
+        Problem(f"{lock.path}: stack {name}", "the mirror is for this stack, which the lock has not") for name in gone
+    ]
+    choice = choose_contents(lock, with_index(lock, named, index), screen)
     problems += [*lacking(index, choice.wanted), *apt_parts.lacking(index.packages, choice.parts, remedy)]
     for problem in problems:
         screen.problem(problem)
@@ -172,13 +238,18 @@ def look(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
     verdict = f"{len(problems)} findings" if problems else "complete and unchanged"
     screen.say(f"{root}: {len(index.files)} files, {size(total)}, stacks {', '.join(choice.stacks)}: {verdict}")
     code = VERDICT if problems else OK
-    found = [{"path": shown(each.path), "state": each.state, "found": each.found, "wanted": each.wanted} for each in findings]
-    screen.document(code, problems, **_head(root, index), added=[], repaired=[], removed=[], packages=[], findings=found)
+    found = [
+        {"path": shown(each.path), "state": each.state, "found": each.found, "wanted": each.wanted} for each in findings
+    ]
+    screen.document(
+        code, problems, **_head(root, index), added=[], repaired=[], removed=[], packages=[], findings=found
+    )
     return code
 
 
-def prune_files(root: Path, index: Index) -> list[str]:
-    """Remove what the index has not, links themselves and never what they lead to, then empty folders; return the paths."""
+def prune_files(root: Path, index: MirrorIndex) -> list[str]:
+    """Remove what the index has not, links themselves and never what they lead to, then empty folders; return the
+    paths."""
     extra = [path for path in walk(root) if path not in index.files and path not in {INDEX, MARKER}]
     for path in extra:
         (root / path).unlink()
@@ -212,7 +283,7 @@ def shown(path: str) -> str:
     return path.encode(errors="backslashreplace").decode()
 
 
-def _head(root: Path, index: Index) -> dict[str, Any]:
+def _head(root: Path, index: MirrorIndex) -> dict[str, Any]:
     total = sum(record.size for record in index.files.values())
     names = {"stacks": list(index.stacks), "targets": list(index.targets)}
     return {"dir": str(root), "lock_digest": index.lock, **names, "files": len(index.files), "bytes": total}
@@ -222,7 +293,7 @@ def _order(held: Held) -> tuple[str, str]:
     return held.name, held.rev
 
 
-def _remedy(finding: Finding, remedy: str) -> str:
+def _remedy(finding: MirrorFault, remedy: str) -> str:
     if finding.path.startswith(f"{PACKAGES}/"):
         remedy += " --packages"
     return f"{remedy} --prune" if finding.state == "extra" else remedy
@@ -230,6 +301,12 @@ def _remedy(finding: Finding, remedy: str) -> str:
 
 def _packages(brought: Sequence[Brought]) -> list[dict[str, Any]]:
     return [
-        {"name": each.name, "date": each.date, "packages": len(each.debs), "bytes": each.bytes, "elsewhere": list(each.elsewhere)}
+        {
+            "name": each.name,
+            "date": each.date,
+            "packages": len(each.debs),
+            "bytes": each.bytes,
+            "elsewhere": list(each.elsewhere),
+        }
         for each in brought
     ]

@@ -1,4 +1,4 @@
-"""`invoke plan`: what bootstrap would do and why."""
+"""`invoke plan`: the steps that bootstrap would take, with their reasons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from deepep_bootstrap.plan.table import plan_json, show_plan
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
-    """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which are named."""
+    """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
+    are named."""
     screen = Screen("plan", as_json=flags.json)
     lock, stack = read_usable(flags)
     inventory, prefix = read_inventory(flags)
-    locations.read(flags.mirror, os.environ, lock.indexes)
+    locations.read_mirrors(flags.mirror, os.environ, lock.indexes)
     with open_door(flags, inventory) as door:
         survey = with_prefix(gather(flags, door, inventory, prefix))
         made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))

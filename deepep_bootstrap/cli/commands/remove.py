@@ -1,4 +1,4 @@
-"""`invoke remove`: the offer taken back and what host recipes wrote undone; packages and the store stay."""
+"""`invoke remove`: the offer taken back and the files of host recipes undone; packages and the store stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap.bootstrap.context import Run
+from deepep_bootstrap.bootstrap.context import RunLogs
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
 from deepep_bootstrap.bootstrap.planning import read_lock
 from deepep_bootstrap.core.console import Screen
@@ -15,7 +15,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
-from deepep_bootstrap.core.records import Form, read_records
+from deepep_bootstrap.core.records import RecordForm, read_records
 from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan import decisions, host_recipes
@@ -24,21 +24,21 @@ from deepep_bootstrap.plan.host_recipes import BLOCKED, LIBRARIES
 from deepep_bootstrap.plan.host_recipes import OK as UNDONE
 from deepep_bootstrap.prefix import generations, modulefiles, provenance
 from deepep_bootstrap.prefix.access import candidates, confirm
-from deepep_bootstrap.prefix.generations import Content, Place
+from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer, read_offer
-from deepep_bootstrap.remote.fleet import Fleet, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 
 HOOK = "module-hook"
-WRITTEN_FORM = Form({"end": 1}, {"file": 3, "held": 2}, end="end")
+WRITTEN_FORM = RecordForm({"end": 1}, {"file": 3, "held": 2}, end="end")
 TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a host recipe left on a host: a file, `ours` unless somebody changed it since; or packages that it holds at their versions,
-    with "" as the path."""
+    """What a host recipe left on a host: a file, `ours` unless somebody changed it since; or packages that it holds
+    at their versions, with "" as the path."""
 
     recipe: str
     path: str
@@ -47,8 +47,8 @@ class Written:
 
 
 def remove(flags: Flags) -> int:
-    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes wrote there. With
-    --limit only that, on those hosts: the offer is everybody's."""
+    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes
+    wrote there. With --limit only that, on those hosts: the offer is everybody's."""
     screen = Screen("remove", as_json=flags.json)
     if flags.limit and flags.stack:
         raise Trouble(Problem("--stack", "the offer is the same for all hosts", "--limit beside it", "one of the two"))
@@ -66,7 +66,10 @@ def remove(flags: Flags) -> int:
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
             confirm(flags, "remove", "Take all this away?")
-            outcomes = [*(try_withdraw(flags, door, survey, kept) if offer != kept else ()), *undo(door, survey, files, (lock, recipes))]
+            outcomes = [
+                *(try_withdraw(flags, door, survey, kept) if offer != kept else ()),
+                *undo(door, survey, files, (lock, recipes)),
+            ]
             screen.say()
             screen.outcomes(outcomes)
     for problem in survey.problems:
@@ -74,13 +77,20 @@ def remove(flags: Flags) -> int:
     code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
     listed = {host: [asdict(each) for each in found] for host, found in files.items()}
     stacks = [name for name in offer.stacks if name not in kept.stacks]
-    screen.document(code, survey.problems, prefix=prefix, stacks=stacks, files=listed, outcomes=[outcome_json(each) for each in outcomes])
+    screen.document(
+        code,
+        survey.problems,
+        prefix=prefix,
+        stacks=stacks,
+        files=listed,
+        outcomes=[outcome_json(each) for each in outcomes],
+    )
     return code
 
 
 def seat(survey: Survey) -> Host:
-    """Return the host through which the offer is read and changed, the one that other verbs on the prefix take. Trouble where the hosts
-    file names one that did not answer."""
+    """Return the host through which the offer is read and changed, the one that other verbs on the prefix take.
+    Trouble where the hosts file names one that did not answer."""
     for host in candidates(survey.inventory):
         if host.name in survey.facts:
             return host
@@ -93,7 +103,8 @@ def seat(survey: Survey) -> Host:
 
 
 def offered(survey: Survey, host: Host | None) -> Offer:
-    """Return what the prefix offers now as `host` sees it, as any host where it is None; an offer without stacks where there is nothing."""
+    """Return what the prefix offers now as `host` sees it, as any host where it is None; an offer without stacks
+    where there is nothing."""
     for name in [host.name] if host else survey.facts:
         if (offer := read_offer(survey.facts[name].prefix.manifest)) is not None:
             return offer
@@ -103,14 +114,21 @@ def offered(survey: Survey, host: Host | None) -> Offer:
 def without(offer: Offer, stack: str, default: str) -> Offer:
     """Return the offer without one stack, or without any; Trouble for a stack that is not in it."""
     if stack and stack not in offer.stacks:
-        raise Trouble(Problem("--stack", "this stack is not offered", found=stack, wanted=" or ".join(offer.stacks) or "nothing is"))
+        raise Trouble(
+            Problem(
+                "--stack", "this stack is not offered", found=stack, wanted=" or ".join(offer.stacks) or "nothing is"
+            )
+        )
     left = {name: record for name, record in offer.stacks.items() if stack and name != stack}
     first = default if default in left else next(iter(left), "")
     return Offer(first, left, offer.templates) if offer.stacks else offer
 
 
-def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
-    """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that cannot say."""
+def written(
+    door: ConnectionPool, survey: Survey, recipes: Mapping[str, str]
+) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
+    """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that
+    cannot say."""
     job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
     found: dict[str, tuple[Written, ...]] = {}
     problems: list[Problem] = []
@@ -122,7 +140,10 @@ def written(door: Fleet, survey: Survey, recipes: Mapping[str, str]) -> tuple[di
             continue
         if survey.facts[name].modules.hook and not any(each.recipe == HOOK for each in files):
             # Written before files were put on record.
-            files += (Written(HOOK, "/etc/profile.d/zz-deepep.sh", True), Written(HOOK, "/etc/profile.d/zz-deepep.csh", True))
+            files += (
+                Written(HOOK, "/etc/profile.d/zz-deepep.sh", True),
+                Written(HOOK, "/etc/profile.d/zz-deepep.csh", True),
+            )
         if files:
             found[name] = files
     return found, tuple(problems)
@@ -132,13 +153,21 @@ def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
-        raise Trouble(Problem(reply.host, "cannot say what was written there", found=last_lines(reply.err or f"exit code {reply.code}")))
+        raise Trouble(
+            Problem(
+                reply.host,
+                "cannot say what was written there",
+                found=last_lines(reply.err or f"exit code {reply.code}"),
+            )
+        )
     records = read_records(reply.out, WRITTEN_FORM, reply.host, "host/written.sh")
     files = (Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
     return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
 
 
-def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]) -> None:
+def tell_plan(
+    screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]
+) -> None:
     """Say what will be taken away and what stays."""
     offer, kept = offers
     for name, record in offer.stacks.items():
@@ -162,7 +191,7 @@ def tell_plan(screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
 
 
-def try_withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:
+def try_withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """As `withdraw`, with a failed outcome in place of Trouble: what stands on the hosts is taken back all the same."""
     try:
         return withdraw(flags, door, survey, kept)
@@ -170,16 +199,21 @@ def try_withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list
         return [Outcome("offer", seat(survey).name, "failed", str(trouble), code=trouble.code)]
 
 
-def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Outcome]:
+def withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """Publish the smaller offer as the next generation; compose again when another run was quicker."""
     step, stack = "offer", flags.stack
     for _ in range(TRIES):
         host = seat(survey)
         if not offered(survey, host).stacks:
             return []
-        place = Place(host, survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user)
+        place = PrefixHandle(
+            host, survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user
+        )
         number = survey.facts[host.name].prefix.generation
-        files = [*rendered(flags, kept), Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode())]
+        files = [
+            *rendered(flags, kept),
+            Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode()),
+        ]
         files.extend(provenance.bills(door, place, kept))
         published = generations.publish_generation(door, place, files, number)
         if not published.stale:
@@ -187,26 +221,36 @@ def withdraw(flags: Flags, door: Fleet, survey: Survey, kept: Offer) -> list[Out
             return [Outcome(step, host.name, "done", f"generation {published.generation} offers {left}")]
         survey = gather(flags, door, survey.inventory, survey.prefix)
         kept = without(offered(survey, seat(survey)), stack, kept.default_stack)
-    raise Trouble(Problem(survey.prefix, "other runs publish generations all the time", try_="invoke remove, when they have ended"))
+    raise Trouble(
+        Problem(
+            survey.prefix, "other runs publish generations all the time", try_="invoke remove, when they have ended"
+        )
+    )
 
 
 def rendered(flags: Flags, offer: Offer) -> list[Content]:
     """Return the files of an offer; none where it has no stacks."""
-    files = modulefiles.render(offer, read_tree(flags.root / "env")) if offer.stacks else {}
+    files = modulefiles.render_offer(offer, read_tree(flags.root / "env")) if offer.stacks else {}
     return [Content(path, file.content, file.executable) for path, file in files.items()]
 
 
 def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
-    """Return the text of the smaller generation's manifest. It is for the hosts of the one before: what is left was made for them, also
-    for those that did not answer now."""
+    """Return the text of the smaller generation's manifest. It is for the hosts of the one before: what is left was
+    made for them, also for those that did not answer now."""
     by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     before = decisions.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
     return modulefiles.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts)
 
 
-def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], texts: tuple[Lock, Mapping[str, str]]) -> list[Outcome]:
-    """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same time."""
+def undo(
+    door: ConnectionPool,
+    survey: Survey,
+    files: Mapping[str, tuple[Written, ...]],
+    texts: tuple[Lock, Mapping[str, str]],
+) -> list[Outcome]:
+    """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same
+    time."""
     lock, recipes = texts
     order = [*host_recipes.TITLES, HOOK]
 
@@ -216,22 +260,22 @@ def undo(door: Fleet, survey: Survey, files: Mapping[str, tuple[Written, ...]], 
     def job(host: Host) -> Job:
         system = lock.systems.get(host_recipes.system_id(survey.facts[host.name]))
         env = {"MANAGER": system.manager} if system else {}
-        text = host_recipes.script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
+        text = host_recipes.check_script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
         return Job(text, user="root", watched=True, timeout=SLOW_LIMIT)
 
     hosts = [host for host in survey.reached if host.name in files]
     replies = door.run_all(hosts, job)
-    run = Run.start("remove")
+    run = RunLogs.start("remove")
     return [outcome for host in hosts for outcome in judge(host.name, replies[host.name], recipes_of(host), run)]
 
 
-def judge(host: str, reply: Reply | Trouble, names: list[str], run: Run) -> list[Outcome]:
+def judge(host: str, reply: Reply | Trouble, names: list[str], run: RunLogs) -> list[Outcome]:
     """Return one outcome for each recipe of a host."""
     if isinstance(reply, Trouble):
         return [Outcome("remove", host, "failed", str(reply), code=TROUBLE)]
     log = str(run.log(host, "remove", reply.out + reply.err))
     outcomes = []
-    for name, check in host_recipes.parse(reply.out, reply.err, names, host).items():
+    for name, check in host_recipes.parse_checks(reply.out, reply.err, names, host).items():
         state = "done" if check.state == UNDONE else "failed"
         detail = check.note or check.found if check.state != BLOCKED else f"{check.found}: {check.note}"
         outcomes.append(Outcome(f"undo {name}", host, state, detail, code=OK if state == "done" else TROUBLE, log=log))

@@ -1,4 +1,6 @@
-"""`invoke report`: how a run of a test went; with --bundle what somebody who helps needs to see, in one archive, without secrets."""
+"""`invoke report`: the report of one run of a test; with --bundle the material for a bug report in one
+archive, without secrets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, 
 from deepep_bootstrap.plan.table import plan_json
 from deepep_bootstrap.report import bundle, load, terminal
 from deepep_bootstrap.report.bundle import pack
-from deepep_bootstrap.report.html import render
+from deepep_bootstrap.report.html import render_html
 from deepep_bootstrap.report.model import as_json
 
 RUNS, BUGS = 3, 5
@@ -45,13 +47,16 @@ WHAT = (
 
 
 def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts: bool) -> int:
-    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or write a bug bundle to
-    the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is and whatever the hosts say."""
+    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
+    write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is
+    and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
     if not bundle:
         return show_run(flags, screen, run, html)
     if run or html:
-        raise Trouble(Problem("--bundle", "a bundle is not the report of a run", f"also {run or '--html'}", "one of the two"))
+        raise Trouble(
+            Problem("--bundle", "a bundle is not the report of a run", f"also {run or '--html'}", "one of the two")
+        )
     now = int(time.time())
     path = new_file(bundle, now)
     files, problems, names = collect(flags)
@@ -61,7 +66,7 @@ def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts
     clean = {scrub(name, hosts=hosts): scrub(text, secrets, hosts) for name, text in files.items()}
     data = pack(clean, now)
     if not flags.dry_run:
-        write(path, data)
+        write_file(path, data)
     tell(screen, path, clean, dry_run=flags.dry_run)
     for problem in problems:
         screen.say(f"  not in it: {scrub(str(problem), secrets, hosts)}", style="yellow")
@@ -71,15 +76,16 @@ def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts
 
 
 def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
-    """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless one is named."""
+    """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless
+    one is named."""
     texts = read_tree(flags.root / "env")
     path = new_path("--html", html) if html else None
     found, where = load.read_run(flags, name, texts)
     if path and not flags.dry_run:
-        page = render(found, texts, time.time())
+        page = render_html(found, texts, time.time())
         with open(path, "x", encoding="utf-8") as file:
             file.write(page)
-    terminal.show(screen, found)
+    terminal.show_report(screen, found)
     screen.say(f"\nLogs and counters: {where}")
     if path:
         screen.say(f"{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
@@ -91,7 +97,9 @@ def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
 
 def new_file(bundle: str | bool, now: int) -> Path:
     """Return where to write the bundle."""
-    name = f"deepep-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}.tar.gz" if bundle is True else str(bundle)
+    name = (
+        f"deepep-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}.tar.gz" if bundle is True else str(bundle)
+    )
     return new_path("--bundle", name)
 
 
@@ -105,7 +113,7 @@ def new_path(flag: str, name: str) -> Path:
     return path
 
 
-def write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write the bundle, readable for its owner alone until it was looked at."""
     with open(path, "xb", opener=lambda name, mode: os.open(name, mode, 0o600)) as file:
         file.write(data)
@@ -117,35 +125,40 @@ def collect(flags: Flags) -> tuple[dict[str, str], tuple[Problem, ...], tuple[st
     problems: list[Problem] = []
     names: tuple[str, ...] = ()
     lock, file = Path(flags.lock or flags.root / "deepep.lock.toml"), os.path.expanduser(flags.hosts)
-    files |= read(lock, "deepep.lock.toml", problems)
+    files |= read_file(lock, "deepep.lock.toml", problems)
     try:
         inventory, prefix = read_inventory(flags)
     except Trouble as trouble:
         problems.extend(trouble.problems)
-        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {}
+        files |= read_file(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {}
     else:
         names = tuple(host.name for host in inventory.hosts)
-        files |= read(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {"hosts.txt": f"{flags.hosts}\n"}
-        files |= ask(flags, inventory, prefix, problems)
+        files |= (
+            read_file(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {"hosts.txt": f"{flags.hosts}\n"}
+        )
+        files |= ask_hosts(flags, inventory, prefix, problems)
     files["problems.json"] = document([problem.as_json() for problem in problems])
     return files, tuple(problems), names
 
 
-def ask(flags: Flags, inventory: Inventory, prefix: str, problems: list[Problem]) -> dict[str, str]:
-    """Return the facts of the hosts and the plan for them, as far as hosts answer and a plan can be made; the rest is noted."""
+def ask_hosts(flags: Flags, inventory: Inventory, prefix: str, problems: list[Problem]) -> dict[str, str]:
+    """Return the facts of the hosts and the plan for them, as far as hosts answer and a plan can be made; the rest
+    is noted."""
     files: dict[str, str] = {}
     try:
         with open_door(flags, inventory) as door:
             survey: Survey = gather(flags, door, inventory, prefix)
             problems.extend(survey.problems)
             files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
-            files["plan.json"] = document(plan_json(decide(door, survey, request_for(flags, survey, read_usable(flags)), anyhow=True)))
+            files["plan.json"] = document(
+                plan_json(decide(door, survey, request_for(flags, survey, read_usable(flags)), anyhow=True))
+            )
     except Trouble as trouble:
         problems.extend(problem for problem in trouble.problems if problem not in problems)
     return files
 
 
-def read(path: Path, name: str, problems: list[Problem]) -> dict[str, str]:
+def read_file(path: Path, name: str, problems: list[Problem]) -> dict[str, str]:
     """Return one file of this machine under its name in the bundle; nothing, and a note, where it cannot be read."""
     try:
         return {name: bundle.cut(path.read_bytes()).decode(errors="backslashreplace")}
@@ -162,17 +175,21 @@ def logs() -> dict[str, str]:
         # Names begin with the time: the last ones are the newest.
         for top in sorted(filter(files_of, folder.iterdir()))[-count:] if folder.is_dir() else ():
             for path in files_of(top):
-                found |= read(path, f"{kind}/{path.relative_to(folder)}", [])
+                found |= read_file(path, f"{kind}/{path.relative_to(folder)}", [])
     return found
 
 
 def files_of(top: Path) -> list[Path]:
-    """Return the files of a run's folder, or the file itself. A run that was stopped early has none, and tells nothing."""
-    return [path for path in (sorted(top.rglob("*")) if top.is_dir() else [top]) if path.is_file() and not path.is_symlink()]
+    """Return the files of a run's folder, or the file itself. A run that was stopped early has none, and tells
+    nothing."""
+    return [
+        path for path in (sorted(top.rglob("*")) if top.is_dir() else [top]) if path.is_file() and not path.is_symlink()
+    ]
 
 
 def versions(root: Path) -> dict[str, Any]:
-    """Return what is running: this program with its commit, its packages, Python, the system, and the tools it calls."""
+    """Return what is running: this program with its commit, its packages, Python, the system, and the tools it
+    calls."""
     tools = {name: first_line(words) for name, words in (("git", ("git", "--version")), ("ssh", ("ssh", "-V")))}
     return {
         "python": platform.python_version(),
@@ -184,9 +201,14 @@ def versions(root: Path) -> dict[str, Any]:
 
 
 def packages() -> Iterator[tuple[str, str]]:
-    """Yield name and version of this program's package and of those it asks for; "" for one that is not installed as a package."""
+    """Yield name and version of this program's package and of those it asks for; "" for one that is not installed as
+    a package."""
     try:
-        wanted = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in metadata.requires(PROGRAM) or () if "extra ==" not in line]
+        wanted = [
+            re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]
+            for line in metadata.requires(PROGRAM) or ()
+            if "extra ==" not in line
+        ]
     except metadata.PackageNotFoundError:
         wanted = ["invoke", "fabric", "paramiko", "rich", "tomlkit", "uv"]
     for name in (PROGRAM, *wanted):
@@ -199,7 +221,7 @@ def packages() -> Iterator[tuple[str, str]]:
 def first_line(words: tuple[str, ...]) -> str:
     """Return the first line that a tool prints; "" where it is not here."""
     try:
-        done = process.run(words)
+        done = process.run_program(words)
     except (OSError, Trouble):
         return ""
     return ((done.out or done.err).strip().splitlines() or [""])[0]
@@ -207,10 +229,19 @@ def first_line(words: tuple[str, ...]) -> str:
 
 def readme(files: Mapping[str, str], problems: tuple[Problem, ...]) -> str:
     """Return the text that tells a reader what is in the bundle and what is not."""
-    there = [f"  {name:<18} {what}" for name, what in WHAT if name == "README.txt" or any(each.startswith(name) for each in files)]
+    there = [
+        f"  {name:<18} {what}"
+        for name, what in WHAT
+        if name == "README.txt" or any(each.startswith(name) for each in files)
+    ]
     lost = [f"  {problem}" for problem in problems]
-    secrets = f"Passwords, tokens and private keys were replaced by {redact.REMOVED}. Look through it before you give it away."
-    return "\n".join(["Made by `invoke report --bundle`.", secrets, "", *there, *(["", "Not to be had:", *lost] if lost else []), ""])
+    secrets = (
+        f"Passwords, tokens and private keys were replaced by {redact.REMOVED}. Look through it before you "
+        f"give it away."
+    )
+    return "\n".join(
+        ["Made by `invoke report --bundle`.", secrets, "", *there, *(["", "Not to be had:", *lost] if lost else []), ""]
+    )
 
 
 def document(value: object) -> str:
@@ -226,4 +257,6 @@ def tell(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run: bool)
         if inside:
             count = f" ({len(inside)} files)" if name.endswith("/") else ""
             screen.say(f"  {name:<18} {what}{count}")
-    screen.say(f"Passwords, tokens and private keys are replaced by {redact.REMOVED}; look through it before you give it away.")
+    screen.say(
+        f"Passwords, tokens and private keys are replaced by {redact.REMOVED}; look through it before you give it away."
+    )

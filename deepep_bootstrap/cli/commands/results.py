@@ -9,7 +9,7 @@ from typing import Any
 from deepep_bootstrap.analysis.results import model, wording
 from deepep_bootstrap.analysis.results.read import RUN_LOG, read_logs
 from deepep_bootstrap.cli import logs
-from deepep_bootstrap.cli.logs import Sought, read
+from deepep_bootstrap.cli.logs import Sought, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, VERDICT, Problem, Trouble
 
@@ -21,13 +21,17 @@ SOUGHT = Sought(
 
 
 def results(words: Sequence[str], *, json: bool = False) -> int:
-    """Print what logs say about the tests in them; `words` are files, folders, globs or `-`. 4 unless every test is ok."""
+    """Print what logs say about the tests in them; `words` are files, folders, globs or `-`. 4 unless every test is
+    ok."""
     screen = Screen("results", as_json=json)
-    logs = {name: read(name, SOUGHT.remedy) for name in files(words)}
+    logs = {name: read_log(name, SOUGHT.remedy) for name in files(words)}
     tests = read_logs(logs)
     if not tests:
         found = f"{len(logs)} log{'' if len(logs) == 1 else 's'} without a line of one"
-        wanted = "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py, or of our nccl, pairs or smoke"
+        wanted = (
+            "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py, or of our nccl, "
+            "pairs or smoke"
+        )
         raise Trouble(Problem(", ".join(words), "no test of DeepEP in it", found, wanted, SOUGHT.remedy))
     for number, tested in enumerate(tests):
         if number:

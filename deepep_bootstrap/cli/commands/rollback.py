@@ -34,8 +34,14 @@ def rollback(flags: Flags, *, to: str = "") -> int:
     modules = [str(record.get("module", "")) for record in target.stacks.values()]
     said = "would make" if flags.dry_run else "made"
     if change:
-        screen.say(f"{prefix}: {said} generation {target.number} the current one instead of {holdings.current}: {', '.join(modules)}")
-        screen.say("Jobs that run keep what they loaded. `invoke bootstrap` offers what the lock says again, as a new generation.")
+        screen.say(
+            f"{prefix}: {said} generation {target.number} the current one instead of {holdings.current}: "
+            f"{', '.join(modules)}"
+        )
+        screen.say(
+            "Jobs that run keep what they loaded. `invoke bootstrap` offers what the lock says again, as a new "
+            "generation."
+        )
     else:
         screen.say(f"{prefix}: generation {target.number} is the current one already: {', '.join(modules)}")
     for problem in reached.problems:

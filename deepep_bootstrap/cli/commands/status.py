@@ -1,4 +1,4 @@
-"""`invoke status`: what is installed, and which hosts are not finished."""
+"""`invoke status`: installed stacks, hosts that are not finished, nodes drained by us, and the last tests."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ def status(flags: Flags) -> int:
     if manifest:
         screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
         for record in manifest["offer"]["stacks"].values():
-            default = " (what `module load deepep` gives)" if record["stack"] == manifest["offer"]["default_stack"] else ""
-            what = f"CUDA in {record['cuda_home']}, GPUs of compute {', '.join(record['archs'])}, profile {record['profile']}"
+            default = (
+                " (what `module load deepep` gives)" if record["stack"] == manifest["offer"]["default_stack"] else ""
+            )
+            what = (
+                f"CUDA in {record['cuda_home']}, GPUs of compute {', '.join(record['archs'])}, profile "
+                f"{record['profile']}"
+            )
             screen.say(f"  module {record['module']}: {what}{default}")
     else:
         screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
@@ -75,9 +80,18 @@ def _manifest(host: str, text: str) -> dict[str, Any]:
     """Return the manifest that a host sees; Trouble where it has not what is shown of it."""
     read_offer(text)
     found: dict[str, Any] = json.loads(text)
-    if type(found.get("generation")) is not int or not all(isinstance(found.get(key), str) for key in ("created", "by")):
+    if type(found.get("generation")) is not int or not all(
+        isinstance(found.get(key), str) for key in ("created", "by")
+    ):
         wanted = "a manifest of schema 1"
-        raise Trouble(Problem(f"{host} manifest.json", "this generation's manifest cannot be read", wanted=wanted, try_="invoke rollback"))
+        raise Trouble(
+            Problem(
+                f"{host} manifest.json",
+                "this generation's manifest cannot be read",
+                wanted=wanted,
+                try_="invoke rollback",
+            )
+        )
     return found
 
 
@@ -91,8 +105,8 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
 
 
 def waiting_for_reboot(survey: Survey) -> dict[str, str]:
-    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or the distribution's
-    own wish."""
+    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or
+    the distribution's own wish."""
     found = {}
     for name, facts in survey.facts.items():
         recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]

@@ -1,4 +1,6 @@
-"""`invoke verify`: what a user gets on every host; with --store, whether the store is as it was published."""
+"""`invoke verify`: the module as a user gets it on every host; with --store, the store compared with its
+records.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from deepep_bootstrap.prefix.archive.index import Tree
 from deepep_bootstrap.prefix.archive.stream import open_archive, read_index
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.defects import find_defects
-from deepep_bootstrap.prefix.history import Change, Verdict
+from deepep_bootstrap.prefix.history import EntryVerdict, FileChange
 from deepep_bootstrap.prefix.offer import current_offer, offered_stacks
 
 
@@ -41,7 +43,10 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
         survey = gather(flags, door, inventory, prefix)
         records, default = offered_stacks(survey, flags.stack), current_offer(survey).default_stack
         found, unread = find_defects(flags, door, survey)
-        generation = next((survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts), 0)
+        generation = next(
+            (survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts),
+            0,
+        )
         recipes = read_tree(flags.root / "recipes")
         outcomes: list[Outcome] = []
         for record in records:
@@ -63,12 +68,16 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
 
 
 def verify_store(flags: Flags) -> int:
-    """Compare every entry with the record of its files, and what generations need with what is there; name each difference."""
+    """Compare every entry with the record of its files, and what generations need with what is there; name each
+    difference."""
     screen = Screen("verify", as_json=flags.json)
     with reach(flags) as reached:
         holdings = reached.holdings
         names = sorted({*holdings.entries, *(name for each in holdings.generations for name in holdings.missing(each))})
-        screen.say(f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}", style="bold")
+        screen.say(
+            f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}",
+            style="bold",
+        )
         verdicts = history.rehash(reached.door, reached.place, names)
     for verdict in verdicts:
         screen.say(f"  {shortened(verdict.name)}: {told(verdict)}", style="red" if is_bad(verdict) else "")
@@ -88,33 +97,45 @@ def verify_store(flags: Flags) -> int:
 
 
 def compare_builds(flags: Flags, against: str) -> int:
-    """Compare entries of the same name with those in an archive: they were built from the same inputs, by another run or elsewhere."""
+    """Compare entries of the same name with those in an archive: they were built from the same inputs, by another
+    run or elsewhere."""
     screen = Screen("verify", as_json=flags.json)
     with open_archive(against) as stream:
-        theirs = {tree.name: tree for tree in index.read(read_index(stream, against), against).trees}
+        theirs = {tree.name: tree for tree in index.parse_index(read_index(stream, against), against).trees}
     with reach(flags) as reached:
         common = sorted(theirs.keys() & reached.holdings.entries.keys())
         ours = {tree.name: tree for tree in transfer.list_trees(reached.door, reached.place, common)} if common else {}
-    verdicts = [Verdict(name, "absent") for name in sorted(theirs.keys() - ours.keys())]
+    verdicts = [EntryVerdict(name, "absent") for name in sorted(theirs.keys() - ours.keys())]
     for name, tree in sorted(ours.items()):
         changes = tuple(_changes(theirs[name], tree))
-        verdicts.append(Verdict(name, "changed" if changes else "same", changes))
+        verdicts.append(EntryVerdict(name, "changed" if changes else "same", changes))
     for verdict in verdicts:
-        said = {"same": "the same in both", "absent": "not in this store", "changed": f"{len(verdict.changes)} files came out otherwise"}
-        screen.say(f"  {shortened(verdict.name)}: {said[verdict.state]}", style="yellow" if verdict.state == "changed" else "")
+        said = {
+            "same": "the same in both",
+            "absent": "not in this store",
+            "changed": f"{len(verdict.changes)} files came out otherwise",
+        }
+        screen.say(
+            f"  {shortened(verdict.name)}: {said[verdict.state]}", style="yellow" if verdict.state == "changed" else ""
+        )
         for change in verdict.changes:
             screen.say(f"      {change.path}: {change.what}")
     differ = [verdict for verdict in verdicts if verdict.state == "changed"]
     if not common:
-        screen.say(f"no entry of {against} is in {reached.place.prefix}: nothing was built from the same inputs in both", style="bold")
+        screen.say(
+            f"no entry of {against} is in {reached.place.prefix}: nothing was built from the same inputs in both",
+            style="bold",
+        )
     for problem in reached.problems:
         screen.problem(problem)
     code = VERDICT if differ or not common else OK
-    screen.document(code, list(reached.problems), prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
+    screen.document(
+        code, list(reached.problems), prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts]
+    )
     return code
 
 
-def _changes(theirs: Tree, ours: Tree) -> Iterator[Change]:
+def _changes(theirs: Tree, ours: Tree) -> Iterator[FileChange]:
     """Yield what differs between two builds, but for the manifest, which says when and where each was made."""
     was, now = (set(index.record(tree).decode(errors="backslashreplace").splitlines()[:-1]) for tree in (theirs, ours))
     for change in history.differences(sorted(was - now), sorted(now - was)):
@@ -122,12 +143,12 @@ def _changes(theirs: Tree, ours: Tree) -> Iterator[Change]:
             yield change
 
 
-def is_bad(verdict: Verdict) -> bool:
+def is_bad(verdict: EntryVerdict) -> bool:
     """Return whether an entry is not what it has to be."""
     return verdict.state != "same"
 
 
-def told(verdict: Verdict) -> str:
+def told(verdict: EntryVerdict) -> str:
     """Return the verdict on one entry for a person."""
     return {
         "same": "as published",
@@ -137,13 +158,15 @@ def told(verdict: Verdict) -> str:
     }.get(verdict.state, verdict.state)
 
 
-def remedy(verdict: Verdict, holdings: Holdings, prefix: str) -> Problem:
+def remedy(verdict: EntryVerdict, holdings: Holdings, prefix: str) -> Problem:
     """Return what to do about an entry that is not what it has to be: where it lies, and who needs it."""
     path = f"{prefix}/store/{verdict.name}"
     users = [each for each in holdings.generations if verdict.name in holdings.closure(each.names)]
     modules = sorted({str(record.get("module", name)) for each in users for name, record in each.stacks.items()})
     if not users:
         return Problem(path, f"{told(verdict)}; no generation needs it", try_="invoke gc, which removes it")
-    what = f"{told(verdict)}; generation {', '.join(str(each.number) for each in users)} ({', '.join(modules)}) needs it"
+    what = (
+        f"{told(verdict)}; generation {', '.join(str(each.number) for each in users)} ({', '.join(modules)}) needs it"
+    )
     away = "" if verdict.state == "missing" else f"rm -rf {path} when no job uses it, then "
     return Problem(path, what, try_=f"{away}invoke bootstrap with the lock of that generation, which builds it")

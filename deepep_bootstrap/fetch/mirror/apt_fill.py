@@ -1,5 +1,5 @@
-"""Filling a mirror with what hosts install from the lock's package repositories: the vendor's own signed indexes, byte for byte, and of the
-packages in them those that host recipes ask for, with what these depend on there. So a host trusts what it trusted before: the lock's key.
+"""Packages of the lock's apt repositories for a mirror: the vendor's signed indexes byte for byte, and the
+packages that host recipes ask for, with their dependencies there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch.mirror.apt_index import Opened, Shelf, open_part, record
-from deepep_bootstrap.fetch.mirror.apt_parts import Part
+from deepep_bootstrap.fetch.mirror.apt_parts import RepositoryPart
 from deepep_bootstrap.fetch.mirror.apt_solver import Closure, Deb, Listed, Pool, close
-from deepep_bootstrap.fetch.mirror.fill import Filled, Job, is_file, make_folder, place
+from deepep_bootstrap.fetch.mirror.fill import Filled, FillJob, is_file, make_folder, place
 from deepep_bootstrap.fetch.mirror.index import SCRATCH, measure
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What is taken from one repository: of which `date` its index is, the `debs`, and `elsewhere` what they ask for besides, which the
-    distribution's own mirror has to bring."""
+    """What is taken from one repository: of which `date` its index is, the `debs`, and `elsewhere` what they ask for
+    besides, which the distribution's own mirror has to bring."""
 
     opened: Opened
     debs: tuple[Deb, ...]
@@ -50,8 +50,9 @@ class Brought:
         return f"{self.opened.part.folder}/{deb.path}"
 
 
-def fill_packages(job: Job, filled: Filled, parts: Sequence[Part]) -> tuple[Brought, ...]:
-    """Bring all parts into the mirror, and say what else hosts will need; what could not be brought is in the problems of `filled`."""
+def fill_packages(job: FillJob, filled: Filled, parts: Sequence[RepositoryPart]) -> tuple[Brought, ...]:
+    """Bring all parts into the mirror, and say what else hosts will need; what could not be brought is in the
+    problems of `filled`."""
     made: list[Brought] = []
 
     def bring(found: Sequence[Brought], shelves: Sequence[Shelf]) -> None:
@@ -71,9 +72,9 @@ def fill_packages(job: Job, filled: Filled, parts: Sequence[Part]) -> tuple[Brou
     return tuple(made)
 
 
-def foretell_packages(job: Job, parts: Sequence[Part]) -> tuple[tuple[Brought, ...], dict[str, int]]:
-    """Return what would be brought, and by path the sizes of the packages that are not there yet; indexes are fetched and verified, nothing
-    is written into the mirror. Raises Trouble when they cannot be had."""
+def foretell_packages(job: FillJob, parts: Sequence[RepositoryPart]) -> tuple[tuple[Brought, ...], dict[str, int]]:
+    """Return what would be brought, and by path the sizes of the packages that are not there yet; indexes are
+    fetched and verified, nothing is written into the mirror. Raises Trouble when they cannot be had."""
     made: list[Brought] = []
     with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
         for mine in _systems(parts):
@@ -81,20 +82,28 @@ def foretell_packages(job: Job, parts: Sequence[Part]) -> tuple[tuple[Brought, .
     for brought in made:
         tell(job.say, brought)
     sizes = {brought.path(deb): deb.size for brought in made for deb in brought.debs}
-    absent = {path: bytes_ for path, bytes_ in sizes.items() if not is_file(job.root, path) or (job.root / path).stat().st_size != bytes_}
+    absent = {
+        path: bytes_
+        for path, bytes_ in sizes.items()
+        if not is_file(job.root, path) or (job.root / path).stat().st_size != bytes_
+    }
     return tuple(made), absent
 
 
 def tell(say: Callable[[str], None], brought: Brought) -> None:
     """Say what of a repository is, or would be, in the mirror, and what is not."""
     key = brought.opened.part.repository.key_fingerprint
-    say(f"packages {brought.name}: {len(brought.debs)} packages, {size(brought.bytes)}; index of {brought.date}, signed by {key}")
+    say(
+        f"packages {brought.name}: {len(brought.debs)} packages, {size(brought.bytes)}; index of {brought.date}, "
+        f"signed by {key}"
+    )
     if brought.elsewhere:
         say(f"packages {brought.name}: hosts get from their distribution's own mirror: {', '.join(brought.elsewhere)}")
 
 
-def place_part(job: Job, filled: Filled, brought: Brought, shelf: Shelf) -> None:
-    """Put packages, then lists, then key and signature into their places, so that no list there names a package that is not."""
+def place_part(job: FillJob, filled: Filled, brought: Brought, shelf: Shelf) -> None:
+    """Put packages, then lists, then key and signature into their places, so that no list there names a package that
+    is not."""
     make_folder(job.root, "packages")
     for deb in brought.debs:
         listed = Listed(deb.size, deb.sha256)
@@ -105,7 +114,7 @@ def place_part(job: Job, filled: Filled, brought: Brought, shelf: Shelf) -> None
         filled.files[path] = measure(job.root, path)
 
 
-def _put(job: Job, filled: Filled, path: str, file: Path) -> None:
+def _put(job: FillJob, filled: Filled, path: str, file: Path) -> None:
     if file == job.root / path or (is_file(job.root, path) and filecmp.cmp(file, job.root / path, shallow=False)):
         return
     there = os.path.lexists(job.root / path)
@@ -114,9 +123,14 @@ def _put(job: Job, filled: Filled, path: str, file: Path) -> None:
         (filled.repaired if there else filled.added).append(path)
 
 
-def _look(job: Job, parts: Sequence[Part], scratch: Path, act: Callable[[Sequence[Brought], Sequence[Shelf]], None]) -> None:
-    """Open the repositories of one distribution and act on what is wanted of them: on the indexes that the mirror has, where these are
-    whole and do; else on those of today. Raises Trouble when neither does."""
+def _look(
+    job: FillJob,
+    parts: Sequence[RepositoryPart],
+    scratch: Path,
+    act: Callable[[Sequence[Brought], Sequence[Shelf]], None],
+) -> None:
+    """Open the repositories of one distribution and act on what is wanted of them: on the indexes that the mirror
+    has, where these are whole and do; else on those of today. Raises Trouble when neither does."""
     there = all(Shelf(job.root, part, job.mirrors, scratch, local=True).has_release() for part in parts)
     for local in (True, False) if there else (False,):
         shelves = [Shelf(job.root, part, job.mirrors, scratch, local) for part in parts]
@@ -129,8 +143,8 @@ def _look(job: Job, parts: Sequence[Part], scratch: Path, act: Callable[[Sequenc
 
 
 def _brought(opened: Sequence[Opened]) -> list[Brought]:
-    """Return what is wanted of each repository: by purpose, out of all repositories that a host gets for it. Raises Trouble where one
-    has not what the lock names."""
+    """Return what is wanted of each repository: by purpose, out of all repositories that a host gets for it. Raises
+    Trouble where one has not what the lock names."""
     debs: list[set[Deb]] = [set() for _ in opened]
     elsewhere: list[set[str]] = [set() for _ in opened]
     problems: list[Problem] = []
@@ -150,7 +164,8 @@ def _brought(opened: Sequence[Opened]) -> list[Brought]:
 
 
 def _closures(opened: Sequence[Opened], purpose: str) -> Iterator[Closure]:
-    """Yield what a purpose takes on each architecture that these repositories have packages for; on the first in any case."""
+    """Yield what a purpose takes on each architecture that these repositories have packages for; on the first in any
+    case."""
     part, debs = opened[0].part, tuple(deb for each in opened for deb in each.debs)
     where = f"packages {', '.join(each.part.name for each in opened)}"
     for number, arch in enumerate(part.archs):
@@ -158,8 +173,8 @@ def _closures(opened: Sequence[Opened], purpose: str) -> Iterator[Closure]:
             yield close(Pool(debs, arch), part.wanted[purpose], where)
 
 
-def _systems(parts: Iterable[Part]) -> list[list[Part]]:
-    groups: dict[str, list[Part]] = {}
+def _systems(parts: Iterable[RepositoryPart]) -> list[list[RepositoryPart]]:
+    groups: dict[str, list[RepositoryPart]] = {}
     for part in parts:
         groups.setdefault(part.system, []).append(part)
     return list(groups.values())

@@ -1,6 +1,5 @@
-"""The signed indexes of a package repository, fetched and verified: signature by the lock's key, then the hash of each, then its text.
-
-What a mirror has already and what is as the signature says is not fetched again.
+"""The signed indexes of a package repository, fetched and verified: the signature by the lock's key, then
+the hash of each file. A file that is in the mirror as signed is not fetched again.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.files import copy_from
 from deepep_bootstrap.fetch.locations import Mirrors, packages_path
-from deepep_bootstrap.fetch.mirror.apt_parts import Part
+from deepep_bootstrap.fetch.mirror.apt_parts import RepositoryPart
 from deepep_bootstrap.fetch.mirror.apt_solver import Deb, Listed, Release, read_packages, read_release
 from deepep_bootstrap.fetch.mirror.fill import is_file
 from deepep_bootstrap.fetch.mirror.index import Record, measure
 
 LONGEST_UNSIGNED = 16 << 20
-"""Bytes of a key or a Release file that are read at most; Debian's own, with all of its indexes, has a fifth of a megabyte."""
+"""Bytes of a key or a Release file that are read at most; Debian's own, with all of its indexes, has a fifth of a
+megabyte."""
 LONGEST_INDEX = 1 << 30
 """Bytes of an unpacked index that are read at most; that of all of Debian has fifty megabytes."""
 READABLE = ("", ".xz", ".gz", ".bz2")
@@ -38,11 +38,12 @@ CHANGING = "the same command again, later: the repository may just be changing"
 
 @dataclass(frozen=True)
 class Shelf:
-    """Where files of a part come from: the mirror at `root`, else the repository's address through `mirrors`; fetched into `scratch`.
-    With `local`, what no hash vouches for (the key, the signed Release) is taken from the mirror as well."""
+    """Where files of a part come from: the mirror at `root`, else the repository's address through `mirrors`;
+    fetched into `scratch`. With `local`, what no hash vouches for (the key, the signed Release) is taken from the
+    mirror as well."""
 
     root: Path
-    part: Part
+    part: RepositoryPart
     mirrors: Mirrors
     scratch: Path
     local: bool
@@ -59,7 +60,11 @@ class Shelf:
 
     def get_from(self, address: str, path: str, wanted: Listed | None) -> Path:
         """Return the file that is `path` in the mirror, else what is at `address`."""
-        if (self.local or wanted) and is_file(self.root, path) and (not wanted or not _differs(self.root / path, wanted)):
+        if (
+            (self.local or wanted)
+            and is_file(self.root, path)
+            and (not wanted or not _differs(self.root / path, wanted))
+        ):
             return self.root / path
         file = Path(tempfile.mkdtemp(dir=self.scratch), path.rpartition("/")[2])
         where = f"packages {self.part.name}"
@@ -81,10 +86,10 @@ class Wrong(Trouble):
 
 @dataclass(frozen=True)
 class Opened:
-    """A part whose indexes were verified: its packages, the index files by their paths in a mirror in the order in which they are put
-    there (the signature last), and what the Release file says."""
+    """A part whose indexes were verified: its packages, the index files by their paths in a mirror in the order in
+    which they are put there (the signature last), and what the Release file says."""
 
-    part: Part
+    part: RepositoryPart
     debs: tuple[Deb, ...]
     files: Mapping[str, Path]
     release: Release
@@ -99,21 +104,34 @@ def open_part(shelf: Shelf) -> Opened:
     make_keyring(key, part.repository.key_fingerprint, home, f"{where}: {part.repository.key_url}")
     signed = _signed_files(shelf, folder)
     try:
-        text = signed_text(home, signed[0][1], part.repository.key_fingerprint, signed[1][1] if len(signed) > 1 else None)
+        text = signed_text(
+            home, signed[0][1], part.repository.key_fingerprint, signed[1][1] if len(signed) > 1 else None
+        )
     except Trouble as trouble:
-        raise Trouble(*(Problem(f"{where}: {each.where}", each.what, each.found, each.wanted) for each in trouble.problems)) from None
+        raise Trouble(
+            *(Problem(f"{where}: {each.where}", each.what, each.found, each.wanted) for each in trouble.problems)
+        ) from None
     release = read_release(text, f"{where}: {signed[0][0]}")
     if release.valid_until and _aware(release.valid_until) < datetime.now(timezone.utc):
-        raise Trouble(Problem(where, "its index is out of date, apt does not take it", f"valid until {release.valid_until:%Y-%m-%d}"))
+        raise Trouble(
+            Problem(
+                where, "its index is out of date, apt does not take it", f"valid until {release.valid_until:%Y-%m-%d}"
+            )
+        )
     indexes = dict(_indexes(shelf, folder, release))
-    debs = [deb for file in indexes.values() if _form(file) in READABLE for deb in read_packages(_unpacked(file), f"{where}: {file.name}")]
+    debs = [
+        deb
+        for file in indexes.values()
+        if _form(file) in READABLE
+        for deb in read_packages(_unpacked(file), f"{where}: {file.name}")
+    ]
     files = {f"{part.folder}/{path}": file for path, file in indexes.items()}
     files[packages_path(part.repository.key_url)] = key
     files |= {f"{part.folder}/{path}": file for path, file in reversed(signed)}
     return Opened(part, tuple(dict.fromkeys(debs)), files, release)
 
 
-def release_folder(part: Part) -> str:
+def release_folder(part: RepositoryPart) -> str:
     """Return where the Release file is below the repository: "" or a folder with a slash at its end."""
     suite = part.repository.suite
     return suite.removeprefix("./").lstrip("/") if suite.endswith("/") else f"dists/{suite}/"
@@ -136,7 +154,8 @@ def _signed_files(shelf: Shelf, folder: str) -> list[tuple[str, Path]]:
 
 
 def _indexes(shelf: Shelf, folder: str, release: Release) -> Iterator[tuple[str, Path]]:
-    """Yield the lists of packages for the part's architectures, in every form that is signed and there, at least one that can be read."""
+    """Yield the lists of packages for the part's architectures, in every form that is signed and there, at least one
+    that can be read."""
     part = shelf.part
     places = [f"{name}/binary-{arch}/Packages" for name in part.repository.components for arch in (*part.archs, "all")]
     listed = [place for place in places or ["Packages"] if any(f"{place}{form}" in release.files for form in FORMS)]
@@ -153,7 +172,11 @@ def _indexes(shelf: Shelf, folder: str, release: Release) -> Iterator[tuple[str,
             except Trouble as trouble:
                 missing = trouble
         if not any(_form(file) in READABLE for _, file in found):
-            raise missing if not found else Trouble(Problem(f"packages {part.name}", f"{place} is there in no form that can be read here"))
+            raise (
+                missing
+                if not found
+                else Trouble(Problem(f"packages {part.name}", f"{place} is there in no form that can be read here"))
+            )
         yield from found
 
 
@@ -196,15 +219,18 @@ def _aware(moment: datetime) -> datetime:
 
 CLEAR = b"-----BEGIN PGP SIGNED MESSAGE-----\n"
 BAD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG")
-"""What gpg says of a signature that apt does not take either: wrong, out of date, of a key that is out of date or was revoked."""
+"""What gpg says of a signature that apt does not take either: wrong, out of date, of a key that is out of date or
+was revoked."""
 WEAK = {"1": "MD5", "2": "SHA1", "3": "RIPEMD160"}
-"""Digests that apt takes no signature over, by number (RFC 4880, 9.4). gpg's own --weak-digest would refuse keys that have one, too."""
+"""Digests that apt takes no signature over, by number (RFC 4880, 9.4). gpg's own --weak-digest would refuse keys
+that have one, too."""
 TIMEOUT = 60.0
 """Seconds for one call of gpg, which reads small files and nothing of the network."""
 
 
 def make_keyring(key: Path, fingerprint: str, home: Path, where: str) -> None:
-    """Make `home` a gpg home with exactly the key of that full fingerprint, out of the file `key`, whatever else that holds.
+    """Make `home` a gpg home with exactly the key of that full fingerprint, out of the file `key`, whatever else that
+    holds.
 
     Raises Trouble, said of `where`, when the file has no such key.
     """
@@ -223,7 +249,8 @@ def make_keyring(key: Path, fingerprint: str, home: Path, where: str) -> None:
 
 
 def signed_text(home: Path, file: Path, fingerprint: str, signature: Path | None = None) -> str:
-    """Return what the key of `home` signed: the text in a clear-signed `file`, or all of `file` where `signature` is a file of its own.
+    """Return what the key of `home` signed: the text in a clear-signed `file`, or all of `file` where `signature` is a
+    file of its own.
 
     Raises Trouble when there is no good signature of that key, made with a digest that apt takes.
     """
@@ -240,7 +267,10 @@ def signed_text(home: Path, file: Path, fingerprint: str, signature: Path | None
     # VALIDSIG, key, date, time, expiry, version, reserved, algorithm, digest, class, primary key (doc/DETAILS of GnuPG)
     valid = [each for each in words if each[:1] == ["VALIDSIG"] and len(each) > 10]
     by = [each[10] for each in valid]
-    faults = [*(kind for kind in kinds if kind in BAD), *(f"one over {WEAK[each[8]]}" for each in valid if each[8] in WEAK)]
+    faults = [
+        *(kind for kind in kinds if kind in BAD),
+        *(f"one over {WEAK[each[8]]}" for each in valid if each[8] in WEAK),
+    ]
     if faults or "GOODSIG" not in kinds or fingerprint not in by or not content.is_file():
         signers = [each[1] for each in words if each[:1] in (["NO_PUBKEY"], ["ERRSIG"])]
         found = ", ".join(dict.fromkeys([*faults, *(f"a signature of {each}" for each in signers)])) or "no signature"
@@ -254,7 +284,7 @@ def signed_text(home: Path, file: Path, fingerprint: str, signature: Path | None
 def _gpg(home: Path, *words: str | Path) -> process.Completed:
     """Run gpg with the keys of `home` and no agent."""
     quiet = ("--no-autostart", "--batch", "--no-tty", "--yes", "--quiet", "--no-options", "--no-auto-key-retrieve")
-    return process.run(("gpg", "--homedir", home, *quiet, *words), timeout=TIMEOUT)
+    return process.run_program(("gpg", "--homedir", home, *quiet, *words), timeout=TIMEOUT)
 
 
 def _primaries(listing: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a mirror is to have of the lock's package repositories: for some distributions and stacks, the packages of their purposes. Pure."""
+"""Parts of the lock's package repositories that a mirror is to have, and their record in its index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.toml import Form
+from deepep_bootstrap.core.toml import ValueForm
 from deepep_bootstrap.fetch.locations import packages_path
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.lock.packages import FINGERPRINT, KERNEL, NEED_HEADERS, Repository, System
@@ -21,8 +21,9 @@ EVERY = "all"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A repository of one distribution and, by purpose, the packages that host recipes install with it, for machines of `archs`."""
+class RepositoryPart:
+    """A repository of one distribution and, by purpose, the packages that host recipes install with it, for machines
+    of `archs`."""
 
     system: str
     repository: Repository
@@ -40,14 +41,23 @@ class Part:
         return packages_path(self.repository.url)
 
     @property
-    def copied(self) -> Copied:
+    def copied(self) -> MirroredRepository:
         """What the index of a mirror says once it is there."""
         entry, words = self.repository, {word for words in self.wanted.values() for word in words}
-        return Copied(entry.url, entry.suite, entry.components, entry.key_url, entry.key_fingerprint, tuple(sorted(words)), self.archs)
+        return MirroredRepository(
+            entry.url,
+            entry.suite,
+            entry.components,
+            entry.key_url,
+            entry.key_fingerprint,
+            tuple(sorted(words)),
+            self.archs,
+        )
 
 
 def choose_systems(lock: Lock, named: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the distributions that are meant, and those of "all" that cannot be had, because dnf's repositories are not copied.
+    """Return the distributions that are meant, and those of "all" that cannot be had, because dnf's repositories are
+    not copied.
 
     Raises Trouble for names that the lock has not, or has without a repository, or that dnf installs on.
     """
@@ -66,14 +76,18 @@ def _unable(lock: Lock, name: str, apt: Sequence[str]) -> Problem:
     if system is None:
         return Problem("--packages", "the lock has no such distribution", name, " or ".join((EVERY, *apt)))
     if not system.repositories:
-        return Problem("--packages", f"the lock has no repository for {name}: its packages come from the distribution's own mirror")
+        return Problem(
+            "--packages", f"the lock has no repository for {name}: its packages come from the distribution's own mirror"
+        )
     example = system.repositories[0]
     into = f"of {example.url} into a directory, with the key {example.key_url} beside the packages"
     remedy = f"dnf reposync --download-metadata {into}, and --mirror {example.url}=DIRECTORY"
     return Problem("--packages", f"repositories of dnf are not copied, and {name} has no other", try_=remedy)
 
 
-def parts(lock: Lock, systems: Sequence[str], stacks: Sequence[str], targets: Sequence[str]) -> tuple[Part, ...]:
+def parts(
+    lock: Lock, systems: Sequence[str], stacks: Sequence[str], targets: Sequence[str]
+) -> tuple[RepositoryPart, ...]:
     """Return what a mirror for these is to have; of toolkits only those whose CUDA one of the stacks has."""
     majors = {lock.stacks[name].cuda for name in stacks}
     machines = dict.fromkeys(ARCHITECTURES[target.rpartition("-")[2]] for target in targets)
@@ -84,19 +98,20 @@ def parts(lock: Lock, systems: Sequence[str], stacks: Sequence[str], targets: Se
         for entry in system.repositories:
             wanted = {purpose: words for purpose in entry.purposes if (words := tuple(_words(system, purpose, majors)))}
             if wanted:
-                made.append(Part(name, entry, wanted, archs))
+                made.append(RepositoryPart(name, entry, wanted, archs))
     return tuple(made)
 
 
 def _words(system: System, purpose: str, majors: set[str]) -> Iterator[str]:
-    """Yield what a recipe installs for a purpose, but for what is named after a host's kernel: only the distribution has that."""
+    """Yield what a recipe installs for a purpose, but for what is named after a host's kernel: only the distribution
+    has that."""
     if purpose.startswith(TOOLKIT) and purpose.removeprefix(TOOLKIT) not in majors:
         return
     headers = system.packages.get("kernel-headers", ()) if purpose in NEED_HEADERS else ()
     yield from (word for word in (*system.packages.get(purpose, ()), *headers) if KERNEL not in word)
 
 
-def lacking(held: Mapping[str, Copied], wanted: Sequence[Part], remedy: str) -> list[Problem]:
+def lacking(held: Mapping[str, MirroredRepository], wanted: Sequence[RepositoryPart], remedy: str) -> list[Problem]:
     """Return which parts a mirror does not have, or has for another lock."""
     problems = []
     for part in wanted:
@@ -109,13 +124,13 @@ def lacking(held: Mapping[str, Copied], wanted: Sequence[Part], remedy: str) -> 
     return problems
 
 
-NAME = Form(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "DISTRIBUTION/REPOSITORY of a lock")
+NAME = ValueForm(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "DISTRIBUTION/REPOSITORY of a lock")
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A repository of which a mirror has a part: as the lock names it and its key, for which packages of the lock (`wanted`), and for
-    which architectures."""
+class MirroredRepository:
+    """A repository of which a mirror has a part: as the lock names it and its key, for which packages of the lock
+    (`wanted`), and for which architectures."""
 
     url: str
     suite: str
@@ -125,7 +140,7 @@ class Copied:
     wanted: tuple[str, ...]
     archs: tuple[str, ...]
 
-    def lacks(self, wish: Copied) -> tuple[str, str] | None:
+    def lacks(self, wish: MirroredRepository) -> tuple[str, str] | None:
         """Return how this is not what is wished, found and wanted; None where it is. It may have more packages."""
         for name in ("url", "suite", "key_url", "fingerprint"):
             if getattr(self, name) != getattr(wish, name):
@@ -136,19 +151,22 @@ class Copied:
         return None
 
 
-KEYS = {field.name for field in fields(Copied)}
+KEYS = {field.name for field in fields(MirroredRepository)}
 LISTS = ("components", "wanted", "archs")
 
 
-def render(copied: Mapping[str, Copied]) -> dict[str, dict[str, Any]]:
+def render_repositories(copied: Mapping[str, MirroredRepository]) -> dict[str, dict[str, Any]]:
     """Return what the index has of them, for JSON."""
-    return {name: {key: list(value) if key in LISTS else value for key, value in asdict(each).items()} for name, each in copied.items()}
+    return {
+        name: {key: list(value) if key in LISTS else value for key, value in asdict(each).items()}
+        for name, each in copied.items()
+    }
 
 
-def read(document: Mapping[str, Any]) -> dict[str, Copied]:
+def read_repositories(document: Mapping[str, Any]) -> dict[str, MirroredRepository]:
     """Return what `render` wrote, after `faults` found none."""
     return {
-        name: Copied(
+        name: MirroredRepository(
             url=each["url"],
             suite=each["suite"],
             components=tuple(each["components"]),

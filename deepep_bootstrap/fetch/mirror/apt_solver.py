@@ -1,7 +1,5 @@
-"""The index files of apt repositories: Release, Packages, relations between packages, and which version is newer. Pure.
-
-Written here and not taken from python-debian: that is under the GPL, which would bind everybody who hands this program on, and what a
-mirror needs of it is short. The tests hold the order of versions to `dpkg --compare-versions`.
+"""Index files of apt repositories: Release, Packages, relations between packages, the order of versions, and
+the closure of dependencies. The tests hold that order to `dpkg --compare-versions`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ FIELD = re.compile(r"([!-9;-~]+):[ \t]*(.*)")
 VERSION = re.compile(r"(?:[0-9]+:)?[0-9A-Za-z.+~:-]+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 RELATION = re.compile(
-    rf"(?P<name>{NAME.pattern})(?::(?P<arch>[a-z0-9-]+))?(?:\s*\(\s*(?P<sign><<|<=|>=|>>|=|<|>)\s*(?P<version>[^\s()]+)\s*\))?"
+    rf"(?P<name>{NAME.pattern})(?::(?P<arch>[a-z0-9-]+))?(?:\s*\(\s*(?P<sign><<|<=|>=|>>|=|<"
+    rf"|>)\s*(?P<version>[^\s()]+)\s*\))?"
 )
 SIGNS = {"<": "<=", ">": ">="}
 """What the two old signs mean (Debian policy 7.1)."""
@@ -40,8 +39,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Release:
-    """What the signed file of a repository says: when it was made, until when apt takes it (None: always), and every index by its path
-    beside that file."""
+    """What the signed file of a repository says: when it was made, until when apt takes it (None: always), and every
+    index by its path beside that file."""
 
     date: str
     valid_until: datetime | None
@@ -50,7 +49,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Relation:
-    """One package that another one asks for or stands for, with the versions that do: `sign` is "" for any, else << <= = >= >>."""
+    """One package that another one asks for or stands for, with the versions that do: `sign` is "" for any, else <<
+    <= = >= >>."""
 
     name: str
     sign: str = ""
@@ -65,12 +65,15 @@ class Relation:
         if not self.sign:
             return True
         left, right = order(version), order(self.version)
-        return {"<<": left < right, "<=": left <= right, "=": left == right, ">=": left >= right, ">>": left > right}[self.sign]
+        return {"<<": left < right, "<=": left <= right, "=": left == right, ">=": left >= right, ">>": left > right}[
+            self.sign
+        ]
 
 
 @dataclass(frozen=True)
 class Deb:
-    """A package of an index: where its file is below the repository, and what it asks for and stands for, as the index has it."""
+    """A package of an index: where its file is below the repository, and what it asks for and stands for, as the
+    index has it."""
 
     name: str
     version: str
@@ -87,9 +90,13 @@ class Deb:
         return tuple(tuple(_relation(word, self.name) for word in group.split("|")) for group in _split(self.depends))
 
     def stands_for(self, wish: Relation) -> bool:
-        """Return whether this package provides what is wished; one that names no version provides none in particular."""
+        """Return whether this package provides what is wished; one that names no version provides none in
+        particular."""
         offers = [_relation(word, self.name) for word in _split(self.provides)]
-        return any(each.name == wish.name and (not wish.sign or (each.sign == "=" and wish.fits(each.version))) for each in offers)
+        return any(
+            each.name == wish.name and (not wish.sign or (each.sign == "=" and wish.fits(each.version)))
+            for each in offers
+        )
 
 
 def order(version: str) -> tuple[Any, ...]:
@@ -119,7 +126,8 @@ def _number(digits: str) -> tuple[int, str]:
 
 
 def stanzas(text: str, where: str) -> Iterator[dict[str, str]]:
-    """Yield the stanzas of a file of fields, names in small letters. Raises Trouble with the line that is none, or is there twice."""
+    """Yield the stanzas of a file of fields, names in small letters. Raises Trouble with the line that is none, or
+    is there twice."""
     made: dict[str, str] = {}
     name = ""
     # Not splitlines: descriptions hold letters that Python takes for ends of lines.
@@ -140,7 +148,8 @@ def stanzas(text: str, where: str) -> Iterator[dict[str, str]]:
 
 
 def read_release(text: str, where: str) -> Release:
-    """Return what a Release file says; its signature is somebody else's concern. Raises Trouble where it names no SHA-256."""
+    """Return what a Release file says; its signature is somebody else's concern. Raises Trouble where it names no
+    SHA-256."""
     fields = next(stanzas(text, where), {})
     files = {}
     for line in fields.get("sha256", "").splitlines():
@@ -168,9 +177,15 @@ def _deb(fields: Mapping[str, str], where: str) -> Deb:
     name, version, arch = (fields.get(key, "") for key in ("package", "version", "architecture"))
     path, size, sha256 = (fields.get(key, "") for key in ("filename", "size", "sha256"))
     path = path.removeprefix("./")
-    if not (NAME.fullmatch(name) and VERSION.fullmatch(version) and arch and _is_size(size) and SHA256.fullmatch(sha256)):
+    if not (
+        NAME.fullmatch(name) and VERSION.fullmatch(version) and arch and _is_size(size) and SHA256.fullmatch(sha256)
+    ):
         wanted = "Package, Version, Architecture, Filename, Size and SHA256"
-        raise Trouble(Problem(f"{where}: {name[:80] or 'a package'} {version[:80]}".rstrip(), "is not described wholly", wanted=wanted))
+        raise Trouble(
+            Problem(
+                f"{where}: {name[:80] or 'a package'} {version[:80]}".rstrip(), "is not described wholly", wanted=wanted
+            )
+        )
     if not path.isprintable() or {"", ".", ".."}.intersection(path.split("/")):
         raise Trouble(Problem(f"{where}: {name}", "its file leads out of the repository", path[:200]))
     depends = ", ".join(filter(None, (fields.get("pre-depends", ""), fields.get("depends", ""))))
@@ -211,7 +226,9 @@ class Pool:
         for deb in self.debs:
             if deb.arch in {self.arch, ALL}:
                 found.setdefault(deb.name, []).append(deb)
-        return {name: tuple(sorted(debs, key=lambda deb: order(deb.version), reverse=True)) for name, debs in found.items()}
+        return {
+            name: tuple(sorted(debs, key=lambda deb: order(deb.version), reverse=True)) for name, debs in found.items()
+        }
 
     def named(self, wish: Relation) -> Deb | None:
         """Return the newest version of a package that is wished for."""
@@ -223,13 +240,17 @@ class Pool:
         """Return of each other package that stands for what is wished the newest version that does."""
         if wish.arch not in {"", ANY_ARCHITECTURE, self.arch}:
             return ()
-        newest = (next((deb for deb in debs if wish.name in deb.provides and deb.stands_for(wish)), None) for debs in self.by_name.values())
+        newest = (
+            next((deb for deb in debs if wish.name in deb.provides and deb.stands_for(wish)), None)
+            for debs in self.by_name.values()
+        )
         return tuple(deb for deb in newest if deb)
 
 
 @dataclass(frozen=True)
 class Closure:
-    """The packages to have, in the order of their names; `elsewhere` is what has to come from other repositories, as it was asked for."""
+    """The packages to have, in the order of their names; `elsewhere` is what has to come from other repositories, as
+    it was asked for."""
 
     debs: tuple[Deb, ...]
     elsewhere: tuple[str, ...]
@@ -276,8 +297,8 @@ class _Taking:
 def close(pool: Pool, words: Iterable[str], where: str) -> Closure:
     """Return what installing `words` (NAME or NAME=VERSION, where VERSION may be a glob) takes out of `pool`.
 
-    A name without version that the pool has not comes from elsewhere; a version that it has not is a problem, said of `where`. Raises
-    Trouble where an index cannot be read.
+    A name without version that the pool has not comes from elsewhere; a version that it has not is a problem, said of
+    `where`. Raises Trouble where an index cannot be read.
     """
     taking, problems = _Taking(pool), []
     for word in words:
@@ -288,7 +309,9 @@ def close(pool: Pool, words: Iterable[str], where: str) -> Closure:
             taking.take(found)
         elif there or equals:
             versions = ", ".join(deb.version for deb in there[:5])
-            problems.append(Problem(where, f"has no package {name} in that version", versions or "no version at all", glob))
+            problems.append(
+                Problem(where, f"has no package {name} in that version", versions or "no version at all", glob)
+            )
         else:
             taking.ask([Relation(name)])
     taking.finish()

@@ -1,7 +1,8 @@
-"""Filling a mirror: what is missing is fetched and verified, what is broken is fetched anew, what is right is left alone.
+"""Filling of a mirror: missing files are fetched and verified, broken ones fetched anew, right ones left
+alone.
 
-The truth is the lock, not what an earlier run left behind: wheels and archives are hashed, sources are written out of the mirror and
-their trees hashed. Nothing is written through a symbolic link.
+The truth is the lock, not what an earlier run left behind: wheels are hashed, sources are written out of
+the mirror and their trees hashed. Nothing is written through a symbolic link.
 """
 
 from __future__ import annotations
@@ -18,9 +19,21 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import files
 from deepep_bootstrap.fetch.git import Pin
 from deepep_bootstrap.fetch.locations import Mirrors, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror.apt_parts import Copied
+from deepep_bootstrap.fetch.mirror.apt_parts import MirroredRepository
 from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
-from deepep_bootstrap.fetch.mirror.index import PAGE, SCRATCH, Held, Index, Record, Wanted, differs, folders, measure, page, walk
+from deepep_bootstrap.fetch.mirror.index import (
+    PAGE,
+    SCRATCH,
+    Held,
+    MirrorIndex,
+    MirrorWants,
+    Record,
+    differs,
+    folders,
+    measure,
+    page,
+    walk,
+)
 from deepep_bootstrap.fetch.sources import measure_source
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.fetch.wheels import fetch_wheel, fetch_wheels, is_cached
@@ -31,14 +44,14 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
-class Job:
-    """The mirror at `root` is to hold `wanted`; what it lacks comes through `mirrors`. `old` is its index so far; what that has and
-    nobody wants stays, unless `prune`."""
+class FillJob:
+    """The mirror at `root` is to hold `wanted`; what it lacks comes through `mirrors`. `old` is its index so far;
+    what that has and nobody wants stays, unless `prune`."""
 
     root: Path
-    wanted: Wanted
+    wanted: MirrorWants
     mirrors: Mirrors
-    old: Index | None
+    old: MirrorIndex | None
     prune: bool
     say: Callable[[str], None]
 
@@ -52,19 +65,21 @@ class Job:
 
 @dataclass
 class Filled:
-    """What is in the mirror by now. Grows while it is filled; `added` and `repaired` are paths of repositories and files."""
+    """What is in the mirror by now. Grows while it is filled; `added` and `repaired` are paths of repositories and
+    files."""
 
     files: dict[str, Record] = field(default_factory=dict)
     sources: list[Held] = field(default_factory=list)
     archives: dict[str, str] = field(default_factory=dict)
-    packages: dict[str, Copied] = field(default_factory=dict)
+    packages: dict[str, MirroredRepository] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
-def fill(job: Job) -> Filled:
-    """Bring everything that is wanted into the mirror; what could not be brought is in `problems`, the rest is there all the same."""
+def fill(job: FillJob) -> Filled:
+    """Bring everything that is wanted into the mirror; what could not be brought is in `problems`, the rest is there
+    all the same."""
     filled = Filled()
     for folder in ("git", "wheels", "files"):
         make_folder(job.root, folder)
@@ -75,12 +90,15 @@ def fill(job: Job) -> Filled:
     return filled
 
 
-def fill_sources(job: Job, filled: Filled) -> None:
-    """Bring the repositories of all sources and, where their hash covers them, of their submodules; then verify each source."""
+def fill_sources(job: FillJob, filled: Filled) -> None:
+    """Bring the repositories of all sources and, where their hash covers them, of their submodules; then verify each
+    source."""
     todo = [_pin(source) for source in job.wanted.sources]
     seen: set[tuple[str, str]] = set()
     while todo:
-        new = {(repository_path(pin.url), pin.rev): pin for pin in todo if (repository_path(pin.url), pin.rev) not in seen}
+        new = {
+            (repository_path(pin.url), pin.rev): pin for pin in todo if (repository_path(pin.url), pin.rev) not in seen
+        }
         seen |= set(new)
         todo = []
         for path in dict.fromkeys(path for path, _ in new):
@@ -101,7 +119,7 @@ def fill_sources(job: Job, filled: Filled) -> None:
             filled.problems.extend(() if told else trouble.problems)
 
 
-def place_repository(job: Job, filled: Filled, path: str, pins: Sequence[Pin]) -> None:
+def place_repository(job: FillJob, filled: Filled, path: str, pins: Sequence[Pin]) -> None:
     """See to it that the repository at `path` keeps the commits of `pins`: one that is as recorded stays or grows,
     any other is made anew."""
     there = os.path.lexists(job.root / path)
@@ -120,9 +138,11 @@ def place_repository(job: Job, filled: Filled, path: str, pins: Sequence[Pin]) -
         (filled.repaired if known and not have else filled.added).append(path)
 
 
-def is_intact(job: Job, path: str) -> bool:
+def is_intact(job: FillJob, path: str) -> bool:
     """Return whether the repository at `path` has exactly the files that the index so far says, each with its hash."""
-    recorded = {name: record for name, record in (job.old.files if job.old else {}).items() if name.startswith(f"{path}/")}
+    recorded = {
+        name: record for name, record in (job.old.files if job.old else {}).items() if name.startswith(f"{path}/")
+    }
     there = walk_below(job.root, path)
     if not recorded or set(there) != set(recorded):
         return False
@@ -130,14 +150,16 @@ def is_intact(job: Job, path: str) -> bool:
 
 
 def walk_below(root: Path, path: str) -> dict[str, os.stat_result]:
-    """Return the files below the folder `path` of a mirror by their paths from its root; none where there is no such folder."""
+    """Return the files below the folder `path` of a mirror by their paths from its root; none where there is no such
+    folder."""
     if not is_plain(root, path) or not (root / path).is_dir():
         return {}
     return {f"{path}/{name}": status for name, status in walk(root / path).items()}
 
 
-def verify_source(job: Job, filled: Filled, source: Source) -> None:
-    """Write a source out of the mirror, with nothing else in reach, and compare its hash with the lock. Raises Trouble."""
+def verify_source(job: FillJob, filled: Filled, source: Source) -> None:
+    """Write a source out of the mirror, with nothing else in reach, and compare its hash with the lock. Raises
+    Trouble."""
     found = measure_source(source, served(job.root))
     if found.hash != source.hash:
         what = f"the tree of {source.rev[:12]} is not the locked one"
@@ -148,7 +170,7 @@ def verify_source(job: Job, filled: Filled, source: Source) -> None:
     job.say(f"source {source.name} {source.rev[:12]}: hash as locked")
 
 
-def fill_archives(job: Job, filled: Filled) -> None:
+def fill_archives(job: FillJob, filled: Filled) -> None:
     """Bring every archive that is not there as locked."""
     for archive in job.wanted.archives:
         path = file_path(archive.url)
@@ -167,9 +189,9 @@ def fill_archives(job: Job, filled: Filled) -> None:
         job.say(f"archive {archive.name}: {path}")
 
 
-def fill_wheels(job: Job, filled: Filled) -> None:
-    """Bring every wheel that is not there as locked. The first batch that fails is the last: an index that is not in reach would be
-    asked hundreds of times."""
+def fill_wheels(job: FillJob, filled: Filled) -> None:
+    """Bring every wheel that is not there as locked. The first batch that fails is the last: an index that is not in
+    reach would be asked hundreds of times."""
     by_path: dict[str, Wheel] = {}
     for wheel in job.wanted.wheels:
         path = wheel_path(wheel.index, wheel.name, wheel.file)
@@ -193,7 +215,7 @@ def fill_wheels(job: Job, filled: Filled) -> None:
             return
 
 
-def fetch_batch(job: Job, filled: Filled, batch: dict[str, Wheel]) -> bool:
+def fetch_batch(job: FillJob, filled: Filled, batch: dict[str, Wheel]) -> bool:
     """Bring some wheels side by side and put those that arrived into their places; return whether all did."""
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as name:
         scratch = Path(name)
@@ -232,7 +254,7 @@ def distinct(wheels: Iterable[Wheel]) -> list[list[Wheel]]:
     return groups
 
 
-def write_pages(job: Job, filled: Filled) -> None:
+def write_pages(job: FillJob, filled: Filled) -> None:
     """Write the page of links of every distribution; one that is right is left alone."""
     files = job.carried | filled.files
     for folder, paths in folders([*files]).items():
@@ -256,12 +278,17 @@ def place(root: Path, path: str, file: Path) -> None:
 
 
 def make_folder(root: Path, path: str) -> None:
-    """Make the folder `path` of the mirror. Raises Trouble where a symbolic link or a file is in the way: nothing is written elsewhere."""
+    """Make the folder `path` of the mirror. Raises Trouble where a symbolic link or a file is in the way: nothing is
+    written elsewhere."""
     folder = root
     for step in path.split("/"):
         folder = folder / step
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise Trouble(Problem(str(folder), "is no plain folder; a mirror is written through nothing else", try_=f"rm {folder}"))
+            raise Trouble(
+                Problem(
+                    str(folder), "is no plain folder; a mirror is written through nothing else", try_=f"rm {folder}"
+                )
+            )
         if not folder.exists():
             folder.mkdir()
             # Web servers, and apt on hosts, read as users of their own, whatever the umask of who writes the mirror.

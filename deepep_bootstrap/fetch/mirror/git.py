@@ -1,5 +1,6 @@
-"""Git repositories of a mirror: bare, one pack with the whole history of the pinned commits, and the few files by which a client finds
-them behind any web server as well as in a directory. Whole histories, because that simple protocol knows no shallow ones.
+"""Git repositories of a mirror: bare, one pack with the whole history of the pinned commits, and the few
+files by which a client finds them behind any web server as well as in a directory. Whole histories,
+because that simple protocol knows no shallow ones.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def pinned(root: Path, path: str) -> tuple[str, ...]:
 
 
 def write_repository(pins: Sequence[Pin], mirrors: Mirrors, root: Path, old: Sequence[str] = ()) -> None:
-    """Put the commits of `pins`, all of one repository, into the mirror at `root`, by one rename; the commits `old` of the repository
-    that is there stay. Raises Trouble when a commit cannot be had with its history.
+    """Put the commits of `pins`, all of one repository, into the mirror at `root`, by one rename; the commits `old` of
+    the repository that is there stay. Raises Trouble when a commit cannot be had with its history.
     """
     path = repository_path(pins[0].url)
     target = root / path
@@ -43,7 +44,10 @@ def write_repository(pins: Sequence[Pin], mirrors: Mirrors, root: Path, old: Seq
             inner = scratch / f"pin-{number}"
             inner.mkdir()
             repository = git.create(pin, mirrors, inner)
-            _borrow(repository, [*(scratch / f"pin-{each}/repository" for each in range(number)), *([target] if old else [])])
+            _borrow(
+                repository,
+                [*(scratch / f"pin-{each}/repository" for each in range(number)), *([target] if old else [])],
+            )
             git.bring(repository, pin.rev, pin.ref, history=True)
         _pack(repository, made, sorted({*old, *(pin.rev for pin in pins)}))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,14 +67,16 @@ def _borrow(repository: Repository, others: Iterable[Path]) -> None:
 def _pack(repository: Repository, made: Path, revs: Sequence[str]) -> None:
     """Write a bare repository with the whole history of `revs` into `made`.
 
-    Each commit is a ref in a file of its own: a repository without a file below refs/ is none after a copy that leaves empty
-    directories out. The two lists under info/ are what clients of a plain web server read.
+    Each commit is a ref in a file of its own: a repository without a file below refs/ is none after a copy that leaves
+    empty directories out. The two lists under info/ are what clients of a plain web server read.
     """
     words = ("git", "-C", repository.path, "pack-objects", "--quiet", "--revs", made / "objects/pack/pack")
-    done = process.run(words, env=repository.environment, data="".join(f"{rev}\n" for rev in revs).encode())
+    done = process.run_program(words, env=repository.environment, data="".join(f"{rev}\n" for rev in revs).encode())
     if done.code != 0 or (repository.path / "shallow").is_file():
         what = f"{shown(repository.place)} does not have the whole history of the locked commit, which a mirror needs"
-        raise Trouble(Problem(repository.where, what, done.tail, try_="a mirror made from a repository that is no shallow clone"))
+        raise Trouble(
+            Problem(repository.where, what, done.tail, try_="a mirror made from a repository that is no shallow clone")
+        )
     refs = {f"{PINS}{rev}": rev for rev in revs}
     texts = {
         "HEAD": f"ref: {PINS}{revs[0]}\n",

@@ -1,10 +1,10 @@
-"""What a directory of `invoke mirror` holds: its index, the files in it and their hashes, and what of a lock it lacks.
+"""The index of a mirror directory: its files and their hashes, and what of a lock it lacks.
 
-    mirror.json                      the index: every file's size and SRI hash; written last, by one rename
-    git/HOST/OWNER/NAME.git          bare repositories that any web server can serve
-    wheels/INDEX/NAME/FILE           with a page of links beside them: behind a web server an index for pip and uv
-    files/HOST/PATH                  archives
-    packages/HOST/PATH               parts of package repositories, as the lock's [system.*] name them, with their keys
+    mirror.json                 the index: every file's size and SRI hash; written last, by one rename
+    git/HOST/OWNER/NAME.git     bare repositories that any web server can serve
+    wheels/INDEX/NAME/FILE      with a page of links beside them: behind a web server an index for pip and uv
+    files/HOST/PATH             single files
+    packages/HOST/PATH          parts of package repositories, as the lock's [system.*] name them, with keys
 
 Reading only: nothing here writes, follows a symbolic link, or leaves the directory.
 """
@@ -29,7 +29,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME
 from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, file_path, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror import apt_parts
-from deepep_bootstrap.fetch.mirror.apt_parts import Copied
+from deepep_bootstrap.fetch.mirror.apt_parts import MirroredRepository
 from deepep_bootstrap.lock.model import FILE_HASH, HASH, REV, TARGET, Archive, Source, Wheel
 
 FORMAT = 1
@@ -61,7 +61,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Held:
-    """A git source that was verified in the mirror: what the lock called it, its address, its commit and the hash of its tree."""
+    """A git source that was verified in the mirror: what the lock called it, its address, its commit and the hash of
+    its tree."""
 
     name: str
     url: str
@@ -70,9 +71,10 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Index:
-    """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is there: the sources, of
-    archives the hashes that the lock has (of either kind), every file, both by path, and parts of package repositories by name."""
+class MirrorIndex:
+    """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is
+    there: the sources, of archives the hashes that the lock has (of either kind), every file, both by path, and
+    parts of package repositories by name."""
 
     lock: str
     stacks: tuple[str, ...]
@@ -80,11 +82,11 @@ class Index:
     sources: tuple[Held, ...]
     archives: Mapping[str, str]
     files: Mapping[str, Record]
-    packages: Mapping[str, Copied] = field(default_factory=dict)
+    packages: Mapping[str, MirroredRepository] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MirrorWants:
     """What a mirror has to hold for some stacks and targets of a lock."""
 
     sources: tuple[Source, ...]
@@ -93,7 +95,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MirrorFault:
     """A path whose `state` is missing, changed or extra; `found` and `wanted` are the difference."""
 
     path: str
@@ -102,7 +104,7 @@ class Finding:
     wanted: str = ""
 
 
-def render(index: Index) -> str:
+def render_mirror_index(index: MirrorIndex) -> str:
     """Return the text of an index; equal indexes give equal texts."""
     document = {
         "format": FORMAT,
@@ -112,12 +114,13 @@ def render(index: Index) -> str:
         "sources": [{"name": each.name, "url": each.url, "rev": each.rev, "hash": each.hash} for each in index.sources],
         "archives": dict(sorted(index.archives.items())),
         "files": {path: {"size": each.size, "hash": each.hash} for path, each in sorted(index.files.items())},
-    } | ({OPTIONAL: apt_parts.render(dict(sorted(index.packages.items())))} if index.packages else {})
+    } | ({OPTIONAL: apt_parts.render_repositories(dict(sorted(index.packages.items())))} if index.packages else {})
     return json.dumps(document, indent=1) + "\n"
 
 
-def read(root: Path) -> Index | None:
-    """Return the index of the mirror at `root`, None where there is none. Raises Trouble when it is damaged or hostile."""
+def read_mirror_index(root: Path) -> MirrorIndex | None:
+    """Return the index of the mirror at `root`, None where there is none. Raises Trouble when it is damaged or
+    hostile."""
     path = root / INDEX
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
@@ -128,11 +131,12 @@ def read(root: Path) -> Index | None:
         raise Trouble(Problem(str(path), f"the index cannot be read: {error.strerror}")) from None
     if len(data) > LONGEST_INDEX:
         raise Trouble(Problem(str(path), "is too long for an index", f"more than {LONGEST_INDEX} bytes"))
-    return parse(data, str(path))
+    return parse_mirror_index(data, str(path))
 
 
-def parse(data: bytes, where: str) -> Index:
-    """Return the index in `data`; `where` names it in messages. Raises Trouble with what is wrong, for any bytes whatever."""
+def parse_mirror_index(data: bytes, where: str) -> MirrorIndex:
+    """Return the index in `data`; `where` names it in messages. Raises Trouble with what is wrong, for any bytes
+    whatever."""
     try:
         document = json.loads(data.decode(), object_pairs_hook=_pairs)
     except (ValueError, RecursionError) as error:
@@ -151,15 +155,20 @@ def parse(data: bytes, where: str) -> Index:
         faults = list(_faults(document))
     if faults:
         more = [f"and {len(faults) - MANY} more"] if len(faults) > MANY else []
-        raise Trouble(*(Problem(where, fault.encode("ascii", "backslashreplace").decode()[:400]) for fault in (*faults[:MANY], *more)))
-    return Index(
+        raise Trouble(
+            *(
+                Problem(where, fault.encode("ascii", "backslashreplace").decode()[:400])
+                for fault in (*faults[:MANY], *more)
+            )
+        )
+    return MirrorIndex(
         document["lock"],
         tuple(document["stacks"]),
         tuple(document["targets"]),
         tuple(Held(**each) for each in document["sources"]),
         document["archives"],
         {path: Record(each["size"], each["hash"]) for path, each in document["files"].items()},
-        apt_parts.read(document[OPTIONAL]),
+        apt_parts.read_repositories(document[OPTIONAL]),
     )
 
 
@@ -177,10 +186,18 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
         bad = [value for value in document[key] if not (isinstance(value, str) and form.fits(value))]
         yield from (f"{key}: {value!r:.80} is not {form.words}" for value in bad)
     for each in document["sources"]:
-        if type(each) is not dict or set(each) != SOURCE_KEYS or not all(isinstance(text, str) for text in each.values()):
+        if (
+            type(each) is not dict
+            or set(each) != SOURCE_KEYS
+            or not all(isinstance(text, str) for text in each.values())
+        ):
             yield f"sources: {each!r:.80} is no source"
             continue
-        yield from (f"sources: {each[key]!r:.80} is not {form.words}" for key, form in SOURCE_FORMS.items() if not form.fits(each[key]))
+        yield from (
+            f"sources: {each[key]!r:.80} is not {form.words}"
+            for key, form in SOURCE_FORMS.items()
+            if not form.fits(each[key])
+        )
         with suppress(Trouble):
             repository_path(each["url"])
             continue
@@ -194,18 +211,29 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"files: {path!r:.200} is no path inside a mirror"
         if type(each) is not dict or set(each) != {"size", "hash"}:
             yield f"files: {path!r:.200} has not exactly size and hash"
-        elif type(each["size"]) is not int or each["size"] < 0 or not (isinstance(each["hash"], str) and HASH.fits(each["hash"])):
+        elif (
+            type(each["size"]) is not int
+            or each["size"] < 0
+            or not (isinstance(each["hash"], str) and HASH.fits(each["hash"]))
+        ):
             yield f"files: {path!r:.200} has no size in bytes or no SRI hash"
 
 
 def is_inside(path: str) -> bool:
-    """Return whether `path` is the relative path of a file below one of a mirror's folders, written in the one plain way."""
+    """Return whether `path` is the relative path of a file below one of a mirror's folders, written in the one plain
+    way."""
     steps = path.split("/")
-    return len(steps) > 1 and steps[0] in {GIT, FILES, WHEELS, PACKAGES} and path.isprintable() and not {"", ".", ".."}.intersection(steps)
+    return (
+        len(steps) > 1
+        and steps[0] in {GIT, FILES, WHEELS, PACKAGES}
+        and path.isprintable()
+        and not {"", ".", ".."}.intersection(steps)
+    )
 
 
 def walk(root: Path) -> dict[str, os.stat_result]:
-    """Return everything below `root` that is no directory, by relative path, with what it is. Links are named and not followed."""
+    """Return everything below `root` that is no directory, by relative path, with what it is. Links are named and
+    not followed."""
     found: dict[str, os.stat_result] = {}
     folders = [""]
     while folders:
@@ -221,7 +249,8 @@ def walk(root: Path) -> dict[str, os.stat_result]:
 
 
 def measure(root: Path, path: str, limit: int | None = None) -> Record:
-    """Return size and hash of a file; of one longer than `limit` bytes no more than one piece too many is read. Raises Trouble."""
+    """Return size and hash of a file; of one longer than `limit` bytes no more than one piece too many is read.
+    Raises Trouble."""
     digest, size = hashlib.sha256(), 0
     try:
         with open(os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
@@ -233,20 +262,21 @@ def measure(root: Path, path: str, limit: int | None = None) -> Record:
     return Record(size, filetree.sri(digest.digest()))
 
 
-def compare(root: Path, index: Index) -> Iterator[Finding]:
+def compare(root: Path, index: MirrorIndex) -> Iterator[MirrorFault]:
     """Hash every file of the index and yield what is missing, changed or extra, by path."""
     there = walk(root)
     for path in sorted({*index.files, *there} - {INDEX, MARKER}):
         if path not in index.files:
-            yield Finding(path, "extra", "left by a run that was ended" if path.startswith(SCRATCH) else "")
+            yield MirrorFault(path, "extra", "left by a run that was ended" if path.startswith(SCRATCH) else "")
         elif path not in there:
-            yield Finding(path, "missing")
+            yield MirrorFault(path, "missing")
         elif difference := differs(root, path, there[path], index.files[path]):
-            yield Finding(path, "changed", *difference)
+            yield MirrorFault(path, "changed", *difference)
 
 
 def differs(root: Path, path: str, status: os.stat_result, wanted: Record) -> tuple[str, str] | None:
-    """Return how a file that is there is not the one that the index has, found and wanted; None where it is. Sizes are compared first."""
+    """Return how a file that is there is not the one that the index has, found and wanted; None where it is. Sizes
+    are compared first."""
     if not stat.S_ISREG(status.st_mode):
         return ("a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"), "a file"
     if status.st_size != wanted.size:
@@ -258,7 +288,7 @@ def differs(root: Path, path: str, status: os.stat_result, wanted: Record) -> tu
     return None if found == wanted else (found.hash, wanted.hash)
 
 
-def lacking(index: Index, wanted: Wanted) -> list[Problem]:
+def lacking(index: MirrorIndex, wanted: MirrorWants) -> list[Problem]:
     """Return what of a lock is not in the mirror as the index describes it, a problem for each pin."""
     held = {(each.url, each.rev, each.hash) for each in index.sources}
     problems = [
@@ -275,16 +305,27 @@ def lacking(index: Index, wanted: Wanted) -> list[Problem]:
         record = index.files.get(wheel_path(wheel.index, wheel.name, wheel.file))
         if record is None or record.hash != wheel.hash:
             problems.append(
-                Problem(f"wheel {wheel.file}", "the mirror does not have the locked file", record.hash if record else "", wheel.hash)
+                Problem(
+                    f"wheel {wheel.file}",
+                    "the mirror does not have the locked file",
+                    record.hash if record else "",
+                    wheel.hash,
+                )
             )
     return problems
 
 
 def page(files: Mapping[str, Record]) -> str:
-    """Return the page of an index for the wheels of one distribution, by file name: what pip and uv read (the simple repository API)."""
+    """Return the page of an index for the wheels of one distribution, by file name: what pip and uv read (the simple
+    repository API)."""
     digests = {file: base64.b64decode(record.hash.partition("-")[2]).hex() for file, record in files.items()}
-    links = [f'<a href="{quote(file)}#sha256={digest}">{html.escape(file)}</a><br>' for file, digest in sorted(digests.items())]
-    return "\n".join(("<!DOCTYPE html>", "<html><head><title>wheels</title></head><body>", *links, "</body></html>", ""))
+    links = [
+        f'<a href="{quote(file)}#sha256={digest}">{html.escape(file)}</a><br>'
+        for file, digest in sorted(digests.items())
+    ]
+    return "\n".join(
+        ("<!DOCTYPE html>", "<html><head><title>wheels</title></head><body>", *links, "</body></html>", "")
+    )
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:

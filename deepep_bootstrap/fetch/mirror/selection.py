@@ -1,4 +1,6 @@
-"""What a mirror is for: stacks, wheel targets and distributions of a lock, as flags name them or as it was made for."""
+"""The purpose of a mirror: stacks, wheel targets and distributions of a lock, as flags name them or as its
+index records them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.mirror import apt_parts
-from deepep_bootstrap.fetch.mirror.apt_parts import Part
-from deepep_bootstrap.fetch.mirror.index import Index, Wanted
+from deepep_bootstrap.fetch.mirror.apt_parts import RepositoryPart
+from deepep_bootstrap.fetch.mirror.index import MirrorIndex, MirrorWants
 from deepep_bootstrap.lock.model import Lock, Wheel, used
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a mirror is for: stacks of a lock and wheel targets, all of the lock's where none are named, and the `systems` (distributions)
-    whose package repositories it is to have."""
+class MirrorSelection:
+    """What a mirror is for: stacks of a lock and wheel targets, all of the lock's where none are named, and the
+    `systems` (distributions) whose package repositories it is to have."""
 
     lock: Lock
     stacks: tuple[str, ...]
@@ -23,18 +25,24 @@ class Choice:
     systems: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RepositoryPart, ...]:
         """What it is to have of package repositories."""
         return apt_parts.parts(self.lock, self.systems, self.stacks, self.targets)
 
     @property
-    def wanted(self) -> Wanted:
-        """Everything that bootstraps of it fetch: sources, archives, the wheels of the targets, and the tools for their machines."""
+    def wanted(self) -> MirrorWants:
+        """Everything that bootstraps of it fetch: sources, archives, the wheels of the targets, and the tools for
+        their machines."""
         sources, archives = used(self.lock, self.stacks)
         machines = {target.rpartition("-")[2] for target in self.targets}
-        wheels = [wheel for name in self.stacks for target in self.targets for wheel in self.lock.stacks[name].wheels.get(target, ())]
+        wheels = [
+            wheel
+            for name in self.stacks
+            for target in self.targets
+            for wheel in self.lock.stacks[name].wheels.get(target, ())
+        ]
         tools = [wheel for each in self.lock.tools.values() for wheel in each if _runs_on(wheel, machines)]
-        return Wanted(tuple(sources), tuple(archives), tuple(dict.fromkeys([*wheels, *tools])))
+        return MirrorWants(tuple(sources), tuple(archives), tuple(dict.fromkeys([*wheels, *tools])))
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Named:
         return cls(_words(stack), _words(target), (apt_parts.EVERY,) if packages is True else _words(packages or ""))
 
 
-def choose(lock: Lock, named: Named, screen: Screen) -> Choice:
+def choose_contents(lock: Lock, named: Named, screen: Screen) -> MirrorSelection:
     """Return what is meant by what was named. Raises Trouble for what the lock has not."""
     known = tuple(dict.fromkeys(target for stack in lock.stacks.values() for target in stack.wheels))
     problems = [
@@ -68,10 +76,10 @@ def choose(lock: Lock, named: Named, screen: Screen) -> Choice:
     systems, unable = apt_parts.choose_systems(lock, named.systems)
     if unable:
         screen.say(f"note: without {', '.join(unable)}: repositories of dnf are not copied; dnf reposync does that")
-    return Choice(lock, named.stacks or tuple(lock.stacks), named.targets or known, systems)
+    return MirrorSelection(lock, named.stacks or tuple(lock.stacks), named.targets or known, systems)
 
 
-def with_index(lock: Lock, named: Named, index: Index) -> Named:
+def with_index(lock: Lock, named: Named, index: MirrorIndex) -> Named:
     """Return what is named, and for what is not what a mirror was made for, as far as the lock has it."""
     stacks = tuple(name for name in index.stacks if name in lock.stacks)
     targets = tuple(target for target in index.targets if any(target in stack.wheels for stack in lock.stacks.values()))

@@ -1,7 +1,8 @@
-"""What an archive of store entries holds: its index, read strictly, and the record of files that follows from it. Pure.
+"""The index of an archive of store entries, read strictly, and the record of files that follows from it.
 
-The index says everything about the archive: entries by name, in each its folders, files and links, in the order in which they stand there.
-Whoever has checked the index knows every byte of the archive but the contents of the files, and of those the SHA-256.
+The index says everything about the archive: entries by name, in each its folders, files and links, in the
+order in which they stand there. Whoever has checked the index knows every byte of the archive but the
+contents of the files, and of those the SHA-256.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from deepep_bootstrap.prefix.contents import ENTRY_NAME
 FORMAT = "deepep-bootstrap-archive"
 VERSION = 1
 RECORD = "files.sha256"
-"""The record of an entry's files (recipes/prefix/files.sh). It follows from the index, so it is not part of an archive."""
+"""The record of an entry's files (recipes/prefix/files.sh). It follows from the index, so it is not part of an
+archive."""
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 EXECUTABLE, PLAIN, FOLDER_MODE = 0o555, 0o444, 0o755
@@ -35,12 +37,14 @@ BLOCK = 4096
 CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 INTERPRETER = re.compile(r"/(?!.*//)(?:(?!\.\.?/)[A-Za-z0-9._+-]+/)*python3(\.[0-9]+)?")
-"""What a link to the system's interpreter points at: the one thing outside the store that entries need (as bin/python)."""
+"""What a link to the system's interpreter points at: the one thing outside the store that entries need (as
+bin/python)."""
 
 
 @dataclass(frozen=True)
-class Thing:
-    """A folder, file or link of an entry; `path` is relative to it. `size` in bytes and `sha256` are a file's, `target` is a link's."""
+class ArchiveMember:
+    """A folder, file or link of an entry; `path` is relative to it. `size` in bytes and `sha256` are a file's,
+    `target` is a link's."""
 
     path: str
     kind: str
@@ -60,10 +64,10 @@ class Tree:
     """One store entry: its name, and what is in it, every folder before what lies in it."""
 
     name: str
-    things: tuple[Thing, ...]
+    things: tuple[ArchiveMember, ...]
 
     @property
-    def files(self) -> tuple[Thing, ...]:
+    def files(self) -> tuple[ArchiveMember, ...]:
         """Its files, in the order of the archive."""
         return tuple(thing for thing in self.things if thing.kind == FILE)
 
@@ -80,9 +84,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Built:
-    """What the entries were built on, for and by: operating system, CPU architecture, glibc of the host that exported, CUDA versions, GPU
-    architectures ("9.0"), compilers ("gcc 12.2.0"), paths of Python interpreters, and recipes ("build/nvshmem.sh", a blank, and the SHA-256
-    of its text without comments). The last three are empty in archives of earlier versions."""
+    """What the entries were built on, for and by: operating system, CPU architecture, glibc of the host that
+    exported, CUDA versions, GPU architectures ("9.0"), compilers ("gcc 12.2.0"), paths of Python interpreters, and
+    recipes ("build/nvshmem.sh", a blank, and the SHA-256 of its text without comments). The last three are empty in
+    archives of earlier versions."""
 
     os_id: str = ""
     os_version: str = ""
@@ -102,12 +107,16 @@ class Built:
     def __str__(self) -> str:
         gpus = f", GPU architectures {', '.join(self.archs)}" if self.archs else ""
         by = f", {', '.join(self.compilers)}" if self.compilers else ""
-        return f"{self.os_id} {self.os_version} {self.machine}, glibc {self.glibc}, CUDA {', '.join(self.cuda) or 'none'}{gpus}{by}"
+        return (
+            f"{self.os_id} {self.os_version} {self.machine}, glibc {self.glibc}, CUDA "
+            f"{', '.join(self.cuda) or 'none'}{gpus}{by}"
+        )
 
 
 @dataclass(frozen=True)
-class Index:
-    """The table of contents of an archive. `generation` is the manifest of the generation it was made from, as JSON values."""
+class ArchiveIndex:
+    """The table of contents of an archive. `generation` is the manifest of the generation it was made from, as JSON
+    values."""
 
     built: Built
     trees: tuple[Tree, ...]
@@ -128,11 +137,12 @@ class Index:
 
 
 def order(path: str) -> tuple[str, ...]:
-    """Return the key by which things are sorted: a folder comes before what lies in it, and that before its next neighbour."""
+    """Return the key by which things are sorted: a folder comes before what lies in it, and that before its next
+    neighbour."""
     return tuple(path.split("/"))
 
 
-def write(index: Index) -> bytes:
+def render_index(index: ArchiveIndex) -> bytes:
     """Return the text of an index, the same bytes for the same values."""
     document = {
         "format": FORMAT,
@@ -145,17 +155,23 @@ def write(index: Index) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
-def _written(thing: Thing) -> dict[str, Any]:
+def _written(thing: ArchiveMember) -> dict[str, Any]:
     if thing.kind == FILE:
-        return {"path": thing.path, "type": FILE, "mode": f"{thing.mode:04o}", "size": thing.size, "sha256": thing.sha256}
+        return {
+            "path": thing.path,
+            "type": FILE,
+            "mode": f"{thing.mode:04o}",
+            "size": thing.size,
+            "sha256": thing.sha256,
+        }
     if thing.kind == LINK:
         return {"path": thing.path, "type": LINK, "target": thing.target}
     return {"path": thing.path, "type": FOLDER, "mode": f"{thing.mode:04o}"}
 
 
-def read(text: bytes, where: str) -> Index:
-    """Return the index that `text` is, checked: nothing in it can lie, or point, outside its store. Trouble with the first thing that is
-    wrong; `where` names the archive in it."""
+def parse_index(text: bytes, where: str) -> ArchiveIndex:
+    """Return the index that `text` is, checked: nothing in it can lie, or point, outside its store. Trouble with the
+    first thing that is wrong; `where` names the archive in it."""
     try:
         found = json.loads(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -164,11 +180,13 @@ def read(text: bytes, where: str) -> Index:
             raise Trouble(_refusal(where, "its format is not of this version", _shown(found["version"]), str(VERSION)))
         trees = tuple(Tree(_text(each["name"]), tuple(map(_read_thing, each["things"]))) for each in found["entries"])
         generation = found["generation"] if isinstance(found["generation"], dict) else {}
-        index = Index(_read_built(found["built"]), trees, _text(found["lock_digest"]), generation)
+        index = ArchiveIndex(_read_built(found["built"]), trees, _text(found["lock_digest"]), generation)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise Trouble(_refusal(where, "its index cannot be read", _shown(reason), f"an index of version {VERSION}")) from None
-    for problem in check(index, where):
+        raise Trouble(
+            _refusal(where, "its index cannot be read", _shown(reason), f"an index of version {VERSION}")
+        ) from None
+    for problem in check_index(index, where):
         raise Trouble(problem)
     return index
 
@@ -180,21 +198,21 @@ def _read_built(found: Mapping[str, Any]) -> Built:
     return Built(os_id, os_version, machine, glibc, cuda, archs, compilers, pythons, recipes)
 
 
-def _read_thing(found: Mapping[str, Any]) -> Thing:
+def _read_thing(found: Mapping[str, Any]) -> ArchiveMember:
     kind, path = found["type"], _text(found["path"])
     allowed = {FILE: ("0444", "0555"), FOLDER: ("0755",), LINK: ("",)}.get(kind, ())
     if (mode := found.get("mode", "")) not in allowed:
         raise ValueError(f"{path}: type {kind!r} with mode {mode!r}")
     if kind == LINK:
-        return Thing(path, LINK, target=_text(found["target"]))
+        return ArchiveMember(path, LINK, target=_text(found["target"]))
     if kind == FOLDER:
-        return Thing(path, FOLDER)
+        return ArchiveMember(path, FOLDER)
     size = found["size"]
     if type(size) is not int or not 0 <= size <= LARGEST_FILE:
         raise ValueError(f"{path}: size {size!r}")
     if not SHA256.fullmatch(sha256 := _text(found["sha256"])):
         raise ValueError(f"{path}: sha256 {sha256!r}")
-    return Thing(path, FILE, mode == "0555", size, sha256)
+    return ArchiveMember(path, FILE, mode == "0555", size, sha256)
 
 
 def _text(value: object) -> str:
@@ -203,7 +221,7 @@ def _text(value: object) -> str:
     return value
 
 
-def check(index: Index, where: str) -> Iterator[Problem]:
+def check_index(index: ArchiveIndex, where: str) -> Iterator[Problem]:
     """Yield what must not be in an archive."""
     names = [tree.name for tree in index.trees]
     if not names:
@@ -217,14 +235,18 @@ def check(index: Index, where: str) -> Iterator[Problem]:
             yield _refusal(where, "its entries are not in order, or one is in it twice", name)
     for tree in index.trees:
         yield from (
-            _refusal(where, what, _shown(f"{tree.name}/{thing.path}") + (f" -> {_shown(thing.target)}" if thing.kind == LINK else ""))
+            _refusal(
+                where,
+                what,
+                _shown(f"{tree.name}/{thing.path}") + (f" -> {_shown(thing.target)}" if thing.kind == LINK else ""),
+            )
             for thing, what in _faults(tree, frozenset(names))
         )
         if not any(thing.path == "manifest.json" and thing.kind == FILE for thing in tree.things):
             yield _refusal(where, "this entry has no manifest.json", tree.name)
 
 
-def _faults(tree: Tree, names: frozenset[str]) -> Iterator[tuple[Thing, str]]:
+def _faults(tree: Tree, names: frozenset[str]) -> Iterator[tuple[ArchiveMember, str]]:
     folders = {""}
     last: tuple[str, ...] = ()
     for thing in tree.things:
@@ -246,13 +268,15 @@ def _faults(tree: Tree, names: frozenset[str]) -> Iterator[tuple[Thing, str]]:
         last = parts
 
 
-def stays(entry: str, link: Thing, names: Iterable[str]) -> bool:
-    """Return whether a link of `entry` points at something in it, or in another of the entries `names`; or is the interpreter's."""
+def stays(entry: str, link: ArchiveMember, names: Iterable[str]) -> bool:
+    """Return whether a link of `entry` points at something in it, or in another of the entries `names`; or is the
+    interpreter's."""
     if not link.target or CONTROL.search(link.target) or len(link.target.encode("utf-8", "replace")) > LONGEST_PATH:
         return False
     if link.target.startswith("/"):
         return link.path == "bin/python" and INTERPRETER.fullmatch(link.target) is not None
-    # Only at its beginning, where it leaves real folders, `..` means the same to us as to the kernel: behind another link it would not.
+    # Only at its beginning, where it leaves real folders, `..` means the same to us as to the kernel: behind another
+    # link it would not.
     if ".." in re.sub(r"^(\.\./+)*(\.\.$)?", "", link.target).split("/"):
         return False
     # As if the store were two levels below the root: a path that climbs over the store ends elsewhere than below it.
@@ -267,7 +291,7 @@ def record(tree: Tree) -> bytes:
     return text + b"# sum %s\n" % hashlib.sha256(text).hexdigest().encode()
 
 
-def _record_lines(thing: Thing) -> Iterator[bytes]:
+def _record_lines(thing: ArchiveMember) -> Iterator[bytes]:
     path, target = (text.replace("\\", "\\\\").encode() for text in (thing.path, thing.target))
     if thing.kind == FILE:
         yield (b"\\" if b"\\" in path else b"") + b"%s  %s" % (thing.sha256.encode(), path)

@@ -1,11 +1,13 @@
-"""The archive of store entries: a plain tar file whose first member is its index, written and read as a stream of bounded memory.
+"""The archive of store entries: a plain tar file whose first member is its index, as a stream of bounded
+memory.
 
-    deepep-bootstrap.json          the index (closure.py); FILE.sig is a signature of its bytes
+    deepep-bootstrap.json          the index (prefix.archive.index); FILE.sig is a signature of its bytes
     store/<entry>/<path>           every folder, file and link of the index, in its order
 
-There is one way only to write what an index says: owner 0, one time for all, GNU headers. So reading needs no tar parser: the header of
-every member is compared, byte for byte, with the one that follows from the index. Whatever else stands there (a device, a link instead of
-a file, another mode, a member twice or too many, an end too early) differs.
+An index can be written in one way only: owner 0, one time for all, GNU headers. So reading needs no tar
+parser: the header of every member is compared, byte for byte, with the one that follows from the index.
+Whatever else stands there (a device, a link instead of a file, another mode, a member twice or too many,
+an end too early) differs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import BinaryIO, Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.filetree import MTIME, TAR_CHUNK
-from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, Index, Thing, Tree
+from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, ArchiveIndex, ArchiveMember, Tree
 
 INDEX = "deepep-bootstrap.json"
 STORE = "store"
@@ -43,8 +45,9 @@ class Sink(Protocol):
         """Take the next bytes."""
 
 
-def header(name: str, thing: Thing) -> bytes:
-    """Return the tar header of one member, with GNU's extra members in front where name or target are too long for it."""
+def header(name: str, thing: ArchiveMember) -> bytes:
+    """Return the tar header of one member, with GNU's extra members in front where name or target are too long for
+    it."""
     path, target = name.encode(), thing.target.encode()
     front = b"".join(_long(kind, text) for kind, text in ((b"K", target), (b"L", path)) if len(text) > NAME_FIELD)
     mode = 0o777 if thing.kind == LINK else thing.mode
@@ -61,8 +64,22 @@ def _sector(name: bytes, kind: bytes, mode: int, rest: tuple[int, bytes]) -> byt
     length = b"%011o\0" % size if size < OCTAL_LIMIT else b"\x80" + size.to_bytes(11, "big")
     mtime = 0 if kind in b"KL" else MTIME
     fields = (
-        *(name[:NAME_FIELD].ljust(NAME_FIELD, b"\0"), b"%07o\0" % mode, b"0000000\0", b"0000000\0", length, b"%011o\0" % mtime),
-        *(b" " * 8, kind, target[:NAME_FIELD].ljust(NAME_FIELD, b"\0"), b"ustar  \0", b"root".ljust(32, b"\0"), b"root".ljust(32, b"\0")),
+        *(
+            name[:NAME_FIELD].ljust(NAME_FIELD, b"\0"),
+            b"%07o\0" % mode,
+            b"0000000\0",
+            b"0000000\0",
+            length,
+            b"%011o\0" % mtime,
+        ),
+        *(
+            b" " * 8,
+            kind,
+            target[:NAME_FIELD].ljust(NAME_FIELD, b"\0"),
+            b"ustar  \0",
+            b"root".ljust(32, b"\0"),
+            b"root".ljust(32, b"\0"),
+        ),
     )
     block = bytearray(b"".join(fields).ljust(SECTOR, b"\0"))
     block[148:156] = b"%06o\0 " % sum(block)
@@ -82,18 +99,18 @@ def ending(size: int) -> bytes:
 
 def small_file(name: str, data: bytes) -> bytes:
     """Return one whole member: header, contents, padding."""
-    return header(name, Thing(name, FILE, size=len(data))) + data + padding(len(data))
+    return header(name, ArchiveMember(name, FILE, size=len(data))) + data + padding(len(data))
 
 
-def members(trees: Iterable[Tree]) -> Iterator[tuple[str, Thing]]:
+def members(trees: Iterable[Tree]) -> Iterator[tuple[str, ArchiveMember]]:
     """Yield every thing of `trees` with its name in the archive, in order."""
     for tree in trees:
-        yield f"{STORE}/{tree.name}", Thing("", FOLDER)
+        yield f"{STORE}/{tree.name}", ArchiveMember("", FOLDER)
         for thing in tree.things:
             yield f"{STORE}/{tree.name}/{thing.path}", thing
 
 
-def total(index: Index, text: bytes) -> int:
+def total(index: ArchiveIndex, text: bytes) -> int:
     """Return the size of the archive in bytes."""
     size = len(small_file(INDEX, text))
     for name, thing in members(index.trees):
@@ -102,14 +119,15 @@ def total(index: Index, text: bytes) -> int:
 
 
 class Packer:
-    """Writes an archive while the contents of its files come, one behind the other in the order of the index, in pieces of any size."""
+    """Writes an archive while the contents of its files come, one behind the other in the order of the index, in
+    pieces of any size."""
 
-    def __init__(self, sink: Sink, index: Index, text: bytes) -> None:
+    def __init__(self, sink: Sink, index: ArchiveIndex, text: bytes) -> None:
         """`text` is the index as it is written and signed."""
         self._sink, self._members = sink, members(index.trees)
         self._size = self._left = 0
         self._hash = hashlib.sha256()
-        self._now: tuple[str, Thing] | None = None
+        self._now: tuple[str, ArchiveMember] | None = None
         self._put(small_file(INDEX, text))
         self._next_file()
 
@@ -118,7 +136,9 @@ class Packer:
         rest = memoryview(data)
         while rest:
             if self._now is None:
-                raise Trouble(Problem(STORE, "more than the files that were asked for came", try_="the same command again"))
+                raise Trouble(
+                    Problem(STORE, "more than the files that were asked for came", try_="the same command again")
+                )
             piece, rest = rest[: self._left], rest[self._left :]
             self._hash.update(piece)
             self._put(piece)
@@ -130,7 +150,11 @@ class Packer:
     def finish(self) -> None:
         """Write the end; Trouble where contents are missing."""
         if self._now is not None:
-            raise Trouble(Problem(self._now[0], "became shorter while it was read, or could not be read", try_="invoke verify --store"))
+            raise Trouble(
+                Problem(
+                    self._now[0], "became shorter while it was read, or could not be read", try_="invoke verify --store"
+                )
+            )
         self._put(ending(self._size))
 
     def _put(self, data: bytes | memoryview) -> None:
@@ -149,7 +173,7 @@ class Packer:
             if thing.kind == FILE:
                 self._end_file(name, thing)
 
-    def _end_file(self, name: str, thing: Thing) -> None:
+    def _end_file(self, name: str, thing: ArchiveMember) -> None:
         if self._hash.hexdigest() != thing.sha256:
             found = f"SHA-256 {self._hash.hexdigest()}"
             raise Trouble(Problem(name, "changed since it was published", found, thing.sha256, "invoke verify --store"))
@@ -168,30 +192,42 @@ def open_archive(file: str) -> BinaryIO:
 
 
 def read_index(stream: BinaryIO, where: str) -> bytes:
-    """Read an archive up to the end of its index and return the bytes of that, unread; Trouble where this is no archive of ours."""
+    """Read an archive up to the end of its index and return the bytes of that, unread; Trouble where this is no
+    archive of ours."""
     start = stream.read(SECTOR)
     packer = next((program for magic, program in PACKERS.items() if start.startswith(magic)), "")
     if packer:
-        raise Trouble(Problem(where, "this file is compressed, archives of ours are not", try_=f"{packer} on a copy of it"))
+        raise Trouble(
+            Problem(where, "this file is compressed, archives of ours are not", try_=f"{packer} on a copy of it")
+        )
     digits = start[124:135]
     size = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else 0
-    if start != header(INDEX, Thing(INDEX, FILE, size=size)):
+    if start != header(INDEX, ArchiveMember(INDEX, FILE, size=size)):
         raise Trouble(
-            Problem(where, "this is not an archive of ours", _describe(start), f"{INDEX} as its first member", "a file of `invoke export`")
+            Problem(
+                where,
+                "this is not an archive of ours",
+                _describe(start),
+                f"{INDEX} as its first member",
+                "a file of `invoke export`",
+            )
         )
     if size > LARGEST_INDEX:
-        raise Trouble(Problem(where, "its index is larger than any real one", f"{size} bytes", f"at most {LARGEST_INDEX}", REMEDY))
+        raise Trouble(
+            Problem(where, "its index is larger than any real one", f"{size} bytes", f"at most {LARGEST_INDEX}", REMEDY)
+        )
     text = stream.read(size)
     if len(text) < size or stream.read(len(padding(size))) != padding(size):
         raise _cut_off(where, INDEX)
     return text
 
 
-def read_trees(stream: BinaryIO, index: Index, where: str, wanted: Container[str]) -> Iterator[bytes]:
-    """Read the rest of an archive behind its index and yield the members of the entries called `wanted`, as a tar stream without its end.
+def read_trees(stream: BinaryIO, index: ArchiveIndex, where: str, wanted: Container[str]) -> Iterator[bytes]:
+    """Read the rest of an archive behind its index and yield the members of the entries called `wanted`, as a tar
+    stream without its end.
 
-    Everything is compared with the index, also what is not wanted. What was yielded of a file is good only when the iterator has come to
-    its end: Trouble says otherwise.
+    Everything is compared with the index, also what is not wanted. What was yielded of a file is good only when the
+    iterator has come to its end: Trouble says otherwise.
     """
     for tree in index.trees:
         for name, thing in members((tree,)):
@@ -206,7 +242,7 @@ def read_trees(stream: BinaryIO, index: Index, where: str, wanted: Container[str
         raise Trouble(Problem(where, "it does not end where its index says", wanted="its end", try_=REMEDY))
 
 
-def _member(stream: BinaryIO, where: str, name: str, thing: Thing) -> Iterator[bytes]:
+def _member(stream: BinaryIO, where: str, name: str, thing: ArchiveMember) -> Iterator[bytes]:
     wanted = header(name, thing)
     found = stream.read(len(wanted))
     if found != wanted:
@@ -223,7 +259,11 @@ def _member(stream: BinaryIO, where: str, name: str, thing: Thing) -> Iterator[b
         left -= len(chunk)
         yield chunk
     if digest.hexdigest() != thing.sha256:
-        raise Trouble(Problem(f"{where}: {name}", "its contents are not what the index says", digest.hexdigest(), thing.sha256, REMEDY))
+        raise Trouble(
+            Problem(
+                f"{where}: {name}", "its contents are not what the index says", digest.hexdigest(), thing.sha256, REMEDY
+            )
+        )
     if stream.read(len(padding(thing.size))) != padding(thing.size):
         raise _cut_off(where, name)
     yield padding(thing.size)
@@ -245,6 +285,12 @@ def _describe(block: bytes) -> str:
         member = tarfile.TarInfo.frombuf(block[:SECTOR], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return "something that is no tar header" if block else "an empty file"
-    kinds = {"isreg": "a file", "isdir": "a folder", "issym": "a link", "islnk": "a hard link", "isdev": "a device or FIFO"}
+    kinds = {
+        "isreg": "a file",
+        "isdir": "a folder",
+        "issym": "a link",
+        "islnk": "a hard link",
+        "isdev": "a device or FIFO",
+    }
     kind = next((text for test, text in kinds.items() if getattr(member, test)()), "a member")
     return f"{kind} {ascii(member.name)[1:-1][:NAME_FIELD]}, mode {member.mode & 0o7777:04o}"

@@ -1,4 +1,6 @@
-"""Store entries between a prefix and an archive, through the prefix's host, in one pass each way and in bounded memory."""
+"""Store entries between a prefix and an archive, through the prefix's host, in one pass each way and in
+bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import Form
+from deepep_bootstrap.core.records import RecordForm
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.prefix.archive import index, stream
-from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, Thing, Tree
-from deepep_bootstrap.prefix.generations import Place, read_answer
-from deepep_bootstrap.remote.fleet import Door, Job
+from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, ArchiveMember, Tree
+from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
+from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 
 EXPORT = ("lib.sh", "prefix/files.sh", "prefix/export.sh")
@@ -29,7 +31,8 @@ REMEDY = "invoke verify --store"
 
 @dataclass(frozen=True)
 class Room:
-    """What the prefix of an import has: free bytes on its filesystem, and which of the archive's entries are there already."""
+    """What the prefix of an import has: free bytes on its filesystem, and which of the archive's entries are there
+    already."""
 
     free: int
     present: tuple[str, ...]
@@ -60,20 +63,28 @@ def telling(screen: Screen, host: Host, what: str, total: int) -> Iterator[Calla
         yield tell
 
 
-def list_trees(door: Door, place: Place, names: Sequence[str]) -> tuple[Tree, ...]:
-    """Return what is in these entries, as their records say, sorted by name. Trouble where an entry is not as it was published (contents
-    are compared later, while they come), and where it holds what an archive does not."""
+def list_trees(door: Transport, place: PrefixHandle, names: Sequence[str]) -> tuple[Tree, ...]:
+    """Return what is in these entries, as their records say, sorted by name. Trouble where an entry is not as it was
+    published (contents are compared later, while they come), and where it holds what an archive does not."""
     came = bytearray()
     env = {"PREFIX": place.prefix, "ENTRIES": "\n".join(sorted(names))}
-    job = Job(compose(place.recipes, *EXPORT), args=("list",), env=env, user=place.user, watched=True, timeout=None, sink=came.extend)
-    read_answer(door.run(place.host, job), place, "export.sh", Form({}))
+    job = Job(
+        compose(place.recipes, *EXPORT),
+        args=("list",),
+        env=env,
+        user=place.user,
+        watched=True,
+        timeout=None,
+        sink=came.extend,
+    )
+    read_answer(door.run(place.host, job), place, "export.sh", RecordForm({}))
     return tuple(parse_list(bytes(came), f"{place.host.name} {place.prefix}"))
 
 
 def parse_list(data: bytes, where: str) -> Iterator[Tree]:
     """Yield the trees that `export.sh list` printed."""
     fields = iter(data.split(b"\0"))
-    name, things = "", list[Thing]()
+    name, things = "", list[ArchiveMember]()
     try:
         while (word := next(fields)) != b"end":
             if word == b"entry":
@@ -84,24 +95,35 @@ def parse_list(data: bytes, where: str) -> Iterator[Tree]:
                 mode, size, path, target = (next(fields) for _ in range(4))
                 things.append(_thing(f"{where}: {name}", word, int(mode, 8), (int(size), path, target)))
     except StopIteration:
-        raise Trouble(Problem(where, "the list of what is in the store is cut off", try_="the same command again")) from None
+        raise Trouble(
+            Problem(where, "the list of what is in the store is cut off", try_="the same command again")
+        ) from None
 
 
-def _thing(where: str, letter: bytes, mode: int, rest: tuple[int, bytes, bytes]) -> Thing:
+def _thing(where: str, letter: bytes, mode: int, rest: tuple[int, bytes, bytes]) -> ArchiveMember:
     size, path, target = rest
     kind = {b"f": FILE, b"d": FOLDER, b"l": LINK}.get(letter, "")
     name = ascii(path)[2:-1]
     if not kind or (kind == FILE and (mode & 0o7202 or mode & 0o444 != 0o444)):
         found = f"type {letter.decode()}, mode {mode:04o}"
-        raise Trouble(Problem(where, "it is not as it was published", f"{name}: {found}", "a file that nobody may write", REMEDY))
+        raise Trouble(
+            Problem(where, "it is not as it was published", f"{name}: {found}", "a file that nobody may write", REMEDY)
+        )
     try:
-        return Thing(path.decode(), kind, kind == FILE and bool(mode & 0o111), size if kind == FILE else 0, target=target.decode())
+        return ArchiveMember(
+            path.decode(),
+            kind,
+            kind == FILE and bool(mode & 0o111),
+            size if kind == FILE else 0,
+            target=target.decode(),
+        )
     except UnicodeDecodeError:
         raise Trouble(Problem(where, "this name cannot stand in an archive", name, "a name in UTF-8")) from None
 
 
-def _recorded(name: str, things: Iterable[Thing], text: bytes, where: str) -> Tree:
-    """Return the tree of an entry with the hashes of its record; Trouble where the record does not say what is there."""
+def _recorded(name: str, things: Iterable[ArchiveMember], text: bytes, where: str) -> Tree:
+    """Return the tree of an entry with the hashes of its record; Trouble where the record does not say what is
+    there."""
     hashes = {}
     lines = text.split(b"\n")
     for line in lines:
@@ -118,17 +140,24 @@ def _recorded(name: str, things: Iterable[Thing], text: bytes, where: str) -> Tr
     return tree
 
 
-def _with_hash(thing: Thing, hashes: dict[bytes, str]) -> Thing:
+def _with_hash(thing: ArchiveMember, hashes: dict[bytes, str]) -> ArchiveMember:
     if thing.kind != FILE:
         return thing
-    return Thing(thing.path, FILE, thing.executable, thing.size, hashes.get(thing.path.encode(), ""))
+    return ArchiveMember(thing.path, FILE, thing.executable, thing.size, hashes.get(thing.path.encode(), ""))
 
 
-def pull(door: Door, place: Place, trees: Iterable[Tree], sink: Callable[[bytes], object]) -> None:
+def pull(door: Transport, place: PrefixHandle, trees: Iterable[Tree], sink: Callable[[bytes], object]) -> None:
     """Give the contents of all files of `trees` to `sink`, one behind the other; what `sink` raises ends it."""
     names = (f"./{tree.name}/{thing.path}\0".encode() for tree in trees for thing in tree.files)
-    job = Job(compose(place.recipes, *EXPORT), args=("read",), env={"PREFIX": place.prefix}, user=place.user, timeout=None, sink=sink)
-    read_answer(door.send(place.host, job, _pieces(names)), place, "export.sh", Form({}))
+    job = Job(
+        compose(place.recipes, *EXPORT),
+        args=("read",),
+        env={"PREFIX": place.prefix},
+        user=place.user,
+        timeout=None,
+        sink=sink,
+    )
+    read_answer(door.send(place.host, job, _pieces(names)), place, "export.sh", RecordForm({}))
 
 
 def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
@@ -142,30 +171,32 @@ def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(piece)
 
 
-def look(door: Door, place: Place, names: Iterable[str]) -> Room:
-    """Return what the prefix has room for and already holds; there may be no prefix yet. Trouble where its store may not be written."""
+def look_for_room(door: Transport, place: PrefixHandle, names: Iterable[str]) -> Room:
+    """Return what the prefix has room for and already holds; there may be no prefix yet. Trouble where its store may
+    not be written."""
     reply = door.run(place.host, _importing(place, "look", names))
-    answer = read_answer(reply, place, "import.sh", Form({"free": 1}, {"present": 1}))
+    answer = read_answer(reply, place, "import.sh", RecordForm({"free": 1}, {"present": 1}))
     return Room(answer.number("free") * KIB, answer.words("present"))
 
 
-def push(door: Door, place: Place, trees: Sequence[Tree], members: Iterable[bytes]) -> Arrived:
-    """Unpack `members` (the tar stream of `trees`, without its end) aside on the prefix's host, compare every file there with its record,
-    and publish the entries. What `members` raises, and any difference, leaves nothing behind."""
+def push(door: Transport, place: PrefixHandle, trees: Sequence[Tree], members: Iterable[bytes]) -> Arrived:
+    """Unpack `members` (the tar stream of `trees`, without its end) aside on the prefix's host, compare every file
+    there with its record, and publish the entries. What `members` raises, and any difference, leaves nothing behind."""
     reply = door.send(place.host, _importing(place, "receive", (tree.name for tree in trees)), _stream(trees, members))
-    form = Form({"end": 1}, {"phase": 1, "imported": 1, "present": 1, "waiting": 1}, end="end")
+    form = RecordForm({"end": 1}, {"phase": 1, "imported": 1, "present": 1, "waiting": 1}, end="end")
     answer = read_answer(reply, place, "import.sh", form)
     return Arrived(answer.words("imported"), answer.words("present"))
 
 
 def _stream(trees: Iterable[Tree], members: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what `import.sh receive` reads. The file `complete` comes last: an end before it, wherever, is no end of ours."""
+    """Yield what `import.sh receive` reads. The file `complete` comes last: an end before it, wherever, is no end of
+    ours."""
     for tree in trees:
         yield stream.small_file(f"records/{tree.name}", index.record(tree))
     yield from members
     yield stream.small_file("complete", b"") + stream.ending(0)
 
 
-def _importing(place: Place, word: str, names: Iterable[str]) -> Job:
+def _importing(place: PrefixHandle, word: str, names: Iterable[str]) -> Job:
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "ENTRIES": "\n".join(names)}
     return Job(compose(place.recipes, *IMPORT), args=(word,), env=env, user=place.user, timeout=None)

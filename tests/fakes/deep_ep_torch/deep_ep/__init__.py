@@ -1,9 +1,11 @@
-"""DeepEP's calls as far as the examples use them, in plain torch.distributed: slow, right, and strict about what the real one forgives.
+"""DeepEP's calls as far as the examples use them, in plain torch.distributed: slow, right, and strict about what the
+real one forgives.
 
-Test equipment. Results of an asynchronous call are NaN until its event was waited for, by a stream or by a call that was given the event,
-those of a low-latency call until its hook was called. A second low-latency call before that is refused, and so is a combine with another
-number of SMs than its dispatch. Rows of ElasticBuffer come in no order, and what DeepEP leaves undefined is NaN. There is no second stream:
-it does not matter here how fast a result comes, only who reads it too early.
+Test equipment. Results of an asynchronous call are NaN until its event was waited for, by a stream or by a call that
+was given the event, those of a low-latency call until its hook was called. A second low-latency call before that is
+refused, and so is a combine with another number of SMs than its dispatch. Rows of ElasticBuffer come in no order, and
+what DeepEP leaves undefined is NaN. There is no second stream: it does not matter here how fast a result comes, only
+who reads it too early.
 """
 
 # ruff: noqa: PT018
@@ -70,7 +72,8 @@ class _Messenger:
         self.group = group
 
     def start(self, outputs: list[torch.Tensor], results: list[torch.Tensor], wait: bool) -> EventOverlap:
-        """Fill `outputs` with NaN now, and their first rows with `results` when the event is waited for (`wait`: at once)."""
+        """Fill `outputs` with NaN now, and their first rows with `results` when the event is waited for (`wait`: at
+        once)."""
         for tensor in outputs:
             _poison(tensor)
 
@@ -91,7 +94,8 @@ class _Messenger:
         return _Routes(len(is_token_in_rank), index, sent.tolist(), came.tolist())
 
     def there(self, rows: torch.Tensor, routes: _Routes) -> torch.Tensor:
-        """Return the rows that come along the routes, in order of their rank, when every rank sends `rows` (one for each index)."""
+        """Return the rows that come along the routes, in order of their rank, when every rank sends `rows` (one for
+        each index)."""
         found = rows.new_empty(sum(routes.came), *rows.shape[1:])
         dist.all_to_all_single(found, rows.contiguous(), routes.came, routes.sent, group=self.group)
         return found
@@ -106,7 +110,9 @@ class _Messenger:
     def local(self, chosen: torch.Tensor, experts: int, routes: _Routes) -> torch.Tensor:
         """Return the chosen experts of the tokens as their destinations number them, -1 for experts elsewhere."""
         mine = experts // self.group.size()
-        ranks = torch.repeat_interleave(torch.arange(self.group.size(), device="cuda"), torch.tensor(routes.sent, device="cuda"))
+        ranks = torch.repeat_interleave(
+            torch.arange(self.group.size(), device="cuda"), torch.tensor(routes.sent, device="cuda")
+        )
         local = chosen[routes.index] - ranks.unsqueeze(1) * mine
         return local.masked_fill((local < 0) | (local >= mine), -1)
 
@@ -126,7 +132,15 @@ def _poison(tensor: torch.Tensor) -> None:
 class Buffer:
     num_sms: int = 20
 
-    def __init__(self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, explicitly_destroy=False):
+    def __init__(
+        self,
+        group,
+        num_nvl_bytes=0,
+        num_rdma_bytes=0,
+        low_latency_mode=False,
+        num_qps_per_rank=24,
+        explicitly_destroy=False,
+    ):
         assert num_nvl_bytes > 0 or (low_latency_mode and num_rdma_bytes > 0)
         self.group, self.low_latency_mode, self.explicitly_destroy = group, low_latency_mode, explicitly_destroy
         self.messenger, self.pending, self.qps = _Messenger(group), False, num_qps_per_rank
@@ -153,10 +167,14 @@ class Buffer:
         return Config(Buffer.num_sms, {2: 10, 4: 9, 8: 4}[num_ranks], 256, 6, 128)
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
         return num_max_dispatch_tokens_per_rank * hidden * num_experts * 4
 
-    def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
+    def get_dispatch_layout(
+        self, topk_idx, num_experts, previous_event=None, async_finish=False, allocate_on_comm_stream=False
+    ):
         _begin(previous_event, async_finish, allocate_on_comm_stream)
         shapes = ((self.group.size(),), (num_experts,), (len(topk_idx), self.group.size()))
         outputs = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in shapes]
@@ -167,9 +185,20 @@ class Buffer:
         return outputs[0], None, outputs[1], outputs[2], event
 
     def dispatch(
-        self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None, num_tokens_per_expert=None,
-        topk_idx=None, topk_weights=None, config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False,
-    ):  # fmt: skip
+        self,
+        x,
+        handle=None,
+        num_tokens_per_rank=None,
+        num_tokens_per_rdma_rank=None,
+        is_token_in_rank=None,
+        num_tokens_per_expert=None,
+        topk_idx=None,
+        topk_weights=None,
+        config=None,
+        previous_event=None,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         _begin(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             assert topk_idx is None and topk_weights is None
@@ -183,7 +212,11 @@ class Buffer:
         routes = self.messenger.routes(is_token_in_rank.bool())
         experts = len(num_tokens_per_expert)
         rows = sum(routes.came)
-        outputs = [x.new_empty(rows, x.size(1)), topk_idx.new_empty(rows, topk_idx.size(1)), topk_weights.new_empty(rows, topk_idx.size(1))]
+        outputs = [
+            x.new_empty(rows, x.size(1)),
+            topk_idx.new_empty(rows, topk_idx.size(1)),
+            topk_weights.new_empty(rows, topk_idx.size(1)),
+        ]
 
         local = self.messenger.local(topk_idx, experts, routes)
         weights = topk_weights[routes.index].masked_fill(local < 0, 0)
@@ -192,7 +225,15 @@ class Buffer:
         return *outputs, [], (routes, config.num_sms), event
 
     def combine(
-        self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        config=None,
+        previous_event=None,
+        async_finish=False,
+        allocate_on_comm_stream=False,
     ):
         _begin(previous_event, async_finish, allocate_on_comm_stream)
         routes, sms = handle
@@ -204,7 +245,14 @@ class Buffer:
         return outputs[0], outputs[1] if topk_weights is not None else None, event
 
     def low_latency_dispatch(
-        self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=True, async_finish=False, return_recv_hook=False
+        self,
+        x,
+        topk_idx,
+        num_max_dispatch_tokens_per_rank,
+        num_experts,
+        use_fp8=True,
+        async_finish=False,
+        return_recv_hook=False,
     ):
         assert self.low_latency_mode and use_fp8 and return_recv_hook and not async_finish
         assert not self.pending, "one message at a time: the hook before was not called"
@@ -262,7 +310,9 @@ def _nothing() -> None:
 
 def _begin(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
     """Wait for the event before a call; refuse what DeepEP refuses."""
-    assert not allocate_on_comm_stream or (previous_event is not None and async_finish), "memory of the other stream needs an event before"
+    assert not allocate_on_comm_stream or (previous_event is not None and async_finish), (
+        "memory of the other stream needs an event before"
+    )
     if previous_event is not None:
         previous_event.current_stream_wait()
 
@@ -285,7 +335,9 @@ class EPHandle:
 
 
 class ElasticBuffer:
-    def __init__(self, group, num_bytes=None, num_max_tokens_per_rank=0, hidden=0, num_topk=0, explicitly_destroy=False):
+    def __init__(
+        self, group, num_bytes=None, num_max_tokens_per_rank=0, hidden=0, num_topk=0, explicitly_destroy=False
+    ):
         self.group, self.explicitly_destroy, self.most = group, explicitly_destroy, num_max_tokens_per_rank
         self.num_bytes = num_max_tokens_per_rank * hidden * group.size() * 2
         self.messenger = _Messenger(group)
@@ -302,9 +354,19 @@ class ElasticBuffer:
         return 12
 
     def dispatch(
-        self, x, topk_idx=None, topk_weights=None, num_experts=None, num_sms=0, previous_event=None, async_with_compute_stream=False,
-        allocate_on_comm_stream=False, handle=None, do_cpu_sync=None, do_expand=False,
-    ):  # fmt: skip
+        self,
+        x,
+        topk_idx=None,
+        topk_weights=None,
+        num_experts=None,
+        num_sms=0,
+        previous_event=None,
+        async_with_compute_stream=False,
+        allocate_on_comm_stream=False,
+        handle=None,
+        do_cpu_sync=None,
+        do_expand=False,
+    ):
         _begin(previous_event, async_with_compute_stream, allocate_on_comm_stream)
         if handle is not None:
             assert topk_idx is None and num_sms == handle.num_sms and not handle.do_expand
@@ -325,7 +387,11 @@ class ElasticBuffer:
         if do_cpu_sync is False:
             rows = self.most * self.group.size() * (min(mine, topk_idx.size(1)) if do_expand else 1)
         shape = (rows,) if do_expand else (rows, topk_idx.size(1))
-        outputs = [x.new_empty(rows, x.size(1)), topk_idx.new_empty(rows, topk_idx.size(1)), topk_weights.new_empty(shape)]
+        outputs = [
+            x.new_empty(rows, x.size(1)),
+            topk_idx.new_empty(rows, topk_idx.size(1)),
+            topk_weights.new_empty(shape),
+        ]
 
         came, weights = (self.messenger.there(each[routes.index], routes)[order] for each in (x, topk_weights))
         if do_expand:
@@ -336,9 +402,16 @@ class ElasticBuffer:
         return *outputs, handle, event
 
     def combine(
-        self, x, handle, topk_weights=None, bias=None, num_sms=0, previous_event=None, async_with_compute_stream=False,
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        num_sms=0,
+        previous_event=None,
+        async_with_compute_stream=False,
         allocate_on_comm_stream=False,
-    ):  # fmt: skip
+    ):
         _begin(previous_event, async_with_compute_stream, allocate_on_comm_stream)
         assert x.is_contiguous() and x.dtype == torch.bfloat16
         given = [each for each in (x, topk_weights) if each is not None]

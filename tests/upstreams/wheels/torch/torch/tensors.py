@@ -1,4 +1,5 @@
-"""Tensors as far as a smoke test of DeepEP needs them: a numpy array and a name for its type. There is no device but the CPU."""
+"""Tensors as far as a smoke test of DeepEP needs them: a numpy array and a name for its type. There is no device but
+the CPU."""
 
 import builtins
 

@@ -1,0 +1,259 @@
+"""The stacks v1-wheel and v2 built for real from stand-ins: NVSHMEM unpacked, DeepEP V2 against NCCL, side by side
+in one prefix."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import uv
+
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.fetch import wheels
+from deepep_bootstrap.fetch.locations import Level, Mirrors
+from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.prefix.entries import Entry, name_entries
+from tests.support import stacks as stacks_support
+from tests.support import standins
+from tests.support.build import health, make_prefix, store_names
+from tests.support.paths import ROOT
+from tests.support.stacks import Stacks
+from tests.support.standins import Prepared
+
+TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A prefix with the NVSHMEM that the wheels were made of, the stacks, and what fetched the demo."""
+
+    prefix: Path
+    prepared: Prepared
+    stacks: Stacks
+
+    def of(self, stack: str, stacks: Stacks | None = None) -> Prepared:
+        """Return one stack with its sources and wheels fetched through the engine's own doors."""
+        given = stacks or self.stacks
+        found = model.read_lock_file(given.lock)
+        chosen = found.stacks[stack]
+        folder = self.prepared.folder
+        indexes = {"standin": f"{folder}/upstreams/wheels", stacks_support.INDEX: str(given.wheels)}
+        mirrors = Mirrors((Level({standins.STANDIN: f"{folder}/upstreams/git/standin/"}, indexes),))
+        sources = {
+            name: fetch_source(found.sources[name], mirrors, folder / "cache")
+            for name in (chosen.deepep, chosen.gdrcopy)
+            if name
+        }
+        packages = wheels.fetch_wheels(chosen.wheels[self.prepared.target], mirrors, folder / "cache", lambda _: None)
+        files = [(f"src/{name}", path) for name, path in sources.items()] + [
+            (f"wheels/{path.name}", path) for path in packages.values()
+        ]
+        return Prepared(
+            folder,
+            replace(found, default_stack=stack),
+            self.prepared.target,
+            (*files, ("bin/uv", Path(uv.find_uv_bin()))),
+        )
+
+    def entries(self, stack: str, stacks: Stacks | None = None) -> dict[str, Entry]:
+        prepared = self.of(stack, stacks)
+        return {entry.kind: entry for entry in entries.name_entries(prepared.wanted(prepared.toolkit(TOOLKITS[stack])))}
+
+    def build(self, stack: str, prefix: Path | None = None, stacks: Stacks | None = None) -> Mapping[str, Outcome]:
+        prepared = self.of(stack, stacks)
+        return standins.run(prepared.request(prefix or self.prefix, prepared.wanted(prepared.toolkit(TOOLKITS[stack]))))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The stand-in NVSHMEM is built once from its source; the wheels carry what came out."""
+    folder = tmp_path_factory.mktemp("stacks")
+    prepared = standins.prepare(folder / "prepared")
+    prefix = make_prefix(folder)
+    request = prepared.request(prefix, prepared.wanted(prepared.toolkit()))
+    first = replace(request, entries=request.entries[:2], wheels=())
+    assert {outcome.state for outcome in standins.run(first).values()} == {"done"}
+    return Place(
+        prefix, prepared, stacks_support.make_stacks(prefix / "store" / request.entries[1].name, folder / "packed")
+    )
+
+
+@pytest.fixture(scope="module")
+def built(place: Place) -> Place:
+    """Both stacks in one prefix."""
+    for stack in TOOLKITS:
+        outcomes = place.build(stack)
+        assert {outcome.state for outcome in outcomes.values()} <= {"done", "unchanged"}, outcomes
+    return place
+
+
+def python(place: Place, stack: str, code: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run code as a user of the stack would."""
+    names = {kind: entry.name for kind, entry in place.entries(stack).items()}
+    folder = place.prefix / "store"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}/{names['deepep']}/lib/python", **more}
+    return subprocess.run(
+        [folder / names["python"] / "bin/python", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def nccl(place: Place) -> Path:
+    return next(
+        (place.prefix / "store" / place.entries("v2")["python"].name).glob("lib/python3*/site-packages/nvidia/nccl")
+    )
+
+
+def test_both_lie_side_by_side_without_an_nvshmem_build(built: Place) -> None:
+    first, second = built.entries("v1-wheel"), built.entries("v2")
+    assert {entry.name for entry in (*first.values(), *second.values())} <= store_names(built.prefix)
+    assert "gdrcopy" not in second
+    assert len({entry.name for kind in ("nvshmem", "python", "deepep") for entry in (first[kind], second[kind])}) == 6
+    assert not list(built.prefix.glob(f"store/{first['nvshmem'].name}/bin"))
+
+
+def test_v2_built_elsewhere_is_the_same_bit_by_bit(built: Place, tmp_path: Path) -> None:
+    """In another scratch folder and in a prefix of another length; the manifest alone tells when and where."""
+    prefix = make_prefix(tmp_path / "a-longer-name-than-the-other-one")
+    outcomes = built.build("v2", prefix)
+    assert {outcome.state for outcome in outcomes.values()} == {"done"}, outcomes
+    for entry in built.entries("v2").values():
+        one, two = (
+            set((place / "store" / entry.name / "files.sha256").read_text().splitlines())
+            for place in (built.prefix, prefix)
+        )
+        assert len(one) > 5
+        assert {
+            line for line in one ^ two if not line.endswith("  manifest.json") and not line.startswith("# sum ")
+        } == set(), entry.name
+
+
+def test_an_unpacked_nvshmem_has_the_names_that_linkers_ask_for(built: Place) -> None:
+    folder = built.prefix / "store" / built.entries("v1-wheel")["nvshmem"].name
+    links = {path.name: os.readlink(path) for path in (folder / "lib").iterdir() if path.is_symlink()}
+    assert links == {
+        "libnvshmem_host.so": "libnvshmem_host.so.3",
+        "libnvshmem_host.so.3.4.5": "libnvshmem_host.so.3",
+        "nvshmem_transport_ibgda.so": "nvshmem_transport_ibgda.so.3",
+    }
+    assert (folder / "include/nvshmem.h").is_file()
+
+
+def test_the_unpacked_nvshmem_is_the_one_of_the_process(built: Place) -> None:
+    code = (
+        "import deep_ep_cpp, torch; print({line.split()[-1] for line in open('/proc/self/maps') if 'nvshmem_host' "
+        "in line})"
+    )
+    done = python(built, "v1-wheel", code)
+    assert done.stdout.strip() == str(
+        {f"{built.prefix}/store/{built.entries('v1-wheel')['nvshmem'].name}/lib/libnvshmem_host.so.3"}
+    )
+
+
+def test_v2_uses_its_nccl_and_keeps_no_place_of_the_build(built: Place, tmp_path: Path) -> None:
+    code = "import deep_ep, deep_ep._C as c; print(c.nccl_version(), deep_ep.persistent_envs)"
+    cache = tmp_path / "jit"
+    done = python(built, "v2", code, EP_NCCL_ROOT_DIR=str(nccl(built)), EP_JIT_CACHE_DIR=str(cache))
+    assert (done.stdout.strip(), cache.is_dir()) == (f"{stacks_support.NCCL} {{}}", True), done.stderr
+    entry = built.prefix / "store" / built.entries("v2")["deepep"].name
+    extension = next((entry / "lib/python/deep_ep").glob("_C*.so"))
+    dynamic = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in dynamic.splitlines() if "RUNPATH" in line]
+    found = line.split("[")[1].rstrip("]").split(":")
+    names = {kind: entry.name for kind, entry in built.entries("v2").items()}
+    behind = nccl(built).relative_to(built.prefix / "store" / names["python"])
+    assert found == [
+        f"$ORIGIN/../../../../{names['python']}/{behind}/lib",
+        f"$ORIGIN/../../../../{names['nvshmem']}/lib",
+    ]
+
+
+def test_the_smoke_program_uses_the_buffer_of_v2(built: Place, tmp_path: Path) -> None:
+    smoke = ROOT / "env" / "programs" / "smoke.py"
+    code = (
+        f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(smoke)!r}, '--num-processes', '2']))"
+    )
+    done = python(built, "v2", code, EP_NCCL_ROOT_DIR=str(nccl(built)), EP_JIT_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert ": ElasticBuffer on 2 GPUs\n" in done.stdout
+    assert "[smoke] passed in " in done.stdout
+
+
+def test_v2_refuses_another_nccl_in_the_process(built: Place, tmp_path: Path) -> None:
+    stacks_support.nccl_files(tmp_path / "old", "2.28.9")
+    more = {
+        "EP_NCCL_ROOT_DIR": str(nccl(built)),
+        "EP_JIT_CACHE_DIR": str(tmp_path),
+        "LD_LIBRARY_PATH": str(tmp_path / "old"),
+    }
+    done = python(built, "v2", "import deep_ep", **more)
+    assert "NCCL 2.28.9 is loaded, but deep_ep was built with 2.30.4" in done.stderr
+
+
+def test_a_moved_prefix_passes_every_health_check(built: Place, tmp_path: Path) -> None:
+    moved = tmp_path / "some where/else"
+    shutil.copytree(built.prefix, moved, symlinks=True)
+    hidden = built.prefix.rename(built.prefix.with_name("hidden"))
+    try:
+        for stack in TOOLKITS:
+            for entry in built.entries(stack).values():
+                health(moved, entry, tmp_path / "scratch")
+    finally:
+        hidden.rename(built.prefix)
+
+
+def test_the_health_check_names_an_nccl_of_another_version(built: Place, tmp_path: Path) -> None:
+    entry = built.entries("v2")["deepep"]
+    other = replace(entry, env={**entry.env, "NCCL_VERSION": "2.31.0"})
+    with pytest.raises(AssertionError, match=r"NCCL's library in the process: found 2\.30\.4, wanted 2\.31\.0"):
+        health(built.prefix, other, tmp_path / "scratch")
+
+
+def test_the_health_check_names_an_nvshmem_without_ibgda(place: Place, tmp_path: Path) -> None:
+    mine = stacks_support.copy_of(place.stacks, tmp_path)
+    nvshmem = next(path for path in (place.prefix / "store").glob("*-nvshmem-*") if (path / "bin").is_dir())
+    files = stacks_support.nvshmem_files(nvshmem)
+    name = "nvidia/nvshmem/lib/libnvshmem_host.so.3"
+    files[name] = files[name].replace(b"NVSHMEM_IBGDA_SUPPORT=ON", b"NVSHMEM_IBGDA_SUPPORT=NO")
+    before = stacks_support.pin_of(mine, "nvidia-nvshmem-cu12")
+    stacks_support.put_pin(
+        mine, stacks_support.pack(mine.wheels, "nvidia-nvshmem-cu12", stacks_support.NVSHMEM, files), before
+    )
+    prepared = place.of("v1-wheel", mine)
+    request = prepared.request(make_prefix(tmp_path), prepared.wanted(prepared.toolkit(TOOLKITS["v1-wheel"])))
+    outcomes = standins.run(
+        replace(request, entries=tuple(entry for entry in request.entries if entry.kind == "nvshmem"))
+    )
+    assert outcomes["nvshmem"].state == "failed"
+    assert "found NVSHMEM_IBGDA_SUPPORT=NO, wanted NVSHMEM_IBGDA_SUPPORT=ON" in outcomes["nvshmem"].detail
+
+
+def test_v2_without_its_submodule_says_what_the_pin_lacks(built: Place, tmp_path: Path) -> None:
+    prepared = built.of("v2")
+    bare = tmp_path / "bare"
+    shutil.copytree(dict(prepared.files)["src/deepep-v2"], bare, ignore=shutil.ignore_patterns("fmt"))
+    lacking = replace(
+        prepared, files=tuple((name, bare if name == "src/deepep-v2" else path) for name, path in prepared.files)
+    )
+    request = lacking.request(built.prefix, lacking.wanted(lacking.toolkit(TOOLKITS["v2"])))
+    other = replace(request.entries[-1], inputs={"another": "tree"})
+    outcomes = standins.run(replace(request, entries=(other,), wheels=()))
+    assert "the lock's pin must say submodules = true" in outcomes["deepep"].detail
+
+
+def test_a_wheel_serves_an_external_python_too(place: Place) -> None:
+    prepared = place.of("v1-wheel")
+    toolkit = prepared.toolkit(TOOLKITS["v1-wheel"])
+    entries = {entry.kind: entry for entry in name_entries(prepared.wanted(toolkit, "/opt/torch/bin/python"))}
+    assert set(entries) == {"gdrcopy", "nvshmem", "deepep"}
+    assert entries["nvshmem"].name == place.entries("v1-wheel")["nvshmem"].name

@@ -1,0 +1,104 @@
+"""Parts of the phases of bootstrap that need no hosts."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs
+from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
+from deepep_bootstrap.bootstrap.reboot.policy import Reboots
+from deepep_bootstrap.cli.commands.bootstrap import next_commands
+from deepep_bootstrap.core import recipes
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.facts import Modules, Slurm
+from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
+from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.plan import steps
+from deepep_bootstrap.prefix.generations import Content
+from tests.support.plan import ROOT, cluster, request
+from tests.support.store import Prefix
+
+pytest_plugins = ["tests.support.store"]
+
+FILES = [
+    Content("sbatch/internode-test.sbatch", b"#!/bin/bash\n"),
+    Content("sbatch/v1/internode-test.sbatch", b"the same for one stack\n"),
+    Content("env.sh", b"export X=1\n"),
+]
+
+
+def test_a_slurm_client_gets_the_default_stacks_tests_where_it_stands(tmp_path: Path) -> None:
+    assert copy_tests(FILES, tmp_path) == ["internode-test.sbatch"]
+    assert [path.name for path in tmp_path.iterdir()] == ["internode-test.sbatch"]
+    assert (tmp_path / "internode-test.sbatch").read_bytes() == b"#!/bin/bash\n"
+
+
+def test_a_folder_that_is_gone_is_trouble(tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match=r"none: sbatch files cannot be written here — found No such file or directory"):
+        copy_tests(FILES, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("default", "changes", "said"),
+    [
+        ("v1-wheel", {}, ["ssh login1", "module load deepep", "sbatch {}/sbatch/internode-test.sbatch"]),
+        (
+            "v1",
+            {},
+            [
+                "ssh login1",
+                "module load deepep/1.2.1-8a07e7e-v1-wheel",
+                "sbatch {}/sbatch/v1-wheel/internode-test.sbatch",
+            ],
+        ),
+        (
+            "v1",
+            {"slurm": Slurm(), "modules": Modules()},
+            [". {}/current/env-v1-wheel.sh", "bash {}/sbatch/v1-wheel/intranode-test.sbatch"],
+        ),
+    ],
+)
+def test_what_to_type_next_is_for_the_stack_that_was_bootstrapped(
+    default: str, changes: dict[str, object], said: list[str]
+) -> None:
+    wanted = request(stack="v1-wheel")
+    planned = steps.make_plan(wanted, cluster(n001=changes, n002=changes, login1=changes))
+    offer = replace(planned.choice.offer, default_stack=default)
+    made = replace(planned, decided=replace(planned.choice, offer=offer))
+    assert next_commands(wanted, made) == [command.format(wanted.prefix) for command in said]
+
+
+def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_file(
+    prefix: Prefix, tmp_path: Path
+) -> None:
+    file = tmp_path / "deepep.lock.toml"
+    read = shutil.copyfile(ROOT / "deepep.lock.toml", file).read_bytes()
+    inventory = parse_hosts_file(f"defaults prefix={prefix.path} connection=local\nn001\n", "hosts.txt")
+    wanted = replace(request(), lock=model.read_lock_file(file), inventory=inventory, prefix=str(prefix.path))
+    facts = {"n001": cluster(n001={"prefix.path": str(prefix.path), "slurm.node": ""})["n001"]}
+    planned = steps.make_plan(wanted, facts)
+    for entry in planned.choice.entries:
+        prefix.entry(entry.name)
+    survey = Survey(inventory, str(prefix.path), facts)
+    work = BootstrapContext(
+        Flags(ROOT),
+        Screen("bootstrap", as_json=True),
+        RunLogs.none(),
+        prefix.door,
+        survey,
+        wanted,
+        planned,
+        wanted.mirrors,
+        Reboots(),
+    )
+    file.write_bytes(read.replace(b"\n", b"\n# edited meanwhile\n", 1))
+    assert [outcome.state for outcome in publish_offer(work)] == ["done"]
+    (generation,) = prefix.look(locks=True).generations
+    assert generation.lock.encode() == read
+    assert generation.manifest["lock_digest"] == recipes.digest({"lock": read.decode()})

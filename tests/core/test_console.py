@@ -1,0 +1,223 @@
+"""What people read: plans, progress and outcomes as whole texts, on a terminal and without one, for few hosts and
+for many."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from deepep_bootstrap.bootstrap import hosts
+from deepep_bootstrap.cli.commands.facts import folded as folded_facts
+from deepep_bootstrap.core import console
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.errors import Problem, Trouble, plain
+from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.text import seconds, shortened, size
+from deepep_bootstrap.plan.steps import Reason, Step
+from deepep_bootstrap.plan.table import plan_line, plan_table
+from deepep_bootstrap.remote import channel
+from tests.support.paths import TESTS
+
+GOLDEN = TESTS / "golden" / "report"
+ENTRY = "rphb44wma7mcibyvgqxx9pzhc9wy5g4z-nvshmem-3.4.5"
+HOSTS = tuple(f"b200-{number:03}" for number in range(1, 65))
+STEPS = (
+    Step(
+        "prefix",
+        "prefix",
+        "prefix",
+        HOSTS,
+        Reason("nothing there", "/shared/deepep writable and one directory for all hosts"),
+    ),
+    Step("module-hook", "module-hook", "MODULEPATH hook", HOSTS[:62], Reason("no hook", "/shared/deepep/modulefiles")),
+    Step(
+        "module-hook",
+        "module-hook",
+        "MODULEPATH hook",
+        HOSTS[62:],
+        Reason("/opt/[old]/modulefiles", "/shared/deepep/modulefiles"),
+    ),
+    Step("build", ENTRY, "build nvshmem 3.4.5", HOSTS[:1], Reason("not in the store", ENTRY)),
+)
+FAILED = "[3/9] Compiling\nerror: no room for [this]\nninja: build stopped"
+OUTCOMES = (
+    Outcome(
+        "build nvshmem 3.4.5", "b200-001", "failed", FAILED, 754.2, 1, "/state/logs/run/b200-001/build-nvshmem.log"
+    ),
+    Outcome("prefix", "b200-001", "done", "/shared/deepep, id 5f3a9c1e", 0.42),
+    *(
+        Outcome("MODULEPATH hook", host, "done", "", 0.1 + index / 100, 0, f"/state/{host}.log")
+        for index, host in enumerate(HOSTS[:62])
+    ),
+    *(
+        Outcome("MODULEPATH hook", host, "failed", "permission denied", 0.2, 1, f"/state/{host}.log")
+        for host in HOSTS[62:]
+    ),
+    Outcome("build deepep 1.2.1", "b200-001", "skipped", f"needs {ENTRY}"),
+)
+
+
+def compare(name: str, text: str) -> None:
+    assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_a_plan_as_lines() -> None:
+    compare("plan-lines", "".join(f"{plan_line(step)}\n" for step in STEPS))
+
+
+def test_a_plan_as_a_table() -> None:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(plan_table(STEPS))
+    text = console.file.getvalue()
+    compare("plan-table", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def test_recipes_that_cannot_become_root_keep_their_remedy_and_hosts_that_differ_in_an_address_are_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = channel.explain_no_start(1, "sudo: a password is required")
+    gone = [Problem(host, "no answer", try_=f"ssh root@10.0.0.{number}") for number, host in enumerate(("n1", "n2"))]
+    troubles = {"login": Problem("login", *lines), **{problem.where: problem for problem in gone}}
+    Screen("bootstrap").outcomes(
+        hosts.judge(STEPS[1], host, Trouble(problem), 0.1)[0] for host, problem in troubles.items()
+    )
+    said = capsys.readouterr().out
+    found = "sudo asks for a password — found sudo: a password is required"
+    assert f"login\n    {found}. Try: --sudo-password-prompt, or user=root in the hosts file\n" in said
+    assert "n[1-2] (2)\n    no answer. Try: ssh root@10.0.0.0\n" in said
+    assert "10.0.0.1" not in said
+
+
+def test_progress_and_outcomes_of_64_hosts_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("bootstrap")
+    with screen.progress():
+        screen.started("MODULEPATH hook", HOSTS)
+        screen.line("b200-001", "MODULEPATH hook", "for the live table only")
+        screen.waiting("b200-001", "build nvshmem 3.4.5", f"another bootstrap, which builds {ENTRY}")
+        screen.ended(*OUTCOMES)
+    screen.say()
+    screen.outcomes(OUTCOMES)
+    screen.next_commands(["module load deepep"])
+    out, err = capsys.readouterr()
+    compare("progress-and-outcomes", out)
+    assert err == ""
+    assert "\x1b" not in out
+
+
+def test_no_outcomes_are_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen("bootstrap").outcomes([])
+    assert capsys.readouterr().out == ""
+
+
+def test_with_json_there_is_nothing_beside_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("bootstrap", as_json=True)
+    with screen.progress():
+        screen.say("x")
+        screen.started("prefix", ["n001"])
+        screen.waiting("n001", "prefix", "x")
+        screen.ended(*OUTCOMES)
+    screen.outcomes(OUTCOMES)
+    screen.next_commands(["x"])
+    assert capsys.readouterr() == ("", "")
+
+
+def rendered(progress: console._Progress, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(progress)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_live_table_has_one_row_a_step_and_fits_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = console._Progress()
+    progress.start("MODULEPATH hook", HOSTS)
+    progress.start("build nvshmem 3.4.5", ["b200-001"])
+    progress.line("build nvshmem 3.4.5", "b200-001", "\x1b[31m[14/18]\x1b[0m Compiling\ttransfer_device.o\r\n")
+    progress.line("MODULEPATH hook", "b200-007", "writing")
+    now[0] = 112.0
+    for width in (60, 80, 140):
+        rows = rendered(progress, width)
+        assert len(rows) == 2, rows
+        assert all(len(row) <= width for row in rows)
+        assert re.search(r"b200-\[001-064\] \(64\) MODULEPATH hook +12 s", rows[0]), rows
+        assert re.search(r"b200-001 +build nvshmem 3\.4\.5 +12 s", rows[1]), rows
+    assert "[14/18] Compiling" in rows[1]
+    assert "b200-007: writing" in rows[0]
+    for host in HOSTS[:-1]:
+        progress.end("MODULEPATH hook", host)
+    assert "b200-064 " in rendered(progress, 140)[0]
+    progress.end("MODULEPATH hook", HOSTS[-1])
+    progress.end("build nvshmem 3.4.5", "b200-001")
+    progress.end("build nvshmem 3.4.5", "b200-001")
+    assert len(rendered(progress, 80)) == 1, "only the spinner is left"
+
+
+def test_the_live_table_is_safe_from_many_threads() -> None:
+    progress = console._Progress()
+
+    def work(host: str) -> None:
+        for number in range(50):
+            progress.start(f"step {number % 3}", [host])
+            progress.line(f"step {number % 3}", host, "x")
+            progress.end(f"step {number % 3}", host)
+
+    threads = [threading.Thread(target=work, args=(host,)) for host in HOSTS[:8]]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        rendered(progress, 80)
+    assert len(rendered(progress, 80)) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        *((0.0, "0.0 s"), (0.14, "0.1 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s")),
+        *((754.2, "12 min 34 s"), (3599.7, "1 h 00 min"), (7384, "2 h 03 min")),
+    ],
+)
+def test_durations(count: float, text: str) -> None:
+    assert seconds(count) == text
+
+
+def test_sizes() -> None:
+    assert (size(17 * 1024**2), size(int(3.9 * 1024**3))) == ("17 MiB", "3.9 GiB")
+
+
+def test_hashes_are_cut_and_nothing_else() -> None:
+    assert shortened(f"store/{ENTRY}/lib and {ENTRY}") == "store/rphb44w…-nvshmem-3.4.5/lib and rphb44w…-nvshmem-3.4.5"
+    others = (
+        "rphb44wma7mcibyvgqxx9pzhc9wy5g4z /usr/lib/python3-dist-packages-of-some-length "
+        "8a07e7e7ed57cfc63005f670d64d410cb30b061b"
+    )
+    assert shortened(others) == others
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x\x1b]8;;http://a\x1b\\y", "xy"),
+        ("\x1b[2K\x1b[1Aup", "up"),
+        ("bell\x07 cr\r", "bell cr"),
+        ("a\tb\nc × …", "a\tb\nc × …"),
+    ],
+)
+def test_what_programs_print_for_their_own_terminal_goes(text: str, left: str) -> None:
+    assert plain(text) == left
+
+
+def test_facts_of_many_hosts_are_a_line_a_difference() -> None:
+    common = [("system", "Ubuntu 24.04"), ("GPUs", "8 × B200")]
+    lines_of = dict.fromkeys(HOSTS, common) | {"b200-007": [("system", "Ubuntu 24.04"), ("GPUs", "7 × B200")]}
+    assert folded_facts(lines_of) == [
+        "  system   Ubuntu 24.04",
+        "  GPUs     8 × B200  [b200-[001-006,008-064] (63)]",
+        "           7 × B200  [b200-007]",
+    ]

@@ -1,0 +1,79 @@
+"""Messages, exit codes and the front-door guard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepep_bootstrap.core.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.core.guard import guarded
+
+
+def test_a_problem_is_one_sentence_with_its_parts() -> None:
+    whole = Problem(
+        "deepep.lock.toml: source.nvshmem.rev", "short revision", "131da55", "40 hex digits", "git rev-parse 131da55"
+    )
+    assert str(whole) == (
+        "deepep.lock.toml: source.nvshmem.rev: short revision — found 131da55, wanted 40 hex digits. Try: git "
+        "rev-parse 131da55"
+    )
+    assert str(Problem("n001", "refused")) == "n001: refused"
+    assert whole.said == str(whole).removeprefix("deepep.lock.toml: source.nvshmem.rev: ")
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], OK),
+        ([OK, CHANGES], CHANGES),
+        ([CHANGES, VERDICT], VERDICT),
+        ([VERDICT, TROUBLE], TROUBLE),
+        ([TROUBLE, INTERRUPTED], INTERRUPTED),
+        ([INTERRUPTED, BUG, OK], BUG),
+        ([77, VERDICT], TROUBLE),
+    ],
+)
+def test_worst_code_wins(codes: list[int], expected: int) -> None:
+    assert worst(codes) == expected
+
+
+def raising(error: BaseException) -> int:
+    raise error
+
+
+def test_trouble_is_one_line_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    trouble = Trouble(Problem("a", "x"), Problem("b", "y"), code=VERDICT)
+    assert guarded("plan", lambda: raising(trouble)) == VERDICT
+    assert capsys.readouterr() == ("", "a: x\nb: y\n")
+
+
+def test_what_a_host_said_cannot_steer_the_terminal() -> None:
+    said = "\x1b]0;title\x07\x1b[2Jthe \x08disk\r is full\x9b"
+    assert str(Problem("n1", said, found="\x1b[31mred\x1b[0m")) == "n1: the disk is full — found red"
+
+
+def test_trouble_as_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("plan", lambda: raising(Trouble(Problem("a", "x", "f", "w", "t"))), as_json=True) == TROUBLE
+    out, err = capsys.readouterr()
+    wanted = {"where": "a", "what": "x", "found": "f", "wanted": "w", "try": "t"}
+    assert json.loads(out) == {"schema": 1, "verb": "plan", "exit": 1, "errors": [wanted]}
+    assert err == ""
+
+
+def test_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("bootstrap", lambda: raising(KeyboardInterrupt())) == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_bug_leaves_a_log_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert guarded("plan", lambda: raising(ZeroDivisionError("boom"))) == BUG
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    (log,) = (tmp_path / "deepep-bootstrap" / "bugs").iterdir()
+    assert str(log) in err
+    assert "ZeroDivisionError: boom" in log.read_text()

@@ -1,0 +1,49 @@
+"""What DeepEP V2 is told of the hardware, in place of what V1 is told."""
+
+from __future__ import annotations
+
+from deepep_bootstrap.inventory import network_env
+from deepep_bootstrap.inventory.network_env import MAP, Derived
+
+
+def test_a_network_gives_a_nic_to_ask_and_the_service_level() -> None:
+    found = {MAP: "0:mlx5_3:1,1:mlx5_4:1", "NVSHMEM_IB_GID_INDEX": "3", "NVSHMEM_IB_SL": "2"}
+    derived = network_env.adapt(Derived("roce", "", found, ("9.0",), by_kind={"low-latency": {"NVSHMEM_IB_SL": "4"}}))
+    assert derived.environment == {
+        "NCCL_IB_SL": "2",
+        "EP_OVERRIDE_RDMA_SL": "2",
+        "NVSHMEM_IB_GID_INDEX": "3",
+        "NVSHMEM_IB_SL": "2",
+        "EP_NIC_NAME": "mlx5_3",
+        "EP_SUPPRESS_NCCL_CHECK": "",
+    }
+    assert derived.by_kind == {"low-latency": {"NVSHMEM_IB_SL": "4"}, "intranode": {"EP_DISABLE_GIN": "1"}}
+
+
+def test_without_a_service_level_test_and_production_share_level_0() -> None:
+    environment = network_env.adapt(Derived("infiniband", "", {}, ("9.0",))).environment
+    assert (environment["NCCL_IB_SL"], environment["EP_OVERRIDE_RDMA_SL"]) == ("0", "0")
+
+
+def test_what_a_profile_says_stands() -> None:
+    said = {MAP: "0:mlx5_3:1", "EP_NIC_NAME": "mlx5_9", "EP_OVERRIDE_RDMA_SL": "5", "NCCL_IB_SL": "6"}
+    environment = network_env.adapt(Derived("roce", "", said, ("9.0",))).environment
+    assert {name: environment[name] for name in ("EP_NIC_NAME", "EP_OVERRIDE_RDMA_SL", "NCCL_IB_SL")} == {
+        "EP_NIC_NAME": "mlx5_9",
+        "EP_OVERRIDE_RDMA_SL": "5",
+        "NCCL_IB_SL": "6",
+    }
+
+
+def test_hosts_that_differ_keep_their_own_nic() -> None:
+    by_host = {"n001": {MAP: "0:mlx5_0:1"}, "n002": {MAP: "0:mlx5_2:1", "NVSHMEM_HCA_PREFIX": "x"}}
+    derived = network_env.adapt(Derived("roce", "", {}, ("9.0",), by_host=by_host))
+    assert derived.by_host == {
+        "n001": {"EP_NIC_NAME": "mlx5_0"},
+        "n002": {"NVSHMEM_HCA_PREFIX": "x", "EP_NIC_NAME": "mlx5_2"},
+    }
+
+
+def test_without_a_nic_the_device_side_of_nccl_is_off() -> None:
+    environment = network_env.adapt(Derived("single-node", "", {}, ("9.0",))).environment
+    assert environment == {"EP_DISABLE_GIN": "1", "EP_SUPPRESS_NCCL_CHECK": ""}

@@ -1,0 +1,238 @@
+"""The lock: what a good one becomes, the exact message of every fault, and that nothing else can ever happen."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
+from deepep_bootstrap.lock.packages import System
+from tests.support.paths import TESTS
+
+HERE = TESTS
+REAL = HERE.parent / "deepep.lock.toml"
+DEMO = HERE / "upstreams/demo.lock.toml"
+BASE = (HERE / "cases/lock/base.toml").read_text()
+CASES = sorted(HERE.glob("cases/lock/*.json"))
+EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
+ABC = "sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0="
+
+
+def messages(text: str) -> tuple[tuple[Problem, ...], Lock | None]:
+    try:
+        return (), model.parse_lock(text, "x.toml")
+    except Trouble as trouble:
+        return trouble.problems, None
+
+
+def test_a_good_lock() -> None:
+    wheels = (
+        Wheel("torch", "2.0", "pypi", "torch-2.0-1-cp311-cp311-manylinux_2_28_x86_64.whl", ABC, 7),
+        Wheel("typing-extensions", "4.1", "inner", "typing_extensions-4.1-py3-none-any.whl", EMPTY, 0),
+    )
+    uv = Wheel("uv", "0.9", "pypi", "uv-0.9-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", EMPTY, 1)
+    engine = Source(
+        name="engine",
+        url="https://example.invalid/owner/engine",
+        ref="v1.0",
+        rev="0123456789abcdef0123456789abcdef01234567",
+        hash=EMPTY,
+        last_modified=1700000000,
+        version="1.0",
+        submodules=True,
+        options=("WITH_IB=ON", "EMPTY="),
+        checks=("import", "device-code"),
+        substitutes=(Substitute("src/a.cpp", "old", "new", 2),),
+    )
+    url, rev = "https://example.invalid/owner/transport", "89abcdef0123456789abcdef0123456789abcdef"
+    transport = Source("transport", url, "refs/pull/1/head", rev, ABC, 0, "2.0")
+    assert model.parse_lock(BASE, "x.toml") == Lock(
+        path="x.toml",
+        version=1,
+        default_stack="one",
+        sources={"engine": engine, "transport": transport},
+        stacks={"one": Stack("one", "engine", "transport", "transport", "12", {"cp311-x86_64": wheels})},
+        systems={"debian-12": System("debian-12", "apt", {"build-deps": ("g++", "libibverbs-dev")})},
+        tools={"uv": (uv,)},
+        indexes={"inner": "https://example.invalid/simple"},
+        text=BASE,
+    )
+    assert wheels[0].tags == ("cp311", "cp311", ("manylinux_2_28_x86_64",))
+    assert uv.tags == ("py3", "none", ("manylinux_2_17_x86_64", "manylinux2014_x86_64"))
+
+
+def test_a_substitution_may_say_its_reason() -> None:
+    text = BASE.replace("count = 2", 'count = 2\nreason = "The old value was never set (issue 7)."')
+    (each,) = model.parse_lock(text, "x.toml").sources["engine"].substitutes
+    assert each == Substitute("src/a.cpp", "old", "new", 2, reason="The old value was never set (issue 7).")
+    assert each.effect == {"file": "src/a.cpp", "text": "old", "replacement": "new", "count": 2}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_faults(case: Path) -> None:
+    recorded = json.loads(case.read_text())
+    text = BASE
+    for old, new in recorded["replace"].items():
+        assert old in text, f"{case.name} changes a text that is not in base.toml: {old}"
+        text = text.replace(old, new)
+    problems, _ = messages(text)
+    assert [str(problem) for problem in problems] == recorded["problems"]
+
+
+def test_faults_of_the_file_itself(tmp_path: Path) -> None:
+    with pytest.raises(
+        Trouble, match=r"nowhere\.toml: the lock cannot be read: No such file or directory\. Try: --lock=FILE"
+    ):
+        model.read_lock_file(tmp_path / "nowhere.toml")
+    with pytest.raises(Trouble, match="the lock cannot be read: Is a directory"):
+        model.read_lock_file(tmp_path)
+    (tmp_path / "x.toml").write_bytes(b"version = 1 # \xff")
+    with pytest.raises(Trouble, match=r"x\.toml: is not UTF-8 at byte 14"):
+        model.read_lock_file(tmp_path / "x.toml")
+    (tmp_path / "x.toml").write_text(BASE)
+    assert model.read_lock_file(tmp_path / "x.toml") == model.read_lock_file(str(tmp_path / "x.toml"))
+
+
+@pytest.mark.parametrize(
+    ("file", "fits"),
+    [
+        ("a-1-cp311-cp311-manylinux_2_28_x86_64.whl", True),
+        ("a-1-cp311-cp311-linux_x86_64.whl", True),
+        ("a-1-cp311-none-any.whl", True),
+        ("a-1-py3-none-any.whl", True),
+        ("a-1-py2.py3-none-any.whl", True),
+        ("a-1-py311-none-manylinux1_x86_64.whl", True),
+        ("a-1-cp39-abi3-manylinux_2_17_x86_64.musllinux_1_1_x86_64.whl", True),
+        ("a-1-7-cp311-cp311-manylinux2014_x86_64.whl", True),
+        ("a-1-cp312-abi3-manylinux_2_17_x86_64.whl", False),
+        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", False),
+        ("a-1-cp311-cp311t-manylinux_2_28_x86_64.whl", False),
+        ("a-1-cp311-cp311-musllinux_1_2_x86_64.whl", False),
+        ("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", False),
+        ("a-1-cp311-cp311-win_amd64.whl", False),
+        ("a-1-py2-none-any.whl", False),
+    ],
+)
+def test_which_wheels_install_on_a_target(file: str, fits: bool) -> None:
+    entry = f'[{{ name = "a", version = "1", index = "pypi", file = "{file}", hash = "{EMPTY}", size = 1 }}]'
+    head, rest = BASE.split("wheels.cp311-x86_64 = [", 1)
+    text = f"{head}wheels.cp311-x86_64 = {entry}\n{rest.split(']', 1)[1]}"
+    if fits:
+        assert model.parse_lock(text, "x.toml").stacks["one"].wheels["cp311-x86_64"][0].file == file
+    else:
+        with pytest.raises(Trouble) as caught:
+            model.parse_lock(text, "x.toml")
+        assert (
+            str(caught.value)
+            == f"x.toml: stack.one.wheels.cp311-x86_64[1].file: this wheel does not install on cp311-x86_64 — found "
+            f"{file}"
+        )
+
+
+def check(text: str) -> None:
+    """Whatever the text: a lock, or problems that can be printed."""
+    problems, read = messages(text)
+    assert isinstance(read, Lock) != bool(problems)
+    for problem in problems:
+        assert problem.where.startswith("x.toml")
+        assert "\n" not in problem.where + problem.found
+        str(problem).encode()
+
+
+@given(st.one_of(st.text(max_size=60), st.text(alphabet="[]{}=\"'.,#\n\\ \t+-_:TZ01ex\r\x00versionu", max_size=60)))
+@settings(deadline=None)
+def test_any_text(text: str) -> None:
+    check(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(BASE)), st.integers(0, 30), st.text(max_size=8)), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_a_damaged_lock(damages: list[tuple[int, int, str]]) -> None:
+    text = BASE
+    for start, length, instead in damages:
+        text = text[:start] + instead + text[start + length :]
+    check(text)
+
+
+VALUES: Any = st.recursive(
+    st.one_of(st.text(max_size=8), st.integers(), st.booleans(), st.floats(), st.dates(), st.just({}), st.just([])),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+def paths_of(value: Any, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(each for key, below in inner for each in paths_of(below, (*path, key)))]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_any_value_anywhere(data: st.DataObject) -> None:
+    tree = tomlkit.parse(BASE).unwrap()
+    *path, last = data.draw(st.sampled_from([path for path in paths_of(tree, ()) if path]))
+    inside: Any = tree
+    for key in path:
+        inside = inside[key]
+    inside[last] = data.draw(VALUES)
+    check(tomlkit.dumps(tree))
+
+
+def test_the_lock_that_is_shipped() -> None:
+    real = model.read_lock_file(REAL)
+    assert set(real.stacks) == {"v1", "v1-wheel", "v1-cu13", "v2"}
+    assert real.default_stack == "v1"
+    assert not real.indexes
+    for stack in real.stacks.values():
+        assert set(stack.wheels) >= {"cp310-x86_64", "cp311-x86_64", "cp312-x86_64"}
+        for target, wheels in stack.wheels.items():
+            versions = {wheel.name: wheel.version for wheel in wheels}
+            assert {"torch", "numpy", "setuptools", f"nvidia-nvshmem-cu{stack.cuda}"} <= set(versions), target
+            assert int(versions["setuptools"].split(".")[0]) < 82
+            assert all(wheel.size > 0 for wheel in wheels)
+    machines = {
+        machine
+        for wheel in real.tools["uv"]
+        for machine in ("x86_64", "aarch64")
+        if wheel.file.endswith(f"{machine}.whl")
+    }
+    assert machines == {"x86_64", "aarch64"}
+    assert {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"} == set(real.systems)
+    for system in real.systems.values():  # NVSHMEM is built with Ninja alone
+        assert "ninja-build" in system.packages["build-deps"], system.name
+
+
+@pytest.mark.parametrize("path", [REAL, DEMO], ids=["shipped", "demo"])
+def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path) -> None:
+    """Its issue, pull request, patch or measurement upstream; for people who read `invoke lock`."""
+    for source in model.read_lock_file(path).sources.values():
+        for each in source.substitutes:
+            where = (source.name, each.file, each.reason)
+            assert re.search(r"\b(issues?|pull request) [1-9]|\.patch\b|measured", each.reason), where
+            assert each.reason.endswith("."), where
+
+
+def test_the_demo_makes_the_substitutions_of_the_shipped_lock() -> None:
+    """The stand-in sources hold the same texts; but for one, which names a structure that is NVSHMEM's own."""
+    real, demo = model.read_lock_file(REAL).sources, model.read_lock_file(DEMO).sources
+    for name, theirs in (("nvshmem", "nvshmem"), ("deepep", "deepep-v1"), ("deepep-v2", "deepep-v2")):
+        other = [each for each in real[theirs].substitutes if not each.file.endswith("ibgda.cpp")]
+        assert [each for each in demo[name].substitutes if not each.file.endswith("ibgda.cpp")] == other
+
+
+def test_a_wheel_shared_by_targets_is_one_file() -> None:
+    real = model.read_lock_file(REAL)
+    hashes: dict[str, set[str]] = {}
+    for wheels in (wheels for stack in real.stacks.values() for wheels in stack.wheels.values()):
+        for wheel in wheels:
+            hashes.setdefault(wheel.file, set()).add(wheel.hash)
+    assert all(len(found) == 1 for found in hashes.values())

@@ -1,0 +1,201 @@
+"""The lock's `[system.<id>]` tables: what a good one becomes, every fault with its table and key, what recipes are
+told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from deepep_bootstrap.core.errors import Problem
+from deepep_bootstrap.core.toml import Table, load_toml
+from deepep_bootstrap.lock import model, packages
+from deepep_bootstrap.lock.packages import Repository, System, recipe_env
+from tests.support.paths import ROOT
+
+REAL = ROOT / "deepep.lock.toml"
+PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
+GOOD = f"""
+manager = "apt"
+build-deps = ["g++", "libc6-dev"]
+doca-ofed = ["doca-ofed=3.2.1*"]
+python = ["python3.12", "python3.12-dev"]
+kernel-headers = ["linux-headers-{{kernel}}"]
+cuda-toolkit-12 = ["cuda-toolkit-12-9=12.9.1-1"]
+hold = ["linux-image-*"]
+by-hand.cuda-toolkit-12 = "the repository of CUDA"
+
+[repository.doca]
+url = "https://example.invalid/doca/3.2.1"
+suite = "./"
+key_url = "https://example.invalid/doca/key.pub"
+key_fingerprint = "{PRINT}"
+purposes = ["doca-ofed"]
+
+[repository.inner]
+url = "file:///srv/debian"
+suite = "stable"
+components = ["main", "extra"]
+key_url = "file:///srv/key.gpg"
+key_fingerprint = "{PRINT}"
+purposes = ["python", "doca-ofed"]
+priority = 100
+"""
+DOCA = Repository(
+    "doca", "https://example.invalid/doca/3.2.1", "https://example.invalid/doca/key.pub", PRINT, ("doca-ofed",), "./"
+)
+INNER = Repository(
+    "inner",
+    "file:///srv/debian",
+    "file:///srv/key.gpg",
+    PRINT,
+    ("python", "doca-ofed"),
+    "stable",
+    ("main", "extra"),
+    100,
+)
+
+
+def read(text: str) -> tuple[System, list[str]]:
+    problems: list[Problem] = []
+    found = packages.read_system("debian-12", Table(load_toml(text, "x.toml"), "x.toml: system.debian-12", problems))
+    return found, [str(problem) for problem in problems]
+
+
+def good() -> System:
+    found, problems = read(GOOD)
+    assert problems == []
+    return found
+
+
+def test_a_good_table() -> None:
+    assert good() == System(
+        "debian-12",
+        "apt",
+        {
+            "build-deps": ("g++", "libc6-dev"),
+            "cuda-toolkit-12": ("cuda-toolkit-12-9=12.9.1-1",),
+            "doca-ofed": ("doca-ofed=3.2.1*",),
+            "python": ("python3.12", "python3.12-dev"),
+            "kernel-headers": ("linux-headers-{kernel}",),
+        },
+        ("linux-image-*",),
+        (DOCA, INNER),
+        {"cuda-toolkit-12": "the repository of CUDA"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('hold = ["linux', 'hodl = ["linux', "hodl: unknown key, did you mean hold?"),
+        ('suite = "./"', 'suite = "./"\nsiute = 1', "repository.doca.siute: unknown key, did you mean suite?"),
+        (
+            f'"{PRINT}"\npurposes = ["doca-ofed"]',
+            '"89ABCDEF"\npurposes = ["doca-ofed"]',
+            ".key_fingerprint: is not what belongs here",
+        ),
+        (
+            PRINT,
+            "0123 4567 89AB CDEF 0123  4567 89AB CDEF 0123 4567",
+            "repository.doca.key_fingerprint: is not what belongs here",
+        ),
+        (PRINT, PRINT.lower(), "key_fingerprint: is not what belongs here"),
+        ('purposes = ["doca-ofed"]', "", "repository.doca.purposes: is empty"),
+        (
+            'purposes = ["doca-ofed"]',
+            'purposes = ["doca"]',
+            "repository.doca.purposes: holds something that does not belong there",
+        ),
+        (
+            'suite = "./"',
+            'suite = "stable"',
+            "repository.doca.components: do not fit the suite — found none, wanted at least one",
+        ),
+        (
+            'suite = "stable"',
+            'suite = "/"',
+            "repository.inner.components: do not fit the suite — found main extra, wanted none: the suite",
+        ),
+        ('suite = "./"', "", "repository.doca.suite: is missing"),
+        (
+            "priority = 100",
+            "priority = 1001",
+            "repository.inner.priority: is out of range — found 1001, wanted 1 to 1000",
+        ),
+        (
+            "https://example.invalid/doca/3.2.1",
+            "ftp://example.invalid/a b",
+            "repository.doca.url: is not what belongs here",
+        ),
+        ("file:///srv/key.gpg", "https://a b/c", "repository.inner.key_url: is not what belongs here"),
+        ('"g++"', '"@nvidia:580"', "build-deps: modules (@NAME:STREAM) exist in dnf only"),
+        ('"g++"', '"g++ make"', "build-deps: holds something that does not belong there"),
+        ('"g++"', '"g++=--force"', "build-deps: holds something that does not belong there"),
+        (
+            '"linux-headers-{kernel}"',
+            '"linux-headers-{release}"',
+            "kernel-headers: holds something that does not belong there",
+        ),
+        ('["linux-image-*"]', '["$(id)"]', "hold: holds something that does not belong there"),
+        (
+            "by-hand.cuda-toolkit-12",
+            "by-hand.doca-ofed",
+            "by-hand.doca-ofed: there is a repository for this purpose already",
+        ),
+        ("by-hand.cuda-toolkit-12", "by-hand.cuda", "by-hand.cuda: unknown key"),
+        ('manager = "apt"', 'manager = "dnf"', "repository.doca.suite: unknown key"),
+    ],
+)
+def test_faults_name_table_and_key(old: str, new: str, said: str) -> None:
+    assert old in GOOD
+    _, problems = read(GOOD.replace(old, new))
+    assert any(problem.startswith(f"x.toml: system.debian-12.{said}") or said in problem for problem in problems), (
+        problems
+    )
+
+
+def test_recipes_get_packages_and_repositories_of_their_purpose() -> None:
+    assert recipe_env(good(), "doca-ofed", "6.1.0-9-amd64") == {
+        "MANAGER": "apt",
+        "PACKAGES": "doca-ofed=3.2.1*",
+        "HEADERS": "linux-headers-6.1.0-9-amd64",
+        "HOLD": "linux-image-*",
+        "REPOSITORIES": f"doca https://example.invalid/doca/3.2.1 ./ - https://example.invalid/doca/key.pub {PRINT} 0\n"
+        f"inner file:///srv/debian stable main,extra file:///srv/key.gpg {PRINT} 100",
+    }
+    assert recipe_env(good(), "build-deps", "") == {
+        "MANAGER": "apt",
+        "PACKAGES": "g++ libc6-dev",
+        "HOLD": "linux-image-*",
+    }
+    assert recipe_env(good(), "python", "")["PYTHON_WANTED"] == "3.12"
+    toolkit = recipe_env(good(), "cuda-toolkit-12", "")
+    assert (toolkit["CUDA_MAJOR"], toolkit["PACKAGES"], toolkit["BY_HAND"]) == (
+        "12",
+        "cuda-toolkit-12-9=12.9.1-1",
+        "the repository of CUDA",
+    )
+    assert "HEADERS" not in recipe_env(good(), "doca-ofed", ""), "headers of a kernel that is not known"
+    assert "REPOSITORIES" not in recipe_env(replace(good(), repositories=()), "doca-ofed", "")
+
+
+def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:
+    assert recipe_env(None, "doca-ofed", "6.1") == {}
+    assert recipe_env(None, "cuda-toolkit-13", "6.1") == {"CUDA_MAJOR": "13"}
+
+
+def test_the_rows_that_are_shipped() -> None:
+    systems = model.read_lock_file(REAL).systems
+    assert set(systems) == {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"}
+    for row in systems.values():
+        assert set(row.packages) == set(packages.PURPOSES), row.id
+        assert row.manager == ("dnf" if row.id in ("rocky-9", "rhel-9") else "apt")
+        for purpose in ("cuda-toolkit-12", "cuda-toolkit-13"):
+            env = recipe_env(row, purpose, "6.8.0-50-generic")
+            assert "=" in env["PACKAGES"], f"{row.id}: {purpose} has no version"
+            assert "REPOSITORIES" in env, f"{row.id}: {purpose} has no repository"
+        env = recipe_env(row, "doca-ofed", "6.8.0-50-generic")
+        assert env["HEADERS"].endswith("-6.8.0-50-generic")
+        assert env["PACKAGES"].startswith("doca-ofed=3.2.1")
+        assert ("REPOSITORIES" in env) != ("BY_HAND" in env), row.id

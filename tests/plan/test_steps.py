@@ -1,0 +1,346 @@
+"""Choices and plans: facts in, steps with reasons out. Cases are data; the cluster they change is in
+plan_support.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deepep_bootstrap.bootstrap.context import with_prefix
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.inventory.facts import Facts, Python, Slurm
+from deepep_bootstrap.inventory.machine import Machine
+from deepep_bootstrap.inventory.survey import Survey
+from deepep_bootstrap.plan import decisions, steps
+from deepep_bootstrap.plan.decisions import absences
+from deepep_bootstrap.prefix import modulefiles
+from tests.support.paths import TESTS
+from tests.support.plan import PREFIX, READY, changed, cluster, request
+
+CASES = TESTS / "cases" / "plan"
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    cases = json.loads((CASES / f"{name}.json").read_text())
+    for case in cases:
+        for changes in case.get("changes", {}).values():
+            for key, value in changes.items():
+                if isinstance(value, list):
+                    changes[key] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return cases
+
+
+def built(facts: dict[str, Facts]) -> dict[str, Facts]:
+    """Return facts of the same cluster after a bootstrap: entries in the store, the generation's manifest readable."""
+    choice = decisions.make_decisions(request(), facts)
+    manifest = modulefiles.manifest(
+        choice.offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts)
+    )
+    entries = tuple(entry.name for entry in choice.entries)
+    done = {"prefix.entries": entries, "prefix.generation": 1, "prefix.manifest": manifest}
+    return {name: changed(seen, done) for name, seen in facts.items()}
+
+
+def named(step: steps.Step) -> str:
+    kind = step.name.split("-")[1] if step.kind == "build" else step.name
+    return f"{kind} on {fold(step.hosts).rsplit(' (', 1)[0]}"
+
+
+@pytest.mark.parametrize("case", load("steps"), ids=lambda case: case["name"])
+def test_steps(case: dict[str, Any]) -> None:
+    facts = built(cluster()) if case.get("built") else cluster()
+    facts = {name: changed(seen, case["changes"].get(name, {})) for name, seen in facts.items()}
+    made = steps.make_plan(request(), facts)
+    assert [named(step) for step in made.steps] == case["steps"]
+    assert all(step.reason.found and step.reason.wanted for step in made.steps)
+    assert case.get("note", "") in "\n".join(made.notes)
+
+
+def test_without_the_hook_users_are_told_what_to_type() -> None:
+    made = steps.make_plan(request(skip=("module-hook",)), cluster(n001={"modules.hook": ""}))
+    assert steps.HOOK not in [step.kind for step in made.steps]
+    assert f"no MODULEPATH hook: `module use {PREFIX}/modulefiles` before `module load`" in made.notes
+
+
+def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() -> None:
+    newer = tuple(replace(gpu, capability="10.0") for gpu in READY.gpus)
+    older = (Python("/usr/bin/python3.10", "3.10.12", header=True),)
+    facts = built(cluster(n001={"pythons": (*READY.pythons, *older)}, n002={"gpus": newer, "pythons": older}))
+    whole = decisions.make_decisions(request(), facts)
+    assert (whole.record.archs, whole.record.python_version, whole.absent) == (("9.0", "10.0"), "3.10", ())
+    part = {name: seen for name, seen in facts.items() if name != "n002"}
+    for wish in (request(), request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n", left_out=("n002",))):
+        made = steps.make_plan(wish, part)
+        assert (made.steps, made.choice.record) == ((), whole.record)
+        assert made.choice.absent == ("n002",)
+        assert "n002: not seen by this run, so the settings of all hosts stay as they are offered now" in made.notes
+    # A host that is no longer in the file has no say any more; a profile that somebody names has one.
+    gone = steps.make_plan(request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n"), part)
+    assert (gone.choice.record.archs, gone.choice.record.python_version, gone.choice.absent) == (("9.0",), "3.12", ())
+    named = steps.make_plan(request(f"defaults prefix={PREFIX} profile=roce\nn[001-002]\nlogin1 role=login\n"), part)
+    assert (named.choice.record.profile, whole.record.profile) == ("roce", "single-node")
+    # A new one adds what is particular to it.
+    more = {
+        **part,
+        "n003": changed(
+            facts["n002"], {"hostname": "n003", "gpus": tuple(replace(gpu, capability="12.0") for gpu in newer)}
+        ),
+    }
+    grown = steps.make_plan(request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n"), more)
+    assert grown.choice.record.archs == ("9.0", "10.0", "12.0")
+
+
+@pytest.mark.parametrize("case", load("sharing"), ids=lambda case: case["name"])
+def test_a_few_hosts_without_the_prefix_are_left_out(case: dict[str, Any]) -> None:
+    facts = cluster(**case["changes"])
+    left = with_prefix(Survey(request().inventory, PREFIX, facts))
+    assert sorted(set(facts) - set(left.facts)) == case["gone"]
+    assert case["problem"] in "\n".join(map(str, left.problems))
+    assert bool(left.problems) == bool(case["gone"])
+
+
+@pytest.mark.parametrize("case", load("trouble"), ids=lambda case: case["name"])
+def test_trouble(case: dict[str, Any]) -> None:
+    with pytest.raises(Trouble) as caught:
+        steps.make_plan(request(), cluster(**case["changes"]))
+    assert case["message"] in str(caught.value)
+
+
+def test_a_build_host_without_ninja_gets_it() -> None:
+    """NVSHMEM is built with nothing else."""
+    tools = tuple(tool for tool in READY.tools if tool[0] != "ninja")
+    made = steps.make_plan(request(), cluster(n001={"tools": tools}))
+    (step,) = (step for step in made.steps if step.name == "build-deps")
+    assert step.hosts == ("n001",)
+    assert step.reason.found == "no ninja"
+    assert "ninja-build" in step.env["PACKAGES"].split()
+
+
+def test_prefix_is_not_in_the_digests() -> None:
+    here = decisions.make_decisions(request(), cluster())
+    text = "defaults prefix=/elsewhere\nn[001-002]\nlogin1 role=login\n"
+    there = decisions.make_decisions(request(text), cluster())
+    assert [entry.name for entry in here.entries] == [entry.name for entry in there.entries]
+    assert here.record.prefix == PREFIX
+    assert there.record.prefix == "/elsewhere"
+
+
+def test_architectures_of_all_hosts_are_built() -> None:
+    blackwell = tuple(changed(gpu, {"capability": "10.0"}) for gpu in READY.gpus)
+    choice = decisions.make_decisions(request(), cluster(n002={"gpus": blackwell}))
+    assert choice.record.archs == ("9.0", "10.0")
+
+
+def external(**fields: str) -> Python:
+    return Python(
+        "/opt/venv/bin/python",
+        "3.12.3",
+        "cpython-312-x86_64-linux-gnu",
+        "2.11.0+cu130",
+        "70d99e9",
+        "13.0",
+        "1",
+        **fields,
+    )
+
+
+def with_external(setuptools: str = "81.0.0", numpy: str = "2.4.6") -> dict[str, Any]:
+    packages = (("numpy", numpy), ("setuptools", setuptools))
+    return {"external_python": external(), "external_packages": tuple(pair for pair in packages if pair[1])}
+
+
+@pytest.mark.parametrize(
+    ("packages", "said"),
+    [
+        ({"setuptools": ""}, "needs setuptools, which .* found setuptools none, wanted setuptools > 0. Try: "),
+        (
+            {"setuptools": "82.0.1"},
+            "setuptools before 82 only .* found setuptools 82.0.1, torch 2.11.0.*, wanted setuptools < 82. Try: ",
+        ),
+        ({"numpy": ""}, "DeepEP's tests import numpy — found no numpy, wanted numpy. Try: "),
+    ],
+)
+def test_what_an_external_python_lacks_is_named_with_the_command_that_brings_it(
+    packages: dict[str, str], said: str
+) -> None:
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = cluster(n001={**with_external(**packages), "toolkits": (toolkit,)}, n002=with_external())
+    with pytest.raises(Trouble) as caught:
+        decisions.make_decisions(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts)
+    assert len(caught.value.problems) == 1
+    assert re.search(f"{said}/opt/venv/bin/python -m pip install 'setuptools<82' numpy", str(caught.value))
+
+
+def test_external_python_needs_no_wheels_and_names_misfits() -> None:
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = cluster(n001={**with_external(), "toolkits": (toolkit,)}, n002=with_external())
+    wish = request(stack="v1-cu13", external_python="/opt/venv/bin/python")
+    choice = decisions.make_decisions(wish, facts)
+    assert choice.wheels == ()
+    assert [entry.kind for entry in choice.entries] == ["gdrcopy", "nvshmem", "deepep"]
+    assert choice.record.external_python == "/opt/venv/bin/python"
+    with pytest.raises(Trouble, match="torch's CUDA major does not fit the stack"):
+        decisions.make_decisions(request(external_python="/opt/venv/bin/python"), facts)
+    facts["n002"] = changed(facts["n002"], {"external_python": external(problem="no torch in it")})
+    with pytest.raises(Trouble, match="n002: --python=/opt/venv/bin/python cannot be used — found no torch in it"):
+        decisions.make_decisions(wish, facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "said"),
+    [
+        ({"default_route": True}, " connection=local", ["no sshd on n001: not needed with connection=local"]),
+        ({"default_route": True, "tools": (("sshd", ""),)}, " connection=local", []),
+        ({"default_route": True}, "", []),
+        (
+            {},
+            "",
+            ["no way out of the local network on n001: sources and wheels come from --mirror or through this machine"],
+        ),
+        (
+            {"modules.kind": "none", "slurm": Slurm()},
+            " connection=local",
+            [
+                "no Slurm: tests run with `bash` on one node, `sbatch` is not checked",
+                "no module system on n001: load with `. /p/current/env-v1.sh` there",
+                "no way out of the local network on n001: sources and wheels come from --mirror",
+                "no sshd on n001: not needed with connection=local",
+            ],
+        ),
+    ],
+)
+def test_what_is_not_there_and_not_needed_is_said_once(changes: dict[str, Any], local: str, said: list[str]) -> None:
+    inventory = request(f"defaults prefix=/p{local}\nn001\n").inventory
+    assert list(absences("/p/current/env-v1.sh", "n001", inventory, {"n001": changed(READY, changes)})) == said
+
+
+RESERVED = f"defaults prefix={PREFIX} sbatch_args='--requeue --reservation=acceptance'\nn[001-002]\nlogin1 role=login\n"
+DRAINED = {"slurm.state": "IDLE+DRAIN", "prepared": Machine(slurm_reason="fans [root@2026-11-20T10:00:00]")}
+
+
+def test_nodes_in_the_reservation_that_jobs_name_are_built_on() -> None:
+    facts = cluster(n001={"slurm.state": "IDLE+DRAIN+RESERVED"}, n002={"slurm.state": "IDLE+MAINTENANCE+RESERVED"})
+    assert decisions.make_decisions(request(RESERVED), facts).build_host == "n002"
+    with pytest.raises(Trouble) as caught:
+        decisions.make_decisions(
+            request(), cluster(n001={"slurm.state": "IDLE+RESERVED"}, n002={"slurm.state": "IDLE+RESERVED"})
+        )
+    assert "Try: sbatch_args=--reservation=NAME on a defaults line" in str(caught.value)
+
+
+def test_a_node_that_slurm_starts_nothing_on_is_not_waited_for() -> None:
+    for flag in ("leave", "use"):
+        with pytest.raises(Trouble) as caught:
+            decisions.make_decisions(request(on_busy_host=flag), cluster(n001=DRAINED, n002=DRAINED))
+        found = "n[001-002] (2): Slurm starts no jobs there, so nothing can be built — found idle+drain in Slurm: fans"
+        assert str(caught.value).startswith(found)
+        assert "Try: scontrol update nodename=n[001-002] state=resume" in str(caught.value)
+        assert "--on-busy-host" not in str(caught.value)
+    assert (
+        decisions.make_decisions(
+            request(on_busy_host="use"), cluster(n001=DRAINED, n002={"slurm.jobs": ("7",)})
+        ).build_host
+        == "n002"
+    )
+    named = request(f"defaults prefix={PREFIX} build_host=n001\nn[001-002]\nlogin1 role=login\n")
+    with pytest.raises(Trouble, match="nothing can be built on this build_host"):
+        steps.make_plan(named, cluster(n001=DRAINED))
+    assert steps.make_plan(named, built(cluster(n001=DRAINED))).steps == (), (
+        "where nothing is to be built, its state is nothing to us"
+    )
+
+
+def test_another_stack_is_added_beside_the_first() -> None:
+    facts = built(cluster(n001=with_external(), n002=with_external()))
+    toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = {name: changed(seen, {"toolkits": (toolkit,)}) for name, seen in facts.items()}
+    offer = decisions.make_decisions(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts).offer
+    assert set(offer.stacks) == {"v1", "v1-cu13"}
+    assert offer.default_stack == "v1"
+
+
+def with_toolkits(kits: dict[str, str]) -> dict[str, Any]:
+    return {
+        "toolkits": tuple(
+            changed(READY.toolkits[0], {"path": f"/usr/local/{name}", "version": kits[name]}) for name in kits
+        )
+    }
+
+
+@pytest.mark.parametrize("case", load("toolkits"), ids=lambda case: case["name"])
+def test_toolkits(case: dict[str, Any]) -> None:
+    facts = cluster() | {"n003": changed(READY, {"slurm.node": "n003"})}
+    kits = {"n003": case["kits"].get("n001", {"cuda": "12.9.86"})} | case["kits"]
+    facts = {name: changed(seen, with_toolkits(kits[name]) if name in kits else {}) for name, seen in facts.items()}
+    wish = request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n", stack=case["stack"])
+    if "message" in case:
+        with pytest.raises(Trouble) as caught:
+            decisions.make_decisions(wish, facts)
+        assert case["message"] in str(caught.value)
+        assert len(caught.value.problems) == 1
+        return
+    choice = decisions.make_decisions(wish, facts)
+    assert (choice.toolkit.path, choice.record.cuda_home) == (case["chosen"], case["chosen"])
+    assert case.get("note", "") in "\n".join(choice.notes)
+
+
+def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_with() -> None:
+    both, other = (
+        with_toolkits({"cuda": "13.0.88", "cuda-13.0": "13.0.88"}),
+        with_toolkits({"cuda": "12.9.86", "cuda-13.0": "13.0.88"}),
+    )
+    facts, wish = cluster(n001=both, n002=other), request(stack="v2")
+    offer = decisions.make_decisions(wish, facts).offer
+    manifest = modulefiles.manifest(
+        offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts)
+    )
+    part = {name: changed(facts[name], {"prefix.manifest": manifest}) for name in ("n001", "login1")}
+    assert decisions.make_decisions(wish, part).toolkit.path == "/usr/local/cuda-13.0"
+    part["n001"] = changed(part["n001"], with_toolkits({"cuda": "13.0.88"}))
+    with pytest.raises(
+        Trouble, match=r"wanted CUDA 13 in /usr/local/cuda-13\.0, as the hosts have it that this run does not see"
+    ):
+        decisions.make_decisions(wish, part)
+
+
+def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
+    assert decisions.make_decisions(request(), cluster()).slurm_host == "login1"
+    assert decisions.make_decisions(request(control_has_slurm=True), cluster()).slurm_host == decisions.CONTROL
+    named_host = request(f"defaults prefix={PREFIX} slurm_host=n002\nn[001-002]\nlogin1 role=login\n")
+    assert decisions.make_decisions(named_host, cluster()).slurm_host == "n002"
+
+
+def test_a_node_of_a_slurm_that_does_not_answer_is_not_built_on() -> None:
+    made = steps.make_plan(
+        request(), cluster(n001={"slurm": Slurm(version="22.05.8"), "prepared": Machine(slurmd_memlock="unlimited")})
+    )
+    assert made.choice.build_host == "n002"
+    assert (
+        "n001 is busy (slurmd runs there, but Slurm does not answer, so its jobs cannot be seen) and is left alone"
+        in made.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("slurm", "why"),
+    [
+        (Slurm(slurmd=True), "slurmd runs there, but Slurm's clients are not found, so its jobs cannot be seen"),
+        (
+            Slurm(version="24.05.3", slurmd=True),
+            "slurmd runs there, but Slurm does not answer, so its jobs cannot be seen",
+        ),
+        (
+            Slurm(True, "24.05.3", slurmd=True),
+            "slurmd runs there, but Slurm knows no node of that name, so its jobs cannot be seen",
+        ),
+        (Slurm(True, "24.05.3", node="n001", state="IDLE", slurmd=True), ""),
+        (Slurm(), ""),
+    ],
+)
+def test_a_host_of_slurm_is_free_by_slurms_word_alone(slurm: Slurm, why: str) -> None:
+    assert decisions.busy_with(changed(READY, {"slurm": slurm})) == why

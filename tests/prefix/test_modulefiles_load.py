@@ -1,0 +1,335 @@
+"""Modulefiles under real Lmod and real Environment Modules: what a load sets, and that an unload leaves nothing
+behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deepep_bootstrap.prefix import modulefiles, offer
+from deepep_bootstrap.prefix.offer import StackRecord
+from tests.support import module_systems
+from tests.support import modules as support
+
+SYSTEMS = ("lmod", "environment-modules")
+# Environment Modules before 5.1 has no pushenv: the same files, told that there is none.
+VARIANTS = (*SYSTEMS, "environment-modules without pushenv")
+RECORDS = {"store": support.record, "external": support.external_record, "v2": support.v2_record}
+
+ELEMENTS = st.sampled_from(
+    [
+        "",
+        "",
+        "/a",
+        "/a",
+        "/b",
+        "/b/",
+        "//c",
+        "/d e",
+        "/it's",
+        '/"q"',
+        "$x",
+        "/ü",
+        ".",
+        "OURS",
+        "OURS",
+        "/usr/sbin",
+        "/usr/sbin/",
+    ]
+)
+# Environment Modules leaves a tilde unquoted in what the shell evaluates, so no modulefile can keep one to the letter
+# there.
+TEXT = st.text(
+    st.characters(min_codepoint=32, max_codepoint=382, exclude_categories=("C",), exclude_characters="~"), max_size=12
+)
+
+
+class Generation:
+    """A rendered generation in a folder, with the links a prefix has."""
+
+    def __init__(self, prefix: Path, *records: StackRecord, pushenv: bool = True) -> None:
+        templates = support.templates()
+        if not pushenv:
+            assert "info commands pushenv" in templates["modulefile.tcl.j2"]
+            templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace(
+                "info commands pushenv", "info commands no-such-command"
+            )
+        offer = support.offer(str(prefix), *records)
+        support.write(prefix / "generations" / "1", modulefiles.render_offer(offer, templates))
+        (prefix / "current").symlink_to("generations/1")
+        (prefix / "modulefiles").symlink_to("current/modulefiles")
+        self.prefix = prefix
+        self.use = f"module use {prefix}/modulefiles\n"
+
+    def run(self, variant: str, script: str, **more: object) -> module_systems.Session:
+        folder = self.prefix / "session"
+        folder.mkdir(exist_ok=True)
+        for old in folder.glob("*.env"):
+            old.unlink()
+        return module_systems.run(
+            (self.use if variant else "") + script, folder, system=variant.partition(" ")[0], **more
+        )
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def generation(tmp_path: Path) -> Generation:
+    return Generation(tmp_path)
+
+
+def named(record: StackRecord) -> set[str]:
+    return {name for name, _ in modulefiles.variables(record)} | set(offer.LISTS)
+
+
+def exports(values: dict[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+@st.composite
+def former(draw: st.DrawFn, record: StackRecord) -> dict[str, str]:
+    """Values a user may have before: every variable the files name unset, empty or set, lists with repeats and empty
+    elements."""
+    ours = {lead.name: lead.entries for lead in modulefiles.lists(record)}
+    values = {}
+    for name in sorted(named(record)):
+        if name in offer.LISTS:
+            elements = draw(st.none() | st.lists(ELEMENTS, max_size=5))
+            if elements is None and name != "PATH":
+                continue
+            mine = (ours[name] or ("/ours",))[0]
+            text = ":".join(mine if element == "OURS" else element for element in elements or [])
+            # The tools of the session itself have to stay on PATH, and the empty library is what a program survives.
+            values[name] = f"{text}:/usr/bin:/bin" if name == "PATH" else text
+        elif (value := draw(st.none() | st.just("") | TEXT)) is not None:
+            values[name] = value
+    return values
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    return {
+        name: (before.get(name), after.get(name))
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+    }
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_unload_restores_everything(name: str, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    prefix = tmp_path_factory.mktemp("prefix")
+    record = RECORDS[kind](str(prefix))
+    generation = Generation(prefix, record, pushenv=not name.endswith("without pushenv"))
+
+    @settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(former(record), st.booleans())
+    def restores(values: dict[str, str], driver: bool) -> None:
+        script = (
+            exports(values)
+            + "snapshot before\nmodule load deepep\nsnapshot loaded\nmodule unload deepep\nsnapshot after\n"
+        )
+        session = generation.run(name, script, driver=driver)
+        states = session.environments
+        assert states["loaded"].get("DEEPEP_STACK") == record.stack, session.err
+        assert differences(states["before"], states["after"]) == {}
+        for variable, value in modulefiles.variables(record):
+            assert states["loaded"].get(variable) == (value or None)
+        for lead in modulefiles.lists(record):
+            if lead.entries and (driver or not lead.driver_only):
+                first = states["loaded"][lead.name].split(":")[: len(lead.entries)]
+                assert tuple(first) == lead.entries
+            held = [item.rstrip("/") for item in states["before"].get(lead.name, "").split(":")]
+            if lead.last and lead.last not in held:
+                assert states["loaded"][lead.name].split(":")[-1] == lead.last
+
+    restores()
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(value=TEXT.filter(lambda text: text and text.isascii()))
+def test_values_arrive_to_the_letter(value: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    prefix = tmp_path_factory.mktemp("prefix")
+    generation = Generation(prefix, support.record(str(prefix), environment={"NCCL_IB_TC": value}))
+    for name in SYSTEMS:
+        session = generation.run(name, "module load deepep\nsnapshot loaded\n")
+        assert session.environments["loaded"].get("NCCL_IB_TC") == value, session.err
+    session = generation.run("", f". {prefix}/current/env.sh\nsnapshot loaded\n")
+    assert session.environments["loaded"].get("NCCL_IB_TC") == value, session.err
+
+
+LIST = "LD_LIBRARY_PATH"
+
+
+@pytest.mark.parametrize("before", [None, "", "/a:/a::/b"])
+def test_entries_added_while_loaded_stay(variant: str, before: str | None, tmp_path: Path) -> None:
+    generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
+    prior = {} if before is None else {LIST: before}
+    change = f'export {LIST}="/front:/front:${LIST}:/back"'
+    session = generation.run(
+        variant, f"{exports(prior)}module load deepep\n{change}\nmodule unload deepep\nsnapshot after\n"
+    )
+    expected = f"/front:/front:{before}:/back" if before else "/front:/front:/back"
+    assert session.environments["after"][LIST] == expected
+
+
+@pytest.mark.parametrize("before", ["/usr/bin:/bin", "/usr/sbin:/usr/bin:/bin", "/usr/bin:/usr/sbin/:/bin"])
+def test_system_tools_of_the_users_own_stay(variant: str, before: str, tmp_path: Path) -> None:
+    # Without what this file had made of PATH, entries are taken out one by one: /usr/sbin only where it came with the
+    # module.
+    record = support.v2_record(str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    change = 'export PATH="${PATH%%:*}:/new:${PATH#*:}"'
+    session = generation.run(
+        variant, f"export PATH={before}\nmodule load deepep\n{change}\nmodule unload deepep\nsnapshot after\n"
+    )
+    found = [item.rstrip("/") for item in session.environments["after"]["PATH"].split(":")]
+    assert found == ["/new", *(item.rstrip("/") for item in before.split(":"))]
+
+
+def test_ours_removed_by_hand_meanwhile(variant: str, tmp_path: Path) -> None:
+    generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
+    session = generation.run(
+        variant, f"export {LIST}=/a\nmodule load deepep\nexport {LIST}=/other\nmodule unload deepep\nsnapshot after\n"
+    )
+    assert session.code == 0
+    assert session.environments["after"][LIST] == "/other"
+
+
+def test_default_is_the_offers(system: str, generation: Generation) -> None:
+    session = generation.run(system, 'module load deepep || exit\necho "$LOADEDMODULES"\n')
+    assert (session.code, session.out.strip()) == (0, "deepep/1.2.1-8a07e7e-v1")
+
+
+def test_default_may_be_the_other(system: str, tmp_path: Path) -> None:
+    prefix = str(tmp_path)
+    generation = Generation(tmp_path, support.external_record(prefix), support.record(prefix))
+    session = generation.run(system, 'module load deepep || exit\necho "$LOADEDMODULES"\n')
+    assert (session.code, session.out.strip()) == (0, "deepep/1.2.1-8a07e7e-v1-cu13")
+
+
+def test_each_system_lists_a_stack_once(system: str, generation: Generation) -> None:
+    session = generation.run(system, "module -t avail deepep 2>&1\n")
+    found = sorted(
+        word
+        for line in session.out.splitlines()
+        for word in [line.split("(")[0].strip()]
+        if word.startswith("deepep/1")
+    )
+    assert found == ["deepep/1.2.1-8a07e7e-v1", "deepep/1.2.1-8a07e7e-v1-cu13"]
+    assert "lua" not in session.out.replace(str(generation.prefix), "")
+
+
+def test_help_and_whatis(system: str, generation: Generation) -> None:
+    session = generation.run(system, "module help deepep 2>&1\nmodule whatis deepep 2>&1\nmodule show deepep 2>&1\n")
+    assert "expert-parallel" in session.out
+    assert "nvshmem-3.4.5" in session.out
+    assert "__DEEPEP" not in session.out
+
+
+def test_loading_twice_changes_nothing(variant: str, tmp_path: Path) -> None:
+    generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
+    loads = (
+        "module load deepep\nsnapshot once\nmodule load deepep\nsnapshot twice\nmodule unload deepep\nsnapshot after\n"
+    )
+    session = generation.run(variant, f"export {LIST}=/a:/a: CUDA_HOME=\nsnapshot before\n{loads}")
+    states = session.environments
+    assert differences(states["once"], states["twice"]) == {}
+    assert differences(states["before"], states["after"]) == {}
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -> None:
+    generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
+    other = "deepep/1.2.1-8a07e7e-v1-cu13"
+    # Lmod changes versions by itself, Environment Modules asks for `module switch`.
+    change = (
+        f"module load {other}"
+        if variant == "lmod"
+        else f"module load {other} && exit 7\nsnapshot refused\nmodule switch deepep {other}"
+    )
+    prior = exports({LIST: "/a:/a:", "CUDA_HOME": "", "NVSHMEM_IB_GID_INDEX": "9", "PYTHONPATH": ""})
+    script = (
+        f"{prior}snapshot before\nmodule load deepep\nsnapshot first\n{change}\nsnapshot second\nmodule unload "
+        f"deepep\nsnapshot after\n"
+    )
+    session = generation.run(variant, script, driver=driver)
+    states = session.environments
+    assert session.code == 0, session.err
+    assert states.get("refused", states["first"]) == states["first"]
+    record = support.external_record(str(tmp_path))
+    for name, value in modulefiles.variables(record):
+        assert states["second"].get(name) == value
+    assert states["second"]["PATH"] == states["before"]["PATH"]
+    assert ("LD_PRELOAD" in states["second"]) == driver
+    assert states["second"][LIST].startswith(f"{tmp_path}/store/{record.nvshmem}/lib:")
+    assert states["second"][LIST].count("/store/") == 2
+    assert differences(states["before"], states["after"]) == {}
+
+
+def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
+    v1, v2 = support.record(str(tmp_path)), support.v2_record(str(tmp_path))
+    generation = Generation(tmp_path, v1, v2, pushenv=not variant.endswith("without pushenv"))
+    switch = "module load {0}" if variant == "lmod" else "module load {0} && exit 7\nmodule switch deepep {0}"
+    script = exports({"EP_JIT_CACHE_DIR": "/home/me/.deep_ep", "EP_SUPPRESS_NCCL_CHECK": "1", "EP_NIC_NAME": ""})
+    script += "snapshot before\nmodule load deepep\nsnapshot v1\n"
+    script += (
+        f"{switch.format(v2.module)}\nsnapshot v2\n{switch.format(v1.module)}\nsnapshot again\nmodule unload "
+        f"deepep\nsnapshot after\n"
+    )
+    session = generation.run(variant, script)
+    states = session.environments
+    assert session.code == 0, session.err
+    for name, value in modulefiles.variables(v2):
+        assert states["v2"].get(name) == (value or None)
+    assert states["v2"]["EP_JIT_CACHE_DIR"] == f"/tmp/deepep-jit-{os.getuid()}-{v2.deepep[:12]}"
+    assert states["v2"][LIST].split(":")[0] == f"{modulefiles.nccl_folder(v2)}/lib"
+    assert states["v2"][LIST].count("/store/") == 2
+    assert states["v1"]["EP_JIT_CACHE_DIR"] == states["again"]["EP_JIT_CACHE_DIR"] == "/home/me/.deep_ep"
+    assert differences(states["v1"], states["again"]) == {}
+    assert differences(states["before"], states["after"]) == {}
+
+
+def test_purge_restores_too(system: str, generation: Generation) -> None:
+    session = generation.run(
+        system, f"export {LIST}=/a:/a:\nsnapshot before\nmodule load deepep\nmodule purge\nsnapshot after\n"
+    )
+    assert differences(session.environments["before"], session.environments["after"]) == {}
+
+
+def test_preload_leaves_with_the_driver(variant: str, tmp_path: Path) -> None:
+    record = support.external_record(str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    # What a job inherits from a node with a driver has to go on a node without one as well.
+    script = (
+        "export LD_PRELOAD=/mine.so\nmodule load deepep\nsnapshot loaded\numount /proc/driver\nmodule unload "
+        "deepep\nsnapshot after\n"
+    )
+    states = generation.run(variant, script, driver=True).environments
+    assert states["loaded"]["LD_PRELOAD"] == f"{tmp_path}/store/{record.nvshmem}/lib/libnvshmem_host.so.3:/mine.so"
+    assert states["after"]["LD_PRELOAD"] == "/mine.so"
+
+
+def test_no_directory_of_a_system_library(generation: Generation) -> None:
+    # libibverbs of a vendor directory and the system's providers do not fit: only directories of the store may come in
+    # front.
+    added: Iterator[str] = (
+        item for record in RECORDS.values() for lead in modulefiles.lists(record("/p")) for item in lead.entries
+    )
+    assert all(
+        lead.last in {"", "/usr/sbin"} for record in RECORDS.values() for lead in modulefiles.lists(record("/p"))
+    )
+    assert all(entry.startswith("/p/store/") or entry == "/p/tuning/python" for entry in added)

@@ -1,0 +1,1 @@
+"""What several tests need: labs, servers, prefixes, stand-in sources, recorded reports."""

@@ -1,0 +1,141 @@
+"""What the tests of the store share: a door to this machine, recipe texts, the stand-in sources built once, small
+made-up entries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.prefix import entries
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job
+from deepep_bootstrap.remote.host import Host
+from tests.support.paths import ROOT
+
+RECIPES: Mapping[str, str] = read_tree(ROOT / "recipes")
+HERE = Host("here", connection="local")
+PUBLISH = entries.COMMON_RECIPES
+FAST = "0.2"
+"""Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
+
+CHECK_MAIN = 'main() { STORE="${PREFIX}/store"; check_entry >&2; data state ok; }'
+"""In place of publish.sh: the health checks alone, of an entry that is where it belongs."""
+
+BUILD_SMALL = """
+build_entry() {
+    ${HOOK_BUILD:-true}
+    mkdir -p -- "${OUT}/lib"
+    printf 'made by %s\\n' "${TOKEN}" >"${OUT}/lib/content"
+}
+check_entry() {
+    ${HOOK_CHECK:-true}
+    [[ -s "${OUT}/lib/content" ]]
+}
+main "$@"
+"""
+
+
+def script(*names: str, extra: str = "") -> str:
+    """Return recipes composed as the engine does it."""
+    return "\n".join([*(RECIPES[name] for name in names), extra])
+
+
+def make_prefix(folder: Path) -> Path:
+    """Return a prefix made by init.sh."""
+    prefix = folder / "prefix"
+    done = run_bash(script("lib.sh", "prefix/share.sh", "prefix/init.sh"), {"PREFIX": str(prefix), "TOKEN": "init"})
+    assert done.returncode == 0, done.stderr
+    return prefix
+
+
+def environment(prefix: Path, scratch: Path, token: str, **more: str) -> dict[str, str]:
+    """Return the inputs of publish.sh for the small entry `e-small-1`."""
+    (scratch / "bin").mkdir(parents=True, exist_ok=True)
+    (scratch / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
+    places = {"PREFIX": str(prefix), "SCRATCH": str(scratch), "ENTRY": "e-small-1", "TOKEN": token}
+    return places | {"PYTHON": "/usr/bin/python3", "MANIFEST": "{}", "HEARTBEAT": FAST, "JOBS": "1", **more}
+
+
+def start_bash(
+    text: str, env: Mapping[str, str], *, user: str = "", stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
+    """Start a composed script in a process group of its own, as the engine's watcher does."""
+    inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
+    words = ["runuser", "-u", user, "--"] if user else []
+    return subprocess.Popen(
+        [*words, "bash", "-c", text],
+        env=inputs,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_bash(
+    text: str, env: Mapping[str, str], *args: str, user: str = "", data: bytes = b"", within: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a composed script to its end, as `user`, under the command prefix `within` (which may be what knows the
+    user)."""
+    inputs = {"PATH": os.environ["PATH"], "HOME": "/tmp", **env}
+    words = [*within, *(["runuser", "-u", user, "--"] if user else [])]
+    done = subprocess.run(
+        [*words, "bash", "-c", text, "script", *args], env=inputs, input=data, capture_output=True, check=False
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def values(out: str) -> dict[str, str]:
+    """Return the data lines of a script's output, the last of each key."""
+    return dict(line.split("=", 1) for line in out.splitlines())
+
+
+def until(condition, what: str) -> None:
+    """Wait until `condition()` holds; the guard against waiting for ever is generous and says what was waited for."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"never came: {what}")
+
+
+def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
+    """Kill a script and everything it started, and reap it."""
+    os.killpg(process.pid, signum)
+    process.wait()
+
+
+def store_names(prefix: Path) -> set[str]:
+    """Return every name in the store, hidden ones too."""
+    return {path.name for path in (prefix / "store").iterdir()}
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below `folder`."""
+    yield from sorted(folder.rglob("*"))
+
+
+def health(prefix: Path, entry: entries.Entry, folder: Path) -> None:
+    """Run an entry's own health checks where it lies now."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/relocate.py").write_text(RECIPES["build/relocate.py"])
+    common = [name for name in entry.recipes if name != "prefix/publish.sh"]
+    text = script(*common[:4]) + f"\n{CHECK_MAIN}\n" + script(*common[4:])
+    env = {
+        **entry.env,
+        "PREFIX": str(prefix),
+        "OUT": f"{prefix}/store/{entry.name}",
+        "SCRATCH": str(folder),
+        "ENTRY": entry.name,
+        "TOKEN": "t",
+    }
+    door = ConnectionPool([HERE])
+    reply = door.run(HERE, Job(text, env=env, timeout=None))
+    door.close()
+    assert reply.out == "state=ok\n", reply.err
