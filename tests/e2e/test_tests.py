@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.testing import run_folder
@@ -230,6 +232,23 @@ def test_on_blackwell_so_many_calls_are_checked(ready: Engine, tmp_path: Path) -
     told = ready.json("report", document["run"]["name"], f"--html={tmp_path}/report.html")
     assert "512 combine calls checked at 256 tokens" in told["why"]
     assert "512 combine calls at 256 tokens, in 8 of 8 runs" in (tmp_path / "report.html").read_text()
+
+
+def test_a_plan_without_the_fence_is_refused_on_blackwell(ready: Engine, tmp_path: Path) -> None:
+    """The lock without its substitution: fine where GPUs are older, refused with the upstream issue where they are not."""
+    document = tomlkit.parse(ready.lock.read_text(encoding="utf-8"))
+    deepep = document["source"]["deepep"]
+    changes = deepep["substitute"]
+    deepep["substitute"] = [change for change in changes if change["file"] != "csrc/kernels/internode_ll.cu"]
+    assert len(deepep["substitute"]) == len(changes) - 1
+    lock = tmp_path / "deepep.lock.toml"
+    lock.write_text(tomlkit.dumps(document), encoding="utf-8")
+    without = replace(ready, lock=lock)
+    assert without.run("plan").code == OK
+    with capability(ready, "10.0", *NODES):
+        refused = without.run("plan")
+        assert (refused.code, "issues 621 and 700" in refused.err) == (TROUBLE, True), refused.text
+        assert ready.run("plan").code == OK
 
 
 def test_on_hopper_it_runs_once(ready: Engine) -> None:

@@ -1,5 +1,4 @@
-"""PyTorch, CPU stand-in: a version, processes, groups, a few tensors, and the NVSHMEM library that the real one
-brings along."""
+"""PyTorch, CPU stand-in: a version, processes, groups, a few tensors, and the NVSHMEM library that the real one brings along."""
 
 import ctypes
 import importlib
@@ -31,8 +30,7 @@ def compiled_with_cxx11_abi() -> bool:
 
 
 def _load_nvshmem() -> None:
-    """Load the library by its path, as the real torch does: whoever wants another one must replace the file or come
-    first."""
+    """Load the library by its path, as the real torch does: whoever wants another one must replace the file or come first."""
     path = pathlib.Path(__file__).resolve().parent.parent / "nvidia/nvshmem/lib/libnvshmem_host.so.3"
     if path.parent.is_dir():
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -1,5 +1,4 @@
-"""Tensors as far as a smoke test of DeepEP needs them: a numpy array and a name for its type. There is no device but
-the CPU."""
+"""Tensors as far as a smoke test of DeepEP needs them: a numpy array and a name for its type. There is no device but the CPU."""
 
 import builtins
 

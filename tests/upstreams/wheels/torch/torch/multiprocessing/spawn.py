@@ -42,8 +42,7 @@ class ProcessContext:
         return [process.pid for process in self.processes]
 
     def join(self, timeout=None) -> bool:
-        """Wait for the next to end; True once all have. If one failed, the others are ended and an exception is
-        raised."""
+        """Wait for the next to end; True once all have. If one failed, the others are ended and an exception is raised."""
         for sentinel in multiprocessing.connection.wait(list(self.sentinels), timeout):
             index = self.sentinels.pop(sentinel)
             self.processes[index].join()
