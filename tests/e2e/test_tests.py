@@ -247,7 +247,7 @@ def test_a_plan_without_the_fence_is_refused_on_blackwell(ready: Engine, tmp_pat
     assert without.run("plan").code == OK
     with capability(ready, "10.0", *NODES):
         refused = without.run("plan")
-        assert (refused.code, "issues 621 and 700" in refused.err) == (TROUBLE, True), refused.text
+        assert (refused.code, "issues 700 and 621" in refused.err) == (TROUBLE, True), refused.text
         assert ready.run("plan").code == OK
 
 
