@@ -128,7 +128,7 @@ CHANGES: Mapping[str, tuple[EntryInputs, set[str]]] = {
     "one wheel less": (with_wheels(WHEELS[0]), {"python", "deepep"}),
     "lib.sh": (with_recipe("lib.sh", "other\n"), ALL),
     "publish.sh": (with_recipe("prefix/publish.sh", "other\n"), ALL),
-    "lock.sh": (with_recipe("prefix/lock.sh", "other\n"), ALL),
+    "lock.sh": (with_recipe("prefix/lib/lock.sh", "other\n"), ALL),
     "relocate.py": (with_recipe("build/relocate.py", "other\n"), ALL),
     "gdrcopy.sh": (with_recipe("build/gdrcopy.sh", "other\n"), ALL),
     "nvshmem.sh": (with_recipe("build/nvshmem.sh", "other\n"), AFTER_NVSHMEM),
@@ -264,6 +264,7 @@ def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
     for kind in entries.OWN_RECIPES:
         assert set(entries.recipe_names(kind)) <= set(RECIPES)
     assert entries.RELOCATOR in RECIPES
+    assert len({path.replace("/lib/", "/") for path in RECIPES}) == len(RECIPES)
 
 
 def shipped_names() -> dict[str, list[str]]:
