@@ -20,7 +20,7 @@ from deepep_bootstrap.prefix.test_kinds import KINDS as ALL_KINDS
 from deepep_bootstrap.testing.run_folder import TestRun
 
 CAUSES = "causes.toml"
-"""The rules of `diagnose`, in env/ and, a site's own, in PREFIX."""
+"""A site's own rules of `diagnose`, in PREFIX."""
 
 MOST_WORDS = 4
 """Findings of a program of ours that an outcome repeats; its log has all."""
@@ -50,7 +50,7 @@ class Assessment:
 def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
     """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
     need not have any) found at `where`. Trouble for one that cannot be read."""
-    book = rules.load_causes(texts[CAUSES], f"env/{CAUSES}")
+    book = rules.load_causes(texts[rules.FILE], f"env/{rules.FILE}")
     if site.get(CAUSES):
         book = rules.join(book, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", book))
     own = site.get(reference_file.FILE, "")

@@ -14,6 +14,11 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 
 FILE = "references.toml"
+"""A site's own references, in PREFIX."""
+
+SHIPPED = f"rules/{FILE}"
+"""Below env/."""
+
 FABRICS = ("nvlink", "roce", "gib", "infiniband")
 UNITS: Mapping[str, tuple[str, bool]] = {"gbs": ("GB/s", True), "us": ("us", False)}
 """What the end of a figure's name says: its unit, and whether larger is better."""
@@ -195,9 +200,9 @@ def load_references(text: str, where: str, *, site: bool = False) -> ReferenceSe
 def read_book(texts: Mapping[str, str], site: str = "", where: str = FILE) -> ReferenceSet:
     """Return the book of the files of env/ (`texts` by relative path) with a site's own file, whose text is `site`
     ("": it has none) and whose place is `where`; Trouble with every fault of one of them."""
-    if FILE not in texts:
-        raise Trouble(Problem(f"env/{FILE}", "this file is missing", try_="a fresh checkout"))
-    return joined(load_references(texts[FILE], f"env/{FILE}"), load_references(site, where, site=True))
+    if SHIPPED not in texts:
+        raise Trouble(Problem(f"env/{SHIPPED}", "this file is missing", try_="a fresh checkout"))
+    return joined(load_references(texts[SHIPPED], f"env/{SHIPPED}"), load_references(site, where, site=True))
 
 
 def joined(shipped: ReferenceSet, *others: ReferenceSet) -> ReferenceSet:

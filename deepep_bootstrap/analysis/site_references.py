@@ -33,7 +33,7 @@ TOLERANCE = 0.1
 NVSHMEM lay within 2 % of each other (8 x H200, 2026-11-20); the rest is for other nodes and busy networks."""
 
 HEAD = """# References of this cluster, written by `invoke test --save-as-reference`. They win over those of
-# env/references.toml, whose head explains the keys. Edit tolerances as you like; a later save replaces
+# env/rules/references.toml, whose head explains the keys. Edit tolerances as you like; a later save replaces
 # the figures it measured again.
 """
 

@@ -27,7 +27,7 @@ from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import commands
 
-SESSION = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/session.sh")
+SESSION = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/session.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
 PUBLISH_FORM = records.RecordForm({"state": 1}, {"phase": 1, "waiting": 1})

@@ -44,7 +44,7 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
 
 def read_usable(flags: Flags) -> tuple[Lock, Stack]:
     """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of
-    env/compatibility.toml."""
+    env/rules/compatibility.toml."""
     found, stack = read_lock(flags)
     if problems := compatibility.check_lock(found, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*problems)

@@ -94,7 +94,7 @@ HELP = {
     "start_timeout": "seconds to wait for the nodes (default 600)",
     "logs": "logs, folders of logs (*.log, *.out), globs, or --logs=- for standard input",
     "log": "one more of them; may be given more than once",
-    "causes": "a file of causes of your own, in the form of env/causes.toml",
+    "causes": "a file of causes of your own, in the form of env/rules/causes.toml",
     "action": "up, down or status",
     "layer": "the lab's module system: lmod (default) or environment-modules",
     "dir": "the lab's folder (default: /run/deepep-lab for root)",

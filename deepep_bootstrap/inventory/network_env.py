@@ -360,7 +360,7 @@ AUTO = "auto"
 LINKS = ("Ethernet", "InfiniBand")
 HANDLERS = ("gpu", "cpu")
 FOLDER = "profiles/"
-KNOWN = "known-variables.toml"
+KNOWN = "rules/known-variables.toml"
 
 HANDLER = "NVSHMEM_IBGDA_NIC_HANDLER"
 SETTING_LEVELS = {

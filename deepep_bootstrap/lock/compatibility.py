@@ -16,7 +16,9 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
-FILE = "compatibility.toml"
+FILE = "rules/compatibility.toml"
+"""Below env/."""
+
 OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
 OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python", "nic_map")
 CONTAINS = ("has", "lacks")

@@ -135,7 +135,7 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
 
 
 def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, str]:
-    """Return what recipes/host/packages.sh takes from the environment for one purpose on a host with that running
+    """Return what recipes/host/lib/packages.sh takes from the environment for one purpose on a host with that running
     `kernel`.
 
     MANAGER, PACKAGES and HEADERS (packages, separated by spaces), HOLD (globs), REPOSITORIES (one a line, as `_line`

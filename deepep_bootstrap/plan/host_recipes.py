@@ -29,7 +29,14 @@ from deepep_bootstrap.plan.decisions import PlanRequest
 OK, TO_APPLY, REBOOT, STUCK, BLOCKED = "ok", "todo", "reboot", "stuck", "blocked"
 STATES = (OK, TO_APPLY, REBOOT, STUCK, BLOCKED)
 
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
+LIBRARIES = (
+    "lib.sh",
+    "host/lib/files.sh",
+    "host/lib/packages.sh",
+    "host/lib/repositories.sh",
+    "host/lib/keys.sh",
+    "host/lib/kernel-modules.sh",
+)
 """Texts in front of every host recipe, in this order."""
 
 STATE_FORM = RecordForm({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})

@@ -1,5 +1,5 @@
 """Known defects of what a prefix offers: what the manifests of its entries record, judged by the rules of
-env/compatibility.toml.
+env/rules/compatibility.toml.
 """
 
 from __future__ import annotations

@@ -11,8 +11,14 @@ from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
 COMMON_RECIPES = (
-    *("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/manifest.sh"),
-    *("build/common.sh", "prefix/publish.sh"),
+    "lib.sh",
+    "prefix/lib/owner.sh",
+    "prefix/lib/lock.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/files.sh",
+    "prefix/lib/manifest.sh",
+    "build/common.sh",
+    "prefix/publish.sh",
 )
 """Texts in front of every entry's own recipe, in this order; together they are one script."""
 OWN_RECIPES = {
@@ -196,14 +202,20 @@ def _environment(wanted: EntryInputs, nvshmem: str) -> Entry:
 
 def _surroundings(wanted: EntryInputs, kind: str, recipe: str) -> dict[str, object]:
     """Return what the digest of every entry covers: recipe texts, compiler where it is used, operating system."""
-    names = (*recipe_names(recipe), RELOCATOR)
+    paths = (*recipe_names(recipe), RELOCATOR)
     tools = dict(wanted.facts.tools)
     return {
         "kind": kind,
-        "recipes": {name: text_digest(wanted.recipes[name]) for name in names},
+        "recipes": {_recorded_name(path): text_digest(wanted.recipes[path]) for path in paths},
         "compiler": {name: tools.get(name, "") for name in ("gcc", "g++")} if recipe not in UNCOMPILED else {},
         "os": [wanted.facts.os_id, wanted.facts.os_version, wanted.facts.machine],
     }
+
+
+def _recorded_name(path: str) -> str:
+    """Return the name by which digests and manifests know the recipe at `path`. Libraries had no folder of their own
+    when the first entries were built, and a move of files must not make anybody build again."""
+    return path.replace("/lib/", "/")
 
 
 def _external(python: Python) -> dict[str, str]:

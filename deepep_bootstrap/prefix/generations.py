@@ -20,17 +20,17 @@ from deepep_bootstrap.prefix.contents import entry_names
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
-INIT = ("lib.sh", "prefix/share.sh", "prefix/init.sh")
-PROBE = ("lib.sh", "prefix/share.sh", "prefix/probe.sh")
-CHANGING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/current.sh")
+INIT = ("lib.sh", "prefix/lib/share.sh", "prefix/init.sh")
+PROBE = ("lib.sh", "prefix/lib/share.sh", "prefix/probe.sh")
+CHANGING = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/lib/current.sh")
 """In front of every recipe that changes which generations there are."""
 OFFER = (*CHANGING, "prefix/offer.sh")
 ROLLBACK = (*CHANGING, "prefix/rollback.sh")
-GC = (*CHANGING, "prefix/living.sh", "prefix/gc.sh")
-LOOK = (*CHANGING, "prefix/files.sh", "prefix/living.sh", "prefix/generations.sh")
-REHASH = ("lib.sh", "prefix/files.sh", "prefix/rehash.sh")
-LOGS = ("lib.sh", "prefix/share.sh", "prefix/logs.sh")
-PROOF = ("lib.sh", "prefix/share.sh", "prefix/proof.sh")
+GC = (*CHANGING, "prefix/lib/living.sh", "prefix/gc.sh")
+LOOK = (*CHANGING, "prefix/lib/files.sh", "prefix/lib/living.sh", "prefix/generations.sh")
+REHASH = ("lib.sh", "prefix/lib/files.sh", "prefix/rehash.sh")
+LOGS = ("lib.sh", "prefix/lib/share.sh", "prefix/logs.sh")
+PROOF = ("lib.sh", "prefix/lib/share.sh", "prefix/proof.sh")
 FAILURES = {
     "init.sh": "the prefix cannot be made",
     "probe.sh": "the prefix cannot be used",

@@ -1,5 +1,5 @@
 """Files that users load: modulefiles, env.sh and sbatch files of a generation, rendered from the offer and
-the templates of env/.
+the templates of env/templates.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lead:
 def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     """Return the files of a generation by their path inside it.
 
-    `templates` are the texts of env/ by file name. Every value that could not be written safely into a modulefile, a
+    `templates` are the texts of env/ by path. Every value that could not be written safely into a modulefile, a
     shell script or an #SBATCH line is named in one Trouble; nothing is rendered then.
     """
     problems = tuple(check_offer(offer))
@@ -221,13 +221,15 @@ def _render_stack(jinja: Environment, record: StackRecord, table: Sequence[Pass]
 
     used = tuple(item for item in lists(record) if item.entries)
     files = {
-        f"modulefiles/{record.module}.lua": File(fill("modulefile.lua.j2", lists=used)),
-        f"modulefiles/{record.module}": File(fill("modulefile.tcl.j2", lists=used)),
-        f"env-{record.stack}.sh": File(fill("env.sh.j2", lists=lists(record))),
+        f"modulefiles/{record.module}.lua": File(fill("templates/modulefile.lua.j2", lists=used)),
+        f"modulefiles/{record.module}": File(fill("templates/modulefile.tcl.j2", lists=used)),
+        f"env-{record.stack}.sh": File(fill("templates/env.sh.j2", lists=lists(record))),
     }
     for kind in kinds_of(record):
         more = _test_values(kind, record) | _pass_values(kind, record, table)
-        text = fill("test.sbatch.j2", lists=lists(record), directives=tuple(_directives(kind, record)), **more)
+        text = fill(
+            "templates/test.sbatch.j2", lists=lists(record), directives=tuple(_directives(kind, record)), **more
+        )
         files[f"{folder}/{_file_name(kind.name)}"] = File(text, executable=True)
     return files
 

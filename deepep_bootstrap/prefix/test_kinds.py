@@ -19,7 +19,7 @@ compiles its kernels (each mode has its own) while the others wait for it."""
 
 LOW_LATENCY_MINUTES = 45
 """Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it
-has nine on the eight GPUs of a node (env/passes.toml), and 59 on one GPU alone."""
+has nine on the eight GPUs of a node (env/rules/passes.toml), and 59 on one GPU alone."""
 
 COPIED = ("programs/", "examples/")
 """Folders of env/ that go into a generation as they are: our own programs, and examples for users."""
@@ -165,7 +165,9 @@ def known_kind(name: str) -> None:
         raise Trouble(Problem("--kind", "no such test", found=name, wanted=", ".join(KINDS)))
 
 
-FILE = "passes.toml"
+FILE = "rules/passes.toml"
+"""Below env/."""
+
 KIND = ValueForm("|".join(KINDS), " or ".join(KINDS))
 CAPABILITY = ValueForm(r"[0-9]{1,2}\.[0-9]", 'a compute capability such as "10.0"')
 

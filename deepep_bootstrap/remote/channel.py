@@ -1,5 +1,7 @@
 """A started shell on a host, behind one interface: a channel of an SSH session, or a process of this
 machine; and the loader that receives a script there.
+
+The loader's programs for sh are the files of the folder `loader`, which every installation of the package has with it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Protocol
 
 import paramiko
@@ -200,108 +203,16 @@ MARK = b"@deepep-bootstrap starts@\n"
 """Written to both streams when the script is about to run: what stands before it comes from the account's own
 start-up files."""
 
-RAISE = r"""
-say() { printf 'deepep-bootstrap: %s\n' "$1" >&2; exit 1; }
-unset password
-IFS= read -r password || exit
-if [ "$(id -un)" = "$user" ]; then
-  unset password
-  exec /bin/sh -c "$loader"
-fi
-if [ "$(id -u)" -eq 0 ]; then
-  unset password
-  home=$(getent passwd "$user" | cut -d: -f6)
-  [ -n "$home" ] || say 'no such user'
-  HOME=$home USER=$user LOGNAME=$user
-  export HOME USER LOGNAME
-  exec runuser -u "$user" -- /bin/sh -c "$loader"
-fi
-command -v sudo >/dev/null 2>&1 || say 'no sudo'
-LC_ALL=C
-export LC_ALL
-[ -n "$password" ] || exec sudo -n -H -u "$user" -- /bin/sh -c "$loader"
-box='' writer=''
-leave() { [ -z "$writer" ] || kill "$writer" 2>/dev/null; [ -z "$box" ] || rm -rf "$box"; }
-trap leave EXIT
-trap 'exit 143' HUP INT TERM
-# sudo asks a program that must be executable, so a directory mounted noexec will not do. The password waits in a FIFO,
-# once.
-for base in "${XDG_RUNTIME_DIR:-/tmp}" /tmp /dev/shm "$HOME"; do
-  box=$(mktemp -d "$base/deepep-bootstrap.XXXXXXXX" 2>/dev/null) || continue
-  printf '%s\n' '#!/bin/sh' '[ "$1" = try ] || { cat "${0%/*}/answer" && rm -f "${0%/*}/answer"; }' >"$box/ask"
-  chmod 700 "$box/ask" && mkfifo -m 600 "$box/answer" && "$box/ask" try 2>/dev/null && break
-  rm -rf "$box"
-  box=''
-done
-[ -n "$box" ] || say 'no directory for the question of sudo'
-(printf '%s\n' "$password" >"$box/answer") >/dev/null 2>&1 &
-writer=$!
-unset password
-SUDO_ASKPASS=$box/ask sudo -A -H -p 'password: ' -u "$user" -- /bin/sh -c "$loader"
-exit
-"""
 
-KEEP = r"""
-[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR
-cd "${HOME:-/}" 2>/dev/null || cd /
-child='' job=''
-forget() { [ -z "$job" ] || rm -f "$job" "$job.end"; }
-# Signal everything in the script's session: its own group and the groups that programs such as timeout(1) make.
-signal_session() {
-  kill "-$1" "-$child"
-  for stat in /proc/[0-9]*/stat; do
-    read -r line <"$stat" || continue
-    pid=${line%% *}
-    # shellcheck disable=SC2086 # the fields after the program's name are numbers: state, parent, group, session
-    set -- "$1" ${line##*) }
-    [ "$5" != "$child" ] || [ "$2" = Z ] || { kill "-$1" "$pid" && left=1; }
-  done
-}
-end_session() {
-  signal_session TERM
-  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
-    left=''
-    signal_session 0
-    [ -n "$left" ] || return
-    sleep 0.2
-  done
-  signal_session KILL
-}
-trap forget EXIT
-# Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave
-# the file.
-trap 'exit 143' HUP INT TERM PIPE
-job=$(mktemp "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
-head -c "$size" >"$job" && [ "$(wc -c <"$job")" -eq "$size" ] || {
-  echo 'deepep-bootstrap: the script did not arrive whole' >&2
-  exit 1
-}
-printf '%s\n' "$mark"
-printf '%s\n' "$mark" >&2
-[ "$merge" = 0 ] || exec 2>&1
-if [ "$watched" = 0 ]; then
-  bash "$job"
-  exit
-fi
-exec 3<&0 </dev/null
-setsid bash "$job" 3<&- &
-child=$!
-(
-  trap - EXIT PIPE
-  trap '' HUP INT TERM
-  while read -r _; do :; done
-  : >"$job.end"
-  end_session
-) <&3 >/dev/null 2>&1 &
-watcher=$!
-trap 'end_session 2>/dev/null; kill -KILL "$watcher"; exit 143' HUP INT TERM PIPE
-exec 3<&-
-wait "$child" 2>/dev/null
-code=$?
-[ -e "$job.end" ] || kill -KILL "$watcher" 2>/dev/null
-wait "$watcher" 2>/dev/null
-exit "$code"
-"""
+def _program(name: str) -> str:
+    """Return a program of the folder `loader` as it is sent, behind a line of settings: what follows its head, which
+    an empty line ends."""
+    text = (files("deepep_bootstrap.remote") / "loader" / f"{name}.sh").read_text(encoding="utf-8")
+    return "\n" + text.partition("\n\n")[2]
+
+
+RAISE, KEEP = _program("raise"), _program("keep")
+"""What becomes another user; what receives the script and runs it."""
 
 
 class Secret:

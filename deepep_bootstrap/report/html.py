@@ -7,7 +7,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -23,7 +24,7 @@ from deepep_bootstrap.report.charts import Dot
 from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
 
 TEMPLATE, STYLE = "report.html.j2", "report.css"
-"""Below env/."""
+"""In the folder `templates` beside this module."""
 
 STEPS = 9
 """Classes h0 … h8 of the heat map; report.css gives them colours of evenly growing lightness (OKLCH)."""
@@ -45,11 +46,10 @@ WORDS = {
 }
 
 
-def render_html(report: Report, texts: Mapping[str, str], made: float) -> str:
-    """Return the page. `texts` are the files of env/ by path, `made` is now in seconds since 1970; no other clock is
-    read."""
+def render_html(report: Report, made: float) -> str:
+    """Return the page; `made` is now in seconds since 1970, no other clock is read."""
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader({TEMPLATE: texts[TEMPLATE]}),
+        loader=jinja2.DictLoader({TEMPLATE: read_text(TEMPLATE)}),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -79,7 +79,7 @@ def render_html(report: Report, texts: Mapping[str, str], made: float) -> str:
         "advice": engine.advice,
         "checked": wording.checked,
     }
-    style = texts[STYLE]
+    style = read_text(STYLE)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(TEMPLATE).render(
         r=report,
@@ -90,6 +90,11 @@ def render_html(report: Report, texts: Mapping[str, str], made: float) -> str:
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         made=made,
     )
+
+
+def read_text(name: str) -> str:
+    """Return the text of TEMPLATE or STYLE."""
+    return (files("deepep_bootstrap.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _finalize(value: Any) -> Any:

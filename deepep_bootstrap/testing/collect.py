@@ -15,8 +15,8 @@ from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.testing.run_folder import LARGEST
 
 COLLECT = ("lib.sh", "test/collect.sh")
-KEEP = ("lib.sh", "prefix/share.sh", "test/keep.sh")
-SITE = ("lib.sh", "prefix/share.sh", "test/site.sh")
+KEEP = ("lib.sh", "prefix/lib/share.sh", "test/keep.sh")
+SITE = ("lib.sh", "prefix/lib/share.sh", "test/site.sh")
 TOTAL = 16 * LARGEST
 """Bytes of one run that are brought back at most."""
 

@@ -30,7 +30,7 @@ ASK_LIMIT = 60.0
 MAY_PASS = ("node configuration is not available", "Required node not available")
 """What Slurm says of nodes that are drained or down, beside what it says of a request that no node can ever meet."""
 
-SUBMIT = ("lib.sh", "prefix/share.sh", "test/place.sh", "verify/submit.sh")
+SUBMIT = ("lib.sh", "prefix/lib/share.sh", "test/lib/place.sh", "test/submit.sh")
 SUBMIT_FORM = RecordForm(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
 ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
@@ -151,8 +151,8 @@ def never_runs(door: Transport, host: Host, wish: TestRequest) -> str:
 
 
 def submitted(reply: Reply, wish: TestRequest, host: Host) -> TestRunResult:
-    """Return how it went, from what verify/submit.sh printed; Trouble for an answer that cannot be read."""
-    said = read_records(reply.out, SUBMIT_FORM, reply.host, "verify/submit.sh")
+    """Return how it went, from what test/submit.sh printed; Trouble for an answer that cannot be read."""
+    said = read_records(reply.out, SUBMIT_FORM, reply.host, "test/submit.sh")
     place = said.text("place")
     words = tuple(
         LastOutput(row[0], int(row[1]), int(row[2]), row[3])

@@ -23,7 +23,7 @@ from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LOST, LastOutput, TestRequest, TestRunResult
 
-HERE = ("lib.sh", "prefix/share.sh", "test/place.sh", "test/here.sh")
+HERE = ("lib.sh", "prefix/lib/share.sh", "test/lib/place.sh", "test/here.sh")
 FIRST_PORT, PORTS = 20000, 12768
 """As in the sbatch files: below 32768, where Linux starts to give out ports to outgoing connections."""
 

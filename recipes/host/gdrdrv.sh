@@ -3,7 +3,7 @@
 # GDRCopy's kernel module, for the handler `cpu` only: built with its kernel, loaded at every boot, /dev/gdrdrv with the right major.
 #
 # Arguments: check, apply or remove. Inputs: GDRDRV_WANTED, yes (else there is nothing to do); GDRCOPY_VERSION; SRC, GDRCopy's tree, to
-# build from (needed only where no module is there). files.sh and modules.sh stand before this text.
+# build from (needed only where no module is there). files.sh and kernel-modules.sh stand before this text.
 #
 # The kernel gives the major at each load, and with the closed NVIDIA driver nothing makes the node. So an install line of modprobe makes
 # it anew after every load, whoever asks: systemd-modules-load at boot, a service or a person.

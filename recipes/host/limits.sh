@@ -3,7 +3,7 @@
 # Limits: memlock unlimited for logins and for slurmd (RDMA pins memory), and a /dev/shm that is large enough.
 #
 # Arguments: check, apply or remove. Inputs: SHM_MIB, the smallest /dev/shm wanted, where there is systemd (a container's is given to it from
-# outside); without it the kernel's default, half of the memory, is compared and nothing is changed. files.sh and modules.sh stand before this text. Jobs of users are never disturbed: slurmd is started
+# outside); without it the kernel's default, half of the memory, is compared and nothing is changed. files.sh and kernel-modules.sh stand before this text. Jobs of users are never disturbed: slurmd is started
 # anew only where no job step runs.
 
 readonly LOGINS=/etc/security/limits.d/deepep.conf

@@ -3,7 +3,7 @@
 # How a NIC reaches the memory of a GPU: by dma-buf, which the open driver and Linux 5.12 have, else by nvidia_peermem. The old
 # nv_peer_mem, a module of its own package, must never be beside it.
 #
-# Arguments: check, apply or remove. files.sh and modules.sh stand before this text.
+# Arguments: check, apply or remove. files.sh and kernel-modules.sh stand before this text.
 
 readonly LOADED_AT_BOOT=/etc/modules-load.d/deepep.conf
 readonly KEPT_AWAY=/etc/modprobe.d/deepep-peer-memory.conf

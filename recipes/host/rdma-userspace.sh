@@ -4,7 +4,7 @@
 # clouds put into /usr/local/nvidia/lib64, is named and left alone: it belongs to somebody.
 #
 # Arguments: check, apply or remove. Inputs: those of packages.sh and repositories.sh; TOOLS, programs of these packages that the stack
-# runs, in folders where the stack's environment lets every user find them. files.sh, packages.sh, modules.sh stand before this.
+# runs, in folders where the stack's environment lets every user find them. files.sh, packages.sh, kernel-modules.sh stand before this.
 
 readonly SYSTEM_FOLDERS=(/usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib64)
 readonly OTHER_FOLDERS=(/usr/local/lib /usr/local/lib64 /usr/local/nvidia/lib64 /usr/local/gib/lib64)

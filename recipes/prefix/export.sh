@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Read store entries for an archive; change nothing in them. It needs prefix/files.sh before it.
+# Read store entries for an archive; change nothing in them. It needs prefix/lib/files.sh before it.
 #
 # `list`: what is in the entries ENTRIES (names, one a line), as fields that end with NUL: entry NAME; for each thing below it its type (f,
 # d, l, or another letter of find -printf %y), mode, size, path and link target; record TEXT, the record of its files made when it was

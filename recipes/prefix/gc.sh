@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Remove generations and store entries that the caller chose. It needs prefix/owner.sh, prefix/lock.sh, prefix/share.sh, prefix/current.sh and
-# prefix/living.sh before it.
+# Remove generations and store entries that the caller chose. It needs owner.sh, lock.sh, share.sh, current.sh and
+# living.sh of prefix/lib before it.
 #
 # Everything goes out of its name by one rename first, then it is looked again who needs it, and only then it is deleted: whoever announced
 # itself before it saw an entry keeps that entry, and a kill at any moment leaves a valid store.

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Look at the generations and the store; change nothing. It needs prefix/owner.sh, prefix/lock.sh, prefix/current.sh, prefix/living.sh and
-# prefix/files.sh before it.
+# Look at the generations and the store; change nothing. It needs owner.sh, lock.sh, current.sh, living.sh and files.sh of
+# prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN, LOCKS (1: with the lock file of every generation). Results: current=NUMBER; generation=NUMBER MANIFEST LOCK and
 # entry=NAME BYTES MANIFEST (texts in base 64, BYTES may be empty); used=ENTRY WHO; leftover=NAME BYTES; end=1.

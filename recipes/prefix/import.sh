@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Bring store entries that were built elsewhere into the store. It needs prefix/owner.sh, prefix/lock.sh, prefix/share.sh and prefix/files.sh
+# Bring store entries that were built elsewhere into the store. It needs owner.sh, lock.sh, share.sh and files.sh of prefix/lib
 # before it.
 #
 # `look`: what there is; changes nothing, and there may be no prefix yet. Results: free=KIB on its filesystem, present=NAME of ENTRIES that
@@ -10,7 +10,7 @@
 # Inputs: PREFIX, TOKEN, ENTRIES (names, one a line).
 
 STORE="${PREFIX:?}/store"
-# shellcheck disable=SC2034 # read by prefix/lock.sh
+# shellcheck disable=SC2034 # read by prefix/lib/lock.sh
 LOCK_DIR="${STORE}"
 STAGE="${STORE}/.tmp-import-${TOKEN:?}"
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Make the prefix: PREFIX/{store,generations,logs} and, once, its random id. Safe to run at the same time on several hosts. A PREFIX that is
-# there already keeps its owner, group and mode. It needs prefix/share.sh before it.
+# there already keeps its owner, group and mode. It needs prefix/lib/share.sh before it.
 # Inputs: PREFIX, TOKEN, OWNER ("" or the user who builds; given the folders where we are root and make them).
 # Results: state=created|ok, id=….
 

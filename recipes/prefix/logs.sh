@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Keep the logs of a run: the tar stream on standard input goes to PREFIX/logs/RUN. It needs prefix/share.sh before it.
+# Keep the logs of a run: the tar stream on standard input goes to PREFIX/logs/RUN. It needs prefix/lib/share.sh before it.
 # Inputs: PREFIX, RUN. Result: logs=FOLDER.
 
 main() {

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Publish a generation: the tar stream on standard input becomes generations/<next number>, and `current` points at it. It needs
-# prefix/owner.sh, prefix/lock.sh, prefix/share.sh and prefix/current.sh before it.
+# owner.sh, lock.sh, share.sh and current.sh of prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN, BASE (number of the generation the offer was composed from, 0 for none), ENTRIES (the store entries it names, one a
 # line). The manifest's "generation" is filled in here.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Is PREFIX one directory on all hosts? One host writes a file with a fresh name, the others look for it. It needs prefix/share.sh before it.
+# Is PREFIX one directory on all hosts? One host writes a file with a fresh name, the others look for it. It needs prefix/lib/share.sh before it.
 # Arguments: write|look|clean NAME. Input: PREFIX. Results: state=written|seen|missing|absent|cleaned, id=….
 #
 # The name must be new and looked for only after it was written: a network filesystem remembers for up to a minute that a name was

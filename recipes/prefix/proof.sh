@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Keep in mind that a stack of PREFIX has not been seen to work since it was last built or offered: a run that fails, or is killed, before
-# its proofs are through must not look finished to the next one. It needs prefix/share.sh before it.
+# its proofs are through must not look finished to the next one. It needs prefix/lib/share.sh before it.
 # Arguments: unproved|proved STACK. Input: PREFIX. Result: state=unproved|proved.
 
 main() {

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Publish one store entry: look, lock, look again, build aside, check, rename once. It needs prefix/owner.sh, prefix/lock.sh,
-# prefix/share.sh, prefix/files.sh, prefix/manifest.sh and build/common.sh before it and a build/<kind>.sh after it, which defines
+# Publish one store entry: look, lock, look again, build aside, check, rename once. It needs owner.sh, lock.sh, share.sh,
+# files.sh and manifest.sh of prefix/lib and build/common.sh before it and a build/<kind>.sh after it, which defines
 # build_entry and check_entry and calls main.
 #
 # Inputs: PREFIX, ENTRY (name of the entry), TOKEN, SCRATCH (node-local, of this run), PYTHON (3.6 or newer, standard library only),
@@ -8,7 +8,7 @@
 # phase=…, waiting=….
 
 STORE="${PREFIX:?}/store"
-# shellcheck disable=SC2034 # read by prefix/lock.sh
+# shellcheck disable=SC2034 # read by prefix/lib/lock.sh
 LOCK_DIR="${STORE}"
 EARLY="${SCRATCH:?}/early"
 OUT="${STORE}/.tmp-${ENTRY:?}-${TOKEN:?}"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Compare store entries with the record of their files that was made when they were published; change nothing in them. It needs
-# prefix/files.sh before it.
+# prefix/lib/files.sh before it.
 #
 # Inputs: PREFIX, ENTRIES (names, one a line). Results, for each: entry=NAME first, then state=NAME same|changed|unrecorded|missing, and for a
 # changed one lost=LINE and found=LINE: lines of the record that are not true any more, and those that are true instead; end=1.

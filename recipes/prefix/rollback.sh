@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Make another generation the current one by one rename. It needs prefix/owner.sh, prefix/lock.sh, prefix/share.sh and prefix/current.sh
+# Make another generation the current one by one rename. It needs owner.sh, lock.sh, share.sh and current.sh of prefix/lib
 # before it.
 #
 # Inputs: PREFIX, TOKEN, BASE (the generation that is current as far as the caller knows), TO (the one to be), ENTRIES (the store entries

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
 # A build session on one host, held open by the control machine: a scratch folder on the host's own disk and, where Slurm owns the host,
-# an allocation. It needs prefix/owner.sh, prefix/lock.sh and prefix/share.sh before it. Both go when the session ends: on end of standard
+# an allocation. It needs owner.sh, lock.sh and share.sh of prefix/lib before it. Both go when the session ends: on end of standard
 # input or on SIGTERM. As long as it lives, its description stands in the store with what it builds and builds against (ENTRIES, one a
-# line), so that nobody removes that (prefix/living.sh).
+# line), so that nobody removes that (prefix/lib/living.sh).
 #
 # Arguments: options for salloc; none where there is no Slurm. Inputs: TOKEN, PREFIX. Results: scratch=FOLDER, waiting=…, jobid=NUMBER
 # (0 without Slurm), in this order.
 
 SCRATCH=""
-# shellcheck disable=SC2034 # read by prefix/lock.sh
+# shellcheck disable=SC2034 # read by prefix/lib/lock.sh
 LOCK_DIR="${PREFIX:?}/store"
 JOB_NAME="deepep-build"
 SALLOC=""

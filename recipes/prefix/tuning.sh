@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Tuned settings in PREFIX/tuning: looked at, or kept. It needs prefix/owner.sh, prefix/lock.sh and prefix/share.sh before it.
+# Tuned settings in PREFIX/tuning: looked at, or kept. It needs owner.sh, lock.sh and share.sh of prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN. Argument `look`: document=NAME TEXT (in base 64) for every document, end=1.
 # Argument `keep`, with BASES (NAME SHA256 of each document as the caller saw it, "none" without one, one a line): the tar stream on
@@ -8,7 +8,7 @@
 
 TUNING="${PREFIX:?}/tuning"
 STAGE="${TUNING}/.tmp-tuning-${TOKEN:?}"
-# shellcheck disable=SC2034 # read by prefix/lock.sh
+# shellcheck disable=SC2034 # read by prefix/lib/lock.sh
 LOCK_DIR="${TUNING}"
 
 look() {

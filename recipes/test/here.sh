@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Runs the file of a test on this host, without Slurm: alone, or as one of several nodes whose RANK, WORLD_SIZE, MASTER_ADDR and
-# MASTER_PORT are set. It needs prefix/share.sh and test/place.sh before it.
+# MASTER_PORT are set. It needs prefix/lib/share.sh and test/lib/place.sh before it.
 #
 # Inputs: PREFIX, RUN, FILE (the test's file), KEY (what to call its exit code), DEEPEP_NODE and DEEPEP_NODES (this host's name, and
 # those of all). Arguments go to the test.

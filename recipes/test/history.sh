@@ -16,7 +16,7 @@ send_file() {
     ((sent == 0)) || head -c "${sent}" -- "${path}"
 }
 
-# list_runs: the folders of the newest runs, where test/place.sh makes them. Names with blanks or line ends are none of ours.
+# list_runs: the folders of the newest runs, where test/lib/place.sh makes them. Names with blanks or line ends are none of ours.
 list_runs() {
     local path
     for path in "${PREFIX}"/logs/tests/*/run.env "${HOME:-/nowhere}"/deepep-tests/*/run.env; do

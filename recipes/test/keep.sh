@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Adds to a run's folder: the tar stream on standard input goes into it, and LINES are put behind its run.env. It needs prefix/share.sh
+# Adds to a run's folder: the tar stream on standard input goes into it, and LINES are put behind its run.env. It needs prefix/lib/share.sh
 # before it. Inputs: PREFIX, PLACE (the folder), LINES (may be empty). Result: kept=FOLDER.
 
 main() {

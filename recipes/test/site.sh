@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # A file of the site's own in the prefix: printed if it is there; with the argument `write`, standard input becomes it. It needs
-# prefix/share.sh before it. Inputs: PREFIX, NAME (the file's name there).
+# prefix/lib/share.sh before it. Inputs: PREFIX, NAME (the file's name there).
 
 main() {
     need_env PREFIX NAME

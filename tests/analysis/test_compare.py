@@ -34,7 +34,7 @@ from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma
 from deepep_bootstrap.inventory.machine import Machine, ReachedPort
 from tests.support.paths import ROOT
 
-SHIPPED = load_references((ROOT / "env/references.toml").read_text(encoding="utf-8"), "env/references.toml")
+SHIPPED = load_references((ROOT / "env/rules/references.toml").read_text(encoding="utf-8"), "env/rules/references.toml")
 CASES = sorted((ROOT / "tests/cases/analysis/references").glob("*.toml"))
 H200 = {"num_tokens": 4096, "hidden": 7168, "num_topk": 8}
 
@@ -728,12 +728,12 @@ def test_what_is_saved_is_read_back(many: list[tuple[str, int, float]]) -> None:
 
 
 def test_the_book_of_a_checkout_and_a_site() -> None:
-    texts = {"references.toml": (ROOT / "env/references.toml").read_text(encoding="utf-8")}
+    texts = {"rules/references.toml": (ROOT / "env/rules/references.toml").read_text(encoding="utf-8")}
     assert read_book(texts) == SHIPPED
     assert read_book(texts, saved("", RUN), "/shared/references.toml").references[0].site
     with pytest.raises(Trouble, match=r"/shared/references.toml: oops: unknown key"):
         read_book(texts, "oops = 1", "/shared/references.toml")
-    with pytest.raises(Trouble, match=r"env/references.toml: this file is missing"):
+    with pytest.raises(Trouble, match=r"env/rules/references.toml: this file is missing"):
         read_book({})
 
 

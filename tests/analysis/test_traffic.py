@@ -20,7 +20,7 @@ from deepep_bootstrap.testing.run_folder import Counter, Counters, GpuCounter
 from deepep_bootstrap.testing.run_folder import TestRun as Run
 from tests.support.paths import ROOT
 
-SHIPPED = load_references((ROOT / "env/references.toml").read_text(encoding="utf-8"), "env/references.toml")
+SHIPPED = load_references((ROOT / "env/rules/references.toml").read_text(encoding="utf-8"), "env/rules/references.toml")
 CASES = sorted((ROOT / "tests/cases/analysis/traffic").glob("*.toml"))
 
 

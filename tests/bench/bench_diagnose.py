@@ -52,7 +52,7 @@ def one_line(size: int) -> str:
 def main() -> None:
     """Measure each kind of log at each size."""
     begin = time.perf_counter()
-    book = load_causes((ROOT / "env" / "causes.toml").read_text(encoding="utf-8"), "env/causes.toml")
+    book = load_causes((ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8"), "env/rules/causes.toml")
     print(f"reading the rules: {time.perf_counter() - begin:.2f} s")
     for megabytes in map(int, sys.argv[1:] or ("1", "10", "100")):
         for kind in (ordinary, suspicious, one_line):

@@ -67,8 +67,8 @@ def path(server: Server, tmp_path: Path) -> Path:
 def without_rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in place of the repository whose rules no made-up stack can break."""
     root = tmp_path_factory.mktemp("root")
-    (root / "env").mkdir()
-    (root / "env/compatibility.toml").write_text("")
+    (root / "env/rules").mkdir(parents=True)
+    (root / "env/rules/compatibility.toml").write_text("")
     return root
 
 
@@ -727,7 +727,9 @@ def test_a_value_over_several_lines_is_left_to_a_person() -> None:
 
 def test_an_update_to_a_commit_that_nobody_has_read_says_so(server: Server, run: Any) -> None:
     server.point("refs/pull/7/head", "merge")
-    remedy = f"reading it, then writing what it has under [commit.{server.commits['three']}] in env/compatibility.toml"
+    remedy = (
+        f"reading it, then writing what it has under [commit.{server.commits['three']}] in env/rules/compatibility.toml"
+    )
     asked = "ll-combine-fence, gin-world-fence, gin-all-contexts, pull-466, pull-564, pull-696"
     note = f"nobody has recorded what this commit has of what the rules ask for ({asked}): {remedy}"
     assert note in run(update="engine", ref="main", root=ROOT, dry_run=True)[1]

@@ -164,8 +164,8 @@ def path(indexes: Indexes, tmp_path: Path) -> Path:
     text = (GOLDEN / "wheels-before.toml").read_text().replace("@torches@", f"{indexes.address}/torches")
     target = tmp_path / "deepep.lock.toml"
     target.write_text(text.replace("@setuptools@", kept.hash).replace("@size@", str(kept.size)))
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env/compatibility.toml").write_text("")
+    (tmp_path / "env/rules").mkdir(parents=True)
+    (tmp_path / "env/rules/compatibility.toml").write_text("")
     return target
 
 

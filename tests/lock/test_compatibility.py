@@ -146,7 +146,10 @@ def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it
     (problem,) = compatibility.check_lock(unread, TEXTS)
     assert problem.where == f"{SHIPPED.path}: stack.v1-wheel"
     assert (problem.found, problem.wanted) == ("", "")
-    assert problem.try_ == f"reading it, then writing what it has under [commit.{'f' * 40}] in env/compatibility.toml"
+    assert (
+        problem.try_
+        == f"reading it, then writing what it has under [commit.{'f' * 40}] in env/rules/compatibility.toml"
+    )
     read = recorded("f" * 40, "pull-564")
     assert compatibility.check_lock(unread, read) == ()
     assert compatibility.unrecorded("f" * 40, read) == compatibility.unrecorded(PARENT, TEXTS) == ""
@@ -391,11 +394,11 @@ def test_a_fault_of_the_file_is_named(text: str) -> None:
     assert any(FAULTS[text] in str(problem) for problem in caught.value.problems), [
         str(problem) for problem in caught.value.problems
     ]
-    assert all(problem.where.startswith("env/compatibility.toml") for problem in caught.value.problems)
+    assert all(problem.where.startswith("env/rules/compatibility.toml") for problem in caught.value.problems)
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(Trouble, match=r"env/compatibility\.toml: this file is missing"):
+    with pytest.raises(Trouble, match=r"env/rules/compatibility\.toml: this file is missing"):
         compatibility.check_lock(SHIPPED, {})
 
 

@@ -125,11 +125,11 @@ def test_skipped_recipes_are_not_even_asked() -> None:
 
 
 RECIPES = {
-    "host/files.sh": "greet() { printf 'hello %s' \"$1\"; }",
-    "host/packages.sh": "",
-    "host/repositories.sh": "",
-    "host/keys.sh": "",
-    "host/modules.sh": "",
+    "host/lib/files.sh": "greet() { printf 'hello %s' \"$1\"; }",
+    "host/lib/packages.sh": "",
+    "host/lib/repositories.sh": "",
+    "host/lib/keys.sh": "",
+    "host/lib/kernel-modules.sh": "",
     "host/limits.sh": """
 readonly X=1
 main() {

@@ -128,7 +128,7 @@ CHANGES: Mapping[str, tuple[EntryInputs, set[str]]] = {
     "one wheel less": (with_wheels(WHEELS[0]), {"python", "deepep"}),
     "lib.sh": (with_recipe("lib.sh", "other\n"), ALL),
     "publish.sh": (with_recipe("prefix/publish.sh", "other\n"), ALL),
-    "lock.sh": (with_recipe("prefix/lock.sh", "other\n"), ALL),
+    "lock.sh": (with_recipe("prefix/lib/lock.sh", "other\n"), ALL),
     "relocate.py": (with_recipe("build/relocate.py", "other\n"), ALL),
     "gdrcopy.sh": (with_recipe("build/gdrcopy.sh", "other\n"), ALL),
     "nvshmem.sh": (with_recipe("build/nvshmem.sh", "other\n"), AFTER_NVSHMEM),
@@ -264,6 +264,25 @@ def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
     for kind in entries.OWN_RECIPES:
         assert set(entries.recipe_names(kind)) <= set(RECIPES)
     assert entries.RELOCATOR in RECIPES
+    assert len({path.replace("/lib/", "/") for path in RECIPES}) == len(RECIPES)
+
+
+def shipped_names() -> dict[str, list[str]]:
+    """Return the entries of the shipped lock by stack and target on one made-up build host; without a target, those
+    beside an external Python."""
+    shipped, found = model.read_lock_file(ROOT / "deepep.lock.toml"), {}
+    for stack in shipped.stacks.values():
+        for target in (*stack.wheels, ""):
+            base = wanted() if target else external()
+            asked = replace(base, lock=shipped, stack=stack, recipes=RECIPES, target=target)
+            found[f"{stack.name} {target}".rstrip()] = [entry.name for entry in name_entries(asked)]
+    return found
+
+
+def test_the_entries_of_the_shipped_lock_have_the_recorded_names() -> None:
+    """Another name makes each site build the entry again. A change of the lock or of a recipe's code has new names
+    recorded (the JSON text of shipped_names, indent 1); a move of files never does."""
+    assert shipped_names() == json.loads((ROOT / "tests/golden/entries.json").read_text(encoding="utf-8"))
 
 
 def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:

@@ -37,7 +37,7 @@ class Prefix:
         self.record = support.cloud_record(str(path), gib=str(self.script))
         templates = support.templates()
         if variant.endswith("without pushenv"):
-            templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace(
+            templates["templates/modulefile.tcl.j2"] = templates["templates/modulefile.tcl.j2"].replace(
                 "info commands pushenv", "info commands no-such"
             )
         support.write(

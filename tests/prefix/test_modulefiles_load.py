@@ -56,8 +56,8 @@ class Generation:
     def __init__(self, prefix: Path, *records: StackRecord, pushenv: bool = True) -> None:
         templates = support.templates()
         if not pushenv:
-            assert "info commands pushenv" in templates["modulefile.tcl.j2"]
-            templates["modulefile.tcl.j2"] = templates["modulefile.tcl.j2"].replace(
+            assert "info commands pushenv" in templates["templates/modulefile.tcl.j2"]
+            templates["templates/modulefile.tcl.j2"] = templates["templates/modulefile.tcl.j2"].replace(
                 "info commands pushenv", "info commands no-such-command"
             )
         offer = support.offer(str(prefix), *records)

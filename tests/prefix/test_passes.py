@@ -72,7 +72,7 @@ def test_the_time_limit_suffices(ranks: int) -> None:
 )
 def test_a_table_that_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(Trouble, match=said):
-        test_kinds.load_passes(text, "env/passes.toml")
+        test_kinds.load_passes(text, "env/rules/passes.toml")
     with pytest.raises(Trouble, match="missing"):
         test_kinds.read_passes({})
 

@@ -1,4 +1,4 @@
-"""recipes/host/files.sh: files written whole, what stood there before kept, and all of it put back."""
+"""recipes/host/lib/files.sh: files written whole, what stood there before kept, and all of it put back."""
 
 from __future__ import annotations
 

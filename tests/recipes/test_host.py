@@ -23,9 +23,9 @@ pytest_plugins = ["tests.support.lab"]
 RECIPES = ROOT / "recipes"
 LIB = (RECIPES / "lib.sh").read_text(encoding="utf-8")
 HOOK = "\n".join(
-    (RECIPES / part).read_text(encoding="utf-8") for part in ("lib.sh", "host/files.sh", "host/module-hook.sh")
+    (RECIPES / part).read_text(encoding="utf-8") for part in ("lib.sh", "host/lib/files.sh", "host/module-hook.sh")
 )
-LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh")
+LIBRARY = ("lib.sh", "host/lib/files.sh", "host/lib/packages.sh", "host/lib/repositories.sh", "host/lib/keys.sh")
 DEPS = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in (*LIBRARY, "host/build-deps.sh"))
 DEBIAN = "gcc g++ make cmake ninja-build git libibverbs-dev python3-dev"
 

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.repos import Package, Repository, Signer, make_apt_repository, make_dnf_repository, signer, spoil
 
 RECIPES = ROOT / "recipes"
-LIBRARY = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh")
+LIBRARY = ("lib.sh", "host/lib/files.sh", "host/lib/packages.sh", "host/lib/repositories.sh", "host/lib/keys.sh")
 NAMES = ("cuda-toolkit", "doca-ofed", "nvidia-driver", "python", "build-deps")
 KERNEL = os.uname().release
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

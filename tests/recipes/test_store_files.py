@@ -95,7 +95,10 @@ def test_names_with_everything_in_them(prefix: Prefix) -> None:
     (folder / "-n").write_text("x")
     (folder / "files.sha256").unlink()
     done = run_bash(
-        script("lib.sh", "prefix/files.sh", extra='record_files "$1" "$2"'), {}, str(folder), str(prefix.path / "work")
+        script("lib.sh", "prefix/lib/files.sh", extra='record_files "$1" "$2"'),
+        {},
+        str(folder),
+        str(prefix.path / "work"),
     )
     assert done.returncode == 0, done.stderr
     assert changes(prefix) == []
@@ -322,4 +325,4 @@ def test_the_builder_gets_the_folders_and_the_group_stays(shared: Shared) -> Non
 
 
 def test_sessions_know_the_recipes_they_need() -> None:
-    assert build.SESSION[:-1] == ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh")
+    assert build.SESSION[:-1] == ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,16 @@ from hypothesis import strategies as st
 
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.script import Lines
+from tests.support.paths import TESTS
 from tests.support.sshd import alive
 
 
-@pytest.mark.parametrize("program", ["RAISE", "KEEP"])
-def test_the_shell_programs_pass_shellcheck(program: str) -> None:
-    given_by_the_engine = (
-        "user='' loader='' size=0 watched=0 merge=0 mark=''; export user loader size watched merge mark\n"
-    )
-    shellcheck = Path(sysconfig.get_path("scripts")) / "shellcheck"
-    words = [shellcheck if shellcheck.exists() else "shellcheck", "-s", "sh", "-S", "warning", "-"]
-    done = subprocess.run(
-        words, input=given_by_the_engine + getattr(channel, program), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
+def test_what_goes_to_a_host_is_as_recorded() -> None:
+    body = channel.compose('echo "$WHO $1"', ("it's",), {"WHO": "me"})
+    own = channel.payload(body, watched=True)
+    other = channel.payload(body, user="root", password="secret", merge=True)
+    assert own == (TESTS / "golden/loader/own-account.txt").read_bytes()
+    assert other == (TESTS / "golden/loader/other-user.txt").read_bytes()
 
 
 def started(data: bytes) -> subprocess.CompletedProcess[bytes]:

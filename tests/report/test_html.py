@@ -17,7 +17,7 @@ from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.report import charts, html
 from deepep_bootstrap.report.charts import Dot, Scale
 from deepep_bootstrap.report.model import Past
-from tests.support.report import TEXTS, files_of, page_of, report_of
+from tests.support.report import files_of, page_of, report_of
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 HOSTILE = "<script>pwned=1</script>\"'><img src=x onerror=pwned=1>&amp;{{7*7}}\u202e"
@@ -73,7 +73,7 @@ def test_a_page_is_whole_and_loads_nothing(name: str) -> None:
         assert not loading & set(attributes), (tag, attributes)
         assert attributes.get("href", "#").startswith("#"), (tag, attributes)
         assert not any(key.startswith("on") for key in attributes), (tag, attributes)
-    assert not re.search(r"url\(|@import|@font-face", TEXTS[html.STYLE])
+    assert not re.search(r"url\(|@import|@font-face", html.read_text(html.STYLE))
     ids = Counter(attributes["id"] for _, attributes in read.elements if "id" in attributes)
     assert set(ids.values()) == {1}
     targets = {attributes["href"].removeprefix("#") for _, attributes in read.elements if "href" in attributes}
@@ -221,7 +221,7 @@ def test_many_hosts_are_one_table_and_only_bad_ones_have_their_own() -> None:
 
 def test_the_heat_map_grows_evenly_lighter() -> None:
     # OKLCH is perceptually uniform: equal steps of its lightness look equal.
-    for scheme in re.split("@media screen", TEXTS[html.STYLE])[:2]:
+    for scheme in re.split("@media screen", html.read_text(html.STYLE))[:2]:
         steps = [float(value) for value in re.findall(r"--h\d: oklch\(([\d.]+)%", scheme)]
         assert len(steps) == html.STEPS
         differences = [after - before for before, after in pairwise(steps)]

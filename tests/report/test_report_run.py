@@ -410,6 +410,5 @@ def test_only_runs_alike_and_earlier_are_compared() -> None:
     assert load.like(run, runs) == ("/t/other", "/t/before")
 
 
-def test_texts_of_env_are_all_that_a_page_needs() -> None:
-    assert {"report.html.j2", "report.css"} <= set(TEXTS)
+def test_texts_of_env_are_all_that_a_report_needs() -> None:
     assert load.made(run_folder.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"

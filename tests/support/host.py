@@ -13,7 +13,14 @@ import pytest
 from tests.support.paths import ROOT
 
 RECIPES = ROOT / "recipes"
-LIBRARIES = ("lib.sh", "host/files.sh", "host/packages.sh", "host/repositories.sh", "host/keys.sh", "host/modules.sh")
+LIBRARIES = (
+    "lib.sh",
+    "host/lib/files.sh",
+    "host/lib/packages.sh",
+    "host/lib/repositories.sh",
+    "host/lib/keys.sh",
+    "host/lib/kernel-modules.sh",
+)
 REAL_TOOLS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -41,7 +41,7 @@ def _plain(name: str) -> Report:
 
 
 def page_of(report: Report) -> str:
-    return html.render_html(report, TEXTS, NOW)
+    return html.render_html(report, NOW)
 
 
 def make_history(folder: Path, name: str, factors: tuple[float, ...]) -> Path:

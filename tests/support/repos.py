@@ -36,7 +36,7 @@ class Repository:
     fingerprint: str
 
     def line(self, name: str, suite: str = "./", priority: int = 0) -> str:
-        """Return it as a line of REPOSITORIES (recipes/host/repositories.sh)."""
+        """Return it as a line of REPOSITORIES (recipes/host/lib/repositories.sh)."""
         return f"{name} {self.url} {suite} - {self.key_url} {self.fingerprint} {priority}"
 
 

@@ -18,7 +18,10 @@ from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import HERE, RECIPES, make_prefix, run_bash, script
 
 RECORD = script(
-    "lib.sh", "prefix/share.sh", "prefix/files.sh", extra='share_tree "$1"; record_files "$1" "$(mktemp -d)/work"'
+    "lib.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/files.sh",
+    extra='share_tree "$1"; record_files "$1" "$(mktemp -d)/work"',
 )
 
 

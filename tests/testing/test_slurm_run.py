@@ -409,7 +409,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_who_may_not_write_in_the_prefix_keeps_the_run_at_home(tmp_path: Path) -> None:
-    script = "\n".join([RECIPES["lib.sh"], RECIPES["prefix/share.sh"], RECIPES["test/place.sh"], "make_place"])
+    script = "\n".join([RECIPES["lib.sh"], RECIPES["prefix/lib/share.sh"], RECIPES["test/lib/place.sh"], "make_place"])
     for run, code in (("20260101T000000Z-pairs-abc", 0), ("../x", 1), (".x", 1)):
         env = {**os.environ, "PREFIX": "/proc/nowhere", "HOME": str(tmp_path), "RUN": run}
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)

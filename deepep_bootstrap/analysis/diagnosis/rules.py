@@ -118,7 +118,9 @@ def _better(one: list[str], other: list[str]) -> list[str]:
     return other if min(map(len, other)) > min(map(len, one)) else one
 
 
-FILE = "causes.toml"
+FILE = "rules/causes.toml"
+"""Below env/."""
+
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
 ON_LINES = ("noise", "mild")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""

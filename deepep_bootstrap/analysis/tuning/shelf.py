@@ -20,7 +20,7 @@ from deepep_bootstrap.core.records import RecordForm
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, read_answer, tar_files
 from deepep_bootstrap.remote.fleet import Job, Transport
 
-TUNING = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/tuning.sh")
+TUNING = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/tuning.sh")
 LOOKED = RecordForm({"end": 1}, {"document": 2}, end="end")
 KEPT = RecordForm({"state": 1}, {"waiting": 1})
 ATTEMPTS = 8

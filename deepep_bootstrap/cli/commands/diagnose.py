@@ -46,7 +46,7 @@ def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> i
 
 
 def read_rules(root: Path, more: str = "") -> CauseSet:
-    """Return the rules of env/causes.toml, and those of a file of the user's own."""
+    """Return the rules of env/rules/causes.toml, and those of a file of the user's own."""
     book = rules.load_causes(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
     return rules.join(book, rules.load_causes(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
 

@@ -78,11 +78,10 @@ def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts
 def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
     """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless
     one is named."""
-    texts = read_tree(flags.root / "env")
     path = new_path("--html", html) if html else None
-    found, where = load.read_run(flags, name, texts)
+    found, where = load.read_run(flags, name, read_tree(flags.root / "env"))
     if path and not flags.dry_run:
-        page = render_html(found, texts, time.time())
+        page = render_html(found, time.time())
         with open(path, "x", encoding="utf-8") as file:
             file.write(page)
     terminal.show_report(screen, found)

@@ -22,7 +22,7 @@ from deepep_bootstrap.prefix.contents import ENTRY_NAME
 FORMAT = "deepep-bootstrap-archive"
 VERSION = 1
 RECORD = "files.sha256"
-"""The record of an entry's files (recipes/prefix/files.sh). It follows from the index, so it is not part of an
+"""The record of an entry's files (recipes/prefix/lib/files.sh). It follows from the index, so it is not part of an
 archive."""
 
 FILE, FOLDER, LINK = "file", "folder", "link"
@@ -285,7 +285,7 @@ def stays(entry: str, link: ArchiveMember, names: Iterable[str]) -> bool:
 
 
 def record(tree: Tree) -> bytes:
-    """Return the record of an entry's files, byte for byte as recipes/prefix/files.sh writes it."""
+    """Return the record of an entry's files, byte for byte as recipes/prefix/lib/files.sh writes it."""
     lines = sorted(line for thing in tree.things for line in _record_lines(thing))
     text = b"".join(line + b"\n" for line in lines)
     return text + b"# sum %s\n" % hashlib.sha256(text).hexdigest().encode()

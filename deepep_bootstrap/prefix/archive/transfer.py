@@ -20,8 +20,15 @@ from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 
-EXPORT = ("lib.sh", "prefix/files.sh", "prefix/export.sh")
-IMPORT = ("lib.sh", "prefix/owner.sh", "prefix/lock.sh", "prefix/share.sh", "prefix/files.sh", "prefix/import.sh")
+EXPORT = ("lib.sh", "prefix/lib/files.sh", "prefix/export.sh")
+IMPORT = (
+    "lib.sh",
+    "prefix/lib/owner.sh",
+    "prefix/lib/lock.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/files.sh",
+    "prefix/import.sh",
+)
 KIB = 1024
 STEP = 16 << 20
 """Bytes between two lines of progress."""

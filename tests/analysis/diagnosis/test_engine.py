@@ -24,8 +24,8 @@ from deepep_bootstrap.plan.host_recipes import TITLES
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
-RULES = (ROOT / "env" / "causes.toml").read_text(encoding="utf-8")
-BOOK = load_causes(RULES, "env/causes.toml")
+RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
+BOOK = load_causes(RULES, "env/rules/causes.toml")
 SLUGS = [cause.slug for cause in BOOK.causes]
 KNOWN = """
 arch-mismatch-build nvcc-arch-unsupported torch-wheel-lacks-arch cuda13-cccl-include nvshmem-built-without-ibgda
@@ -396,8 +396,8 @@ def test_a_failed_step_is_explained_by_its_log(tmp_path: Path) -> None:
 
 
 def broken(folder: Path) -> Path:
-    (folder / "env").mkdir()
-    (folder / "env" / "causes.toml").write_text("[[cause]]\n", encoding="utf-8")
+    (folder / "env" / "rules").mkdir(parents=True)
+    (folder / "env" / "rules" / "causes.toml").write_text("[[cause]]\n", encoding="utf-8")
     return folder
 
 

@@ -597,6 +597,8 @@ def test_the_record_is_the_one_that_the_recipe_writes(
                 name, kinds.get(kind, FILE), kind == "x", 0, EMPTY if kind in "fx" else "", name if kind == "l" else ""
             )
         )
-    done = run_bash(script("lib.sh", "prefix/files.sh", extra='record_files "$1" "$(mktemp -d)/work"'), {}, str(folder))
+    done = run_bash(
+        script("lib.sh", "prefix/lib/files.sh", extra='record_files "$1" "$(mktemp -d)/work"'), {}, str(folder)
+    )
     assert done.returncode == 0, done.stderr
     assert (folder / "files.sha256").read_bytes() == index.record(Tree(TOP, tuple(things)))

@@ -122,7 +122,7 @@ def test_what_came_out_otherwise_is_named(
         path.chmod(0o444)
     (entry / "files.sha256").unlink()
     done = run_bash(
-        script("lib.sh", "prefix/files.sh", extra='record_files "$1" "$2"'), {}, str(entry), str(tmp_path / "work")
+        script("lib.sh", "prefix/lib/files.sh", extra='record_files "$1" "$2"'), {}, str(entry), str(tmp_path / "work")
     )
     assert done.returncode == 0, done.stderr
     capsys.readouterr()

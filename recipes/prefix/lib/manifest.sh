@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What an entry says of how it came to be: manifest.json with what the engine knows (MANIFEST), the commands of the build, where and when
-# that was, and the hash of its log. It needs prefix/files.sh before it.
+# that was, and the hash of its log. It needs files.sh before it.
 #
 # The log is kept by the engine. It holds, between the lines `== build of ENTRY` and `== log of ENTRY`, all that was hashed: lines as they
 # came, carriage returns as ends of lines, bytes that are no UTF-8 replaced; but not the data lines (phase=…, waiting=…).

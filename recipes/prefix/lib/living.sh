@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Who works in the store right now, and what those left who do not any more. It needs prefix/owner.sh before it. Input: PREFIX, HEARTBEAT.
+# Who works in the store right now, and what those left who do not any more. It needs owner.sh before it. Input: PREFIX, HEARTBEAT.
 #
 # Every process that makes something in the store first puts its description there (.own-<name>-<token>) and keeps it beating. That of a
 # build session also has a line entry=… for every entry that the session builds or builds against.
@@ -79,7 +79,7 @@ delete_tree() {
     fi
 }
 
-# sweep DEAD: remove what dead owners left in the store, and the locks they hold. It needs prefix/lock.sh.
+# sweep DEAD: remove what dead owners left in the store, and the locks they hold. It needs lock.sh.
 sweep() {
     local -r dead="$1"
     local path name

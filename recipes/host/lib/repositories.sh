@@ -2,7 +2,7 @@
 # Package repositories and their keys, for the host recipes that install from other repositories than the distribution's.
 #
 # Input: REPOSITORIES, lines `name url suite components key-url fingerprint priority`, components joined by commas, "-" for none.
-# A key is compared with its full fingerprint (host/keys.sh) before anything of it, or of its repository, is written. Nothing is written
+# A key is compared with its full fingerprint (keys.sh) before anything of it, or of its repository, is written. Nothing is written
 # twice. An address may be that of a mirror, also of a directory (file://): the engine has put it there, the fingerprint stays the lock's.
 
 # find_unseen: print which of REPOSITORIES is in a directory that is not here, and what to do; nothing when all of them can be reached.
@@ -76,7 +76,7 @@ print_site_source() {
 }
 
 print_note() {
-    printf '# Written by deepep-bootstrap (recipes/host/repositories.sh); "invoke remove" takes it away.\n'
+    printf '# Written by deepep-bootstrap (recipes/host/lib/repositories.sh); "invoke remove" takes it away.\n'
 }
 
 print_source() {

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Where a run of a test keeps its logs: in the prefix, else (where this user may not write there) in the home directory.
-# It needs prefix/share.sh before it. Inputs: PREFIX, RUN (the run's name).
+# It needs prefix/lib/share.sh before it. Inputs: PREFIX, RUN (the run's name).
 
 # make_place: make the run's folder and print its path.
 make_place() {

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A lock in a directory shared by many hosts. It needs prefix/owner.sh before it.
+# A lock in a directory shared by many hosts. It needs owner.sh before it.
 #
 # The lock only saves work. Correctness comes from renames, so a lock that is broken wrongly costs time and nothing else. flock is
 # not used: on network filesystems it is a matter of mount options whether it reaches other hosts.

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# The generations of a prefix and the link that names the current one. It needs prefix/owner.sh and prefix/lock.sh before it; who changes
+# The generations of a prefix and the link that names the current one. It needs owner.sh and lock.sh before it; who changes
 # generations holds the lock "offer". Inputs: PREFIX, TOKEN.
 
 GENERATIONS="${PREFIX:?}/generations"
 STORE="${PREFIX}/store"
-# shellcheck disable=SC2034 # read by prefix/lock.sh
+# shellcheck disable=SC2034 # read by prefix/lib/lock.sh
 LOCK_DIR="${GENERATIONS}"
 
 # find_current: print the number of the current generation, 0 without one.

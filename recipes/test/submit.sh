@@ -3,7 +3,7 @@
 #
 # Reads: FILE (the sbatch file), PREFIX and RUN (whose folder keeps the output; the compute nodes have to see it), START_LIMIT (seconds a
 # job may wait for its nodes), TIME_LIMIT (seconds it may run), OPTIONS (more for sbatch, one a line). Arguments go to the test. It needs
-# prefix/share.sh and test/place.sh before it. The job's output goes to standard error. When this script is ended, so is the job.
+# prefix/lib/share.sh and test/lib/place.sh before it. The job's output goes to standard error. When this script is ended, so is the job.
 # Data lines: place (the run's folder), job, refused, late, hung (the time limit was reached), said (of a test that is cut off, each log of a
 # node or rank: name, seconds since it was written, lines, the last one), record (the last `scontrol show job` line).
 

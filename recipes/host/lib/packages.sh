@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Installing packages, for the host recipes that do. Before them stand lib.sh, host/files.sh, this, host/repositories.sh and host/keys.sh.
+# Installing packages, for the host recipes that do. Before them stand lib.sh, files.sh, this, repositories.sh and keys.sh.
 # Inputs, from the lock's row for the distribution: MANAGER, apt or dnf (empty: no row); PACKAGES and HEADERS, NAME or NAME=VERSION,
 # where VERSION may be a glob; HOLD, globs of what would break the node if its version drifted; BY_HAND, what an administrator sets up
 # first where the lock has no repository; PACKAGE_LOCK_WAIT, seconds to wait for a busy package manager.
