@@ -1,5 +1,5 @@
-"""Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help`
-their flags.
+"""Invoke tasks: the command line of deepep-bootstrap. Declarations only; `invoke --list` shows them,
+`invoke VERB --help` their flags.
 
 Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`, with their help
 texts in `front`.

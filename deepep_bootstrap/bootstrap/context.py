@@ -35,7 +35,7 @@ class BootstrapContext:
     flags: Flags
     screen: Screen
     run: RunLogs
-    door: ConnectionPool
+    transport: ConnectionPool
     survey: Survey
     request: PlanRequest
     plan: Plan
@@ -73,22 +73,22 @@ class BootstrapContext:
         return choice.record.stack in self.survey.facts[choice.prefix_host].prefix.unproved
 
 
-def look_again(work: BootstrapContext) -> BootstrapContext:
-    """Return the work as it stands now that the hosts were changed: facts and plan anew."""
-    survey = with_prefix(gather(work.flags, work.door, work.survey.inventory, work.request.prefix))
-    return replace(work, survey=survey, plan=decide(work.door, survey, work.request, anyhow=True))
+def look_again(context: BootstrapContext) -> BootstrapContext:
+    """Return the context as it stands now that the hosts were changed: facts and plan anew."""
+    survey = with_prefix(gather(context.flags, context.transport, context.survey.inventory, context.request.prefix))
+    return replace(context, survey=survey, plan=decide(context.transport, survey, context.request, anyhow=True))
 
 
-def leave_out(work: BootstrapContext, gone: Collection[str]) -> BootstrapContext:
-    """Return the work without hosts that went away since they were looked at: the others are planned for anew.
+def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapContext:
+    """Return the context without hosts that went away since they were looked at: the others are planned for anew.
     Trouble where there is no plan without them."""
-    survey = work.survey.without(gone)
-    return replace(work, survey=survey, plan=decide(work.door, survey, work.request))
+    survey = context.survey.without(gone)
+    return replace(context, survey=survey, plan=decide(context.transport, survey, context.request))
 
 
-def tell(work: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+def tell(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
     """Show outcomes and hand them on."""
-    work.screen.ended(*outcomes)
+    context.screen.ended(*outcomes)
     return outcomes
 
 

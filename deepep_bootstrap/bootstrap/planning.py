@@ -51,13 +51,13 @@ def read_usable(flags: Flags) -> tuple[Lock, Stack]:
     return found, stack
 
 
-def decide(door: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
+def decide(transport: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
     """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare
     them. Trouble, with equal reasons of several hosts said once, where there can be no plan; with `anyhow` the plan
     then says so itself."""
     try:
         return steps.make_plan(
-            request, survey.facts, check_hosts(door, survey.reached, survey.facts, request), anyhow=anyhow
+            request, survey.facts, check_hosts(transport, survey.reached, survey.facts, request), anyhow=anyhow
         )
     except Trouble as trouble:
         # Hosts that did not answer may well be why: they are named too.
@@ -65,7 +65,7 @@ def decide(door: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow
 
 
 def check_hosts(
-    door: Transport, hosts: Sequence[Host], facts: Mapping[str, Facts], request: PlanRequest
+    transport: Transport, hosts: Sequence[Host], facts: Mapping[str, Facts], request: PlanRequest
 ) -> Preparation:
     """Return what the checks of the host recipes say on `hosts`, all asked at the same time by one script each; they
     change nothing."""
@@ -76,7 +76,7 @@ def check_hosts(
         for host in asked
     }
     checks = {}
-    for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
+    for name, reply in transport.run_all(asked, lambda host: jobs[host.name]).items():
         checks[name] = (
             host_recipes.unanswered(inputs[name], reply)
             if isinstance(reply, Trouble)
@@ -85,14 +85,14 @@ def check_hosts(
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 
-def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> PlanRequest:
+def request_for(flags: Flags, survey: Survey, request: tuple[Lock, Stack], skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    found = locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes)
-    systems = [wish[0].systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
+    found = locations.read_mirrors(flags.mirror, os.environ, request[0].indexes)
+    systems = [request[0].systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
     return PlanRequest(
-        lock=wish[0],
-        stack=wish[1],
+        lock=request[0],
+        stack=request[1],
         inventory=survey.inventory,
         prefix=survey.prefix,
         recipes=read_tree(flags.root / "recipes"),

@@ -148,7 +148,7 @@ def problems(host: str, verdict: LoadVerdict, record: StackRecord) -> tuple[Prob
 
 
 def verify_all(
-    door: Transport,
+    transport: Transport,
     hosts: Sequence[Host],
     record: StackRecord,
     recipes: Mapping[str, str],
@@ -160,7 +160,7 @@ def verify_all(
     """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one
     (0: at once); return one outcome per host in their order. `keep` gets what a host said that is not as it should
     be, and returns where that can be read."""
-    replies = door.run_all(
+    replies = transport.run_all(
         hosts, lambda host: load_job(record, recipes, load=load, imports=host.role == "gpu", generation=generation)
     )
     outcomes = []

@@ -126,8 +126,8 @@ def read_inventory(flags: Flags) -> tuple[Inventory, str]:
 
 
 @contextmanager
-def open_door(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
-    """Yield the door to the hosts; every connection is closed on the way out, whatever happened."""
+def open_connections(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
+    """Yield the connections to the hosts; every connection is closed on the way out, whatever happened."""
     password = None
     if flags.sudo_password_prompt:
         if not sys.stdin.isatty():

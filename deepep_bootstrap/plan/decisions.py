@@ -350,8 +350,8 @@ def check_external(
     return here.external_python
 
 
-def _misfits(name: str, path: str, seen: Facts, wish: tuple[Stack, Facts]) -> Iterator[Problem]:
-    stack, here = wish
+def _misfits(name: str, path: str, seen: Facts, request: tuple[Stack, Facts]) -> Iterator[Problem]:
+    stack, here = request
     python = seen.external_python
     if python is None or python.problem:
         found = python.problem if python else "not asked for"
@@ -445,17 +445,17 @@ class ToolkitRequest:
     path: str = ""
 
 
-def choose_toolkit(wish: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
+def choose_toolkit(request: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
     """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that
     breaks none; where nodes compile with it, first of all one that all of them have at its path. Trouble where there
     is none."""
-    fitting = _fitting(wish)
-    judged = {kit.path: wish.judge(kit) for kit in fitting}
+    fitting = _fitting(request)
+    judged = {kit.path: request.judge(kit) for kit in fitting}
     allowed = [kit for kit in fitting if not judged[kit.path][0]]
     if not allowed:
         newest = max(fitting, key=lambda kit: numbers(kit.version))
         raise Trouble(*judged[newest.path][0])
-    elsewhere = {kit.path: _elsewhere(wish, kit) if wish.compiles else ((), ()) for kit in allowed}
+    elsewhere = {kit.path: _elsewhere(request, kit) if request.compiles else ((), ()) for kit in allowed}
     chosen = min(allowed, key=lambda kit: [len(each) > 0 for each in elsewhere[kit.path]])
     if problems := elsewhere[chosen.path][0]:
         raise Trouble(*problems)
@@ -487,23 +487,29 @@ def major(toolkit: Toolkit) -> str:
     return toolkit.version.split(".")[0]
 
 
-def _fitting(wish: ToolkitRequest) -> list[Toolkit]:
+def _fitting(request: ToolkitRequest) -> list[Toolkit]:
     """Return the toolkits of the wanted major, /usr/local/cuda first, then the newest first; Trouble where there is
     none."""
-    here = wish.hosts[wish.build_host]
-    of_major = [kit for kit in here.toolkits if major(kit) == wish.cuda]
+    here = request.hosts[request.build_host]
+    of_major = [kit for kit in here.toolkits if major(kit) == request.cuda]
     if not of_major:
-        remedy = f"installing cuda-toolkit {wish.cuda}, or a stack of another CUDA major"
+        remedy = f"installing cuda-toolkit {request.cuda}, or a stack of another CUDA major"
         raise Trouble(
             Problem(
-                wish.build_host, "no CUDA toolkit fits the stack", _all(here), f"CUDA {wish.cuda} with nvcc", remedy
+                request.build_host,
+                "no CUDA toolkit fits the stack",
+                _all(here),
+                f"CUDA {request.cuda} with nvcc",
+                remedy,
             )
         )
-    fitting = [kit for kit in of_major if kit.path == wish.path or not (wish.compiles and wish.path)]
+    fitting = [kit for kit in of_major if kit.path == request.path or not (request.compiles and request.path)]
     if not fitting:
         raise Trouble(
             *_lacking(
-                wish, wish.path, f"CUDA {wish.cuda} in {wish.path}, as the hosts have it that this run does not see"
+                request,
+                request.path,
+                f"CUDA {request.cuda} in {request.path}, as the hosts have it that this run does not see",
             )
         )
     return sorted(
@@ -511,28 +517,30 @@ def _fitting(wish: ToolkitRequest) -> list[Toolkit]:
     )
 
 
-def _elsewhere(wish: ToolkitRequest, kit: Toolkit) -> Judgement:
+def _elsewhere(request: ToolkitRequest, kit: Toolkit) -> Judgement:
     """Return why nodes cannot compile with a toolkit of the build host, and where one of another version stands in
     its place."""
     others: dict[str, list[str]] = {}
-    for name, seen in wish.hosts.items():
+    for name, seen in request.hosts.items():
         for there in seen.toolkits:
-            if there.path == kit.path and major(there) == wish.cuda and there.version != kit.version:
+            if there.path == kit.path and major(there) == request.cuda and there.version != kit.version:
                 others.setdefault(there.version, []).append(name)
     notes = (
-        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {wish.build_host}; DeepEP V2 compiles "
+        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {request.build_host}; DeepEP V2 compiles "
         f"kernels with it on each node"
         for version, names in others.items()
     )
-    return tuple(_lacking(wish, kit.path, f"CUDA {kit.version} in {kit.path}, as on {wish.build_host}")), tuple(notes)
+    return tuple(_lacking(request, kit.path, f"CUDA {kit.version} in {kit.path}, as on {request.build_host}")), tuple(
+        notes
+    )
 
 
-def _lacking(wish: ToolkitRequest, path: str, wanted: str) -> Iterator[Problem]:
+def _lacking(request: ToolkitRequest, path: str, wanted: str) -> Iterator[Problem]:
     """Yield a problem for the hosts that have no toolkit of the major at `path`, those that have the same in one."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, seen in wish.hosts.items():
-        if not any(there.path == path and major(there) == wish.cuda for there in seen.toolkits):
-            groups.setdefault((_all(seen), _remedy(wish.cuda, path, seen)), []).append(name)
+    for name, seen in request.hosts.items():
+        if not any(there.path == path and major(there) == request.cuda for there in seen.toolkits):
+            groups.setdefault((_all(seen), _remedy(request.cuda, path, seen)), []).append(name)
     for (found, remedy), names in groups.items():
         yield Problem(
             fold(names),

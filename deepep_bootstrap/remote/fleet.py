@@ -152,7 +152,7 @@ class _HeldJob:
             self._news.notify_all()
 
     def wait_for(self, key: str, timeout: float | None = None) -> str:
-        """See Hold."""
+        """See BackgroundJob."""
         with self._news:
             self._news.wait_for(lambda: key in self._values or self._end, timeout)
             if key in self._values:
@@ -167,7 +167,7 @@ class _HeldJob:
         )
 
     def close(self) -> Reply:
-        """See Hold."""
+        """See BackgroundJob."""
         self._script.wire.end_input()
         self._reader.join(CLEAN_UP)
         if self._reader.is_alive():
@@ -181,7 +181,7 @@ class _HeldJob:
 
 
 class ConnectionPool:
-    """The door to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
+    """The connections to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
     connection=local."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
@@ -198,14 +198,15 @@ class ConnectionPool:
         self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
-        """See Door."""
+        """See Transport."""
         script = self._start(host, job, on_line, on_line)
         if not job.watched:
             script.wire.end_input()
         return _reply(host.name, self._finish(script))
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
-        """See Door. An error while `chunks` are made is passed on; the script then sees its stdin end too early."""
+        """See Transport. An error while `chunks` are made is passed on; the script then sees its stdin end too
+        early."""
         script = self._start(host, dataclasses.replace(job, watched=False), None, None)
         with ThreadPoolExecutor(1) as reader:
             left = reader.submit(self._finish, script)
@@ -221,7 +222,7 @@ class ConnectionPool:
                 raise
 
     def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
-        """See Door."""
+        """See Transport."""
         held = dataclasses.replace(job, watched=True)
         return _HeldJob(
             host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line
@@ -230,12 +231,12 @@ class ConnectionPool:
     def run_all(
         self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
     ) -> dict[str, Reply | Trouble]:
-        """See Door. `on_line` is called by one thread at a time."""
-        turn = threading.Lock()
+        """See Transport. `on_line` is called by one thread at a time."""
+        one_at_a_time = threading.Lock()
 
         def one(host: Host) -> Reply | Trouble:
             def tell(line: str) -> None:
-                with turn:
+                with one_at_a_time:
                     if on_line:
                         on_line(host.name, line)
 
@@ -266,7 +267,7 @@ class ConnectionPool:
         self._sessions.forget(host)
 
     def close(self) -> None:
-        """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their
+        """See Transport. Threads that wait for a script go on with Trouble, and watched scripts are ended by their
         watchers."""
         self._closed = True
         for wire in list(self._wires):

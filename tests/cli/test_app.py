@@ -1,4 +1,4 @@
-"""The front door: which flags a verb has, what it makes of bad ones, and how a run ends that a signal or a full disk
+"""The command line: which flags a verb has, what it makes of bad ones, and how a run ends that a signal or a full disk
 ends."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 from deepep_bootstrap.plan.table import plan_json, show_plan
 
 
@@ -20,9 +20,9 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     lock, stack = read_usable(flags)
     inventory, prefix = read_inventory(flags)
     locations.read_mirrors(flags.mirror, os.environ, lock.indexes)
-    with open_door(flags, inventory) as door:
-        survey = with_prefix(gather(flags, door, inventory, prefix))
-        made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
+    with open_connections(flags, inventory) as transport:
+        survey = with_prefix(gather(flags, transport, inventory, prefix))
+        made = decide(transport, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
     show_plan(screen, made)
     for problem in survey.problems:
         screen.problem(problem)

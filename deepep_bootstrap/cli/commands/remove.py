@@ -16,7 +16,15 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import RecordForm, read_records
-from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import (
+    Flags,
+    Survey,
+    fold_problems,
+    gather,
+    open_connections,
+    read_inventory,
+    read_tree,
+)
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import check_shared
@@ -55,20 +63,20 @@ def remove(flags: Flags) -> int:
     lock, _ = read_lock(replace(flags, stack=""))
     inventory, prefix = read_inventory(flags)
     recipes, outcomes = read_tree(flags.root / "recipes"), []
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
         offer = offered(survey, None if flags.limit else seat(survey))
         kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
         if offer != kept:
             check_shared(prefix, survey.facts)
-        files, unheard = ({}, ()) if flags.stack and kept.stacks else written(door, survey, recipes)
+        files, unheard = ({}, ()) if flags.stack and kept.stacks else written(transport, survey, recipes)
         survey = survey.without((), *fold_problems(unheard, inventory))
         tell_plan(screen, survey, (offer, kept), files)
         if (offer != kept or files) and not flags.dry_run:
             confirm(flags, "remove", "Take all this away?")
             outcomes = [
-                *(try_withdraw(flags, door, survey, kept) if offer != kept else ()),
-                *undo(door, survey, files, (lock, recipes)),
+                *(try_withdraw(flags, transport, survey, kept) if offer != kept else ()),
+                *undo(transport, survey, files, (lock, recipes)),
             ]
             screen.say()
             screen.outcomes(outcomes)
@@ -125,14 +133,14 @@ def without(offer: Offer, stack: str, default: str) -> Offer:
 
 
 def written(
-    door: ConnectionPool, survey: Survey, recipes: Mapping[str, str]
+    transport: ConnectionPool, survey: Survey, recipes: Mapping[str, str]
 ) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
     """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that
     cannot say."""
     job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
     found: dict[str, tuple[Written, ...]] = {}
     problems: list[Problem] = []
-    for name, reply in door.run_all(survey.reached, lambda host: job).items():
+    for name, reply in transport.run_all(survey.reached, lambda host: job).items():
         try:
             files = _written_by(reply)
         except Trouble as trouble:
@@ -191,15 +199,15 @@ def tell_plan(
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
 
 
-def try_withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
+def try_withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """As `withdraw`, with a failed outcome in place of Trouble: what stands on the hosts is taken back all the same."""
     try:
-        return withdraw(flags, door, survey, kept)
+        return withdraw(flags, transport, survey, kept)
     except Trouble as trouble:
         return [Outcome("offer", seat(survey).name, "failed", str(trouble), code=trouble.code)]
 
 
-def withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
+def withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """Publish the smaller offer as the next generation; compose again when another run was quicker."""
     step, stack = "offer", flags.stack
     for _ in range(TRIES):
@@ -214,12 +222,12 @@ def withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) ->
             *rendered(flags, kept),
             Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode()),
         ]
-        files.extend(provenance.bills(door, place, kept))
-        published = generations.publish_generation(door, place, files, number)
+        files.extend(provenance.bills(transport, place, kept))
+        published = generations.publish_generation(transport, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"
             return [Outcome(step, host.name, "done", f"generation {published.generation} offers {left}")]
-        survey = gather(flags, door, survey.inventory, survey.prefix)
+        survey = gather(flags, transport, survey.inventory, survey.prefix)
         kept = without(offered(survey, seat(survey)), stack, kept.default_stack)
     raise Trouble(
         Problem(
@@ -244,7 +252,7 @@ def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
 
 
 def undo(
-    door: ConnectionPool,
+    transport: ConnectionPool,
     survey: Survey,
     files: Mapping[str, tuple[Written, ...]],
     texts: tuple[Lock, Mapping[str, str]],
@@ -264,7 +272,7 @@ def undo(
         return Job(text, user="root", watched=True, timeout=SLOW_LIMIT)
 
     hosts = [host for host in survey.reached if host.name in files]
-    replies = door.run_all(hosts, job)
+    replies = transport.run_all(hosts, job)
     run = RunLogs.start("remove")
     return [outcome for host in hosts for outcome in judge(host.name, replies[host.name], recipes_of(host), run)]
 

@@ -22,7 +22,7 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.table import plan_json
 from deepep_bootstrap.report import bundle, load, terminal
 from deepep_bootstrap.report.bundle import pack
@@ -146,12 +146,12 @@ def ask_hosts(flags: Flags, inventory: Inventory, prefix: str, problems: list[Pr
     is noted."""
     files: dict[str, str] = {}
     try:
-        with open_door(flags, inventory) as door:
-            survey: Survey = gather(flags, door, inventory, prefix)
+        with open_connections(flags, inventory) as transport:
+            survey: Survey = gather(flags, transport, inventory, prefix)
             problems.extend(survey.problems)
             files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
             files["plan.json"] = document(
-                plan_json(decide(door, survey, request_for(flags, survey, read_usable(flags)), anyhow=True))
+                plan_json(decide(transport, survey, request_for(flags, survey, read_usable(flags)), anyhow=True))
             )
     except Trouble as trouble:
         problems.extend(problem for problem in trouble.problems if problem not in problems)

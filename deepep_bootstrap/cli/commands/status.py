@@ -12,7 +12,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.offer import read_offer
 from deepep_bootstrap.report import load
@@ -24,12 +24,12 @@ def status(flags: Flags) -> int:
     told and change no exit code."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        silent = drained_and_silent(door, survey)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
+        silent = drained_and_silent(transport, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
-        defects, unread = find_defects(flags, door, survey)
-        tests = load.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
+        defects, unread = find_defects(flags, transport, survey)
+        tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest = newest_manifest(survey)
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     if manifest:
