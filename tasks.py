@@ -7,7 +7,7 @@ texts in `front`.
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.reboot import policy as _reboots
+from deepep_bootstrap.bootstrap.reboot import policy as _policy
 from deepep_bootstrap.cli.app import refuse_bad_words, verb
 from deepep_bootstrap.cli.commands import bootstrap as _bootstrap
 from deepep_bootstrap.cli.commands import diagnose as _diagnose
@@ -45,10 +45,15 @@ def bootstrap(
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads."""
-    reboots = _reboots.read_reboots(
-        reboot, reboot_window, (drain_timeout, boot_timeout), reload=reload_driver, reservation=reservation
+    policy = _policy.read_policy(
+        reboot,
+        reboot_window,
+        drain_timeout=drain_timeout,
+        boot_timeout=boot_timeout,
+        reload=reload_driver,
+        reservation=reservation,
     )
-    return _bootstrap.bootstrap(flags, skip=skip, reboots=reboots)
+    return _bootstrap.bootstrap(flags, skip=skip, policy=policy)
 
 
 @verb

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap.planning import decide
-from deepep_bootstrap.bootstrap.reboot.policy import Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import Policy
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather
 from deepep_bootstrap.plan.decisions import PlanRequest
@@ -39,8 +38,7 @@ class BootstrapContext:
     survey: Survey
     request: PlanRequest
     plan: Plan
-    mirrors: Mirrors
-    reboots: Reboots
+    policy: Policy
 
     def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
         """Return the hosts of these names."""

@@ -73,7 +73,7 @@ def send_source(context: BootstrapContext, step: Step, hosts: Sequence[Host]) ->
     """Fetch and verify the stack's GDRCopy and send it to `hosts` as root's. Return the step with SRC in its inputs,
     and the hosts that could not be given it with the reason."""
     source = context.request.lock.sources[context.request.stack.gdrcopy]
-    tree = fetch_source(source, context.mirrors, uv.cache_dir())
+    tree = fetch_source(source, context.request.mirrors, uv.cache_dir())
     env = {"SRC": f"{SOURCES}/{source.name}-{source.version}"}
     job = Job(compose(context.request.recipes, "lib.sh", "host/receive.sh"), env=env, user="root", timeout=LIMIT)
     unsent: dict[str, str] = {}

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.mirror import peek
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, read_tree
@@ -42,13 +44,26 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
     return found, found.stacks[name]
 
 
-def read_usable(flags: Flags) -> tuple[Lock, Stack]:
-    """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of
-    env/compatibility.toml."""
-    found, stack = read_lock(flags)
-    if problems := compatibility.check_lock(found, read_tree(flags.root / "env"), (stack.name,)):
+@dataclass(frozen=True)
+class Wanted:
+    """What the flags choose before any host is asked: the lock, one of its stacks, and the mirrors to fetch from."""
+
+    lock: Lock
+    stack: Stack
+    mirrors: Mirrors
+
+    @classmethod
+    def of(cls, flags: Flags, lock: Lock, stack: Stack) -> Wanted:
+        """Return what is wanted of a lock that was read already."""
+        return cls(lock, stack, locations.read_mirrors(flags.mirror, os.environ, lock.indexes))
+
+
+def read_wanted(flags: Flags) -> Wanted:
+    """Return what the flags choose; Trouble with the reason where the stack breaks a rule of env/compatibility.toml."""
+    lock, stack = read_lock(flags)
+    if problems := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*problems)
-    return found, stack
+    return Wanted.of(flags, lock, stack)
 
 
 def decide(transport: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
@@ -85,14 +100,14 @@ def check_hosts(
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 
-def request_for(flags: Flags, survey: Survey, request: tuple[Lock, Stack], skip: Sequence[str] = ()) -> PlanRequest:
+def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    found = locations.read_mirrors(flags.mirror, os.environ, request[0].indexes)
-    systems = [request[0].systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
+    systems = [wanted.lock.systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
+    uses_packages = any(system and system.repositories for system in systems)
     return PlanRequest(
-        lock=request[0],
-        stack=request[1],
+        lock=wanted.lock,
+        stack=wanted.stack,
         inventory=survey.inventory,
         prefix=survey.prefix,
         recipes=read_tree(flags.root / "recipes"),
@@ -101,5 +116,5 @@ def request_for(flags: Flags, survey: Survey, request: tuple[Lock, Stack], skip:
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
-        mirrors=peek.look_for_packages(found) if any(system and system.repositories for system in systems) else found,
+        mirrors=peek.look_for_packages(wanted.mirrors) if uses_packages else wanted.mirrors,
     )

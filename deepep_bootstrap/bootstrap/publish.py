@@ -24,11 +24,10 @@ from deepep_bootstrap.plan.steps import HOOK
 from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
 from deepep_bootstrap.prefix.generations import Content
 from deepep_bootstrap.prefix.offer import Offer, read_offer
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
 PREFIX, FETCH = "prefix", "fetch"
-CONTROL = "this machine"
-"""What the control machine is called where a host's name would stand."""
 
 BUILD_MINUTES = 120
 """Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
@@ -105,11 +104,11 @@ def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) 
     """Fetch sources, and see to the wheels where an environment is to be built."""
 
     def say(text: str) -> None:
-        context.screen.line(CONTROL, FETCH, text)
+        context.screen.line(THIS_MACHINE.name, FETCH, text)
 
-    context.screen.started(FETCH, [CONTROL])
+    context.screen.started(FETCH, [THIS_MACHINE.name])
     begin = time.monotonic()
-    sources = supply.fetch_sources(context.request.lock, entries, context.mirrors, say)
+    sources = supply.fetch_sources(context.request.lock, entries, context.request.mirrors, say)
     indexes, remark = None, ""
     wheels = tuple(dict.fromkeys(wheel for entry in entries for wheel in entry.wheels))
     if wheels:
@@ -118,7 +117,7 @@ def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) 
         want = supply.Environment(
             context.request.lock,
             wheels,
-            context.mirrors,
+            context.request.mirrors,
             context.request.recipes,
             host,
             context.survey.facts[host.name],
@@ -133,7 +132,7 @@ def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) 
     )
     if remark:
         context.screen.say(f"note: {remark}", style="yellow")
-    context.screen.ended(Outcome(FETCH, CONTROL, "done", detail, time.monotonic() - begin))
+    context.screen.ended(Outcome(FETCH, THIS_MACHINE.name, "done", detail, time.monotonic() - begin))
     return supply.EnvironmentSupply(sources, indexes)
 
 
@@ -175,7 +174,7 @@ def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
         files.extend(provenance.bills(context.transport, context.place, offer, context.request.lock))
         published = generations.publish_generation(context.transport, context.place, files, prefix.generation)
         if not published.stale:
-            if context.plan.choice.slurm_host == decisions.CONTROL:
+            if context.plan.choice.slurm_host == THIS_MACHINE.name:
                 context.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
             detail = f"generation {published.generation}: {context.plan.choice.record.module}"
             return tell(context, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))

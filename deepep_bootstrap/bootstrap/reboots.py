@@ -12,7 +12,7 @@ from deepep_bootstrap.bootstrap.hosts import run_recipe
 from deepep_bootstrap.bootstrap.planning import check_hosts
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.drained import left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy
 from deepep_bootstrap.core.errors import Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
@@ -22,8 +22,7 @@ from deepep_bootstrap.inventory.survey import gather_one
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
-from deepep_bootstrap.remote.fleet import THIS_MACHINE
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason
 
 OPTIONS = "driver-options"
@@ -104,9 +103,9 @@ def reboot_hosts(context: BootstrapContext, unprepared: Mapping[str, str]) -> tu
     """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier
     run left drained. The hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a
     reboot is of use."""
-    orders = permitted(tuple(_orders(context, unprepared)), context.reboots)
+    orders = permitted(tuple(_orders(context, unprepared)), context.policy)
     outcomes = list(_resume(context))
-    if context.reboots.mode == NEVER:
+    if not context.policy.reboot:
         outcomes += _write_only(context, {order.host.name for order in orders})
     return (*outcomes, *_roll(context, held_up(orders, _left_behind(context, orders))))
 
@@ -129,10 +128,10 @@ def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[Host
     return tuple(replace(order, refused=order.refused or why) for order in orders)
 
 
-def permitted(orders: Sequence[HostReboot], reboots: Reboots) -> tuple[HostReboot, ...]:
+def permitted(orders: Sequence[HostReboot], policy: Policy) -> tuple[HostReboot, ...]:
     """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for.
     The others would leave a host between two drivers."""
-    return tuple(order for order in orders if order.reload or reboots.mode != NEVER)
+    return tuple(order for order in orders if order.reload or policy.reboot)
 
 
 def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[Outcome]:
@@ -150,7 +149,7 @@ def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[O
         context.transport,
         slurm_hosts(context),
         orders,
-        context.reboots.policy(context.run.name),
+        replace(context.policy, run=context.run.name),
         actions=hooks,
         tell=tell,
     )
@@ -167,7 +166,7 @@ def _orders(context: BootstrapContext, unprepared: Mapping[str, str]) -> Iterato
         facts = context.survey.facts[host]
         todo = [check.recipe for check in checks if check.state == TO_APPLY]
         own = tuple(step for step in steps if step.name in todo and host in step.hosts)
-        reload = context.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
+        reload = context.policy.reload and {check.recipe for check in checks} == {OPTIONS}
         node = facts.slurm.node if facts.slurm.works else ""
         why = ", ".join(TITLES[check.recipe] for check in checks)
         refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
@@ -208,8 +207,11 @@ def _resume(context: BootstrapContext) -> tuple[Outcome, ...]:
 
 def slurm_hosts(context: BootstrapContext) -> tuple[Host, ...]:
     """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
-    first = decisions.choose_slurm_host(context.request, context.survey.facts)
-    own = (THIS_MACHINE,) if first == decisions.CONTROL else ()
+    request = context.request
+    first = decisions.choose_slurm_host(
+        request.inventory, context.survey.facts, control_has_slurm=request.control_has_slurm
+    )
+    own = (THIS_MACHINE,) if first == THIS_MACHINE.name else ()
     clients = [host for host in context.survey.reached if context.survey.facts[host.name].slurm.works]
     return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 

@@ -22,6 +22,7 @@ from deepep_bootstrap.lock.model import Lock, Stack, Wheel
 from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, read_offer
 from deepep_bootstrap.prefix.test_kinds import COPIED
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
 
@@ -46,8 +47,8 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this
-    machine; `absent` are hosts that the offer is for and that this run does not see."""
+    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm, and THIS_MACHINE's name for
+    the control machine; `absent` are hosts that the offer is for and that this run does not see."""
 
     build_host: str
     prefix_host: str
@@ -68,9 +69,6 @@ class Decisions:
         return next((entry for entry in self.entries if entry.kind == kind), None)
 
 
-CONTROL = "@control"
-
-
 def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decisions:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
     gpu_hosts = {
@@ -88,8 +86,8 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     check_shared(request.prefix, facts)
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)
-    prefix_host = named_host(request, "prefix_host", facts) or build_host
-    slurm_host = choose_slurm_host(request, facts)
+    prefix_host = named_host(request.inventory, "prefix_host", facts) or build_host
+    slurm_host = choose_slurm_host(request.inventory, facts, control_has_slurm=request.control_has_slurm)
     known = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
     derived = network_env.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
     here, source = facts[build_host], request.lock.sources[request.stack.deepep]
@@ -176,17 +174,17 @@ def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
         )
 
 
-def named_host(request: PlanRequest, key: str, facts: Mapping[str, Facts]) -> str:
+def named_host(inventory: Inventory, key: str, facts: Mapping[str, Facts]) -> str:
     """Return the host a setting of the hosts file names, or "" where it names none."""
-    name: str = getattr(request.inventory.settings, key)
+    name: str = getattr(inventory.settings, key)
     if name and name not in facts:
-        raise Trouble(Problem(f"{request.inventory.path}: {key}", "this host did not answer", found=name))
+        raise Trouble(Problem(f"{inventory.path}: {key}", "this host did not answer", found=name))
     return name
 
 
 def choose_build_host(request: PlanRequest, gpu_hosts: Mapping[str, Facts], notes: list[str]) -> str:
     """Return the host to build on: the one the hosts file names, else the first free GPU host."""
-    if name := named_host(request, "build_host", gpu_hosts):
+    if name := named_host(request.inventory, "build_host", gpu_hosts):
         return name
     reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
     free = [name for name, facts in gpu_hosts.items() if not busy_with(facts, reservation)]
@@ -226,14 +224,15 @@ def busy_with(facts: Facts, reservation: str = "") -> str:
     return f"{count} GPU processes" if count else ""
 
 
-def choose_slurm_host(request: PlanRequest, facts: Mapping[str, Facts]) -> str:
-    """Return where sbatch is run: the named host, this machine, the first host with a working Slurm client, or ""."""
-    if name := named_host(request, "slurm_host", facts):
+def choose_slurm_host(inventory: Inventory, facts: Mapping[str, Facts], *, control_has_slurm: bool) -> str:
+    """Return where sbatch is run: the host that the hosts file names, this machine where it is a client and sees the
+    same prefix, else a host with a working client, login hosts first; "" without Slurm."""
+    if name := named_host(inventory, "slurm_host", facts):
         return name
-    if request.control_has_slurm:
-        return CONTROL
+    if control_has_slurm:
+        return THIS_MACHINE.name
     working = [name for name, seen in facts.items() if seen.slurm.works and seen.slurm.sbatch]
-    logins = {host.name for host in request.inventory.hosts if host.role == "login"}
+    logins = {host.name for host in inventory.hosts if host.role == "login"}
     return next((name for name in working if name in logins), working[0] if working else "")
 
 

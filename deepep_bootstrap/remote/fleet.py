@@ -15,17 +15,13 @@ import paramiko
 from fabric import Config
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote import channel, ssh_trust
+from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import LOCAL, Host
 from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
-from deepep_bootstrap.remote.ssh_config import Account, Resolver
-from deepep_bootstrap.remote.ssh_trust import HostKey, Known, KnownHosts
+from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
 
-LOCAL = "local"
-THIS_MACHINE = Host("this machine", connection=LOCAL)
-"""The control machine, where it is no host of the run."""
 CLEAN_UP = 30.0
 """Seconds a held script has to end after its stdin was closed; its watcher needs five."""
 
@@ -395,7 +391,7 @@ class Sessions:
     def _load_known(self, account: Account | None) -> None:
         while account:
             if account.known_hosts not in self._known:
-                self._known[account.known_hosts] = ssh_trust.load(account.known_hosts)
+                self._known[account.known_hosts] = ssh_access.read_known_hosts(account.known_hosts)
             self._lines.setdefault(account, _Line())
             account = account.via
 
@@ -443,7 +439,7 @@ class Sessions:
         path = account.known_hosts[0]
         with self._lock:
             try:
-                ssh_trust.append(path, account.key_name, key, hashed=account.hash_names)
+                ssh_access.add_host_key(path, account.key_name, key, hashed=account.hash_names)
             except OSError as error:
                 raise Trouble(
                     Problem(path, f"the key of {account.name} cannot be added", error.strerror or str(error))
@@ -451,4 +447,4 @@ class Sessions:
             self._known[account.known_hosts].plain.setdefault(account.key_name.lower(), []).append(
                 replace(key, where=path)
             )
-            self._tell(f"{account.name}: new host key {ssh_trust.fingerprint(key.blob)} ({key.kind}) added to {path}")
+            self._tell(f"{account.name}: new host key {ssh_access.fingerprint(key.blob)} ({key.kind}) added to {path}")

@@ -20,3 +20,8 @@ class Host:
     connection: str = "ssh"
     role: str = "gpu"
     where: str = ""
+
+
+LOCAL = "local"
+THIS_MACHINE = Host("this machine", connection=LOCAL)
+"""The control machine, where it is no host of the run; its name stands where a host's name would."""

@@ -22,8 +22,7 @@ from paramiko.packet import Packetizer
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.process import end_group
-from deepep_bootstrap.remote.ssh_config import Account
-from deepep_bootstrap.remote.ssh_trust import HostKey, Known, LogIn, Verifier
+from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, LogIn, Verifier
 
 MISSED_ANSWERS = 3
 CURVE25519, OLD_CURVE25519 = "curve25519-sha256", "curve25519-sha256@libssh.org"

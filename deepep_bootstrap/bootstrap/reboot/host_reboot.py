@@ -14,7 +14,7 @@ from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.remote.fleet import LOCAL
+from deepep_bootstrap.remote.host import LOCAL
 from deepep_bootstrap.slurm import nodes
 from deepep_bootstrap.slurm.nodes import Look, read_reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import hosts, publish
 from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs, leave_out, look_again, with_prefix
-from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
-from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Reboots
+from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped
+from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.smoke import try_out
 from deepep_bootstrap.core import filetree
@@ -21,13 +20,11 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import seconds
-from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
-from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.decisions import PlanRequest
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan
-from deepep_bootstrap.plan.table import plan_json, show_plan
+from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
 from deepep_bootstrap.prefix import generations
+from deepep_bootstrap.remote.host import THIS_MACHINE
 
 
 @dataclass
@@ -47,25 +44,22 @@ class RunState:
         return [outcome for outcome in self.outcomes if outcome.state == "failed"]
 
 
-def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
+def bootstrap(flags: Flags, *, skip: str, policy: Policy) -> int:
     """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
     screen = Screen("bootstrap", as_json=flags.json)
-    chosen, without = read_usable(flags), skipped(skip)
+    wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
-    found_mirrors = locations.read_mirrors(flags.mirror, os.environ, chosen[0].indexes)
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(gather(flags, transport, inventory, prefix))
-        request = request_for(flags, survey, chosen, without)
+        request = request_for(flags, survey, wanted, without)
         made = decide(transport, survey, request)
         show_plan(screen, made)
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
-            reboots = leave_to_reboot(screen, made, reboots)
+            policy = leave_to_reboot(screen, made, policy)
         run = RunLogs.start("bootstrap") if doing else RunLogs.none()
-        state = RunState(
-            BootstrapContext(flags, screen, run, transport, survey, request, made, found_mirrors, reboots), made
-        )
+        state = RunState(BootstrapContext(flags, screen, run, transport, survey, request, made, policy), made)
         if doing:
             carry_out(state)
     return conclude(state)
@@ -101,22 +95,22 @@ def confirm(screen: Screen, yes: bool) -> None:
         raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
 
 
-def leave_to_reboot(screen: Screen, made: Plan, reboots: Reboots) -> Reboots:
+def leave_to_reboot(screen: Screen, made: Plan, policy: Policy) -> Policy:
     """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
-    if reboots.mode != ASK:
-        return reboots
+    if policy.mode != ASK:
+        return policy
     hosts = (
         fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
     )
     if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return replace(reboots, mode=NEVER)
+        return replace(policy, mode=NEVER)
     print(
         f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,
     )
-    return replace(reboots, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
+    return replace(policy, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
 
 
 def carry_out(state: RunState) -> None:
@@ -244,5 +238,5 @@ def next_commands(request: PlanRequest, made: Plan) -> list[str]:
     tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
     if not choice.slurm_host:
         return [load, f"bash {tests}/intranode-test.sbatch"]
-    login = [] if choice.slurm_host == decisions.CONTROL else [f"ssh {choice.slurm_host}"]
+    login = [] if choice.slurm_host == THIS_MACHINE.name else [f"ssh {choice.slurm_host}"]
     return [*login, load, f"sbatch {tests}/internode-test.sbatch"]

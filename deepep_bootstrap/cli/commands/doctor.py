@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.bootstrap.planning import check_hosts, read_lock, request_for
+from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, read_lock, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
@@ -108,7 +108,7 @@ def judge(
     if flags.python and not any(seen.external_python for seen in survey.facts.values()):
         survey = gather(flags, transport, survey.inventory, survey.prefix)
         problems.extend(survey.problems)
-    request = request_for(flags, survey, (lock, stack))
+    request = request_for(flags, survey, Wanted.of(flags, lock, stack))
     case = case_of(request, survey.facts, command_for(flags))
     checks, unchecked = ask_recipes(transport, survey, request)
     problems.extend(fold_problems(unchecked, survey.inventory))

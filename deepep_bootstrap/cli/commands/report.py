@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for
+from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for
 from deepep_bootstrap.core import process, redact
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
@@ -23,7 +23,7 @@ from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
-from deepep_bootstrap.plan.table import plan_json
+from deepep_bootstrap.plan.steps import plan_json
 from deepep_bootstrap.report import bundle, load, terminal
 from deepep_bootstrap.report.bundle import pack
 from deepep_bootstrap.report.html import render_html
@@ -151,7 +151,7 @@ def ask_hosts(flags: Flags, inventory: Inventory, prefix: str, problems: list[Pr
             problems.extend(survey.problems)
             files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
             files["plan.json"] = document(
-                plan_json(decide(transport, survey, request_for(flags, survey, read_usable(flags)), anyhow=True))
+                plan_json(decide(transport, survey, request_for(flags, survey, read_wanted(flags)), anyhow=True))
             )
     except Trouble as trouble:
         problems.extend(problem for problem in trouble.problems if problem not in problems)

@@ -16,7 +16,7 @@ import pytest
 
 from deepep_bootstrap.bootstrap.reboot import control, rollout
 from deepep_bootstrap.bootstrap.reboot.control import Cluster
-from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy, Window, parse_window
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Policy, Window, parse_window
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -386,7 +386,7 @@ def test_a_reload_that_takes_the_driver_away_leaves_the_node_drained_and_the_oth
         actions, "look", lambda host: replace(look(host), unmet=(gone,), lost=(gone,)) if host == N1 else look(host)
     )
     orders = [actions.order(host, node=host.name, reload=True) for host in NODES]
-    outcomes = actions.roll(*orders, policy=replace(QUICK, reboot=False, settle=0))
+    outcomes = actions.roll(*orders, policy=replace(QUICK, mode=NEVER, settle=0))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
     assert actions.lab.reason("n001") == f"deepep-bootstrap: not as before its driver was reloaded: {gone} (run test-7)"
     assert "DRAIN" in actions.lab.node("n001").state
@@ -432,7 +432,7 @@ def test_trouble_before_anything_was_changed_is_that_of_its_host_alone(
         replace(actions.order(N1, node="n009"), host=Host("n009")),
         *(actions.order(host, node=host.name, reload=True) for host in NODES),
     ]
-    outcomes = actions.roll(*orders, policy=replace(QUICK, reboot=False, settle=1))
+    outcomes = actions.roll(*orders, policy=replace(QUICK, mode=NEVER, settle=1))
     assert {host: (one.state, one.detail) for host, one in outcomes.items()} == {
         "n009": ("failed", "Slurm refuses: Node n009 not found"),
         "n001": ("failed", "no answer"),
