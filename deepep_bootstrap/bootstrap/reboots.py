@@ -158,19 +158,28 @@ def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[O
 
 
 def _orders(context: BootstrapContext, unprepared: Mapping[str, str]) -> Iterator[HostReboot]:
-    steps = context.plan.of_kind("reboot")
+    """Yield an order for each host that waits for a reboot."""
     waiting: dict[str, list[Check]] = {}
     for host, check in context.plan.preparation.with_reboot:
         waiting.setdefault(host, []).append(check)
     for host, checks in waiting.items():
-        facts = context.survey.facts[host]
-        todo = [check.recipe for check in checks if check.state == TO_APPLY]
-        own = tuple(step for step in steps if step.name in todo and host in step.hosts)
-        reload = context.policy.reload and {check.recipe for check in checks} == {OPTIONS}
-        node = facts.slurm.node if facts.slurm.works else ""
-        why = ", ".join(TITLES[check.recipe] for check in checks)
-        refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
-        yield HostReboot(context.survey.host(host), node, why, facts.boot_id, own, reload, refused)
+        yield _order(context, host, checks, unprepared.get(host, ""))
+
+
+def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed: str) -> HostReboot:
+    """Return the order for a host; `failed` is the step that failed there before, "" for none."""
+    facts = context.survey.facts[host]
+    to_apply = {check.recipe for check in checks if check.state == TO_APPLY}
+    steps = [step for step in context.plan.of_kind("reboot") if step.name in to_apply and host in step.hosts]
+    return HostReboot(
+        host=context.survey.host(host),
+        node=facts.slurm.node if facts.slurm.works else "",
+        why=", ".join(TITLES[check.recipe] for check in checks),
+        boot_id=facts.boot_id,
+        steps=tuple(steps),
+        reload=context.policy.reload and {check.recipe for check in checks} == {OPTIONS},
+        refused=f"not rebooted: {failed} failed there" if failed else refusal(facts),
+    )
 
 
 def refusal(facts: Facts) -> str:

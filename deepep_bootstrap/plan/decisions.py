@@ -71,56 +71,41 @@ class Decisions:
 
 def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decisions:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
-    gpu_hosts = {
-        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
-    }
+    gpu_hosts = answering_gpu_hosts(request.inventory, facts)
     if not gpu_hosts:
-        raise Trouble(
-            Problem(
-                request.inventory.path,
-                "no GPU host answered",
-                found=fold(facts),
-                wanted="at least one host with role=gpu",
-            )
-        )
+        wanted = "at least one host with role=gpu"
+        raise Trouble(Problem(request.inventory.path, "no GPU host answered", fold(facts), wanted))
     check_shared(request.prefix, facts)
+
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)
     prefix_host = named_host(request.inventory, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request.inventory, facts, control_has_slurm=request.control_has_slurm)
-    known = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
-    derived = network_env.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    here, source = facts[build_host], request.lock.sources[request.stack.deepep]
-    second = deepep_recipe(source) == "deepep-v2"
-    derived = network_env.adapt(derived) if second else derived
-    derived = keep(derived, known, gpu_hosts, request.inventory.settings.profile)
+    here = facts[build_host]
+
+    previous = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
+    network = choose_network(request, gpu_hosts, previous)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
-    notes.extend(
-        (
-            f"profile {derived.profile}: {derived.why}",
-            *derived.notes,
-            *absences(load, build_host, request.inventory, facts),
+    notes += (f"profile {network.profile}: {network.why}", *network.notes)
+    notes += absences(load, build_host, request.inventory, facts)
+
+    target, python = choose_python(request, gpu_hosts, here, previous)
+    toolkit, toolkit_notes = choose_toolkit(
+        ToolkitRequest(
+            request.stack.cuda,
+            build_host,
+            gpu_hosts,
+            judge_by(request, network, target, python),
+            compiles=compiles_on_nodes(request),
+            path=previous.record.cuda_home if previous.record and previous.decides else "",
         )
     )
-    target, python = choose_python(request, gpu_hosts, here, known)
-    judge = judge_by(request, derived, target, python)
-    theirs = known.record.cuda_home if known.record and known.decides else ""
-    toolkit, told = choose_toolkit(
-        ToolkitRequest(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs)
-    )
-    notes.extend(told)
-    wheels = () if request.external_python else request.stack.wheels[target]
+    notes += toolkit_notes
+
     entries = name_entries(
-        EntryInputs(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target)
+        EntryInputs(request.lock, request.stack, request.recipes, network.archs, here, toolkit, python, target)
     )
-    gres = commands.resolve_gres(
-        request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node]
-    )
-    record = replace(
-        make_record(request, derived, entries, toolkit),
-        python_version=minor_version(python),
-        site=make_site(request, gres),
-    )
+    record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts))
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -129,24 +114,43 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
         target=target,
         python=python,
         toolkit=toolkit,
-        wheels=wheels,
+        wheels=() if request.external_python else request.stack.wheels[target],
         entries=entries,
         record=record,
-        offer=merge_offer(request, known.offer, record),
+        offer=merge_offer(request, previous.offer, record),
         notes=tuple(notes),
-        absent=known.absent,
+        absent=previous.absent,
     )
 
 
-def judge_by(
-    request: PlanRequest, derived: network_env.Derived, target: str, python: Python
-) -> Callable[[Toolkit], compatibility.Judgement]:
-    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
-    link = read_profile(derived.profile, request.templates).link
-    nic_map = any(network_env.MAP in values for values in (derived.environment, *derived.by_host.values()))
+def answering_gpu_hosts(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Return the facts of the GPU hosts that answered, in the order of the hosts file."""
+    names = [host.name for host in inventory.hosts if host.role == "gpu" and host.name in facts]
+    return {name: facts[name] for name in names}
 
-    def judge(toolkit: Toolkit) -> compatibility.Judgement:
-        site = compatibility.SiteFacts(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
+
+def choose_network(request: PlanRequest, gpu_hosts: Mapping[str, Facts], previous: PreviousOffer) -> Derived:
+    """Return the network settings: what the GPU hosts suggest, in the words of the stack's DeepEP, and what was
+    offered before where hosts that are not seen now depend on it."""
+    profile = request.inventory.settings.profile
+    suggested = network_env.derive(profile, gpu_hosts, request.templates)
+    if compiles_on_nodes(request):
+        suggested = network_env.adapt(suggested)
+    return keep(suggested, previous, gpu_hosts, profile)
+
+
+def compiles_on_nodes(request: PlanRequest) -> bool:
+    """Return whether the stack is DeepEP V2, which compiles its kernels on each node."""
+    return deepep_recipe(request.lock.sources[request.stack.deepep]) == "deepep-v2"
+
+
+def judge_by(request: PlanRequest, network: Derived, target: str, python: Python) -> Callable[[Toolkit], Judgement]:
+    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
+    link = read_profile(network.profile, request.templates).link
+    nic_map = any(network_env.MAP in values for values in (network.environment, *network.by_host.values()))
+
+    def judge(toolkit: Toolkit) -> Judgement:
+        site = compatibility.SiteFacts(toolkit.version, network.archs, link, "" if target else python.torch, nic_map)
         return compatibility.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge
@@ -242,7 +246,7 @@ def choose_python(
     """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or
     the one that `known` hosts, which cannot be asked now, are known to have."""
     if request.external_python:
-        return "", check_external(request.external_python, request.stack, (gpu_hosts, here), request.templates)
+        return "", check_external(request.external_python, request.stack, gpu_hosts, here, request.templates)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(
@@ -286,16 +290,22 @@ def minor_version(python: Python) -> str:
     return ".".join(python.version.split(".")[:2])
 
 
-def make_site(request: PlanRequest, gres: str) -> SiteSettings:
+def make_site(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> SiteSettings:
     """Return what the sbatch files take from the hosts file."""
     settings = request.inventory.settings
+    gres = commands.resolve_gres(settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
     return SiteSettings(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
 
 
 def make_record(
-    request: PlanRequest, derived: network_env.Derived, entries: Sequence[Entry], toolkit: Toolkit
+    request: PlanRequest,
+    network: Derived,
+    entries: Sequence[Entry],
+    toolkit: Toolkit,
+    python: Python,
+    site: SiteSettings,
 ) -> StackRecord:
-    """Return what a generation says of the stack, but for the site and the Python's version."""
+    """Return what a generation says of the stack."""
     names = {entry.kind: entry.name for entry in entries}
     nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
     source = request.lock.sources[request.stack.deepep]
@@ -308,15 +318,15 @@ def make_record(
         gdrcopy=names.get("gdrcopy", ""),
         python=names.get("python", ""),
         external_python=request.external_python,
-        python_version="",
+        python_version=minor_version(python),
         cuda_home=toolkit.path,
-        archs=derived.archs,
-        profile=derived.profile,
-        environment=derived.environment,
-        site=SiteSettings(),
-        by_host=derived.by_host,
-        by_kind=derived.by_kind,
-        gib=derived.gib,
+        archs=network.archs,
+        profile=network.profile,
+        environment=network.environment,
+        site=site,
+        by_host=network.by_host,
+        by_kind=network.by_kind,
+        gib=network.gib,
         nccl=nccl,
     )
 
@@ -337,20 +347,22 @@ def merge_offer(request: PlanRequest, current: Offer | None, record: StackRecord
 
 
 def check_external(
-    path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]
+    path: str, stack: Stack, gpu_hosts: Mapping[str, Facts], here: Facts, texts: Mapping[str, str]
 ) -> Python:
     """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit.
-    `hosts` are the GPU hosts by name and the build host, `texts` the files of env/ by relative path."""
-    gpu_hosts, here = hosts
-    problems = [problem for name, seen in gpu_hosts.items() for problem in _misfits(name, path, seen, (stack, here))]
-    problems = problems or [problem for name, seen in gpu_hosts.items() for problem in _lacks(name, path, seen, texts)]
+    `gpu_hosts` are facts by name, `here` those of the build host, `texts` the files of env/ by relative path."""
+    problems: list[Problem] = []
+    for name, seen in gpu_hosts.items():
+        problems.extend(_misfits(name, path, seen, stack, here))
+    if not problems:
+        for name, seen in gpu_hosts.items():
+            problems.extend(_lacks(name, path, seen, texts))
     if problems or here.external_python is None:
         raise Trouble(*problems)
     return here.external_python
 
 
-def _misfits(name: str, path: str, seen: Facts, request: tuple[Stack, Facts]) -> Iterator[Problem]:
-    stack, here = request
+def _misfits(name: str, path: str, seen: Facts, stack: Stack, here: Facts) -> Iterator[Problem]:
     python = seen.external_python
     if python is None or python.problem:
         found = python.problem if python else "not asked for"

@@ -11,7 +11,7 @@ from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import hosts, publish
 from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs, leave_out, look_again, with_prefix
 from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped
-from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy
+from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.smoke import try_out
 from deepep_bootstrap.core import filetree
@@ -44,8 +44,29 @@ class RunState:
         return [outcome for outcome in self.outcomes if outcome.state == "failed"]
 
 
-def bootstrap(flags: Flags, *, skip: str, policy: Policy) -> int:
-    """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
+def bootstrap(
+    flags: Flags,
+    *,
+    skip: str = "",
+    reboot: str = "ask",
+    reboot_window: str = "",
+    reservation: str = "",
+    drain_timeout: str = "4h",
+    boot_timeout: str = "30m",
+    reload_driver: bool = False,
+) -> int:
+    """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
+    loads.
+
+    Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
+    policy = read_policy(
+        reboot,
+        reboot_window,
+        drain_timeout=drain_timeout,
+        boot_timeout=boot_timeout,
+        reload=reload_driver,
+        reservation=reservation,
+    )
     screen = Screen("bootstrap", as_json=flags.json)
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)

@@ -47,14 +47,17 @@ class Judged:
     checks: Checks
 
 
-def doctor(flags: Flags, *, user: str, strict: bool) -> int:
-    """Print findings, the worst first; exit 4 when something blocks (with `strict` also when something warns), 1 when
-    hosts did not answer or `user` could not look there, else 0. `user` is whose view is taken ("" for the
-    connection's own user).
+def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
+    """Say what is wrong with the hosts, why it matters and what to do; change nothing.
+
+    Findings are printed with the worst first; exit 4 when something blocks (with `strict` also when something warns),
+    1 when hosts did not answer or the user `as_` could not look there, else 0. `as_` is whose view is taken ("" for
+    the connection's own user).
 
     Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
     is offered."""
     screen = Screen("doctor", as_json=flags.json)
+    user = as_
     if user and not USER.fullmatch(user):
         wanted = "a user of the hosts, e.g. --as=alice"
         raise Trouble(Problem("--as", "not the name of a user", found=user, wanted=wanted))

@@ -13,8 +13,9 @@ from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, r
 
 
 def facts(flags: Flags) -> int:
-    """Print what every host is, equal hosts once; exit 1 when some did not answer. Facts judge nothing, so no stack
-    matters here."""
+    """Look at the hosts and say what they are.
+
+    Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here."""
     screen = Screen("facts", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:

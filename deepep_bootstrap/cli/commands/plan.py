@@ -11,7 +11,9 @@ from deepep_bootstrap.plan.steps import plan_json, show_plan
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
-    """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
+    """Say what bootstrap would do and why; change nothing.
+
+    Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
     are named."""
     screen = Screen("plan", as_json=flags.json)
     wanted = read_wanted(flags)

@@ -54,46 +54,80 @@ class Written:
     held: str = ""
 
 
+@dataclass(frozen=True)
+class Removal:
+    """What is to be taken away: `kept` is what stays of the offer, `files` what recipes wrote, by host."""
+
+    offer: Offer
+    kept: Offer
+    files: Mapping[str, tuple[Written, ...]]
+
+    @property
+    def changes_offer(self) -> bool:
+        """Whether anything leaves the offer."""
+        return self.offer != self.kept
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to do."""
+        return self.changes_offer or bool(self.files)
+
+    @property
+    def stacks(self) -> list[str]:
+        """The stacks that leave the offer."""
+        return [name for name in self.offer.stacks if name not in self.kept.stacks]
+
+
 def remove(flags: Flags) -> int:
-    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes
-    wrote there. With --limit only that, on those hosts: the offer is everybody's."""
+    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the
+    store stay.
+
+    With --limit only what host recipes wrote is undone, on those hosts: the offer is everybody's."""
     screen = Screen("remove", as_json=flags.json)
     if flags.limit and flags.stack:
         raise Trouble(Problem("--stack", "the offer is the same for all hosts", "--limit beside it", "one of the two"))
     lock, _ = read_lock(replace(flags, stack=""))
     inventory, prefix = read_inventory(flags)
-    recipes, outcomes = read_tree(flags.root / "recipes"), []
+    recipes = read_tree(flags.root / "recipes")
+    outcomes: list[Outcome] = []
     with open_connections(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
-        offer = offered(survey, None if flags.limit else seat(survey))
-        kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
-        if offer != kept:
-            check_shared(prefix, survey.facts)
-        files, unheard = ({}, ()) if flags.stack and kept.stacks else written(transport, survey, recipes)
+        removal, unheard = plan_removal(flags, transport, survey, lock, recipes)
         survey = survey.without((), *fold_problems(unheard, inventory))
-        tell_plan(screen, survey, (offer, kept), files)
-        if (offer != kept or files) and not flags.dry_run:
+        tell_plan(screen, survey, removal)
+        if removal.changes and not flags.dry_run:
             confirm(flags, "remove", "Take all this away?")
-            outcomes = [
-                *(try_withdraw(flags, transport, survey, kept) if offer != kept else ()),
-                *undo(transport, survey, files, (lock, recipes)),
-            ]
+            if removal.changes_offer:
+                outcomes += try_withdraw(flags, transport, survey, removal.kept)
+            outcomes += undo(transport, survey, removal.files, lock=lock, recipes=recipes)
             screen.say()
             screen.outcomes(outcomes)
     for problem in survey.problems:
         screen.problem(problem)
     code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
-    listed = {host: [asdict(each) for each in found] for host, found in files.items()}
-    stacks = [name for name in offer.stacks if name not in kept.stacks]
     screen.document(
         code,
         survey.problems,
         prefix=prefix,
-        stacks=stacks,
-        files=listed,
+        stacks=removal.stacks,
+        files={host: [asdict(each) for each in found] for host, found in removal.files.items()},
         outcomes=[outcome_json(each) for each in outcomes],
     )
     return code
+
+
+def plan_removal(
+    flags: Flags, transport: ConnectionPool, survey: Survey, lock: Lock, recipes: Mapping[str, str]
+) -> tuple[Removal, tuple[Problem, ...]]:
+    """Return what is to be taken away, and what is wrong with hosts that cannot say what was written there."""
+    offer = offered(survey, None if flags.limit else seat(survey))
+    kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
+    if offer != kept:
+        check_shared(survey.prefix, survey.facts)
+    if flags.stack and kept.stacks:
+        return Removal(offer, kept, {}), ()
+    files, unheard = written(transport, survey, recipes)
+    return Removal(offer, kept, files), unheard
 
 
 def seat(survey: Survey) -> Host:
@@ -173,30 +207,33 @@ def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
     return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
 
 
-def tell_plan(
-    screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]
-) -> None:
+def tell_plan(screen: Screen, survey: Survey, removal: Removal) -> None:
     """Say what will be taken away and what stays."""
-    offer, kept = offers
-    for name, record in offer.stacks.items():
-        if name not in kept.stacks:
-            screen.say(f"out of the offer: module {record.module}")
+    offer = removal.offer
+    for name in removal.stacks:
+        screen.say(f"out of the offer: module {offer.stacks[name].module}")
     groups: dict[Written, list[str]] = {}
-    for host, found in files.items():
+    for host, found in removal.files.items():
         for each in found:
             groups.setdefault(each, []).append(host)
     for each, hosts in groups.items():
-        how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
-        what = f"{each.path} ({each.recipe}): {how}" if each.path else f"no longer held ({each.recipe}): {each.held}"
-        screen.say(f"{fold(hosts)}: {what}")
-    if offer == kept and not files:
+        screen.say(f"{fold(hosts)}: {undo_line(each)}")
+    if not removal.changes:
         none = "no host that answered has" if survey.problems else "no host has"
         what = f"nothing is offered, and {none}" if not offer.stacks else "none of these hosts has"
         screen.say(f"Nothing to do: {what} anything of ours on record.")
-    elif offer == kept and offer.stacks:
+    elif not removal.changes_offer and offer.stacks:
         screen.say("Packages stay, and so does the offer.", style="dim")
     else:
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
+
+
+def undo_line(each: Written) -> str:
+    """Return what becomes of a thing that a recipe left on a host."""
+    if not each.path:
+        return f"no longer held ({each.recipe}): {each.held}"
+    how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
+    return f"{each.path} ({each.recipe}): {how}"
 
 
 def try_withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
@@ -255,11 +292,12 @@ def undo(
     transport: ConnectionPool,
     survey: Survey,
     files: Mapping[str, tuple[Written, ...]],
-    texts: tuple[Lock, Mapping[str, str]],
+    *,
+    lock: Lock,
+    recipes: Mapping[str, str],
 ) -> list[Outcome]:
     """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same
     time."""
-    lock, recipes = texts
     order = [*host_recipes.TITLES, HOOK]
 
     def recipes_of(host: Host) -> list[str]:

@@ -46,8 +46,11 @@ WHAT = (
 )
 
 
-def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts: bool) -> int:
-    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
+def report(flags: Flags, *, run: str = "", html: str = "", bundle: str | bool = "", scrub_hosts: bool = False) -> int:
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a
+    bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys.
+
+    Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
     write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is
     and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)

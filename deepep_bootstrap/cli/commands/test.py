@@ -118,13 +118,14 @@ class TestSummary:
         }
 
 
-def read_test_flags(kind: str, args: str, via: str, *, nodes: str, limits: tuple[str, str], save: bool) -> TestFlags:
-    """Return the flags of the verb; `limits` are --start-timeout and --time-limit. Trouble for one that cannot be
-    read."""
+def read_test_flags(
+    kind: str, args: str, via: str, *, nodes: str, start_timeout: str, time_limit: str, save: bool
+) -> TestFlags:
+    """Return the flags of the verb; Trouble for one that cannot be read."""
     test_kinds.known_kind(kind)
     count = number("--nodes", nodes) if nodes else 0
-    seconds = int(parse_time("--time-limit", limits[1])) if limits[1] else 0
-    return TestFlags(kind, split(args), via, count, number("--start-timeout", limits[0]), seconds, save)
+    seconds = int(parse_time("--time-limit", time_limit)) if time_limit else 0
+    return TestFlags(kind, split(args), via, count, number("--start-timeout", start_timeout), seconds, save)
 
 
 def split(args: str) -> tuple[str, ...]:
@@ -135,11 +136,31 @@ def split(args: str) -> tuple[str, ...]:
         raise Trouble(Problem("--args", "a quotation mark is not closed", found=args)) from None
 
 
-def test(flags: Flags, asked: TestFlags) -> int:
-    """Run one test and pass its verdict on: 0 passed, 4 failed or below its reference, 1 could not be run.
+def test(
+    flags: Flags,
+    *,
+    kind: str = "internode",
+    args: str = "",
+    via: str = "",
+    nodes: str = "",
+    start_timeout: str = "600",
+    time_limit: str = "",
+    save_as_reference: bool = False,
+) -> int:
+    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong
+    and why.
 
-    With --dry-run it only says what would run where.
+    The verdict is passed on: 0 passed, 4 failed or below its reference, 1 could not be run. With --dry-run it only says
+    what would run where.
     """
+    asked = read_test_flags(
+        kind, args, via, nodes=nodes, start_timeout=start_timeout, time_limit=time_limit, save=save_as_reference
+    )
+    return run_test(flags, asked)
+
+
+def run_test(flags: Flags, asked: TestFlags) -> int:
+    """Run one test and return the exit code of its verdict."""
     screen = Screen("test", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
