@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
 from deepep_bootstrap.core import filetree
-from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.fetch import uv
 from deepep_bootstrap.fetch.sources import fetch_source
-from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT, STATE_FORM, TITLES
-from deepep_bootstrap.plan.steps import HOOK, Step
+from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT, STATE_FORM
+from deepep_bootstrap.plan.steps import Step
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 NEEDS_SOURCE = frozenset(("gdrdrv",))
 SOURCES = "/var/lib/deepep-bootstrap/src"
 """Where a host gets a source that one of its own recipes compiles, for as long as that runs."""
-
-
-def prepare_hosts(context: BootstrapContext) -> tuple[Outcome, ...]:
-    """Run the host recipes of the plan that need no reboot, each on its hosts at the same time."""
-    return run_recipes(context, context.plan.of_kind("host"))
-
-
-def finish_hosts(context: BootstrapContext) -> tuple[Outcome, ...]:
-    """Run those host recipes that could not be planned before the hosts' own preparation was done."""
-    return run_recipes(context, [step for step in context.plan.of_kind("host") if step.name not in TITLES])
-
-
-def place_hooks(context: BootstrapContext) -> tuple[Outcome, ...]:
-    """Let the login shells of all hosts find the modulefiles that the prefix offers by now."""
-    return run_recipes(context, context.plan.of_kind(HOOK))
 
 
 def run_recipes(context: BootstrapContext, steps: Sequence[Step]) -> tuple[Outcome, ...]:
@@ -55,12 +38,15 @@ def run_recipe(
 ) -> tuple[Outcome, ...]:
     """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked
     source first."""
-    tell_line = functools.partial(show_line, context.screen, step.title)
+
+    def show(host: str, line: str) -> None:
+        context.screen.line(host, step.title, line)
+
     unsent: dict[str, str] = {}
     if step.name in NEEDS_SOURCE and verb == "apply":
         step, unsent = send_source(context, step, hosts)
     ready = [host for host in hosts if host.name not in unsent]
-    pairs = apply_step(context.transport, ready, step, context.request.recipes, on_line=tell_line, verb=verb)
+    pairs = apply_step(context.transport, ready, step, context.request.recipes, on_line=show, verb=verb)
     if folder := step.env.get("SRC"):
         context.transport.run_all(ready, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     lost = ((Outcome(step.title, host, "failed", why, code=TROUBLE), why) for host, why in unsent.items())
@@ -86,11 +72,6 @@ def send_source(context: BootstrapContext, step: Step, hosts: Sequence[Host]) ->
         if reply.code:
             unsent[host.name] = f"source {source.name} cannot be put there: {last_lines(reply.err)}"
     return replace(step, env={**step.env, **env}), unsent
-
-
-def show_line(screen: Screen, title: str, host: str, text: str) -> None:
-    """Show the last line of a host recipe."""
-    screen.line(host, title, text)
 
 
 LIMIT = 20 * 60.0

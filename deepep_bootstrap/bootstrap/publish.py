@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap import build, supply, verify
-from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold

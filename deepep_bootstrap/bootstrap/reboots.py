@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext
 from deepep_bootstrap.bootstrap.hosts import run_recipe
-from deepep_bootstrap.bootstrap.planning import check_hosts
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, check_hosts
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.drained import left_behind
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs
 from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
 from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Policy
 from deepep_bootstrap.cli.commands.bootstrap import next_commands

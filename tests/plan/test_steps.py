@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepep_bootstrap.bootstrap.context import with_prefix
+from deepep_bootstrap.bootstrap.planning import with_prefix
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.facts import Facts, Python, Slurm

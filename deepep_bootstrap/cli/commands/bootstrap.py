@@ -8,9 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
-from deepep_bootstrap.bootstrap import hosts, publish
-from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs, leave_out, look_again, with_prefix
-from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped
+from deepep_bootstrap.bootstrap import publish
+from deepep_bootstrap.bootstrap.hosts import run_recipes
+from deepep_bootstrap.bootstrap.planning import (
+    BootstrapContext,
+    RunLogs,
+    decide,
+    leave_out,
+    look_again,
+    read_wanted,
+    request_for,
+    skipped,
+    with_prefix,
+)
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.smoke import try_out
@@ -22,6 +32,7 @@ from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import seconds
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 from deepep_bootstrap.plan.decisions import PlanRequest
+from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
@@ -160,7 +171,7 @@ def walk(state: RunState) -> None:
         share(state)
     first = state.context.plan
     before = len(state.outcomes)
-    do(state, hosts.prepare_hosts)
+    do(state, lambda context: run_recipes(context, first.of_kind("host")))
     unprepared = {outcome.host: outcome.step for outcome in state.outcomes[before:] if outcome.state == "failed"}
     do(state, lambda context: reboot_hosts(context, unprepared))
     if first.preparation.changes or first.of_kind(RESUME):
@@ -171,7 +182,9 @@ def walk(state: RunState) -> None:
     if not first.decided:
         show_plan(state.context.screen, state.context.plan)
         share(state)
-        do(state, hosts.finish_hosts)
+        # These could not be planned before the hosts' own preparation was done.
+        finishing = [step for step in state.context.plan.of_kind("host") if step.name not in TITLES]
+        do(state, lambda context: run_recipes(context, finishing))
     if any(outcome.host == choice.build_host for outcome in state.failed):
         return
     if do(state, publish.build_entries):
@@ -188,7 +201,10 @@ def offer(state: RunState) -> None:
         noted = True
     good = do(state, publish.publish_offer)
     if good:
-        good = all([do(state, hosts.place_hooks), do(state, publish.prove)]) and do(state, try_out)
+        hooks = context.plan.of_kind(HOOK)
+        placed = do(state, lambda context: run_recipes(context, hooks))
+        proved = do(state, publish.prove)
+        good = placed and proved and do(state, try_out)
     if noted or not good:
         publish.note_proof(context, proved=good)
 

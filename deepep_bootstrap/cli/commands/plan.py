@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.context import with_prefix
-from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped
+from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped, with_prefix
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap.bootstrap.context import RunLogs
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
-from deepep_bootstrap.bootstrap.planning import read_lock
+from deepep_bootstrap.bootstrap.planning import RunLogs, read_lock
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
