@@ -17,7 +17,7 @@ from fabric import Config
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
-from deepep_bootstrap.remote.host import LOCAL, Host
+from deepep_bootstrap.remote.host import LOCAL, Host, UnreachableError
 from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
 from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
@@ -310,8 +310,10 @@ class ConnectionPool:
             return SshChannel(channel, COMMAND, lambda: session.ending)
         except (paramiko.SSHException, EOFError, OSError):
             channel.close()
-            what = "does not start a shell for us" if session.alive else session.ending
-            raise Trouble(Problem(host.name, what, try_="logging in by hand")) from None
+            remedy = "logging in by hand"
+            if session.alive:
+                raise Trouble(Problem(host.name, "does not start a shell for us", try_=remedy)) from None
+            raise UnreachableError(Problem(host.name, session.ending, try_=remedy)) from None
 
 
 class _Line:
@@ -423,7 +425,7 @@ class Sessions:
             problems = [
                 replace(one, where=account.name, what=f"jump host {one.where}: {one.what}") for one in trouble.problems
             ]
-            raise Trouble(*problems) from None
+            raise type(trouble)(*problems) from None
 
     def _look_up(self, account: Account) -> Known:
         book = self._known[account.known_hosts]

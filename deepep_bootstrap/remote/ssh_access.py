@@ -26,7 +26,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import Host, UnreachableError
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -337,7 +337,8 @@ class LogIn:
             except paramiko.SSHException:
                 # This key was refused; a server that has closed the connection would refuse the others too.
                 if not transport.is_active():
-                    raise self._problem("closed the connection during the log-in", tried) from None
+                    lost = self._problem("closed the connection during the log-in", tried)
+                    raise UnreachableError(*lost.problems) from None
                 if time.monotonic() - began > (transport.auth_timeout or 0):
                     raise self._problem("the log-in was not answered in time", tried) from None
         raise (

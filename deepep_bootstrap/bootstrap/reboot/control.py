@@ -11,7 +11,7 @@ from typing import Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import Host, UnreachableError
 from deepep_bootstrap.slurm import commands, nodes
 from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
 
@@ -94,8 +94,8 @@ class Cluster:
         while True:
             try:
                 return self._try_all(script, args)
-            except Trouble as trouble:
-                if not _may_pass(trouble) or time.monotonic() > deadline:
+            except UnreachableError:
+                if time.monotonic() > deadline:
                     raise
             self._sleep(3.0)
 
@@ -104,10 +104,8 @@ class Cluster:
         for host in self._hosts:
             try:
                 return self._try(host, script, args)
-            except Trouble as trouble:
-                last = trouble
-                if not _may_pass(trouble):
-                    raise
+            except UnreachableError as unreachable:
+                last = unreachable
         raise last or Trouble(Problem("Slurm", "no host to ask it from"))
 
     def _try(self, host: Host, script: str, args: tuple[str, ...]) -> Reply:
@@ -116,30 +114,12 @@ class Cluster:
             reply = self._transport.run(host, Job(script, args=args, timeout=SLURM_LIMIT, user="root"))
         if reply.code:
             found = (reply.err or reply.out).strip().rpartition("\n")[2] or f"exit code {reply.code}"
-            away = reply.code == 124 or nodes.says_away(found)
-            raise Trouble(
-                Problem(host.name, AWAY if away else "Slurm refuses", found[-200:], try_="scontrol ping there")
-            )
+            remedy = "scontrol ping there"
+            if reply.code == 124 or nodes.says_away(found):
+                what = "Slurm's controller does not answer"
+                raise UnreachableError(Problem(host.name, what, found[-200:], try_=remedy))
+            raise Trouble(Problem(host.name, "Slurm refuses", found[-200:], try_=remedy))
         return reply
-
-
-AWAY = "Slurm's controller does not answer"
-LOST = (
-    "connection",
-    "no answer",
-    "no route",
-    "no end of the script",
-    "the SSH handshake",
-    "stopped answering",
-    "says nothing",
-    "closes",
-)
-"""Parts of what the transport says of a host that may be back soon, as one that reboots."""
-
-
-def _may_pass(trouble: Trouble) -> bool:
-    what = trouble.problems[0].what
-    return what == AWAY or any(words in what for words in LOST)
 
 
 def boot_id(transport: Line, host: Host) -> str:
