@@ -142,6 +142,10 @@ class BootstrapContext:
     plan: Plan
     policy: Policy
 
+    def look(self) -> Survey:
+        """Return the hosts of the run as they are now."""
+        return gather(self.flags, self.transport, self.survey.inventory, self.request.prefix)
+
     def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
         """Return the hosts of these names."""
         return tuple(self.survey.host(name) for name in names)
@@ -175,7 +179,7 @@ class BootstrapContext:
 
 def look_again(context: BootstrapContext) -> BootstrapContext:
     """Return the context as it stands now that the hosts were changed: facts and plan anew."""
-    survey = with_prefix(gather(context.flags, context.transport, context.survey.inventory, context.request.prefix))
+    survey = with_prefix(context.look())
     return replace(context, survey=survey, plan=decide(context.transport, survey, context.request, anyhow=True))
 
 

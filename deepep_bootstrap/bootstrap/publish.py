@@ -18,7 +18,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.hostsfile import Settings
-from deepep_bootstrap.inventory.survey import Survey, gather
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.steps import HOOK
 from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
@@ -178,7 +178,7 @@ def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
                 context.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
             detail = f"generation {published.generation}: {context.plan.choice.record.module}"
             return tell(context, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
-        survey = gather(context.flags, context.transport, context.survey.inventory, context.request.prefix)
+        survey = context.look()
     raise Trouble(
         Problem(
             context.request.prefix,

@@ -11,7 +11,6 @@ from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.inventory.survey import gather
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import slurm_run, ssh_run
 from deepep_bootstrap.testing.placement import find_spot
@@ -36,9 +35,7 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
     most = max((len(seen.gpus) for seen in context.survey.facts.values() if seen.prepared.nvidia_version), default=0)
     if not news or most < FEWEST or SMOKE in context.request.skip:
         return ()
-    survey = replace(
-        gather(context.flags, context.transport, context.survey.inventory, context.request.prefix), problems=()
-    )
+    survey = replace(context.look(), problems=())
     kind, record = KINDS[SMOKE], context.plan.choice.record
     request = TestRequest(
         kind, record, slurm_run.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE, user=context.build_user
