@@ -1,14 +1,16 @@
-"""Invoke tasks: the front door of deepep-bootstrap. Declarations only; `invoke --list` shows them, `invoke VERB --help`
-their flags.
+"""Invoke tasks: the command line of deepep-bootstrap. Declarations only; `invoke --list` shows them,
+`invoke VERB --help` their flags.
 
-Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`, with their help
-texts in `front`.
+Every verb but `lab`, `results` and `diagnose` takes the common flags: the fields of `survey.Flags`. A verb's own flags
+are the parameters of its function in cli/commands, the help texts of all flags are in `cli.app`.
 """
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.reboot import policy as _reboots
-from deepep_bootstrap.cli.app import refuse_bad_words, verb
+from functools import partial as _partial
+from pathlib import Path as _Path
+
+from deepep_bootstrap.cli import app as _app
 from deepep_bootstrap.cli.commands import bootstrap as _bootstrap
 from deepep_bootstrap.cli.commands import diagnose as _diagnose
 from deepep_bootstrap.cli.commands import diff as _diff
@@ -31,42 +33,17 @@ from deepep_bootstrap.cli.commands import test as _test
 from deepep_bootstrap.cli.commands import verify as _verify
 from deepep_bootstrap.inventory.survey import Flags
 
+verb = _partial(_app.verb, root=_Path(__file__).resolve().parent)
 
-@verb
-def bootstrap(
-    flags: Flags,
-    skip: str = "",
-    reboot: str = "ask",
-    reboot_window: str = "",
-    reservation: str = "",
-    drain_timeout: str = "4h",
-    boot_timeout: str = "30m",
-    reload_driver: bool = False,
-) -> int:
-    """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
-    loads."""
-    reboots = _reboots.read_reboots(
-        reboot, reboot_window, (drain_timeout, boot_timeout), reload=reload_driver, reservation=reservation
-    )
-    return _bootstrap.bootstrap(flags, skip=skip, reboots=reboots)
-
-
-@verb
-def plan(flags: Flags, check: bool = False, skip: str = "") -> int:
-    """Say what bootstrap would do and why; change nothing."""
-    return _plan.plan(flags, check=check, skip=skip)
-
-
-@verb
-def facts(flags: Flags) -> int:
-    """Look at the hosts and say what they are."""
-    return _facts.facts(flags)
-
-
-@verb
-def doctor(flags: Flags, as_: str = "", strict: bool = False) -> int:
-    """Say what is wrong with the hosts, why it matters and what to do; change nothing."""
-    return _doctor.doctor(flags, user=as_, strict=strict)
+bootstrap = verb(_bootstrap.bootstrap)
+plan = verb(_plan.plan)
+facts = verb(_facts.facts)
+doctor = verb(_doctor.doctor)
+status = verb(_status.status)
+remove = verb(_remove.remove)
+rollback = verb(_rollback.rollback)
+report = verb(_report.report)
+test = verb(_test.test)
 
 
 @verb
@@ -87,30 +64,9 @@ def mirror(
 
 
 @verb
-def status(flags: Flags) -> int:
-    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the
-    last tests ended."""
-    return _status.status(flags)
-
-
-@verb
-def remove(flags: Flags) -> int:
-    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the
-    store stay."""
-    return _remove.remove(flags)
-
-
-@verb
 def generations(flags: Flags) -> int:
     """List what the prefix offered over time and what it offers now: number, date, stacks, hosts, size."""
     return _generations.generations(flags)
-
-
-@verb
-def rollback(flags: Flags, to: str = "") -> int:
-    """Make the generation before the current one, or number --to, the current one; running jobs keep what they
-    loaded."""
-    return _rollback.rollback(flags, to=to)
 
 
 @verb
@@ -147,32 +103,6 @@ def verify(flags: Flags, store: bool = False, against: str = "") -> int:
 
 
 @verb
-def report(flags: Flags, run: str = "", html: str = "", bundle: str = "", scrub_hosts: bool = False) -> int:
-    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a
-    bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys."""
-    return _report.report(flags, run=run, html=html, bundle=bundle, scrub_hosts=scrub_hosts)
-
-
-@verb
-def test(
-    flags: Flags,
-    kind: str = "internode",
-    args: str = "",
-    via: str = "",
-    nodes: str = "",
-    start_timeout: str = "600",
-    time_limit: str = "",
-    save_as_reference: bool = False,
-) -> int:
-    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong
-    and why."""
-    asked = _test.read_test_flags(
-        kind, args, via, nodes=nodes, limits=(start_timeout, time_limit), save=save_as_reference
-    )
-    return _test.test(flags, asked)
-
-
-@verb
 def results(logs: str, log: list[str] | None = None, json: bool = False) -> int:
     """Say what logs of DeepEP's tests tell: cases, best figures, slow and missing ranks, and whether all is well."""
     return _results.results((logs, *(log or ())), json=json)
@@ -191,4 +121,4 @@ def lab(action: str, layer: str = "lmod", dir: str = "", json: bool = False) -> 
     return _lab.lab(action, layer=layer, dir=dir, json=json)
 
 
-refuse_bad_words(globals())
+_app.refuse_bad_words(globals())

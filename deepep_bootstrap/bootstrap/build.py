@@ -78,7 +78,7 @@ class Session:
 
 
 def build_all(
-    door: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
+    transport: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
 ) -> tuple[Outcome, ...]:
     """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the
     request.
@@ -88,15 +88,15 @@ def build_all(
     """
     if not request.entries:
         return ()
-    with open_session(door, host, request, on_event) as session:
-        feed(door, host, request, session)
-        outcomes = _Run(door, host, request, session=session, on_event=on_event).all()
+    with open_session(transport, host, request, on_event) as session:
+        feed(transport, host, request, session)
+        outcomes = _Run(transport, host, request, session=session, on_event=on_event).all()
     return tuple(outcomes[entry.name] for entry in request.entries)
 
 
 @contextmanager
 def open_session(
-    door: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
+    transport: Transport, host: Host, request: BuildRequest, on_event: Callable[[Event], None]
 ) -> Iterator[Session]:
     """Hold a session open on `host`: scratch, and an allocation where one is asked for; both are gone afterwards."""
     options = commands.request_options(request.allocation) if request.allocation else ()
@@ -114,7 +114,7 @@ def open_session(
             for entry in request.entries:
                 on_event(Event(entry.name, "waiting", line.partition("=")[2]))
 
-    hold = door.hold(host, job, tell)
+    hold = transport.hold(host, job, tell)
     try:
         scratch = hold.wait_for("scratch", 60.0)
         number = hold.wait_for("jobid")
@@ -127,7 +127,7 @@ def open_session(
         hold.close()
 
 
-def feed(door: Transport, host: Host, request: BuildRequest, session: Session) -> None:
+def feed(transport: Transport, host: Host, request: BuildRequest, session: Session) -> None:
     """Send what the recipes work on into the session's scratch folder; Trouble when it cannot be unpacked there."""
     files = {
         f"bin/{Path(entries.RELOCATOR).name}": request.recipes[entries.RELOCATOR],
@@ -135,7 +135,7 @@ def feed(door: Transport, host: Host, request: BuildRequest, session: Session) -
     }
     job = Job(compose(request.recipes, *RECEIVE), env={"SCRATCH": session.scratch}, user=request.user, timeout=None)
     for chunks in (tar_texts(files), request.chunks()):
-        reply = door.send(host, job, chunks)
+        reply = transport.send(host, job, chunks)
         if reply.code:
             raise Trouble(
                 Problem(
@@ -181,9 +181,21 @@ class _Run:
     """One run of the recipes of a request: which entries have ended, which can begin."""
 
     def __init__(
-        self, door: Transport, host: Host, request: BuildRequest, *, session: Session, on_event: Callable[[Event], None]
+        self,
+        transport: Transport,
+        host: Host,
+        request: BuildRequest,
+        *,
+        session: Session,
+        on_event: Callable[[Event], None],
     ) -> None:
-        self.door, self.host, self.request, self.session, self.on_event = door, host, request, session, on_event
+        self.transport, self.host, self.request, self.session, self.on_event = (
+            transport,
+            host,
+            request,
+            session,
+            on_event,
+        )
         self.outcomes: dict[str, Outcome] = {}
         self.started: set[str] = set()
         self.writing = threading.Lock()
@@ -203,7 +215,7 @@ class _Run:
                         self.outcomes[outcome.step] = outcome
             except BaseException:
                 # The threads end when their scripts do, and those only when nobody holds their connections any more.
-                self.door.close()
+                self.transport.close()
                 raise
         for entry in self.request.entries:
             self.blame_what_was_needed(entry)
@@ -259,7 +271,7 @@ class _Run:
                 self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
 
             try:
-                reply = self.door.run(self.host, self.job(entry), tell)
+                reply = self.transport.run(self.host, self.job(entry), tell)
             except Trouble as trouble:
                 # The host went away: what was published before is an outcome of this run all the same.
                 reply = Reply(self.host.name, 1, "", trouble.problems[0].said, 0.0)

@@ -1,23 +1,34 @@
-"""The way from flags to a plan: the lock and its stack read and held to the rules, the hosts' checks asked,
-the plan made.
+"""The way from flags to a plan (the lock and its stack held to the rules, the hosts' checks asked, the plan made),
+and the context that the phases of one bootstrap share: hosts as they were seen, plan, connections and logs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from deepep_bootstrap.bootstrap.reboot.policy import Policy
+from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.guard import state_dir
+from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.mirror import peek
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, read_tree
+from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, gather, read_tree
 from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Preparation
 from deepep_bootstrap.plan.steps import Plan
+from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
@@ -42,22 +53,35 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
     return found, found.stacks[name]
 
 
-def read_usable(flags: Flags) -> tuple[Lock, Stack]:
-    """Return the lock and the stack the flags choose; Trouble with the reason where that stack breaks a rule of
-    env/rules/compatibility.toml."""
-    found, stack = read_lock(flags)
-    if problems := compatibility.check_lock(found, read_tree(flags.root / "env"), (stack.name,)):
+@dataclass(frozen=True)
+class Wanted:
+    """What the flags choose before any host is asked: the lock, one of its stacks, and the mirrors to fetch from."""
+
+    lock: Lock
+    stack: Stack
+    mirrors: Mirrors
+
+    @classmethod
+    def of(cls, flags: Flags, lock: Lock, stack: Stack) -> Wanted:
+        """Return what is wanted of a lock that was read already."""
+        return cls(lock, stack, locations.read_mirrors(flags.mirror, os.environ, lock.indexes))
+
+
+def read_wanted(flags: Flags) -> Wanted:
+    """Return what the flags choose; Trouble with the reason where the stack breaks a rule of env/rules/compatibility.toml."""
+    lock, stack = read_lock(flags)
+    if problems := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*problems)
-    return found, stack
+    return Wanted.of(flags, lock, stack)
 
 
-def decide(door: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
+def decide(transport: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
     """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare
     them. Trouble, with equal reasons of several hosts said once, where there can be no plan; with `anyhow` the plan
     then says so itself."""
     try:
         return steps.make_plan(
-            request, survey.facts, check_hosts(door, survey.reached, survey.facts, request), anyhow=anyhow
+            request, survey.facts, check_hosts(transport, survey.reached, survey.facts, request), anyhow=anyhow
         )
     except Trouble as trouble:
         # Hosts that did not answer may well be why: they are named too.
@@ -65,7 +89,7 @@ def decide(door: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow
 
 
 def check_hosts(
-    door: Transport, hosts: Sequence[Host], facts: Mapping[str, Facts], request: PlanRequest
+    transport: Transport, hosts: Sequence[Host], facts: Mapping[str, Facts], request: PlanRequest
 ) -> Preparation:
     """Return what the checks of the host recipes say on `hosts`, all asked at the same time by one script each; they
     change nothing."""
@@ -76,7 +100,7 @@ def check_hosts(
         for host in asked
     }
     checks = {}
-    for name, reply in door.run_all(asked, lambda host: jobs[host.name]).items():
+    for name, reply in transport.run_all(asked, lambda host: jobs[host.name]).items():
         checks[name] = (
             host_recipes.unanswered(inputs[name], reply)
             if isinstance(reply, Trouble)
@@ -85,14 +109,14 @@ def check_hosts(
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 
-def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> PlanRequest:
+def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    found = locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes)
-    systems = [wish[0].systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
+    systems = [wanted.lock.systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
+    uses_packages = any(system and system.repositories for system in systems)
     return PlanRequest(
-        lock=wish[0],
-        stack=wish[1],
+        lock=wanted.lock,
+        stack=wanted.stack,
         inventory=survey.inventory,
         prefix=survey.prefix,
         recipes=read_tree(flags.root / "recipes"),
@@ -101,5 +125,137 @@ def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Se
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
-        mirrors=peek.look_for_packages(found) if any(system and system.repositories for system in systems) else found,
+        mirrors=peek.look_for_packages(wanted.mirrors) if uses_packages else wanted.mirrors,
     )
+
+
+@dataclass(frozen=True)
+class BootstrapContext:
+    """What every phase of one bootstrap needs."""
+
+    flags: Flags
+    screen: Screen
+    run: RunLogs
+    transport: ConnectionPool
+    survey: Survey
+    request: PlanRequest
+    plan: Plan
+    policy: Policy
+
+    def look(self) -> Survey:
+        """Return the hosts of the run as they are now."""
+        return gather(self.flags, self.transport, self.survey.inventory, self.request.prefix)
+
+    def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
+        """Return the hosts of these names."""
+        return tuple(self.survey.host(name) for name in names)
+
+    @property
+    def prefix_host(self) -> Host:
+        """The host through which the prefix is touched."""
+        return self.survey.host(self.plan.choice.prefix_host)
+
+    @property
+    def build_user(self) -> str:
+        """Who builds and writes the prefix; "" for the connection's own user."""
+        return self.survey.inventory.settings.build_user
+
+    @property
+    def place(self) -> PrefixHandle:
+        """The prefix as its host reaches it."""
+        return PrefixHandle(self.prefix_host, self.request.prefix, self.request.recipes, self.build_user)
+
+    @property
+    def offers_news(self) -> bool:
+        """Whether something is built or offered."""
+        return bool(self.plan.of_kind("build") or self.plan.of_kind("offer"))
+
+    @property
+    def is_unproved(self) -> bool:
+        """Whether an earlier run offered this stack and did not see it work."""
+        choice = self.plan.choice
+        return choice.record.stack in self.survey.facts[choice.prefix_host].prefix.unproved
+
+
+def look_again(context: BootstrapContext) -> BootstrapContext:
+    """Return the context as it stands now that the hosts were changed: facts and plan anew."""
+    survey = with_prefix(context.look())
+    return replace(context, survey=survey, plan=decide(context.transport, survey, context.request, anyhow=True))
+
+
+def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapContext:
+    """Return the context without hosts that went away since they were looked at: the others are planned for anew.
+    Trouble where there is no plan without them."""
+    survey = context.survey.without(gone)
+    return replace(context, survey=survey, plan=decide(context.transport, survey, context.request))
+
+
+def tell(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """Show outcomes and hand them on."""
+    context.screen.ended(*outcomes)
+    return outcomes
+
+
+def with_prefix(survey: Survey) -> Survey:
+    """Return the survey without hosts that do not see the prefix which most others see; they are problems from here on.
+
+    The survey stays as it was where that is no matter of a few hosts: nobody has the prefix yet, half of them or more
+    lack it, or two different ones are seen. What to say then is decided when the plan is made.
+    """
+    marks = {facts.prefix.id for facts in survey.facts.values() if facts.prefix.id}
+    lost: dict[str, list[str]] = {}
+    for name, facts in survey.facts.items():
+        if why := _lack(facts, wanted=len(marks) == 1):
+            lost.setdefault(why, []).append(name)
+    names = [name for group in lost.values() for name in group]
+    if len(marks) > 1 or 2 * len(names) >= len(survey.facts):
+        return survey
+    wanted = f"what {len(survey.facts) - len(names)} other hosts see there"
+    remedy = "mounting it there; the others go on without"
+    problems = (
+        Problem(f"{fold(group)} {survey.prefix}", "the prefix is not to be had", why, wanted, remedy)
+        for why, group in lost.items()
+    )
+    return survey.without(names, *problems)
+
+
+def _lack(facts: Facts, *, wanted: bool) -> str:
+    """Return what keeps a host from the prefix, "" where nothing does, or where it need not exist yet."""
+    return facts.prefix.problem or ("nothing" if wanted and not facts.prefix.id else "")
+
+
+@dataclass(frozen=True)
+class RunLogs:
+    """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the
+    control machine."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def start(cls, verb: str) -> RunLogs:
+        """Return a new run with its folder; Trouble where that cannot be made, before anything is done that nobody
+        could look up."""
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{secrets.token_hex(3)}"
+        folder = state_dir() / "logs" / name
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            remedy = "XDG_STATE_HOME=/a/directory/you/may/write"
+            raise Trouble(
+                Problem(str(folder.parent), "logs cannot be written there", error.strerror or str(error), try_=remedy)
+            ) from None
+        return cls(name, folder)
+
+    @classmethod
+    def none(cls) -> RunLogs:
+        """Return what stands for a run where nothing is done and nothing logged."""
+        return cls("", Path(os.devnull))
+
+    def log(self, host: str, step: str, text: str) -> Path:
+        """Append `text` to the log of one step on one host and return the file's path."""
+        path = self.folder / host / f"{step}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return path

@@ -12,23 +12,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap import build, supply, verify
-from deepep_bootstrap.bootstrap.context import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.hostsfile import Settings
-from deepep_bootstrap.inventory.survey import Survey, gather
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.steps import HOOK
 from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
 from deepep_bootstrap.prefix.generations import Content
 from deepep_bootstrap.prefix.offer import Offer, read_offer
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
 PREFIX, FETCH = "prefix", "fetch"
-CONTROL = "this machine"
-"""What the control machine is called where a host's name would stand."""
 
 BUILD_MINUTES = 120
 """Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
@@ -38,62 +37,62 @@ STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
 
 
-def share_prefix(work: BootstrapContext) -> tuple[Outcome, ...]:
+def share_prefix(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a
     failed outcome."""
-    steps = work.plan.of_kind("prefix")
+    steps = context.plan.of_kind("prefix")
     if not steps:
         return ()
-    host, begin = work.prefix_host, time.monotonic()
-    work.screen.started(PREFIX, [host.name])
-    marker = generations.make_prefix(work.door, work.place)
-    gone = generations.probe_shared(work.door, work.place, work.hosts(steps[0].hosts))
+    host, begin = context.prefix_host, time.monotonic()
+    context.screen.started(PREFIX, [host.name])
+    marker = generations.make_prefix(context.transport, context.place)
+    gone = generations.probe_shared(context.transport, context.place, context.hosts(steps[0].hosts))
     took = time.monotonic() - begin
     seen = (
-        f"{work.request.prefix}, id {marker[:8]}, one directory on "
+        f"{context.request.prefix}, id {marker[:8]}, one directory on "
         f"{fold(name for name in steps[0].hosts if name not in gone)}"
     )
     lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
-    return tell(work, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
+    return tell(context, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
-def build_entries(work: BootstrapContext) -> tuple[Outcome, ...]:
+def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Fetch and verify what the missing entries are made of, then build them on the build host."""
-    names = [step.name for step in work.plan.of_kind("build")]
-    entries = tuple(entry for entry in work.plan.choice.entries if entry.name in names)
+    names = [step.name for step in context.plan.of_kind("build")]
+    entries = tuple(entry for entry in context.plan.choice.entries if entry.name in names)
     if not entries:
         return ()
-    host = work.survey.host(work.plan.choice.build_host)
-    supplies = fetch_supplies(work, entries)
+    host = context.survey.host(context.plan.choice.build_host)
+    supplies = fetch_supplies(context, entries)
     request = build.BuildRequest(
-        prefix=work.request.prefix,
+        prefix=context.request.prefix,
         entries=entries,
-        recipes=work.request.recipes,
+        recipes=context.request.recipes,
         chunks=supplies.supply.chunks,
-        logs=work.run.folder / host.name,
-        wheels=work.plan.choice.wheels,
+        logs=context.run.folder / host.name,
+        wheels=context.plan.choice.wheels,
         indexes=supplies.indexes,
-        user=work.build_user,
-        allocation=allocation(work.plan.choice.slurm_node, work.survey.inventory.settings),
+        user=context.build_user,
+        allocation=allocation(context.plan.choice.slurm_node, context.survey.inventory.settings),
     )
-    titles = {step.name: step.title for step in work.plan.of_kind("build")}
+    titles = {step.name: step.title for step in context.plan.of_kind("build")}
     begun: dict[str, float] = {}
 
     def show(event: build.Event) -> None:
         title = titles[event.entry]
         if event.entry not in begun and event.state in {"running", "waiting"}:
             begun[event.entry] = time.monotonic()
-            work.screen.started(title, [host.name])
+            context.screen.started(title, [host.name])
         if event.state == "waiting":
-            work.screen.waiting(host.name, title, event.line)
+            context.screen.waiting(host.name, title, event.line)
         elif event.state == "running":
-            work.screen.line(host.name, title, event.line)
+            context.screen.line(host.name, title, event.line)
         elif "was not built" not in event.line:
             # An entry that waited for one that failed ends as skipped, which is told when all is known.
             took = time.monotonic() - begun.get(event.entry, time.monotonic())
-            work.screen.ended(Outcome(title, host.name, event.state, event.line, took))
+            context.screen.ended(Outcome(title, host.name, event.state, event.line, took))
 
-    outcomes = build.build_all(work.door, host, request, show)
+    outcomes = build.build_all(context.transport, host, request, show)
     # What a compiler exits with is its own business; ours is that the step failed.
     return tuple(
         replace(outcome, step=titles[outcome.step], code=TROUBLE if outcome.state == "failed" else OK)
@@ -101,39 +100,39 @@ def build_entries(work: BootstrapContext) -> tuple[Outcome, ...]:
     )
 
 
-def fetch_supplies(work: BootstrapContext, entries: Sequence[entries.Entry]) -> supply.EnvironmentSupply:
+def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) -> supply.EnvironmentSupply:
     """Fetch sources, and see to the wheels where an environment is to be built."""
 
     def say(text: str) -> None:
-        work.screen.line(CONTROL, FETCH, text)
+        context.screen.line(THIS_MACHINE.name, FETCH, text)
 
-    work.screen.started(FETCH, [CONTROL])
+    context.screen.started(FETCH, [THIS_MACHINE.name])
     begin = time.monotonic()
-    sources = supply.fetch_sources(work.request.lock, entries, work.mirrors, say)
+    sources = supply.fetch_sources(context.request.lock, entries, context.request.mirrors, say)
     indexes, remark = None, ""
     wheels = tuple(dict.fromkeys(wheel for entry in entries for wheel in entry.wheels))
     if wheels:
-        choice = work.plan.choice
-        host = work.survey.host(choice.build_host)
+        choice = context.plan.choice
+        host = context.survey.host(choice.build_host)
         want = supply.Environment(
-            work.request.lock,
+            context.request.lock,
             wheels,
-            work.mirrors,
-            work.request.recipes,
+            context.request.mirrors,
+            context.request.recipes,
             host,
-            work.survey.facts[host.name],
+            context.survey.facts[host.name],
             choice.python.path,
-            work.build_user,
+            context.build_user,
         )
-        environment = supply.fetch_environment(work.door, want, say)
+        environment = supply.fetch_environment(context.transport, want, say)
         sources, indexes = supply.join(sources, environment.supply), environment.indexes
         remark = environment.remark
     detail = f"{len(sources.files) - bool(remark)} files, hashes as locked" + (
         "" if indexes is None else "; the build host gets the wheels itself"
     )
     if remark:
-        work.screen.say(f"note: {remark}", style="yellow")
-    work.screen.ended(Outcome(FETCH, CONTROL, "done", detail, time.monotonic() - begin))
+        context.screen.say(f"note: {remark}", style="yellow")
+    context.screen.ended(Outcome(FETCH, THIS_MACHINE.name, "done", detail, time.monotonic() - begin))
     return supply.EnvironmentSupply(sources, indexes)
 
 
@@ -155,34 +154,34 @@ def allocation(node: str, settings: Settings) -> commands.AllocationRequest | No
     )
 
 
-def publish_offer(work: BootstrapContext) -> tuple[Outcome, ...]:
+def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Render the offer and publish it as the next generation; compose again when another run was quicker."""
-    if not work.plan.of_kind("offer"):
+    if not context.plan.of_kind("offer"):
         return ()
-    host = work.prefix_host
-    title = work.plan.of_kind("offer")[0].title
-    work.screen.started(title, [host.name])
-    survey, begin = work.survey, time.monotonic()
+    host = context.prefix_host
+    title = context.plan.of_kind("offer")[0].title
+    context.screen.started(title, [host.name])
+    survey, begin = context.survey, time.monotonic()
     for _ in range(STALE_TRIES):
         prefix = survey.facts[host.name].prefix
-        offer = decisions.merge_offer(work.request, read_offer(prefix.manifest), work.plan.choice.record)
+        offer = decisions.merge_offer(context.request, read_offer(prefix.manifest), context.plan.choice.record)
         files = [
             Content(path, file.content, file.executable)
-            for path, file in modulefiles.render_offer(offer, work.request.templates).items()
+            for path, file in modulefiles.render_offer(offer, context.request.templates).items()
         ]
-        files.append(Content("manifest.json", manifest(work, offer, survey).encode()))
-        files.append(Content("deepep.lock.toml", work.request.lock.text.encode()))
-        files.extend(provenance.bills(work.door, work.place, offer, work.request.lock))
-        published = generations.publish_generation(work.door, work.place, files, prefix.generation)
+        files.append(Content("manifest.json", manifest(context, offer, survey).encode()))
+        files.append(Content("deepep.lock.toml", context.request.lock.text.encode()))
+        files.extend(provenance.bills(context.transport, context.place, offer, context.request.lock))
+        published = generations.publish_generation(context.transport, context.place, files, prefix.generation)
         if not published.stale:
-            if work.plan.choice.slurm_host == decisions.CONTROL:
-                work.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
-            detail = f"generation {published.generation}: {work.plan.choice.record.module}"
-            return tell(work, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
-        survey = gather(work.flags, work.door, work.survey.inventory, work.request.prefix)
+            if context.plan.choice.slurm_host == THIS_MACHINE.name:
+                context.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
+            detail = f"generation {published.generation}: {context.plan.choice.record.module}"
+            return tell(context, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
+        survey = context.look()
     raise Trouble(
         Problem(
-            work.request.prefix,
+            context.request.prefix,
             "other runs publish generations all the time",
             try_="invoke bootstrap, when they have ended",
         )
@@ -205,39 +204,41 @@ def copy_tests(files: Sequence[Content], folder: Path) -> list[str]:
     return [Path(content.path).name for content in tests]
 
 
-def manifest(work: BootstrapContext, offer: Offer, survey: Survey) -> str:
+def manifest(context: BootstrapContext, offer: Offer, survey: Survey) -> str:
     """Return the text of the new generation's manifest."""
-    here = survey.facts[work.prefix_host.name]
+    here = survey.facts[context.prefix_host.name]
     return modulefiles.manifest(
         offer,
         generation=here.prefix.generation + 1,
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        by=f"{getpass.getuser()} as {here.user}@{work.prefix_host.name}",
-        lock_digest=recipes.digest({"lock": work.request.lock.text}),
-        hosts=tuple(dict.fromkeys((*survey.facts, *work.plan.choice.absent))),
+        by=f"{getpass.getuser()} as {here.user}@{context.prefix_host.name}",
+        lock_digest=recipes.digest({"lock": context.request.lock.text}),
+        hosts=tuple(dict.fromkeys((*survey.facts, *context.plan.choice.absent))),
     )
 
 
-def note_proof(work: BootstrapContext, *, proved: bool) -> None:
+def note_proof(context: BootstrapContext, *, proved: bool) -> None:
     """Say in the prefix whether the stack was seen to work."""
-    generations.note_proof(work.door, work.place, work.plan.choice.record.stack, proved=proved)
+    generations.note_proof(context.transport, context.place, context.plan.choice.record.stack, proved=proved)
 
 
-def prove(work: BootstrapContext) -> tuple[Outcome, ...]:
+def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left
     to do after it."""
-    hosts = work.survey.reached
-    work.screen.started("verify", [host.name for host in hosts])
-    record = work.plan.choice.record
-    name = "deepep" if work.plan.choice.offer.default_stack == record.stack else record.module
-    load = verify.Load(name, without_hook=HOOK in work.request.skip)
+    hosts = context.survey.reached
+    context.screen.started("verify", [host.name for host in hosts])
+    record = context.plan.choice.record
+    name = "deepep" if context.plan.choice.offer.default_stack == record.stack else record.module
+    load = verify.Load(name, without_hook=HOOK in context.request.skip)
 
-    generation = generations.current(work.door, work.place)
+    generation = generations.current(context.transport, context.place)
 
     def keep(host: str, said: str) -> Path:
-        return work.run.log(host, "verify", said)
+        return context.run.log(host, "verify", said)
 
     return tell(
-        work,
-        verify.verify_all(work.door, hosts, record, work.request.recipes, load=load, generation=generation, keep=keep),
+        context,
+        verify.verify_all(
+            context.transport, hosts, record, context.request.recipes, load=load, generation=generation, keep=keep
+        ),
     )

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext
 from deepep_bootstrap.bootstrap.hosts import run_recipe
-from deepep_bootstrap.bootstrap.planning import check_hosts
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, check_hosts
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.drained import left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy
 from deepep_bootstrap.core.errors import Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
@@ -22,8 +21,7 @@ from deepep_bootstrap.inventory.survey import gather_one
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
-from deepep_bootstrap.remote.fleet import THIS_MACHINE
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason
 
 OPTIONS = "driver-options"
@@ -34,8 +32,8 @@ FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
 class RebootHooks:
     """What a wave needs done on a host: recipes applied, the host looked at with fresh facts."""
 
-    def __init__(self, work: BootstrapContext) -> None:
-        self._work = work
+    def __init__(self, context: BootstrapContext) -> None:
+        self._context = context
         self._after: dict[tuple[str, str], Outcome] = {}
 
     @property
@@ -45,23 +43,23 @@ class RebootHooks:
 
     def apply(self, host: Host, step: Step) -> Outcome:
         """Run a host recipe."""
-        return run_recipe(self._work, step, (host,))[0]
+        return run_recipe(self._context, step, (host,))[0]
 
     def reload(self, host: Host) -> Outcome:
         """Load the GPU driver anew."""
-        step = next(step for step in self._work.plan.of_kind("reboot") if step.name == OPTIONS)
-        return run_recipe(self._work, replace(step, title="reload the driver"), (host,), "reload")[0]
+        step = next(step for step in self._context.plan.of_kind("reboot") if step.name == OPTIONS)
+        return run_recipe(self._context, replace(step, title="reload the driver"), (host,), "reload")[0]
 
     def look(self, host: Host) -> HostState:
         """Look at a host; what could not be done before its reboot, and needs no further one, is done now."""
         facts, preparation = self._ask(host)
-        if facts.boot_id != self._work.survey.facts[host.name].boot_id and preparation.at_once:
+        if facts.boot_id != self._context.survey.facts[host.name].boot_id and preparation.at_once:
             for step in preparation_steps(preparation):
                 if step.kind == "host":
                     self._after[host.name, step.name] = self.apply(host, step)
             facts, preparation = self._ask(host)
         processes = sum(gpu.processes for gpu in facts.gpus)
-        before, checks = self._work.survey.facts[host.name], self._work.plan.preparation
+        before, checks = self._context.survey.facts[host.name], self._context.plan.preparation
         reason = read_reason(before.prepared.slurm_reason)
         left = reason.text if reason.ours else ""
         lost = regressions.since(before, facts, left)
@@ -73,9 +71,11 @@ class RebootHooks:
         return HostState(facts.boot_id, (*lost, *lacks), f"{processes} GPU processes" if processes else "", lost)
 
     def _ask(self, host: Host) -> tuple[Facts, Preparation]:
-        work = self._work
-        facts = gather_one(work.flags, work.door, host, work.request.prefix)
-        return facts, check_hosts(work.door, (host,), {**work.survey.facts, host.name: facts}, work.request)
+        context = self._context
+        facts = gather_one(context.flags, context.transport, host, context.request.prefix)
+        return facts, check_hosts(
+            context.transport, (host,), {**context.survey.facts, host.name: facts}, context.request
+        )
 
 
 WORSE = {OK: 0, TO_APPLY: 1, REBOOT: 1, STUCK: 2, BLOCKED: 3}
@@ -98,23 +98,23 @@ def lacking(before: Mapping[str, Check], now: Mapping[str, Check], wanted: Colle
             yield f"{TITLES[recipe]}: found {check.found}, wanted {check.wanted}"
 
 
-def reboot_hosts(work: BootstrapContext, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
+def reboot_hosts(context: BootstrapContext, unprepared: Mapping[str, str]) -> tuple[Outcome, ...]:
     """Do what works only after a reboot, on as many hosts at a time as was allowed, and give back what an earlier
     run left drained. The hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a
     reboot is of use."""
-    orders = permitted(tuple(_orders(work, unprepared)), work.reboots)
-    outcomes = list(_resume(work))
-    if work.reboots.mode == NEVER:
-        outcomes += _write_only(work, {order.host.name for order in orders})
-    return (*outcomes, *_roll(work, held_up(orders, _left_behind(work, orders))))
+    orders = permitted(tuple(_orders(context, unprepared)), context.policy)
+    outcomes = list(_resume(context))
+    if not context.policy.reboot:
+        outcomes += _write_only(context, {order.host.name for order in orders})
+    return (*outcomes, *_roll(context, held_up(orders, _left_behind(context, orders))))
 
 
-def _left_behind(work: BootstrapContext, orders: Sequence[HostReboot]) -> Mapping[str, str]:
+def _left_behind(context: BootstrapContext, orders: Sequence[HostReboot]) -> Mapping[str, str]:
     """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of
     the next wave."""
     part = {order.host.name for order in orders if not order.refused}
-    back = {host for step in work.plan.of_kind(RESUME) for host in step.hosts}
-    return left_behind(work.door, work.survey, part | back) if part else {}
+    back = {host for step in context.plan.of_kind(RESUME) for host in step.hosts}
+    return left_behind(context.transport, context.survey, part | back) if part else {}
 
 
 def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[HostReboot, ...]:
@@ -127,44 +127,58 @@ def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[Host
     return tuple(replace(order, refused=order.refused or why) for order in orders)
 
 
-def permitted(orders: Sequence[HostReboot], reboots: Reboots) -> tuple[HostReboot, ...]:
+def permitted(orders: Sequence[HostReboot], policy: Policy) -> tuple[HostReboot, ...]:
     """Return the orders that may be carried out: without leave to reboot only those that a reload may be enough for.
     The others would leave a host between two drivers."""
-    return tuple(order for order in orders if order.reload or reboots.mode != NEVER)
+    return tuple(order for order in orders if order.reload or policy.reboot)
 
 
-def _roll(work: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[Outcome]:
+def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[Outcome]:
     if not orders:
         return
-    crew = RebootHooks(work)
-    work.screen.started("reboot", [order.host.name for order in orders])
+    hooks = RebootHooks(context)
+    context.screen.started("reboot", [order.host.name for order in orders])
 
     def tell(host: str, title: str, line: str) -> None:
-        work.screen.line(host, title, line)
+        context.screen.line(host, title, line)
         # On a terminal too: a wave takes hours, and after ^C somebody must still be able to read what stays drained.
-        work.screen.say(f"{host}: {line}")
+        context.screen.say(f"{host}: {line}")
 
     outcomes = rollout.roll(
-        work.door, slurm_hosts(work), orders, work.reboots.policy(work.run.name), hands=crew, tell=tell
+        context.transport,
+        slurm_hosts(context),
+        orders,
+        replace(context.policy, run=context.run.name),
+        actions=hooks,
+        tell=tell,
     )
-    work.screen.ended(*crew.outcomes, *outcomes)
-    yield from (*crew.outcomes, *outcomes)
+    context.screen.ended(*hooks.outcomes, *outcomes)
+    yield from (*hooks.outcomes, *outcomes)
 
 
-def _orders(work: BootstrapContext, unprepared: Mapping[str, str]) -> Iterator[HostReboot]:
-    steps = work.plan.of_kind("reboot")
+def _orders(context: BootstrapContext, unprepared: Mapping[str, str]) -> Iterator[HostReboot]:
+    """Yield an order for each host that waits for a reboot."""
     waiting: dict[str, list[Check]] = {}
-    for host, check in work.plan.preparation.with_reboot:
+    for host, check in context.plan.preparation.with_reboot:
         waiting.setdefault(host, []).append(check)
     for host, checks in waiting.items():
-        facts = work.survey.facts[host]
-        todo = [check.recipe for check in checks if check.state == TO_APPLY]
-        own = tuple(step for step in steps if step.name in todo and host in step.hosts)
-        reload = work.reboots.reload and {check.recipe for check in checks} == {OPTIONS}
-        node = facts.slurm.node if facts.slurm.works else ""
-        why = ", ".join(TITLES[check.recipe] for check in checks)
-        refused = f"not rebooted: {unprepared[host]} failed there" if host in unprepared else refusal(facts)
-        yield HostReboot(work.survey.host(host), node, why, facts.boot_id, own, reload, refused)
+        yield _order(context, host, checks, unprepared.get(host, ""))
+
+
+def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed: str) -> HostReboot:
+    """Return the order for a host; `failed` is the step that failed there before, "" for none."""
+    facts = context.survey.facts[host]
+    to_apply = {check.recipe for check in checks if check.state == TO_APPLY}
+    steps = [step for step in context.plan.of_kind("reboot") if step.name in to_apply and host in step.hosts]
+    return HostReboot(
+        host=context.survey.host(host),
+        node=facts.slurm.node if facts.slurm.works else "",
+        why=", ".join(TITLES[check.recipe] for check in checks),
+        boot_id=facts.boot_id,
+        steps=tuple(steps),
+        reload=context.policy.reload and {check.recipe for check in checks} == {OPTIONS},
+        refused=f"not rebooted: {failed} failed there" if failed else refusal(facts),
+    )
 
 
 def refusal(facts: Facts) -> str:
@@ -176,41 +190,44 @@ def refusal(facts: Facts) -> str:
     return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
 
 
-def _write_only(work: BootstrapContext, others: Collection[str]) -> Iterator[Outcome]:
+def _write_only(context: BootstrapContext, others: Collection[str]) -> Iterator[Outcome]:
     """Without leave to reboot: write what only files are needed for, but for the hosts `others`, so that a reboot by
     somebody else does the rest."""
-    for step in work.plan.of_kind("reboot"):
-        todo = {host for host, check in work.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
+    for step in context.plan.of_kind("reboot"):
+        todo = {host for host, check in context.plan.preparation.of(TO_APPLY) if check.recipe == step.name}
         hosts = tuple(host for host in step.hosts if host in todo and host not in others)
         if step.name in FILES_ONLY and hosts:
-            work.screen.started(TITLES[step.name], hosts)
-            outcomes = run_recipe(work, replace(step, title=TITLES[step.name]), work.hosts(hosts))
-            work.screen.ended(*outcomes)
+            context.screen.started(TITLES[step.name], hosts)
+            outcomes = run_recipe(context, replace(step, title=TITLES[step.name]), context.hosts(hosts))
+            context.screen.ended(*outcomes)
             yield from outcomes
 
 
-def _resume(work: BootstrapContext) -> tuple[Outcome, ...]:
+def _resume(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Give back the nodes that an earlier run left drained and that need nothing any more."""
-    nodes = [work.survey.facts[host].slurm.node for step in work.plan.of_kind(RESUME) for host in step.hosts]
+    nodes = [context.survey.facts[host].slurm.node for step in context.plan.of_kind(RESUME) for host in step.hosts]
     if not nodes:
         return ()
-    outcomes = rollout.bring_back(work.door, slurm_hosts(work), nodes, work.screen.line)
-    work.screen.ended(*outcomes)
+    outcomes = rollout.bring_back(context.transport, slurm_hosts(context), nodes, context.screen.line)
+    context.screen.ended(*outcomes)
     return outcomes
 
 
-def slurm_hosts(work: BootstrapContext) -> tuple[Host, ...]:
+def slurm_hosts(context: BootstrapContext) -> tuple[Host, ...]:
     """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
-    first = decisions.choose_slurm_host(work.request, work.survey.facts)
-    own = (THIS_MACHINE,) if first == decisions.CONTROL else ()
-    clients = [host for host in work.survey.reached if work.survey.facts[host.name].slurm.works]
+    request = context.request
+    first = decisions.choose_slurm_host(
+        request.inventory, context.survey.facts, control_has_slurm=request.control_has_slurm
+    )
+    own = (THIS_MACHINE,) if first == THIS_MACHINE.name else ()
+    clients = [host for host in context.survey.reached if context.survey.facts[host.name].slurm.works]
     return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 
 
-def unfinished(work: BootstrapContext) -> Iterator[Problem]:
+def unfinished(context: BootstrapContext) -> Iterator[Problem]:
     """Yield what is still not as wanted because a reboot is missing, or although there was one; equal problems
     folded over hosts."""
-    preparation = work.plan.preparation
+    preparation = context.plan.preparation
     for pairs, what, remedy in (
         (preparation.with_reboot, "waits for a reboot", "invoke bootstrap --reboot=rolling"),
         (
@@ -225,7 +242,7 @@ def unfinished(work: BootstrapContext) -> Iterator[Problem]:
         for check, hosts in groups.items():
             yield Problem(fold(hosts), f"{TITLES[check.recipe]}: {what}", check.found, check.wanted, remedy)
     reasons: dict[str, list[str]] = {}
-    for host, seen in work.survey.facts.items():
+    for host, seen in context.survey.facts.items():
         if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
             reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
     for reason, hosts in reasons.items():

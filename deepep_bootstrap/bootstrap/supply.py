@@ -73,7 +73,7 @@ def fetch_sources(lock: Lock, entries: Iterable[Entry], mirrors: Mirrors, on_lin
     return Supply(tuple(files))
 
 
-def fetch_environment(door: Transport, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
+def fetch_environment(transport: Transport, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
     """Provide uv and the wheels of a Python environment from whichever machine reaches the index.
 
     The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine
@@ -83,7 +83,7 @@ def fetch_environment(door: Transport, want: Environment, on_line: Callable[[str
     uv = Supply((("bin/uv", program.path),))
     addresses = index_addresses(want)
     asked = addresses is not None and may_ask(want, addresses)
-    if asked and addresses is not None and host_reaches_index(door, want, program.path, addresses):
+    if asked and addresses is not None and host_reaches_index(transport, want, program.path, addresses):
         on_line(f"{want.host.name} reaches the index: it gets {len(want.wheels)} wheels itself, by hash")
         return EnvironmentSupply(uv, addresses, program.remark)
     try:
@@ -113,12 +113,12 @@ def may_ask(want: Environment, addresses: Sequence[str]) -> bool:
     return away and not all(is_cached(wheel, cache_dir()) for wheel in want.wheels)
 
 
-def host_reaches_index(door: Transport, want: Environment, uv: Path, addresses: Sequence[str]) -> bool:
+def host_reaches_index(transport: Transport, want: Environment, uv: Path, addresses: Sequence[str]) -> bool:
     """Return whether the build host can resolve the smallest of the wheels on its own."""
     wheel = min(want.wheels, key=lambda wheel: wheel.size)
     env = {"REQUIREMENT": f"{wheel.name}=={wheel.version}", "INDEXES": "\n".join(addresses), "PYTHON": want.python}
     script = compose(want.recipes, "lib.sh", "build/common.sh", "prefix/probe-index.sh")
-    reply = door.send(want.host, Job(script, env=env, user=want.user, timeout=120), _content(uv))
+    reply = transport.send(want.host, Job(script, env=env, user=want.user, timeout=120), _content(uv))
     return reply.code == 0 and "index=yes" in reply.out.split()
 
 

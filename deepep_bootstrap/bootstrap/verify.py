@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.core.errors import TROUBLE, VERDICT, Problem, Trouble
@@ -109,46 +109,57 @@ def parse_verdict(reply: Reply) -> LoadVerdict:
 
 def problems(host: str, verdict: LoadVerdict, record: StackRecord) -> tuple[Problem, ...]:
     """Return everything in a verdict that is not as the stack wants it."""
-    found = []
+    return (
+        *_stale_prefix(host, verdict),
+        *_wrong_module(host, verdict, record),
+        *_failed_import(host, verdict, record),
+        *_foreign_libraries(host, verdict, record),
+    )
+
+
+def _stale_prefix(host: str, verdict: LoadVerdict) -> Iterator[Problem]:
     if verdict.stale:
         seen, wanted = verdict.stale
         remedy = "invoke verify in a minute; if it stays so, the mount options of the prefix there"
-        found.append(Problem(host, "this host still sees another generation of the prefix", seen, wanted, remedy))
-    if verdict.module_system and verdict.loaded != record.module:
+        yield Problem(host, "this host still sees another generation of the prefix", seen, wanted, remedy)
+
+
+def _wrong_module(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
+    """Yield what is wrong with what was loaded: by the module system, or from env.sh where there is none."""
+    if not verdict.module_system:
+        if verdict.said:
+            yield Problem(host, "env.sh cannot be read", verdict.said, "silence")
+    elif verdict.loaded != record.module:
         missing = verdict.loaded or verdict.said or "no module"
-        found.append(
-            Problem(
-                host,
-                "module load gives another module",
-                missing,
-                record.module,
-                "invoke bootstrap, then a new login shell",
-            )
-        )
-    elif not verdict.module_system and verdict.said:
-        found.append(Problem(host, "env.sh cannot be read", verdict.said, "silence"))
+        remedy = "invoke bootstrap, then a new login shell"
+        yield Problem(host, "module load gives another module", missing, record.module, remedy)
+
+
+def _failed_import(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
     if verdict.imported is False:
         what = "import deep_ep fails"
         if record.external_python and not verdict.driver:
             what += "; this host has no NVIDIA driver, so our NVSHMEM is not preloaded into the external Python"
-        found.append(Problem(host, what, verdict.error, "no error"))
-    if verdict.imported:
-        for what, file, entry in (
-            ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),
-            ("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry),
-        ):
-            if not file.startswith(f"{entry}/"):
-                found.append(Problem(host, what, file or "no such symbol", f"{entry}/…"))
-        if record.nccl and verdict.nccl_version != record.nccl:
-            seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
-            found.append(
-                Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built")
-            )
-    return tuple(found)
+        yield Problem(host, what, verdict.error, "no error")
+
+
+def _foreign_libraries(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
+    """Yield the libraries of another place or version that an import which succeeded would use."""
+    if not verdict.imported:
+        return
+    for what, file, entry in (
+        ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),
+        ("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry),
+    ):
+        if not file.startswith(f"{entry}/"):
+            yield Problem(host, what, file or "no such symbol", f"{entry}/…")
+    if record.nccl and verdict.nccl_version != record.nccl:
+        seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
+        yield Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built")
 
 
 def verify_all(
-    door: Transport,
+    transport: Transport,
     hosts: Sequence[Host],
     record: StackRecord,
     recipes: Mapping[str, str],
@@ -160,7 +171,7 @@ def verify_all(
     """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one
     (0: at once); return one outcome per host in their order. `keep` gets what a host said that is not as it should
     be, and returns where that can be read."""
-    replies = door.run_all(
+    replies = transport.run_all(
         hosts, lambda host: load_job(record, recipes, load=load, imports=host.role == "gpu", generation=generation)
     )
     outcomes = []

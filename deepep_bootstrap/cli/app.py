@@ -4,13 +4,12 @@ the words of a command line.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from inspect import Parameter
@@ -114,53 +113,82 @@ FURTHER = {"logs": "log"}
 either."""
 
 
-def verb(function: Callable[..., int]) -> Any:
+def verb(function: Callable[..., int], *, root: Path | None = None) -> Any:
     """Make a function an Invoke task with our guard, our help texts and no short flags.
 
     `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not
-    begin with a parameter called `flags` has only its own.
+    begin with a parameter called `flags` has only its own. `root` is the folder of the repository, that of the
+    function's file where it is not said. The first paragraph of the function's docstring is the verb's help.
     """
-    own = list(inspect.signature(function).parameters.values())
-    has_common = bool(own) and own[0].name == "flags"
-    parameters = own[1:] + common_parameters() if has_common else own
-    names = [parameter.name for parameter in parameters]
-    name = function.__name__.strip("_").replace("_", "-")
-    parameters = as_written(name, parameters, sys.argv[1:])
-    root = Path(inspect.getfile(function)).resolve().parent
-    if "invoke" in Path(sys.argv[0]).parts[-2:]:
-        # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    declared = Declared.of(function, root or Path(inspect.getfile(function)).resolve().parent)
+    parameters = as_written(declared.name, declared.parameters, sys.argv[1:])
 
-    def body(given: Mapping[str, Any]) -> int:
-        positional = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
-        if ASKS_FOR_HELP.intersection(str(given[key]) for key in positional):
-            # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
-            print(usage(name, function.__doc__ or "", parameters))
-            return OK
-        if not has_common:
-            return function(**gathered(given))
-        mine = {parameter.name: given[parameter.name] for parameter in own[1:]}
-        return function(Flags.of(root, given), **mine)
-
-    @functools.wraps(function)
     def task_body(c: Any, *args: Any, **given: Any) -> None:
         end_cleanly_on_signals()
         values = {**dict(zip((each.name for each in parameters), args, strict=False)), **given}
-        code = guarded(name, lambda: body(values), as_json=bool(values.get("json", False)))
+        as_json = bool(values.get("json", False))
+        code = guarded(declared.name, lambda: declared.run(values, parameters), as_json=as_json)
         if code:
             raise Exit(code=code)
 
+    # Invoke reads names, defaults and help off the function that it is given.
     context = Parameter("c", Parameter.POSITIONAL_OR_KEYWORD)
     task_body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+    task_body.__name__, task_body.__doc__ = function.__name__, declared.doc
+    names = [parameter.name for parameter in declared.parameters]
     return task(
         task_body,
-        name=name,
+        name=declared.name,
         auto_shortflags=False,
-        iterable=[key for key in names if key in ITERABLE],
-        optional=[key for key in names if key in OPTIONAL],
-        help={key: HELP[key] for key in names}
-        | {each.name: HELP["log"] for each in parameters if each.name not in names},
+        iterable=[name for name in names if name in ITERABLE],
+        optional=[name for name in names if name in OPTIONAL],
+        help={each.name: HELP[each.name if each.name in names else "log"] for each in parameters},
     )
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A verb as its function declares it: `parameters` are all its flags, `own` the names of those that are not common
+    to all verbs; `flags` says whether it takes the common ones."""
+
+    name: str
+    doc: str
+    function: Callable[..., int]
+    root: Path
+    parameters: tuple[Parameter, ...]
+    own: tuple[str, ...]
+    flags: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., int], root: Path) -> Declared:
+        """Return the verb that a function declares."""
+        own = [
+            parameter.replace(kind=Parameter.POSITIONAL_OR_KEYWORD, annotation=Parameter.empty)
+            for parameter in inspect.signature(function).parameters.values()
+        ]
+        flags = bool(own) and own[0].name == "flags"
+        if flags:
+            own = own[1:]
+        return cls(
+            name=function.__name__.strip("_").replace("_", "-"),
+            doc=inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0],
+            function=function,
+            root=root,
+            parameters=(*own, *(common_parameters() if flags else ())),
+            own=tuple(parameter.name for parameter in own),
+            flags=flags,
+        )
+
+    def run(self, given: Mapping[str, Any], parameters: Sequence[Parameter]) -> int:
+        """Run the verb with the values that Invoke found for `parameters`; return its exit code."""
+        positional = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+        if ASKS_FOR_HELP.intersection(str(given[name]) for name in positional):
+            # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
+            print(usage(self.name, self.doc, parameters))
+            return OK
+        if not self.flags:
+            return self.function(**gathered(given))
+        return self.function(Flags.of(self.root, given), **{name: given[name] for name in self.own})
 
 
 def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
@@ -234,6 +262,7 @@ def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
     ]
     width = max(len(left) for left, _ in rows) + 3
     options = "\n".join(f"  {left:<{width}}{text}" for left, text in rows)
+    doc = doc.replace("\n", "\n    ")
     return f"Usage: invoke {name} {' '.join(first).upper()} [--options]\n\nDocstring:\n  {doc}\n\nOptions:\n{options}\n"
 
 
@@ -249,6 +278,8 @@ def refuse_bad_words(module: Mapping[str, Any]) -> None:
     words = sys.argv[1:]
     if OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
+    # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     verbs = {each.name: verb_of(each) for each in module.values() if isinstance(each, Task)}
     if problems := check(words, verbs):
         end_cleanly_on_signals()
@@ -372,35 +403,45 @@ class Word:
     flag: str
     value: str | None = None
 
+    @property
+    def asks_for_help(self) -> bool:
+        """Whether it is a flag of help, also where an argument stands."""
+        return (self.flag or self.value) in ASKS_FOR_HELP
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is UTF-8: what is not comes as lone surrogates."""
+        return not any("\ud800" <= letter <= "\udfff" for letter in f"{self.flag}{self.value}")
+
 
 def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...]:
     """Return what is wrong with the words of a command line, without the program's name: of the first verb with a
     fault, all of it.
 
     Nothing is said of words that ask for help, nor of Invoke's own flags before a verb."""
-    rest = list(words[: words.index("--")] if "--" in words else words)
-    if rest and rest[0].startswith("-"):
-        # Invoke's own flags, and their values, are before the first verb.
-        first = next((index for index, word in enumerate(rest) if word in verbs), len(rest))
-        rest = [] if ASKS_INVOKE.intersection(rest[:first]) else rest[first:]
+    rest = _from_first_verb(words, verbs)
     while rest:
         name = rest.pop(0)
         if name not in verbs:
             near = get_close_matches(name, verbs, n=1)
-            return (
-                Problem(
-                    "invoke",
-                    "no such verb",
-                    ascii(name)[1:-1][:80],
-                    try_=f"invoke {near[0]}" if near else "invoke --list",
-                ),
-            )
+            remedy = f"invoke {near[0]}" if near else "invoke --list"
+            return (Problem("invoke", "no such verb", ascii(name)[1:-1][:80], try_=remedy),)
         read = list(_read(verbs[name], rest, verbs))
-        if any(word.flag in ASKS_FOR_HELP or (not word.flag and word.value in ASKS_FOR_HELP) for word in read):
+        if any(word.asks_for_help for word in read):
             return ()
         if problems := tuple(_problems(verbs[name], read)):
             return problems
     return ()
+
+
+def _from_first_verb(words: Sequence[str], verbs: Mapping[str, Verb]) -> list[str]:
+    """Return the words from the first verb on, none where Invoke is asked to list or to help. Its own flags, and
+    their values, are before the first verb."""
+    rest = list(words[: words.index("--")] if "--" in words else words)
+    if not rest or not rest[0].startswith("-"):
+        return rest
+    first = next((index for index, word in enumerate(rest) if word in verbs), len(rest))
+    return [] if ASKS_INVOKE.intersection(rest[:first]) else rest[first:]
 
 
 def _read(verb: Verb, rest: list[str], verbs: Mapping[str, Verb]) -> Iterator[Word]:
@@ -425,26 +466,33 @@ def _read(verb: Verb, rest: list[str], verbs: Mapping[str, Verb]) -> Iterator[Wo
 def _problems(verb: Verb, read: Sequence[Word]) -> Iterator[Problem]:
     """Yield what is wrong with the words behind a verb. A flag that is not known may have a value that looks like an
     argument: arguments are counted only where all flags are."""
-    where, seen = f"invoke {verb.name}", set()
-    known = True
+    seen: set[str] = set()
     for word in read:
-        if any("\ud800" <= letter <= "\udfff" for letter in f"{word.flag}{word.value}"):
-            yield Problem(where, "an argument that is not UTF-8", ascii(f"{word.flag} {word.value}".strip())[:80])
-        elif word.flag and word.flag not in verb.flags:
-            known = False
-            yield _unknown(verb, word.flag)
-        elif word.flag in seen and word.flag in verb.valued - verb.many:
-            yield Problem(word.flag, "is given twice", wanted="one value")
-        elif word.flag in verb.switches and word.value is not None:
-            yield Problem(word.flag, "takes no value", word.value[:80] or "=", word.flag)
-        elif word.flag in verb.valued - verb.bare and word.value is None:
-            yield Problem(word.flag, "has no value behind it", wanted=WANTED.get(word.flag, "one"))
-        elif word.flag in verb.valued - MAY_BE_EMPTY and word.value == "":
-            # Most often an unset variable of a shell, where `everything` would be taken for what was meant.
-            yield Problem(word.flag, "is empty", wanted=WANTED.get(word.flag, "a value"))
+        if problem := _fault(verb, word, seen):
+            yield problem
         seen.add(word.flag)
-    if known:
+    if all(word.flag in verb.flags or not word.flag or not word.is_text for word in read):
         yield from _miscounted(verb, [word.value or "" for word in read if not word.flag], seen)
+
+
+def _fault(verb: Verb, word: Word, seen: Collection[str]) -> Problem | None:
+    """Return what is wrong with one word, where the flags `seen` stand before it; None for nothing."""
+    flag, value = word.flag, word.value
+    if not word.is_text:
+        found = ascii(f"{flag} {value}".strip())[:80]
+        return Problem(f"invoke {verb.name}", "an argument that is not UTF-8", found)
+    if flag and flag not in verb.flags:
+        return _unknown(verb, flag)
+    if flag in seen and flag in verb.valued - verb.many:
+        return Problem(flag, "is given twice", wanted="one value")
+    if flag in verb.switches and value is not None:
+        return Problem(flag, "takes no value", value[:80] or "=", flag)
+    if flag in verb.valued - verb.bare and value is None:
+        return Problem(flag, "has no value behind it", wanted=WANTED.get(flag, "one"))
+    if flag in verb.valued - MAY_BE_EMPTY and value == "":
+        # Most often an unset variable of a shell, where `everything` would be taken for what was meant.
+        return Problem(flag, "is empty", wanted=WANTED.get(flag, "a value"))
+    return None
 
 
 def _unknown(verb: Verb, flag: str) -> Problem:

@@ -21,8 +21,8 @@ from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, facts_script, parse_facts
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import THIS_MACHINE, ConnectionPool, Job, Options, Reply, Transport
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply, Transport
+from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 
 FACTS_TIMEOUT = 60.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
@@ -126,8 +126,8 @@ def read_inventory(flags: Flags) -> tuple[Inventory, str]:
 
 
 @contextmanager
-def open_door(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
-    """Yield the door to the hosts; every connection is closed on the way out, whatever happened."""
+def open_connections(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
+    """Yield the connections to the hosts; every connection is closed on the way out, whatever happened."""
     password = None
     if flags.sudo_password_prompt:
         if not sys.stdin.isatty():

@@ -22,6 +22,7 @@ from deepep_bootstrap.lock.model import Lock, Stack, Wheel
 from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, read_offer
 from deepep_bootstrap.prefix.test_kinds import COPIED
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
 
@@ -46,8 +47,8 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm and "@control" for this
-    machine; `absent` are hosts that the offer is for and that this run does not see."""
+    """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm, and THIS_MACHINE's name for
+    the control machine; `absent` are hosts that the offer is for and that this run does not see."""
 
     build_host: str
     prefix_host: str
@@ -68,61 +69,43 @@ class Decisions:
         return next((entry for entry in self.entries if entry.kind == kind), None)
 
 
-CONTROL = "@control"
-
-
 def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decisions:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
-    gpu_hosts = {
-        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
-    }
+    gpu_hosts = answering_gpu_hosts(request.inventory, facts)
     if not gpu_hosts:
-        raise Trouble(
-            Problem(
-                request.inventory.path,
-                "no GPU host answered",
-                found=fold(facts),
-                wanted="at least one host with role=gpu",
-            )
-        )
+        wanted = "at least one host with role=gpu"
+        raise Trouble(Problem(request.inventory.path, "no GPU host answered", fold(facts), wanted))
     check_shared(request.prefix, facts)
+
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)
-    prefix_host = named_host(request, "prefix_host", facts) or build_host
-    slurm_host = choose_slurm_host(request, facts)
-    known = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
-    derived = network_env.derive(request.inventory.settings.profile, gpu_hosts, request.templates)
-    here, source = facts[build_host], request.lock.sources[request.stack.deepep]
-    second = deepep_recipe(source) == "deepep-v2"
-    derived = network_env.adapt(derived) if second else derived
-    derived = keep(derived, known, gpu_hosts, request.inventory.settings.profile)
+    prefix_host = named_host(request.inventory, "prefix_host", facts) or build_host
+    slurm_host = choose_slurm_host(request.inventory, facts, control_has_slurm=request.control_has_slurm)
+    here = facts[build_host]
+
+    previous = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
+    network = choose_network(request, gpu_hosts, previous)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
-    notes.extend(
-        (
-            f"profile {derived.profile}: {derived.why}",
-            *derived.notes,
-            *absences(load, build_host, request.inventory, facts),
+    notes += (f"profile {network.profile}: {network.why}", *network.notes)
+    notes += absences(load, build_host, request.inventory, facts)
+
+    target, python = choose_python(request, gpu_hosts, here, previous)
+    toolkit, toolkit_notes = choose_toolkit(
+        ToolkitRequest(
+            request.stack.cuda,
+            build_host,
+            gpu_hosts,
+            judge_by(request, network, target, python),
+            compiles=compiles_on_nodes(request),
+            path=previous.record.cuda_home if previous.record and previous.decides else "",
         )
     )
-    target, python = choose_python(request, gpu_hosts, here, known)
-    judge = judge_by(request, derived, target, python)
-    theirs = known.record.cuda_home if known.record and known.decides else ""
-    toolkit, told = choose_toolkit(
-        ToolkitRequest(request.stack.cuda, build_host, gpu_hosts, judge, compiles=second, path=theirs)
-    )
-    notes.extend(told)
-    wheels = () if request.external_python else request.stack.wheels[target]
+    notes += toolkit_notes
+
     entries = name_entries(
-        EntryInputs(request.lock, request.stack, request.recipes, derived.archs, here, toolkit, python, target)
+        EntryInputs(request.lock, request.stack, request.recipes, network.archs, here, toolkit, python, target)
     )
-    gres = commands.resolve_gres(
-        request.inventory.settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node]
-    )
-    record = replace(
-        make_record(request, derived, entries, toolkit),
-        python_version=minor_version(python),
-        site=make_site(request, gres),
-    )
+    record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts))
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -131,24 +114,43 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
         target=target,
         python=python,
         toolkit=toolkit,
-        wheels=wheels,
+        wheels=() if request.external_python else request.stack.wheels[target],
         entries=entries,
         record=record,
-        offer=merge_offer(request, known.offer, record),
+        offer=merge_offer(request, previous.offer, record),
         notes=tuple(notes),
-        absent=known.absent,
+        absent=previous.absent,
     )
 
 
-def judge_by(
-    request: PlanRequest, derived: network_env.Derived, target: str, python: Python
-) -> Callable[[Toolkit], compatibility.Judgement]:
-    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
-    link = read_profile(derived.profile, request.templates).link
-    nic_map = any(network_env.MAP in values for values in (derived.environment, *derived.by_host.values()))
+def answering_gpu_hosts(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Return the facts of the GPU hosts that answered, in the order of the hosts file."""
+    names = [host.name for host in inventory.hosts if host.role == "gpu" and host.name in facts]
+    return {name: facts[name] for name in names}
 
-    def judge(toolkit: Toolkit) -> compatibility.Judgement:
-        site = compatibility.SiteFacts(toolkit.version, derived.archs, link, "" if target else python.torch, nic_map)
+
+def choose_network(request: PlanRequest, gpu_hosts: Mapping[str, Facts], previous: PreviousOffer) -> Derived:
+    """Return the network settings: what the GPU hosts suggest, in the words of the stack's DeepEP, and what was
+    offered before where hosts that are not seen now depend on it."""
+    profile = request.inventory.settings.profile
+    suggested = network_env.derive(profile, gpu_hosts, request.templates)
+    if compiles_on_nodes(request):
+        suggested = network_env.adapt(suggested)
+    return keep(suggested, previous, gpu_hosts, profile)
+
+
+def compiles_on_nodes(request: PlanRequest) -> bool:
+    """Return whether the stack is DeepEP V2, which compiles its kernels on each node."""
+    return deepep_recipe(request.lock.sources[request.stack.deepep]) == "deepep-v2"
+
+
+def judge_by(request: PlanRequest, network: Derived, target: str, python: Python) -> Callable[[Toolkit], Judgement]:
+    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
+    link = read_profile(network.profile, request.templates).link
+    nic_map = any(network_env.MAP in values for values in (network.environment, *network.by_host.values()))
+
+    def judge(toolkit: Toolkit) -> Judgement:
+        site = compatibility.SiteFacts(toolkit.version, network.archs, link, "" if target else python.torch, nic_map)
         return compatibility.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge
@@ -176,17 +178,17 @@ def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
         )
 
 
-def named_host(request: PlanRequest, key: str, facts: Mapping[str, Facts]) -> str:
+def named_host(inventory: Inventory, key: str, facts: Mapping[str, Facts]) -> str:
     """Return the host a setting of the hosts file names, or "" where it names none."""
-    name: str = getattr(request.inventory.settings, key)
+    name: str = getattr(inventory.settings, key)
     if name and name not in facts:
-        raise Trouble(Problem(f"{request.inventory.path}: {key}", "this host did not answer", found=name))
+        raise Trouble(Problem(f"{inventory.path}: {key}", "this host did not answer", found=name))
     return name
 
 
 def choose_build_host(request: PlanRequest, gpu_hosts: Mapping[str, Facts], notes: list[str]) -> str:
     """Return the host to build on: the one the hosts file names, else the first free GPU host."""
-    if name := named_host(request, "build_host", gpu_hosts):
+    if name := named_host(request.inventory, "build_host", gpu_hosts):
         return name
     reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
     free = [name for name, facts in gpu_hosts.items() if not busy_with(facts, reservation)]
@@ -226,14 +228,15 @@ def busy_with(facts: Facts, reservation: str = "") -> str:
     return f"{count} GPU processes" if count else ""
 
 
-def choose_slurm_host(request: PlanRequest, facts: Mapping[str, Facts]) -> str:
-    """Return where sbatch is run: the named host, this machine, the first host with a working Slurm client, or ""."""
-    if name := named_host(request, "slurm_host", facts):
+def choose_slurm_host(inventory: Inventory, facts: Mapping[str, Facts], *, control_has_slurm: bool) -> str:
+    """Return where sbatch is run: the host that the hosts file names, this machine where it is a client and sees the
+    same prefix, else a host with a working client, login hosts first; "" without Slurm."""
+    if name := named_host(inventory, "slurm_host", facts):
         return name
-    if request.control_has_slurm:
-        return CONTROL
+    if control_has_slurm:
+        return THIS_MACHINE.name
     working = [name for name, seen in facts.items() if seen.slurm.works and seen.slurm.sbatch]
-    logins = {host.name for host in request.inventory.hosts if host.role == "login"}
+    logins = {host.name for host in inventory.hosts if host.role == "login"}
     return next((name for name in working if name in logins), working[0] if working else "")
 
 
@@ -243,7 +246,7 @@ def choose_python(
     """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or
     the one that `known` hosts, which cannot be asked now, are known to have."""
     if request.external_python:
-        return "", check_external(request.external_python, request.stack, (gpu_hosts, here), request.templates)
+        return "", check_external(request.external_python, request.stack, gpu_hosts, here, request.templates)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(
@@ -287,16 +290,22 @@ def minor_version(python: Python) -> str:
     return ".".join(python.version.split(".")[:2])
 
 
-def make_site(request: PlanRequest, gres: str) -> SiteSettings:
+def make_site(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> SiteSettings:
     """Return what the sbatch files take from the hosts file."""
     settings = request.inventory.settings
+    gres = commands.resolve_gres(settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
     return SiteSettings(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
 
 
 def make_record(
-    request: PlanRequest, derived: network_env.Derived, entries: Sequence[Entry], toolkit: Toolkit
+    request: PlanRequest,
+    network: Derived,
+    entries: Sequence[Entry],
+    toolkit: Toolkit,
+    python: Python,
+    site: SiteSettings,
 ) -> StackRecord:
-    """Return what a generation says of the stack, but for the site and the Python's version."""
+    """Return what a generation says of the stack."""
     names = {entry.kind: entry.name for entry in entries}
     nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
     source = request.lock.sources[request.stack.deepep]
@@ -309,15 +318,15 @@ def make_record(
         gdrcopy=names.get("gdrcopy", ""),
         python=names.get("python", ""),
         external_python=request.external_python,
-        python_version="",
+        python_version=minor_version(python),
         cuda_home=toolkit.path,
-        archs=derived.archs,
-        profile=derived.profile,
-        environment=derived.environment,
-        site=SiteSettings(),
-        by_host=derived.by_host,
-        by_kind=derived.by_kind,
-        gib=derived.gib,
+        archs=network.archs,
+        profile=network.profile,
+        environment=network.environment,
+        site=site,
+        by_host=network.by_host,
+        by_kind=network.by_kind,
+        gib=network.gib,
         nccl=nccl,
     )
 
@@ -338,20 +347,22 @@ def merge_offer(request: PlanRequest, current: Offer | None, record: StackRecord
 
 
 def check_external(
-    path: str, stack: Stack, hosts: tuple[Mapping[str, Facts], Facts], texts: Mapping[str, str]
+    path: str, stack: Stack, gpu_hosts: Mapping[str, Facts], here: Facts, texts: Mapping[str, str]
 ) -> Python:
     """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit.
-    `hosts` are the GPU hosts by name and the build host, `texts` the files of env/ by relative path."""
-    gpu_hosts, here = hosts
-    problems = [problem for name, seen in gpu_hosts.items() for problem in _misfits(name, path, seen, (stack, here))]
-    problems = problems or [problem for name, seen in gpu_hosts.items() for problem in _lacks(name, path, seen, texts)]
+    `gpu_hosts` are facts by name, `here` those of the build host, `texts` the files of env/ by relative path."""
+    problems: list[Problem] = []
+    for name, seen in gpu_hosts.items():
+        problems.extend(_misfits(name, path, seen, stack, here))
+    if not problems:
+        for name, seen in gpu_hosts.items():
+            problems.extend(_lacks(name, path, seen, texts))
     if problems or here.external_python is None:
         raise Trouble(*problems)
     return here.external_python
 
 
-def _misfits(name: str, path: str, seen: Facts, wish: tuple[Stack, Facts]) -> Iterator[Problem]:
-    stack, here = wish
+def _misfits(name: str, path: str, seen: Facts, stack: Stack, here: Facts) -> Iterator[Problem]:
     python = seen.external_python
     if python is None or python.problem:
         found = python.problem if python else "not asked for"
@@ -445,17 +456,17 @@ class ToolkitRequest:
     path: str = ""
 
 
-def choose_toolkit(wish: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
+def choose_toolkit(request: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
     """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that
     breaks none; where nodes compile with it, first of all one that all of them have at its path. Trouble where there
     is none."""
-    fitting = _fitting(wish)
-    judged = {kit.path: wish.judge(kit) for kit in fitting}
+    fitting = _fitting(request)
+    judged = {kit.path: request.judge(kit) for kit in fitting}
     allowed = [kit for kit in fitting if not judged[kit.path][0]]
     if not allowed:
         newest = max(fitting, key=lambda kit: numbers(kit.version))
         raise Trouble(*judged[newest.path][0])
-    elsewhere = {kit.path: _elsewhere(wish, kit) if wish.compiles else ((), ()) for kit in allowed}
+    elsewhere = {kit.path: _elsewhere(request, kit) if request.compiles else ((), ()) for kit in allowed}
     chosen = min(allowed, key=lambda kit: [len(each) > 0 for each in elsewhere[kit.path]])
     if problems := elsewhere[chosen.path][0]:
         raise Trouble(*problems)
@@ -487,23 +498,29 @@ def major(toolkit: Toolkit) -> str:
     return toolkit.version.split(".")[0]
 
 
-def _fitting(wish: ToolkitRequest) -> list[Toolkit]:
+def _fitting(request: ToolkitRequest) -> list[Toolkit]:
     """Return the toolkits of the wanted major, /usr/local/cuda first, then the newest first; Trouble where there is
     none."""
-    here = wish.hosts[wish.build_host]
-    of_major = [kit for kit in here.toolkits if major(kit) == wish.cuda]
+    here = request.hosts[request.build_host]
+    of_major = [kit for kit in here.toolkits if major(kit) == request.cuda]
     if not of_major:
-        remedy = f"installing cuda-toolkit {wish.cuda}, or a stack of another CUDA major"
+        remedy = f"installing cuda-toolkit {request.cuda}, or a stack of another CUDA major"
         raise Trouble(
             Problem(
-                wish.build_host, "no CUDA toolkit fits the stack", _all(here), f"CUDA {wish.cuda} with nvcc", remedy
+                request.build_host,
+                "no CUDA toolkit fits the stack",
+                _all(here),
+                f"CUDA {request.cuda} with nvcc",
+                remedy,
             )
         )
-    fitting = [kit for kit in of_major if kit.path == wish.path or not (wish.compiles and wish.path)]
+    fitting = [kit for kit in of_major if kit.path == request.path or not (request.compiles and request.path)]
     if not fitting:
         raise Trouble(
             *_lacking(
-                wish, wish.path, f"CUDA {wish.cuda} in {wish.path}, as the hosts have it that this run does not see"
+                request,
+                request.path,
+                f"CUDA {request.cuda} in {request.path}, as the hosts have it that this run does not see",
             )
         )
     return sorted(
@@ -511,28 +528,30 @@ def _fitting(wish: ToolkitRequest) -> list[Toolkit]:
     )
 
 
-def _elsewhere(wish: ToolkitRequest, kit: Toolkit) -> Judgement:
+def _elsewhere(request: ToolkitRequest, kit: Toolkit) -> Judgement:
     """Return why nodes cannot compile with a toolkit of the build host, and where one of another version stands in
     its place."""
     others: dict[str, list[str]] = {}
-    for name, seen in wish.hosts.items():
+    for name, seen in request.hosts.items():
         for there in seen.toolkits:
-            if there.path == kit.path and major(there) == wish.cuda and there.version != kit.version:
+            if there.path == kit.path and major(there) == request.cuda and there.version != kit.version:
                 others.setdefault(there.version, []).append(name)
     notes = (
-        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {wish.build_host}; DeepEP V2 compiles "
+        f"{fold(names)}: {kit.path} is CUDA {version}, {kit.version} on {request.build_host}; DeepEP V2 compiles "
         f"kernels with it on each node"
         for version, names in others.items()
     )
-    return tuple(_lacking(wish, kit.path, f"CUDA {kit.version} in {kit.path}, as on {wish.build_host}")), tuple(notes)
+    return tuple(_lacking(request, kit.path, f"CUDA {kit.version} in {kit.path}, as on {request.build_host}")), tuple(
+        notes
+    )
 
 
-def _lacking(wish: ToolkitRequest, path: str, wanted: str) -> Iterator[Problem]:
+def _lacking(request: ToolkitRequest, path: str, wanted: str) -> Iterator[Problem]:
     """Yield a problem for the hosts that have no toolkit of the major at `path`, those that have the same in one."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, seen in wish.hosts.items():
-        if not any(there.path == path and major(there) == wish.cuda for there in seen.toolkits):
-            groups.setdefault((_all(seen), _remedy(wish.cuda, path, seen)), []).append(name)
+    for name, seen in request.hosts.items():
+        if not any(there.path == path and major(there) == request.cuda for there in seen.toolkits):
+            groups.setdefault((_all(seen), _remedy(request.cuda, path, seen)), []).append(name)
     for (found, remedy), names in groups.items():
         yield Problem(
             fold(names),

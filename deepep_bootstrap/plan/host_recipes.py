@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.core.errors import Trouble
@@ -124,33 +124,41 @@ TITLES = {
 
 def wanted(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, dict[str, dict[str, str]]]:
     """Return the inputs of every recipe that is meant for a host, by host and recipe."""
-    gpu_hosts = {
-        host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
-    }
-    python = needs_python(request, gpu_hosts)
+    if "all" in request.skip:
+        return {}
+    gpu_hosts = decisions.answering_gpu_hosts(request.inventory, facts)
     builder = building(request, gpu_hosts)
-    archs = tuple(dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus))
-    floor = decisions.floor(request.lock, request.stack, archs, request.templates)
-    rdma = request.inventory.settings.profile != network_env.SINGLE
-    meant: Mapping[str, Callable[[Facts], bool]] = {
-        "nvidia-driver": lambda seen: seen.prepared.gpu_devices > 0 and not seen.gpus,
-        "fabric-manager": lambda seen: bool(seen.gpus) and wants_fabric(seen),
-        "doca-ofed": lambda seen: rdma and has_nics(seen) and lacks_ofed(seen),
-        "driver-options": lambda seen: rdma and has_nics(seen),
-        "peer-memory": lambda seen: rdma and has_nics(seen) and bool(seen.gpus),
-        "gdrdrv": lambda seen: rdma and has_nics(seen) and wants_gdrdrv(request),
-        "rdma-userspace": lambda seen: rdma and has_nics(seen),
-        "limits": lambda seen: rdma and has_nics(seen),
-        "cuda-toolkit": lambda seen: lacks_toolkit(request, seen, floor if seen is builder else ""),
-        "python": lambda seen: python,
-    }
-    chosen = [name for name in TITLES if name not in request.skip]
-    extra = {"cuda-toolkit": {"CUDA_FLOOR": floor}} if floor else {}
-    return {
-        host: {name: {**inputs(request, name, seen), **extra.get(name, {})} for name in chosen if meant[name](seen)}
-        for host, seen in gpu_hosts.items()
-        if "all" not in request.skip
-    }
+    archs = dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus)
+    floor = decisions.floor(request.lock, request.stack, tuple(archs), request.templates)
+    python = {"python"} if needs_python(request, gpu_hosts) else set()
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for host, seen in gpu_hosts.items():
+        meant = python | meant_for(request, seen, floor if seen is builder else "")
+        names = [name for name in TITLES if name in meant and name not in request.skip]
+        found[host] = {name: inputs(request, name, seen, floor) for name in names}
+    return found
+
+
+def meant_for(request: PlanRequest, seen: Facts, floor: str) -> set[str]:
+    """Return the recipes that are meant for a host by its own facts; `floor` is the oldest toolkit that will do there,
+    "" for any."""
+    meant: set[str] = set()
+    if seen.prepared.gpu_devices > 0 and not seen.gpus:
+        meant.add("nvidia-driver")
+    if seen.gpus and wants_fabric(seen):
+        meant.add("fabric-manager")
+    if lacks_toolkit(request, seen, floor):
+        meant.add("cuda-toolkit")
+    if request.inventory.settings.profile == network_env.SINGLE or not has_nics(seen):
+        return meant
+    meant |= {"driver-options", "rdma-userspace", "limits"}
+    if lacks_ofed(seen):
+        meant.add("doca-ofed")
+    if seen.gpus:
+        meant.add("peer-memory")
+    if wants_gdrdrv(request):
+        meant.add("gdrdrv")
+    return meant
 
 
 def building(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> Facts | None:
@@ -202,9 +210,9 @@ def needs_python(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> bool:
     )
 
 
-def inputs(request: PlanRequest, name: str, seen: Facts) -> dict[str, str]:
+def inputs(request: PlanRequest, name: str, seen: Facts, floor: str) -> dict[str, str]:
     """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the
-    recipe alone asks."""
+    recipe alone asks; `floor` is the oldest toolkit that will do, "" for any."""
     source = request.lock.sources[request.stack.gdrcopy] if request.stack.gdrcopy else None
     own = {
         "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
@@ -219,6 +227,8 @@ def inputs(request: PlanRequest, name: str, seen: Facts) -> dict[str, str]:
     if name == "fabric-manager":
         driver = recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")
         own[name] = {"DRIVER_PACKAGES": driver, "NVSWITCHES": str(seen.prepared.nvswitches)}
+    if name == "cuda-toolkit" and floor:
+        own[name]["CUDA_FLOOR"] = floor
     return {**recipe_env(system, purpose, seen.kernel), **own.get(name, {})}
 
 
@@ -276,14 +286,14 @@ def build_deps_env(request: PlanRequest, here: Facts, python: Python) -> dict[st
     return {**recipe_env(system_for(request, here), "build-deps", here.kernel), "PYTHON": python.path}
 
 
-def check_script(texts: Mapping[str, str], wishes: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
-    """Return the one script that checks every recipe of `wishes` (inputs by recipe) on a host; `parse` reads what it
-    prints. With `verb` "remove" it takes back what they wrote, in the order of `wishes`.
+def check_script(texts: Mapping[str, str], inputs: Mapping[str, Mapping[str, str]], verb: str = "check") -> str:
+    """Return the one script that checks every recipe of `inputs` (by recipe) on a host; `parse_checks` reads what it
+    prints. With `verb` "remove" it takes back what they wrote, in the order of `inputs`.
 
     Each recipe runs in a subshell: their names do not meet, and one that fails does not keep the others from answering.
     """
     parts = [compose(texts, *LIBRARIES), "set +e"]
-    for name, env in wishes.items():
+    for name, env in inputs.items():
         exports = "\n".join(
             f"export {key}={shlex.quote(value)}" for key, value in {**env, "RECIPE": f"host/{name}.sh"}.items()
         )

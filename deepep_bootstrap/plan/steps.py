@@ -1,4 +1,5 @@
-"""The steps of a plan, each with its reason: facts and a request in, steps out.
+"""The steps of a plan, each with its reason: facts and a request in, steps out; and how steps are shown, as lines,
+as a table for a terminal, and as JSON.
 
 A step is in the plan because something wanted was not found; the reason says both. No step: nothing to
 do.
@@ -10,8 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
+from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.plan import decisions, host_recipes
@@ -19,6 +25,7 @@ from deepep_bootstrap.plan.decisions import Decisions, PlanRequest, check_writab
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
 from deepep_bootstrap.prefix import offer
 from deepep_bootstrap.prefix.entries import Entry
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.nodes import is_drained, read_reason
 
@@ -27,6 +34,9 @@ UNPACKED = 1.8
 2.74 GB, which became 4.89 GB with their byte code."""
 
 MIB = 1024**2
+
+CONTROL = "@control"
+"""This machine in the JSON document."""
 
 RESUME = "resume"
 HOOK = "module-hook"
@@ -91,7 +101,7 @@ class Plan:
         return {
             "build_host": choice.build_host,
             "prefix_host": choice.prefix_host,
-            "slurm_host": choice.slurm_host,
+            "slurm_host": CONTROL if choice.slurm_host == THIS_MACHINE.name else choice.slurm_host,
             "target": choice.target,
             "python": choice.python.path,
             "cuda_home": choice.toolkit.path,
@@ -328,3 +338,57 @@ def check_space(request: PlanRequest, choice: Decisions, facts: Mapping[str, Fac
                 remedy,
             )
         )
+
+
+def show_plan(screen: Screen, plan: Plan) -> None:
+    """Print the steps with their reasons, equal ones folded over hosts, and the estimate."""
+    for note in plan.notes:
+        screen.say(f"note: {note}", style="dim")
+    if not plan.steps:
+        screen.say("Nothing to do: everything wanted is there.")
+        return
+    if screen.is_wide:
+        screen.show(plan_table(plan.steps))
+    else:
+        for step in plan.steps:
+            screen.say(plan_line(step))
+    if plan.download_bytes or plan.disk_bytes:
+        screen.say(
+            f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix."
+        )
+
+
+def plan_line(step: Step) -> str:
+    """Return a step and its reason as one line."""
+    return (
+        f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted "
+        f"{shortened(step.reason.wanted)}"
+    )
+
+
+def plan_table(steps: Sequence[Step]) -> Table:
+    """Return the steps and their reasons as a table for a terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("step", "hosts", "found", "wanted"):
+        table.add_column(heading, overflow="fold")
+    for step in steps:
+        cells = (step.title, fold(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted))
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def step_json(step: Step) -> dict[str, Any]:
+    """Return one step of a plan for the JSON document."""
+    reason = {"found": step.reason.found, "wanted": step.reason.wanted}
+    return {"kind": step.kind, "name": step.name, "title": step.title, "hosts": list(step.hosts), "reason": reason}
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the keys of a plan for the JSON document."""
+    estimate = {"download_bytes": plan.download_bytes, "disk_bytes": plan.disk_bytes}
+    return {
+        "steps": [step_json(step) for step in plan.steps],
+        "notes": list(plan.notes),
+        "estimate": estimate,
+        "chosen": plan.chosen(),
+    }

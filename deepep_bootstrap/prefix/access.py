@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
-from deepep_bootstrap.inventory.survey import Flags, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import PrefixHandle
@@ -46,7 +46,7 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
     """
     inventory, prefix = _inventory(flags)
     recipes = read_tree(flags.root / "recipes")
-    with open_door(flags, inventory) as door:
+    with open_connections(flags, inventory) as door:
         problems: list[Problem] = []
         for host in candidates(inventory):
             place = PrefixHandle(host, prefix, recipes, inventory.settings.build_user)

@@ -15,17 +15,13 @@ import paramiko
 from fabric import Config
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote import channel, ssh_trust
+from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import LOCAL, Host, UnreachableError
 from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
-from deepep_bootstrap.remote.ssh_config import Account, Resolver
-from deepep_bootstrap.remote.ssh_trust import HostKey, Known, KnownHosts
+from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
 
-LOCAL = "local"
-THIS_MACHINE = Host("this machine", connection=LOCAL)
-"""The control machine, where it is no host of the run."""
 CLEAN_UP = 30.0
 """Seconds a held script has to end after its stdin was closed; its watcher needs five."""
 
@@ -152,7 +148,7 @@ class _HeldJob:
             self._news.notify_all()
 
     def wait_for(self, key: str, timeout: float | None = None) -> str:
-        """See Hold."""
+        """See BackgroundJob."""
         with self._news:
             self._news.wait_for(lambda: key in self._values or self._end, timeout)
             if key in self._values:
@@ -167,7 +163,7 @@ class _HeldJob:
         )
 
     def close(self) -> Reply:
-        """See Hold."""
+        """See BackgroundJob."""
         self._script.wire.end_input()
         self._reader.join(CLEAN_UP)
         if self._reader.is_alive():
@@ -181,7 +177,7 @@ class _HeldJob:
 
 
 class ConnectionPool:
-    """The door to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
+    """The connections to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
     connection=local."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
@@ -198,14 +194,15 @@ class ConnectionPool:
         self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
-        """See Door."""
+        """See Transport."""
         script = self._start(host, job, on_line, on_line)
         if not job.watched:
             script.wire.end_input()
         return _reply(host.name, self._finish(script))
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
-        """See Door. An error while `chunks` are made is passed on; the script then sees its stdin end too early."""
+        """See Transport. An error while `chunks` are made is passed on; the script then sees its stdin end too
+        early."""
         script = self._start(host, dataclasses.replace(job, watched=False), None, None)
         with ThreadPoolExecutor(1) as reader:
             left = reader.submit(self._finish, script)
@@ -221,7 +218,7 @@ class ConnectionPool:
                 raise
 
     def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
-        """See Door."""
+        """See Transport."""
         held = dataclasses.replace(job, watched=True)
         return _HeldJob(
             host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line
@@ -230,12 +227,12 @@ class ConnectionPool:
     def run_all(
         self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
     ) -> dict[str, Reply | Trouble]:
-        """See Door. `on_line` is called by one thread at a time."""
-        turn = threading.Lock()
+        """See Transport. `on_line` is called by one thread at a time."""
+        one_at_a_time = threading.Lock()
 
         def one(host: Host) -> Reply | Trouble:
             def tell(line: str) -> None:
-                with turn:
+                with one_at_a_time:
                     if on_line:
                         on_line(host.name, line)
 
@@ -266,7 +263,7 @@ class ConnectionPool:
         self._sessions.forget(host)
 
     def close(self) -> None:
-        """See Door. Threads that wait for a script go on with Trouble, and watched scripts are ended by their
+        """See Transport. Threads that wait for a script go on with Trouble, and watched scripts are ended by their
         watchers."""
         self._closed = True
         for wire in list(self._wires):
@@ -313,8 +310,10 @@ class ConnectionPool:
             return SshChannel(channel, COMMAND, lambda: session.ending)
         except (paramiko.SSHException, EOFError, OSError):
             channel.close()
-            what = "does not start a shell for us" if session.alive else session.ending
-            raise Trouble(Problem(host.name, what, try_="logging in by hand")) from None
+            remedy = "logging in by hand"
+            if session.alive:
+                raise Trouble(Problem(host.name, "does not start a shell for us", try_=remedy)) from None
+            raise UnreachableError(Problem(host.name, session.ending, try_=remedy)) from None
 
 
 class _Line:
@@ -394,7 +393,7 @@ class Sessions:
     def _load_known(self, account: Account | None) -> None:
         while account:
             if account.known_hosts not in self._known:
-                self._known[account.known_hosts] = ssh_trust.load(account.known_hosts)
+                self._known[account.known_hosts] = ssh_access.read_known_hosts(account.known_hosts)
             self._lines.setdefault(account, _Line())
             account = account.via
 
@@ -426,7 +425,7 @@ class Sessions:
             problems = [
                 replace(one, where=account.name, what=f"jump host {one.where}: {one.what}") for one in trouble.problems
             ]
-            raise Trouble(*problems) from None
+            raise type(trouble)(*problems) from None
 
     def _look_up(self, account: Account) -> Known:
         book = self._known[account.known_hosts]
@@ -442,7 +441,7 @@ class Sessions:
         path = account.known_hosts[0]
         with self._lock:
             try:
-                ssh_trust.append(path, account.key_name, key, hashed=account.hash_names)
+                ssh_access.add_host_key(path, account.key_name, key, hashed=account.hash_names)
             except OSError as error:
                 raise Trouble(
                     Problem(path, f"the key of {account.name} cannot be added", error.strerror or str(error))
@@ -450,4 +449,4 @@ class Sessions:
             self._known[account.known_hosts].plain.setdefault(account.key_name.lower(), []).append(
                 replace(key, where=path)
             )
-            self._tell(f"{account.name}: new host key {ssh_trust.fingerprint(key.blob)} ({key.kind}) added to {path}")
+            self._tell(f"{account.name}: new host key {ssh_access.fingerprint(key.blob)} ({key.kind}) added to {path}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepep_bootstrap.core.errors import Trouble
+
 
 @dataclass(frozen=True)
 class Host:
@@ -20,3 +22,12 @@ class Host:
     connection: str = "ssh"
     role: str = "gpu"
     where: str = ""
+
+
+class UnreachableError(Trouble):
+    """A host or a service does not answer now, and may do so again soon, as one that reboots."""
+
+
+LOCAL = "local"
+THIS_MACHINE = Host("this machine", connection=LOCAL)
+"""The control machine, where it is no host of the run; its name stands where a host's name would."""

@@ -22,8 +22,8 @@ from paramiko.packet import Packetizer
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.process import end_group
-from deepep_bootstrap.remote.ssh_config import Account
-from deepep_bootstrap.remote.ssh_trust import HostKey, Known, LogIn, Verifier
+from deepep_bootstrap.remote.host import UnreachableError
+from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, LogIn, Verifier
 
 MISSED_ANSWERS = 3
 CURVE25519, OLD_CURVE25519 = "curve25519-sha256", "curve25519-sha256@libssh.org"
@@ -136,7 +136,7 @@ class Session:
                 )
             ) from None
         except (paramiko.SSHException, EOFError, OSError):
-            raise Trouble(Problem(self.account.name, "the connection was lost")) from None
+            raise UnreachableError(Problem(self.account.name, "the connection was lost")) from None
         transport.served = True
         return channel
 
@@ -186,11 +186,11 @@ def connect(
         if proxy:
             end_group(proxy.pid)
             proxy.wait()
-        raise (
-            error
-            if isinstance(error, Trouble)
-            else Trouble(_explain(error, account, timeouts, time.monotonic() - began))
-        ) from None
+        if isinstance(error, Trouble):
+            raise
+        problem = _explain(error, account, timeouts, time.monotonic() - began)
+        for_good = isinstance(error, socket.gaierror | paramiko.ssh_exception.IncompatiblePeer)
+        raise (Trouble(problem) if for_good else UnreachableError(problem)) from None
     return Session(account, link, proxy)
 
 
@@ -243,15 +243,12 @@ def _through(via: Session, account: Account, timeouts: Timeouts) -> paramiko.Cha
             "direct-tcpip", (account.address, account.port), ("", 0), timeout=timeouts.connect
         )
     except paramiko.ChannelException as error:
-        reached = (
-            f"cannot reach it on port {account.port}"
-            if error.code == CONNECT_FAILED
-            else "does not forward connections"
-        )
-        what = f"jump host {jump} {reached}"
-        raise Trouble(Problem(account.name, what)) from None
+        if error.code == CONNECT_FAILED:
+            what = f"jump host {jump} cannot reach it on port {account.port}"
+            raise Trouble(Problem(account.name, what)) from None
+        raise UnreachableError(Problem(account.name, f"jump host {jump} does not forward connections")) from None
     except paramiko.SSHException:
-        raise Trouble(
+        raise UnreachableError(
             Problem(account.name, f"no answer through jump host {jump} within {timeouts.connect} s")
         ) from None
     return channel

@@ -12,8 +12,7 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.prefix.test_kinds import Kind
-from deepep_bootstrap.remote.fleet import THIS_MACHINE
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from deepep_bootstrap.slurm import commands
 
 SLURM, SSH = "slurm", "ssh"
@@ -70,23 +69,16 @@ def find_spot(
 
 
 def slurm_client(survey: Survey) -> Host | None:
-    """Return the host that submits jobs: the one the hosts file names, this machine where it is a client and sees
-    the same prefix, else a host with a working client, login hosts first; None without Slurm."""
-    wanted = survey.inventory.settings.slurm_host
-    if wanted:
-        if wanted not in survey.facts:
-            raise Trouble(
-                Problem(f"{survey.inventory.path}: slurm_host", "this host did not answer", found=wanted),
-                *survey.problems,
-            )
-        return survey.host(wanted)
+    """Return the host that submits jobs, as a plan chooses it; None without Slurm."""
     markers = {seen.prefix.id for seen in survey.facts.values()}
-    if control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""):
+    on_control = control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else "")
+    try:
+        name = decisions.choose_slurm_host(survey.inventory, survey.facts, control_has_slurm=on_control)
+    except Trouble as trouble:
+        raise Trouble(*trouble.problems, *survey.problems) from None
+    if name == THIS_MACHINE.name:
         return THIS_MACHINE
-    clients = [
-        host for host in survey.reached if survey.facts[host.name].slurm.works and survey.facts[host.name].slurm.sbatch
-    ]
-    return next((host for host in clients if host.role == "login"), clients[0] if clients else None)
+    return survey.host(name) if name else None
 
 
 def _reservation(survey: Survey) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs
 from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
-from deepep_bootstrap.bootstrap.reboot.policy import Reboots
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Policy
 from deepep_bootstrap.cli.commands.bootstrap import next_commands
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.console import Screen
@@ -94,8 +94,7 @@ def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_fi
         survey,
         wanted,
         planned,
-        wanted.mirrors,
-        Reboots(),
+        Policy(NEVER),
     )
     file.write_bytes(read.replace(b"\n", b"\n# edited meanwhile\n", 1))
     assert [outcome.state for outcome in publish_offer(work)] == ["done"]

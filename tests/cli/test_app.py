@@ -1,4 +1,4 @@
-"""The front door: which flags a verb has, what it makes of bad ones, and how a run ends that a signal or a full disk
+"""The command line: which flags a verb has, what it makes of bad ones, and how a run ends that a signal or a full disk
 ends."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.bootstrap.context import RunLogs
+from deepep_bootstrap.bootstrap.planning import RunLogs
 from deepep_bootstrap.cli import app
 from deepep_bootstrap.cli.app import Verb, check
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Trouble

@@ -18,8 +18,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble, plain
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import seconds, shortened, size
-from deepep_bootstrap.plan.steps import Reason, Step
-from deepep_bootstrap.plan.table import plan_line, plan_table
+from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
 from deepep_bootstrap.remote import channel
 from tests.support.paths import TESTS
 

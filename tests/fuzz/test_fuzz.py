@@ -36,7 +36,7 @@ from deepep_bootstrap.prefix.archive.stream import INDEX, members, read_index, r
 from deepep_bootstrap.prefix.offer import read_offer
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.remote.ssh_config import Account, Resolver
+from deepep_bootstrap.remote.ssh_access import Account, Resolver
 from deepep_bootstrap.slurm import commands
 from tests.support import modules as modules_support
 from tests.support import plan as plan_support

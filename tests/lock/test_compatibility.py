@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap.bootstrap.planning import read_usable
+from deepep_bootstrap.bootstrap.planning import read_wanted
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.survey import Flags, read_tree
 from deepep_bootstrap.lock import compatibility, model
@@ -363,8 +363,8 @@ def test_a_broken_stack_is_refused_when_the_lock_is_read(tmp_path: Path) -> None
     (tmp_path / "lock.toml").write_text(text, encoding="utf-8")
     flags = Flags(root=ROOT, lock=str(tmp_path / "lock.toml"), stack="v1-wheel")
     with pytest.raises(Trouble, match="time out between nodes"):
-        read_usable(flags)
-    assert read_usable(replace(flags, stack="v1"))[1].name == "v1"
+        read_wanted(flags)
+    assert read_wanted(replace(flags, stack="v1")).stack.name == "v1"
 
 
 def rule(needs: str) -> str:

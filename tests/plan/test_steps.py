@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepep_bootstrap.bootstrap.context import with_prefix
+from deepep_bootstrap.bootstrap.planning import with_prefix
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.facts import Facts, Python, Slurm
@@ -19,6 +19,7 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions, steps
 from deepep_bootstrap.plan.decisions import absences
 from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.remote.host import THIS_MACHINE
 from tests.support.paths import TESTS
 from tests.support.plan import PREFIX, READY, changed, cluster, request
 
@@ -310,7 +311,7 @@ def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_wit
 
 def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:
     assert decisions.make_decisions(request(), cluster()).slurm_host == "login1"
-    assert decisions.make_decisions(request(control_has_slurm=True), cluster()).slurm_host == decisions.CONTROL
+    assert decisions.make_decisions(request(control_has_slurm=True), cluster()).slurm_host == THIS_MACHINE.name
     named_host = request(f"defaults prefix={PREFIX} slurm_host=n002\nn[001-002]\nlogin1 role=login\n")
     assert decisions.make_decisions(named_host, cluster()).slurm_host == "n002"
 

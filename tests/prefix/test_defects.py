@@ -175,7 +175,7 @@ def test_doctor_judges_by_each_offered_stack_and_names_the_one_that_is_blocked(
 ) -> None:
     put(old, FENCED, BARE)
     before = {path: path.lstat().st_mtime_ns for path in old.path.rglob("*")}
-    doctor(flags(old, tmp_path, json=True), user="", strict=False)
+    doctor(flags(old, tmp_path, json=True), as_="", strict=False)
     document = json.loads(capsys.readouterr().out)
     assert (document["exit"], document["stack"], document["stacks"]) == (4, "v1", ["v1", "v1-cu13"])
     (finding,) = [each for each in document["findings"] if each["check"] == "known-defect"]
@@ -184,11 +184,11 @@ def test_doctor_judges_by_each_offered_stack_and_names_the_one_that_is_blocked(
     shared = [tuple(each["stacks"]) for each in document["findings"] if each["check"] != "known-defect"]
     assert ("v1", "v1-cu13") in shared, "what both stacks share is said once"
     assert {path: path.lstat().st_mtime_ns for path in old.path.rglob("*")} == before
-    doctor(flags(old, tmp_path), user="", strict=False)
+    doctor(flags(old, tmp_path), as_="", strict=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "here: stacks v1, v1-cu13 as offered, profile single-node"
     assert "blocking: known-defect on here (stack v1-cu13)" in lines
-    doctor(flags(old, tmp_path, json=True, stack="v1"), user="", strict=False)
+    doctor(flags(old, tmp_path, json=True, stack="v1"), as_="", strict=False)
     document = json.loads(capsys.readouterr().out)
     assert (document["stacks"], [each for each in document["findings"] if each["check"] == "known-defect"]) == (
         ["v1"],

@@ -17,8 +17,8 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Flags, gather
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import THIS_MACHINE, ConnectionPool, Job
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job
+from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from tests.support.plan import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
-from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.host import Host, UnreachableError
 from deepep_bootstrap.slurm import commands, nodes
 from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
 
@@ -41,7 +41,7 @@ sysvinit) `reboot` is the one name that all have."""
 
 
 class Line(Transport, Protocol):
-    """The door to hosts that reboot."""
+    """The connections to hosts that reboot."""
 
     def forget(self, host: Host) -> None:
         """Drop the session to a host; the next script opens a new one."""
@@ -53,18 +53,18 @@ class Cluster:
 
     def __init__(
         self,
-        door: Line,
+        transport: Line,
         hosts: Sequence[Host],
         *,
         sleep: Callable[[float], None] = time.sleep,
         patience: float = SLURM_PATIENCE,
     ) -> None:
-        self._door, self._hosts, self._sleep, self._patience = door, tuple(hosts), sleep, patience
+        self._transport, self._hosts, self._sleep, self._patience = transport, tuple(hosts), sleep, patience
 
     @property
     def impatient(self) -> Cluster:
         """The same Slurm, asked once: for whoever has something else to wait for."""
-        return Cluster(self._door, self._hosts, sleep=self._sleep, patience=0)
+        return Cluster(self._transport, self._hosts, sleep=self._sleep, patience=0)
 
     def look(self, *nodes: str) -> Look:
         """Return what Slurm says of `nodes` now. Raises Trouble."""
@@ -94,8 +94,8 @@ class Cluster:
         while True:
             try:
                 return self._try_all(script, args)
-            except Trouble as trouble:
-                if not _may_pass(trouble) or time.monotonic() > deadline:
+            except UnreachableError:
+                if time.monotonic() > deadline:
                     raise
             self._sleep(3.0)
 
@@ -104,58 +104,38 @@ class Cluster:
         for host in self._hosts:
             try:
                 return self._try(host, script, args)
-            except Trouble as trouble:
-                last = trouble
-                if not _may_pass(trouble):
-                    raise
+            except UnreachableError as unreachable:
+                last = unreachable
         raise last or Trouble(Problem("Slurm", "no host to ask it from"))
 
     def _try(self, host: Host, script: str, args: tuple[str, ...]) -> Reply:
-        reply = self._door.run(host, Job(script, args=args, timeout=SLURM_LIMIT))
+        reply = self._transport.run(host, Job(script, args=args, timeout=SLURM_LIMIT))
         if reply.code and nodes.says_refused(reply.err):
-            reply = self._door.run(host, Job(script, args=args, timeout=SLURM_LIMIT, user="root"))
+            reply = self._transport.run(host, Job(script, args=args, timeout=SLURM_LIMIT, user="root"))
         if reply.code:
             found = (reply.err or reply.out).strip().rpartition("\n")[2] or f"exit code {reply.code}"
-            away = reply.code == 124 or nodes.says_away(found)
-            raise Trouble(
-                Problem(host.name, AWAY if away else "Slurm refuses", found[-200:], try_="scontrol ping there")
-            )
+            remedy = "scontrol ping there"
+            if reply.code == 124 or nodes.says_away(found):
+                what = "Slurm's controller does not answer"
+                raise UnreachableError(Problem(host.name, what, found[-200:], try_=remedy))
+            raise Trouble(Problem(host.name, "Slurm refuses", found[-200:], try_=remedy))
         return reply
 
 
-AWAY = "Slurm's controller does not answer"
-LOST = (
-    "connection",
-    "no answer",
-    "no route",
-    "no end of the script",
-    "the SSH handshake",
-    "stopped answering",
-    "says nothing",
-    "closes",
-)
-"""Parts of what the door says of a host that may be back soon, as one that reboots."""
-
-
-def _may_pass(trouble: Trouble) -> bool:
-    what = trouble.problems[0].what
-    return what == AWAY or any(words in what for words in LOST)
-
-
-def boot_id(door: Line, host: Host) -> str:
+def boot_id(transport: Line, host: Host) -> str:
     """Return the boot id of a host now. Raises Trouble, within a minute at the most."""
-    reply = door.run(host, Job(BOOT_ID, timeout=BOOT_ID_LIMIT))
+    reply = transport.run(host, Job(BOOT_ID, timeout=BOOT_ID_LIMIT))
     if reply.code or not reply.out.strip():
         raise Trouble(Problem(host.name, "has no boot id", (reply.err or f"exit code {reply.code}").strip()[-200:]))
     return reply.out.strip()
 
 
-def reboot(door: Line, host: Host, boot: str) -> None:
+def reboot(transport: Line, host: Host, boot: str) -> None:
     """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
     How the session ends says nothing; Trouble only when nothing was begun, or the host says why it does not."""
     begun: list[str] = []
     try:
-        reply = door.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
+        reply = transport.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
     except Trouble:
         if "rebooting=1" not in begun:
             raise

@@ -20,7 +20,7 @@ def drained_by_us(survey: Survey) -> dict[str, str]:
     }
 
 
-def drained_and_silent(door: Line, survey: Survey) -> dict[str, str]:
+def drained_and_silent(transport: Line, survey: Survey) -> dict[str, str]:
     """Return, by host, the reasons of nodes that this program left drained and whose host does not answer, as after
     a reboot from which it did not return. Slurm is asked on the hosts that do; it knows a host by its name or the
     part before the first dot, and can say nothing of one that it knows otherwise, or not at all."""
@@ -30,19 +30,19 @@ def drained_and_silent(door: Line, survey: Survey) -> dict[str, str]:
     if not silent or not clients:
         return {}
     with suppress(Trouble):  # the hosts themselves are told as those that do not answer
-        nodes = Cluster(door, clients, patience=0).known(*silent)
+        nodes = Cluster(transport, clients, patience=0).known(*silent)
         ours = [node for node in nodes if is_drained(node.state) and is_ours(node.reason)]
         return {silent.get(node.name) or silent.get(node.host, node.name): node.reason for node in ours}
     return {}
 
 
-def left_behind(door: Line, survey: Survey, but: Collection[str]) -> dict[str, str]:
+def left_behind(transport: Line, survey: Survey, but: Collection[str]) -> dict[str, str]:
     """Return, by host, why this program keeps nodes drained, but for the hosts `but`: those on which an earlier wave
-    failed, or which another run has in its hands."""
+    failed, or which another run works on."""
     known = {
         host: reason for host, reason in drained_by_us(survey).items() if is_drained(survey.facts[host].slurm.state)
     }
-    found = known | drained_and_silent(door, survey)
+    found = known | drained_and_silent(transport, survey)
     return {
         host: read_reason(reason).text.removeprefix(MARK).strip() for host, reason in found.items() if host not in but
     }

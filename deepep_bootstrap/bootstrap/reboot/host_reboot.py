@@ -14,7 +14,7 @@ from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.remote.fleet import LOCAL
+from deepep_bootstrap.remote.host import LOCAL
 from deepep_bootstrap.slurm import nodes
 from deepep_bootstrap.slurm.nodes import Look, read_reason
 
@@ -35,16 +35,16 @@ class LeftAloneError(Exception):
 
 
 class HostRebootRun:
-    """The turn of one host. What was done so far is in `outcomes`, also when the rest fails."""
+    """The reboot of one host. What was done so far is in `outcomes`, also when the rest fails."""
 
     def __init__(self, wave: Wave, order: HostReboot) -> None:
         self.outcomes: list[Outcome] = []
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
-        self._cordon = wave.cordon(order)
+        self._drain = wave.drain(order)
         self._changed = self._rebooted = False
 
-    def take(self) -> tuple[Outcome, ...]:
-        """Take the turn and return its outcomes; nothing is raised that a host or Slurm can cause."""
+    def run(self) -> tuple[Outcome, ...]:
+        """Reboot the host and return the outcomes; nothing is raised that a host or Slurm can cause."""
         begin = time.monotonic()
         try:
             self._refuse()
@@ -80,8 +80,8 @@ class HostRebootRun:
     def _work(self) -> Outcome:
         """Free the host, change it, reboot it, look at it, and give it back."""
         self._free()
-        before = control.boot_id(self._wave.door, self._host)
-        if before != self._order.boot_id and not self._wave.hands.look(self._host).unmet:
+        before = control.boot_id(self._wave.transport, self._host)
+        if before != self._order.boot_id and not self._wave.actions.look(self._host).unmet:
             return self._give_back("unchanged", "was rebooted meanwhile, and is as wanted")
         self._change()
         if self._order.reload and self._reload():
@@ -98,17 +98,17 @@ class HostRebootRun:
     def _free(self) -> None:
         """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a
         job."""
-        if self._cordon:
-            look = self._cordon.look()
+        if self._drain:
+            look = self._drain.look()
             self._check_reservation(look)
             if nodes.is_rebooting(look.nodes[self._order.node].state):
                 raise LeftAloneError("Slurm reboots it already, for somebody else or another run")
-            self._cordon.take_out(self._order.why, look)
-            if kept := self._cordon.kept:
+            self._drain.take_out(self._order.why, look)
+            if kept := self._drain.kept:
                 self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
         deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
         while busy := self._who_is_busy():
-            if not self._cordon:
+            if not self._drain:
                 raise LeftAloneError(f"in use, left alone: {busy}")
             if time.monotonic() > deadline:
                 raise LeftAloneError(f"still in use after {span(self._policy.drain_timeout)}: {busy}", "failed")
@@ -119,9 +119,9 @@ class HostRebootRun:
             # A job may go on for hours, on hundreds of nodes at a time: the controller is asked less and less often.
             pause = min(pause * 1.25, 10 * self._policy.pause)
             self._check_leave()
-        if self._cordon:
+        if self._drain:
             self._check_leave()
-            self._check_reservation(self._cordon.look())
+            self._check_reservation(self._drain.look())
 
     def _who_is_busy(self) -> str:
         """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for
@@ -137,13 +137,13 @@ class HostRebootRun:
 
     def _see_who_is_busy(self) -> str:
         """Return who uses the host now: jobs first, then processes on its GPUs."""
-        if self._cordon:
-            look = self._cordon.look()
+        if self._drain:
+            look = self._drain.look()
             if jobs := look.jobs.get(self._order.node):
                 return f"job {', '.join(jobs)}"
             if nodes.is_occupied(look.nodes[self._order.node].state):
                 return "a job that Slurm does not show to this account"
-        return self._wave.hands.look(self._host).busy
+        return self._wave.actions.look(self._host).busy
 
     def _check_reservation(self, look: Look) -> None:
         other = nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)
@@ -157,7 +157,7 @@ class HostRebootRun:
         for step in self._order.steps:
             self._say(step.title)
             self._changed = True
-            self.outcomes.append(self._wave.hands.apply(self._host, step))
+            self.outcomes.append(self._wave.actions.apply(self._host, step))
             if self.outcomes[-1].state == "failed":
                 raise Trouble(Problem(self._host.name, f"not rebooted: {step.title} failed", self.outcomes[-1].detail))
 
@@ -166,14 +166,14 @@ class HostRebootRun:
         failure of the run; where none does, Trouble when it left the host without what it had."""
         self._say("loading the driver anew")
         self._changed = True
-        outcome = self._wave.hands.reload(self._host)
+        outcome = self._wave.actions.reload(self._host)
         failed = outcome.state == "failed"
         self.outcomes.append(replace(outcome, state="skipped", code=0) if failed and self._policy.reboot else outcome)
         if failed and self._policy.reboot:
             return False
         patience = self._policy.settle if failed or self._policy.reboot else self._policy.boot_timeout
         deadline = time.monotonic() + patience
-        while (seen := self._wave.hands.look(self._host)).lost and time.monotonic() < deadline:
+        while (seen := self._wave.actions.look(self._host)).lost and time.monotonic() < deadline:
             self._wave.sleep(self._policy.pause)  # an NVSwitch fabric is trained anew
         if seen.lost and not self._policy.reboot:
             raise Trouble(
@@ -185,8 +185,8 @@ class HostRebootRun:
         """Leave a host that was changed drained for the next run to reboot; one that was not goes back."""
         if not self._changed:
             raise LeftAloneError(why)
-        if self._cordon:
-            self._cordon.leave(f"changed, waits for a reboot: {self._order.why}")
+        if self._drain:
+            self._drain.leave(f"changed, waits for a reboot: {self._order.why}")
         said = f"changed, waits for a reboot: {why}"
         self._say(said)
         return Outcome(TITLE, self._host.name, "skipped", said, code=TROUBLE)
@@ -194,15 +194,15 @@ class HostRebootRun:
     def _reboot(self, before: str) -> None:
         """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node
         over."""
-        if self._cordon and (lost := self._cordon.lost()):
+        if self._drain and (lost := self._drain.lost()):
             raise LeftAloneError(f"not rebooted: {lost}")
         self._rebooted = True
-        refused = self._cordon.reboot() if self._cordon else "no node of Slurm"
+        refused = self._drain.reboot() if self._drain else "no node of Slurm"
         if not refused:
             self._say("rebooting through Slurm")
             return
         self._say(f"rebooting over SSH ({refused})")
-        control.reboot(self._wave.door, self._host, before)
+        control.reboot(self._wave.transport, self._host, before)
 
     def _wait_until_back(self, before: str) -> None:
         """Return when the host answers with another boot id."""
@@ -210,19 +210,19 @@ class HostRebootRun:
         while time.monotonic() < deadline:
             self._wave.sleep(self._policy.pause)
             # A session from before the reboot may look alive for long.
-            self._wave.door.forget(self._host)
+            self._wave.transport.forget(self._host)
             try:
-                if control.boot_id(self._wave.door, self._host) != before:
+                if control.boot_id(self._wave.transport, self._host) != before:
                     self._say("back")
                     return
                 last = "still the boot id from before"
             except Trouble as trouble:
                 last = trouble.problems[0].what
             tries += 1
-            if self._cordon and tries % ASKED_EVERY == 0:
-                self._cordon.keep_out(self._order.why)
-        if self._cordon:
-            self._cordon.forget_reboot()
+            if self._drain and tries % ASKED_EVERY == 0:
+                self._drain.keep_out(self._order.why)
+        if self._drain:
+            self._drain.forget_reboot()
         what = f"did not come back within {span(self._policy.boot_timeout)} after its reboot"
         raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
 
@@ -239,9 +239,9 @@ class HostRebootRun:
 
     def _what_is_missing(self) -> tuple[Problem, float] | None:
         """Return what keeps the host from being given back, and how many seconds to wait for it; None for nothing."""
-        slurmd = self._cordon.hold(self._order.why) if self._cordon else ""
+        slurmd = self._drain.hold(self._order.why) if self._drain else ""
         try:
-            seen = self._wave.hands.look(self._host)
+            seen = self._wave.actions.look(self._host)
         except Trouble as trouble:
             return trouble.problems[0], self._policy.boot_timeout
         if seen.unmet:
@@ -257,16 +257,16 @@ class HostRebootRun:
 
     def _give_back(self, state: str, detail: str) -> Outcome:
         """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
-        stays = self._cordon.bring_back() if self._cordon else ""
-        said = stays or ("back in use" if self._cordon else "")
+        stays = self._drain.bring_back() if self._drain else ""
+        said = stays or ("back in use" if self._drain else "")
         self._say(f"{state}: {detail}; {said}" if said else f"{state}: {detail}")
         return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
 
     def _give_up(self, left: LeftAloneError) -> Outcome:
         """Put everything back as it was: nothing was changed that must not run."""
         try:
-            if self._cordon:
-                self._cordon.put_back()
+            if self._drain:
+                self._drain.put_back()
             self._say(str(left))
             end = Outcome(TITLE, self._host.name, left.state, str(left))
         except Trouble as trouble:
@@ -274,7 +274,7 @@ class HostRebootRun:
         return replace(end, code=TROUBLE)
 
     def _fail(self, trouble: Trouble) -> Outcome:
-        """End a turn that went wrong. As long as nothing was changed the host is left as it was; after that the node
+        """End a reboot that went wrong. As long as nothing was changed the host is left as it was; after that the node
         stays drained, and its reason says what is missing; after a reboot the wave stops."""
         first = trouble.problems[0]
         said = f"{first.what}: {first.found}" if first.found else first.what
@@ -286,8 +286,8 @@ class HostRebootRun:
             self._wave.stop(f"{self._host.name} {said}")
         else:
             self._wave.count_failed_change(f"{self._host.name}: {said}")
-        if self._cordon:
-            self._cordon.leave(said)
+        if self._drain:
+            self._drain.leave(said)
         self._say(str(trouble))
         return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
 

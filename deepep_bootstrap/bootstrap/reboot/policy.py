@@ -36,26 +36,36 @@ class HostReboot:
     refused: str = ""
 
 
+NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
+
+
 @dataclass(frozen=True)
 class Policy:
-    """How waves roll. `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in drain
-    reasons.
+    """What reboots are allowed, and how waves roll. `mode` is "never" (hosts are changed and reloaded only), "ask",
+    "rolling" or "all"; `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in
+    drain reasons.
 
     `boot_timeout` is for a host to be back, and then once more for what it had before to be there again, as an NVSwitch
     fabric that trains for minutes; `settle` for what recipes wrote to show after that, and for a host that does not
     answer to do so again. `pause` lies between two looks. `reservation` names the one of Slurm whose nodes are ours.
-    Without `reboot` hosts are changed and reloaded only.
+    With `reload` the driver is loaded anew where that saves the reboot.
     """
 
+    mode: str = ROLLING
     at_once: int = 1
     drain_timeout: float = 4 * 3600.0
     boot_timeout: float = 1800.0
     run: str = ""
     window: Window | None = None
+    reload: bool = False
     reservation: str = ""
     settle: float = 120.0
     pause: float = 3.0
-    reboot: bool = True
+
+    @property
+    def reboot(self) -> bool:
+        """Whether hosts may be rebooted."""
+        return self.mode != NEVER
 
 
 @dataclass(frozen=True)
@@ -82,43 +92,23 @@ class RebootActions(Protocol):
         """Look at a host with fresh facts. Raises Trouble when it does not answer."""
 
 
-NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
-
-
-@dataclass(frozen=True)
-class Reboots:
-    """`mode` is "never", "ask", "rolling" or "all"; `at_once` how many hosts a wave works on at a time (0: all);
-    times in seconds; with `reload` the driver is loaded anew where that saves the reboot; `reservation` names the
-    one of Slurm whose nodes are ours."""
-
-    mode: str = NEVER
-    at_once: int = 1
-    drain_timeout: float = Policy.drain_timeout
-    boot_timeout: float = Policy.boot_timeout
-    window: Window | None = None
-    reload: bool = False
-    reservation: str = ""
-
-    def policy(self, run: str) -> Policy:
-        """Return how the waves of a run roll."""
-        return Policy(
-            at_once=self.at_once,
-            drain_timeout=self.drain_timeout,
-            boot_timeout=self.boot_timeout,
-            run=run,
-            window=self.window,
-            reservation=self.reservation,
-            settle=min(Policy.settle, self.boot_timeout),
-            reboot=self.mode != NEVER,
-        )
-
-
-def read_reboots(reboot: str, window: str, times: tuple[str, str], *, reload: bool, reservation: str) -> Reboots:
-    """Return what --reboot, --reboot-window, --drain-timeout and --boot-timeout (`times`), --reload-driver and
-    --reservation allow; Trouble for a value that cannot be."""
+def read_policy(
+    reboot: str, window: str, *, drain_timeout: str, boot_timeout: str, reload: bool, reservation: str
+) -> Policy:
+    """Return what --reboot, --reboot-window, --drain-timeout, --boot-timeout, --reload-driver and --reservation allow;
+    Trouble for a value that cannot be."""
     mode, at_once = parse_mode(reboot)
-    drain, boot = parse_time("--drain-timeout", times[0]), parse_time("--boot-timeout", times[1])
-    return Reboots(mode, at_once, drain, boot, parse_window(window), reload, reservation)
+    drain, boot = parse_time("--drain-timeout", drain_timeout), parse_time("--boot-timeout", boot_timeout)
+    return Policy(
+        mode=mode,
+        at_once=at_once,
+        drain_timeout=drain,
+        boot_timeout=boot,
+        window=parse_window(window),
+        reload=reload,
+        reservation=reservation,
+        settle=min(Policy.settle, boot),
+    )
 
 
 def parse_mode(text: str) -> tuple[str, int]:

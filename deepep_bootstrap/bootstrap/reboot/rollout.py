@@ -21,29 +21,29 @@ from deepep_bootstrap.remote.host import Host
 
 
 def roll(
-    door: Line,
+    transport: Line,
     slurm_at: Sequence[Host],
     orders: Sequence[HostReboot],
     policy: Policy,
     *,
-    hands: RebootActions,
+    actions: RebootActions,
     tell: Tell,
 ) -> tuple[Outcome, ...]:
     """Carry out `orders`, idle nodes first, and return the outcomes of all: "done", "unchanged", "failed", and
     "skipped" for a host that was left as it was (its detail says why, its code is not 0: it still waits).
 
-    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the door, leaves what is
-    drained drained, says so through `tell`, and goes on upwards.
+    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the connections, leaves
+    what is drained drained, says so through `tell`, and goes on upwards.
     """
-    wave = Wave(door, slurm_at, policy, hands=hands, tell=tell)
+    wave = Wave(transport, slurm_at, policy, actions=actions, tell=tell)
     pool = ThreadPoolExecutor(policy.at_once or max(1, len(orders)))
     try:
-        futures = [pool.submit(HostRebootRun(wave, order).take) for order in _idle_first(wave, orders)]
+        futures = [pool.submit(HostRebootRun(wave, order).run) for order in _idle_first(wave, orders)]
         return tuple(outcome for future in futures for outcome in future.result())
     except BaseException:
         wave.interrupt()
         pool.shutdown(wait=False, cancel_futures=True)
-        door.close()
+        transport.close()
         raise
     finally:
         pool.shutdown()
@@ -53,14 +53,14 @@ def _idle_first(wave: Wave, orders: Sequence[HostReboot]) -> list[HostReboot]:
     """Return the orders, those of nodes without jobs first: a long job must not keep idle nodes waiting."""
     nodes = [order.node for order in orders if order.node]
     jobs: Mapping[str, tuple[str, ...]] = {}
-    with suppress(Trouble):  # what is wrong with a node is said when its turn comes
+    with suppress(Trouble):  # what is wrong with a node is said when it is rebooted
         jobs = wave.cluster.look(*nodes).jobs if nodes else {}
     return sorted(orders, key=lambda order: bool(jobs.get(order.node)))
 
 
-def bring_back(door: Line, slurm_at: Sequence[Host], nodes: Sequence[str], tell: Tell) -> tuple[Outcome, ...]:
+def bring_back(transport: Line, slurm_at: Sequence[Host], nodes: Sequence[str], tell: Tell) -> tuple[Outcome, ...]:
     """Resume nodes that an earlier run left drained and that need nothing any more (plan.resume_steps says which)."""
-    cluster, outcomes = Cluster(door, slurm_at), []
+    cluster, outcomes = Cluster(transport, slurm_at), []
     for node in nodes:
         try:
             cluster.resume(node)

@@ -19,16 +19,16 @@ FAILED_CHANGES = 2
 
 
 class Wave:
-    """What all turns share: the doors, and whether to go on."""
+    """What the reboots of all hosts share: the connections, and whether to go on."""
 
     def __init__(
-        self, door: Line, slurm_at: Sequence[Host], policy: Policy, *, hands: RebootActions, tell: Tell
+        self, transport: Line, slurm_at: Sequence[Host], policy: Policy, *, actions: RebootActions, tell: Tell
     ) -> None:
-        self.door, self.policy, self.hands = door, policy, hands
-        self.cluster = Cluster(door, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
+        self.transport, self.policy, self.actions = transport, policy, actions
+        self.cluster = Cluster(transport, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
         self.stopped = ""
         self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
-        self._cordons: dict[str, NodeDrain] = {}
+        self._drains: dict[str, NodeDrain] = {}
         self._failed_changes: list[str] = []
 
     @property
@@ -36,11 +36,11 @@ class Wave:
         """Whether somebody pressed ^C: Slurm is told nothing any more."""
         return self._interrupted.is_set()
 
-    def cordon(self, order: HostReboot) -> NodeDrain | None:
-        """Return the cordon of the order's node, None where it is no node of Slurm."""
+    def drain(self, order: HostReboot) -> NodeDrain | None:
+        """Return the drain of the order's node, None where it is no node of Slurm."""
         if not order.node:
             return None
-        return self._cordons.setdefault(order.host.name, NodeDrain(self.cluster, order.node, self.policy.run))
+        return self._drains.setdefault(order.host.name, NodeDrain(self.cluster, order.node, self.policy.run))
 
     def tell(self, host: str, line: str) -> None:
         """Tell a line, one thread at a time; after ^C nothing that follows from it."""
@@ -71,6 +71,6 @@ class Wave:
         """Wake everybody who waits, and say what stays drained."""
         self._interrupted.set()
         with self._lock:
-            for host, cordon in list(self._cordons.items()):
-                if cordon.ours:
-                    self._tell(host, TITLE, f"stays drained ({cordon.ours}): the next run goes on from there")
+            for host, drain in list(self._drains.items()):
+                if drain.ours:
+                    self._tell(host, TITLE, f"stays drained ({drain.ours}): the next run goes on from there")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
-from deepep_bootstrap.bootstrap import hosts, publish
-from deepep_bootstrap.bootstrap.context import BootstrapContext, RunLogs, leave_out, look_again, with_prefix
-from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
-from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Reboots
+from deepep_bootstrap.bootstrap import publish
+from deepep_bootstrap.bootstrap.hosts import run_recipes
+from deepep_bootstrap.bootstrap.planning import (
+    BootstrapContext,
+    RunLogs,
+    decide,
+    leave_out,
+    look_again,
+    read_wanted,
+    request_for,
+    skipped,
+    with_prefix,
+)
+from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.smoke import try_out
 from deepep_bootstrap.core import filetree
@@ -21,21 +30,20 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import seconds
-from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
-from deepep_bootstrap.plan import decisions
+from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 from deepep_bootstrap.plan.decisions import PlanRequest
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan
-from deepep_bootstrap.plan.table import plan_json, show_plan
+from deepep_bootstrap.plan.host_recipes import TITLES
+from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
 from deepep_bootstrap.prefix import generations
+from deepep_bootstrap.remote.host import THIS_MACHINE
 
 
 @dataclass
 class RunState:
-    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the work as it
-    was last planned. Grows while the run goes on, so that ^C loses nothing."""
+    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the context as
+    it was last planned. Grows while the run goes on, so that ^C loses nothing."""
 
-    work: BootstrapContext
+    context: BootstrapContext
     shown: Plan
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -47,46 +55,64 @@ class RunState:
         return [outcome for outcome in self.outcomes if outcome.state == "failed"]
 
 
-def bootstrap(flags: Flags, *, skip: str, reboots: Reboots) -> int:
-    """Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
+def bootstrap(
+    flags: Flags,
+    *,
+    skip: str = "",
+    reboot: str = "ask",
+    reboot_window: str = "",
+    reservation: str = "",
+    drain_timeout: str = "4h",
+    boot_timeout: str = "30m",
+    reload_driver: bool = False,
+) -> int:
+    """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
+    loads.
+
+    Plan, show, ask on a terminal, do, prove, say what to type next. Returns the worst exit code of all hosts."""
+    policy = read_policy(
+        reboot,
+        reboot_window,
+        drain_timeout=drain_timeout,
+        boot_timeout=boot_timeout,
+        reload=reload_driver,
+        reservation=reservation,
+    )
     screen = Screen("bootstrap", as_json=flags.json)
-    wish, without = read_usable(flags), skipped(skip)
+    wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
-    found_mirrors = locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes)
-    with open_door(flags, inventory) as door:
-        survey = with_prefix(gather(flags, door, inventory, prefix))
-        request = request_for(flags, survey, wish, without)
-        made = decide(door, survey, request)
+    with open_connections(flags, inventory) as transport:
+        survey = with_prefix(gather(flags, transport, inventory, prefix))
+        request = request_for(flags, survey, wanted, without)
+        made = decide(transport, survey, request)
         show_plan(screen, made)
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
-            reboots = leave_to_reboot(screen, made, reboots)
+            policy = leave_to_reboot(screen, made, policy)
         run = RunLogs.start("bootstrap") if doing else RunLogs.none()
-        ended = RunState(
-            BootstrapContext(flags, screen, run, door, survey, request, made, found_mirrors, reboots), made
-        )
+        state = RunState(BootstrapContext(flags, screen, run, transport, survey, request, made, policy), made)
         if doing:
-            carry_out(ended)
-    return conclude(ended)
+            carry_out(state)
+    return conclude(state)
 
 
-def conclude(ended: RunState) -> int:
+def conclude(state: RunState) -> int:
     """Say what is still wrong or what to type next, print the document, and return the exit code."""
-    work, screen = ended.work, ended.work.screen
-    waiting = () if work.flags.dry_run else tuple(unfinished(work))
-    problems = (*work.survey.problems, *ended.problems, *waiting)
-    for problem in (*work.survey.problems, *waiting):
+    context, screen = state.context, state.context.screen
+    waiting = () if context.flags.dry_run else tuple(unfinished(context))
+    problems = (*context.survey.problems, *state.problems, *waiting)
+    for problem in (*context.survey.problems, *waiting):
         screen.problem(problem)
-    trouble = [TROUBLE for _ in (*work.survey.problems, *waiting)]
-    code = worst([ended.code, *(outcome.code for outcome in ended.failed), *trouble])
-    if code == OK and not work.flags.dry_run:
-        screen.next_commands(next_commands(work.request, work.plan))
+    trouble = [TROUBLE for _ in (*context.survey.problems, *waiting)]
+    code = worst([state.code, *(outcome.code for outcome in state.failed), *trouble])
+    if code == OK and not context.flags.dry_run:
+        screen.next_commands(next_commands(context.request, context.plan))
     screen.document(
         code,
         problems,
-        **plan_json(ended.shown) | {"chosen": work.plan.chosen()},
-        outcomes=[outcome_json(outcome) for outcome in ended.outcomes],
+        **plan_json(state.shown) | {"chosen": context.plan.chosen()},
+        outcomes=[outcome_json(outcome) for outcome in state.outcomes],
     )
     return code
 
@@ -101,135 +127,140 @@ def confirm(screen: Screen, yes: bool) -> None:
         raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
 
 
-def leave_to_reboot(screen: Screen, made: Plan, reboots: Reboots) -> Reboots:
+def leave_to_reboot(screen: Screen, made: Plan, policy: Policy) -> Policy:
     """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
-    if reboots.mode != ASK:
-        return reboots
+    if policy.mode != ASK:
+        return policy
     hosts = (
         fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
     )
     if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return replace(reboots, mode=NEVER)
+        return replace(policy, mode=NEVER)
     print(
         f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,
     )
-    return replace(reboots, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
+    return replace(policy, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
 
 
-def carry_out(ended: RunState) -> None:
+def carry_out(state: RunState) -> None:
     """Do the plan and tell how it ended, also when something breaks or somebody presses ^C in the middle."""
     begin = time.monotonic()
-    screen = ended.work.screen
+    screen = state.context.screen
     try:
         with screen.progress():
-            walk(ended)
+            walk(state)
     except Trouble as trouble:
-        ended.problems.extend(trouble.problems)
-        ended.code = trouble.code
+        state.problems.extend(trouble.problems)
+        state.code = trouble.code
     except KeyboardInterrupt:
-        summarize(ended, begin, "Interrupted")
+        summarize(state, begin, "Interrupted")
         raise
-    in_prefix = keep_logs(ended)
-    summarize(ended, begin, "Not finished" if ended.failed or ended.problems else "Finished", in_prefix=in_prefix)
-    for problem in ended.problems:
+    in_prefix = keep_logs(state)
+    summarize(state, begin, "Not finished" if state.failed or state.problems else "Finished", in_prefix=in_prefix)
+    for problem in state.problems:
         screen.problem(problem)
 
 
-def walk(ended: RunState) -> None:
+def walk(state: RunState) -> None:
     """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends
     the walk when it fails; a host that could not be prepared does not, unless it is the one to build on."""
-    if ended.work.plan.decided:
-        share(ended)
-    first = ended.work.plan
-    before = len(ended.outcomes)
-    do(ended, hosts.prepare_hosts)
-    unprepared = {outcome.host: outcome.step for outcome in ended.outcomes[before:] if outcome.state == "failed"}
-    do(ended, lambda work: reboot_hosts(work, unprepared))
+    if state.context.plan.decided:
+        share(state)
+    first = state.context.plan
+    before = len(state.outcomes)
+    do(state, lambda context: run_recipes(context, first.of_kind("host")))
+    unprepared = {outcome.host: outcome.step for outcome in state.outcomes[before:] if outcome.state == "failed"}
+    do(state, lambda context: reboot_hosts(context, unprepared))
     if first.preparation.changes or first.of_kind(RESUME):
         # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use
         # again.
-        ended.work = look_again(ended.work)
-    choice = ended.work.plan.choice
+        state.context = look_again(state.context)
+    choice = state.context.plan.choice
     if not first.decided:
-        show_plan(ended.work.screen, ended.work.plan)
-        share(ended)
-        do(ended, hosts.finish_hosts)
-    if any(outcome.host == choice.build_host for outcome in ended.failed):
+        show_plan(state.context.screen, state.context.plan)
+        share(state)
+        # These could not be planned before the hosts' own preparation was done.
+        finishing = [step for step in state.context.plan.of_kind("host") if step.name not in TITLES]
+        do(state, lambda context: run_recipes(context, finishing))
+    if any(outcome.host == choice.build_host for outcome in state.failed):
         return
-    if do(ended, publish.build_entries):
-        offer(ended)
+    if do(state, publish.build_entries):
+        offer(state)
 
 
-def offer(ended: RunState) -> None:
+def offer(state: RunState) -> None:
     """Publish and prove. The prefix keeps in mind that the stack is unproved until all proofs are passed, whatever
     ends this run."""
-    work = ended.work
-    noted = work.is_unproved
-    if work.offers_news and not noted:
-        publish.note_proof(work, proved=False)
+    context = state.context
+    noted = context.is_unproved
+    if context.offers_news and not noted:
+        publish.note_proof(context, proved=False)
         noted = True
-    good = do(ended, publish.publish_offer)
+    good = do(state, publish.publish_offer)
     if good:
-        good = all([do(ended, hosts.place_hooks), do(ended, publish.prove)]) and do(ended, try_out)
+        hooks = context.plan.of_kind(HOOK)
+        placed = do(state, lambda context: run_recipes(context, hooks))
+        proved = do(state, publish.prove)
+        good = placed and proved and do(state, try_out)
     if noted or not good:
-        publish.note_proof(work, proved=good)
+        publish.note_proof(context, proved=good)
 
 
-def share(ended: RunState) -> None:
+def share(state: RunState) -> None:
     """Share the prefix between the hosts that are still there."""
-    before = len(ended.outcomes)
-    if not do(ended, publish.share_prefix):
-        ended.work = leave_out(
-            ended.work, {outcome.host for outcome in ended.outcomes[before:] if outcome.state == "failed"}
+    before = len(state.outcomes)
+    if not do(state, publish.share_prefix):
+        state.context = leave_out(
+            state.context, {outcome.host for outcome in state.outcomes[before:] if outcome.state == "failed"}
         )
 
 
-def do(ended: RunState, phase: Callable[[BootstrapContext], tuple[Outcome, ...]]) -> bool:
+def do(state: RunState, phase: Callable[[BootstrapContext], tuple[Outcome, ...]]) -> bool:
     """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what
     it told is kept."""
-    told = ended.work.screen.told
+    told = state.context.screen.told
     before = len(told)
     try:
-        outcomes = phase(ended.work)
+        outcomes = phase(state.context)
     except BaseException:
-        ended.outcomes.extend(told[before:])
+        state.outcomes.extend(told[before:])
         raise
-    ended.outcomes.extend(outcomes)
+    state.outcomes.extend(outcomes)
     return not any(outcome.state == "failed" for outcome in outcomes)
 
 
-def summarize(ended: RunState, begin: float, how: str, *, in_prefix: str = "") -> None:
+def summarize(state: RunState, begin: float, how: str, *, in_prefix: str = "") -> None:
     """Print the outcome table, where the logs are, and in one line how the run ended."""
-    work = ended.work
-    work.screen.say()
-    work.screen.outcomes(explained(ended.outcomes, work.flags.root))
-    if any(work.run.folder.rglob("*.log")):
-        work.screen.say(f"\nLogs: {work.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
-    bad = fold(outcome.host for outcome in ended.failed) if ended.failed else ""
+    context = state.context
+    context.screen.say()
+    context.screen.outcomes(explained(state.outcomes, context.flags.root))
+    if any(context.run.folder.rglob("*.log")):
+        context.screen.say(f"\nLogs: {context.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
+    bad = fold(outcome.host for outcome in state.failed) if state.failed else ""
     failed = f", with failures on {bad}; once that is mended, the same command goes on from here" if bad else ""
-    work.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
+    context.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
 
 
-def keep_logs(ended: RunState) -> str:
+def keep_logs(state: RunState) -> str:
     """Copy the logs of this run to the prefix and return where they are; "" when there are none, or no usable prefix.
 
     That the prefix has no room for them is said, and is no failure of the run.
     """
-    work = ended.work
-    entries = [(str(path.relative_to(work.run.folder)), path) for path in sorted(work.run.folder.rglob("*.log"))]
+    context = state.context
+    entries = [(str(path.relative_to(context.run.folder)), path) for path in sorted(context.run.folder.rglob("*.log"))]
     if not entries:
         return ""
     try:
-        generations.keep_logs(work.door, work.place, work.run.name, filetree.tar_tree(entries))
+        generations.keep_logs(context.transport, context.place, context.run.name, filetree.tar_tree(entries))
     except Trouble as trouble:
         for problem in trouble.problems:
-            if problem not in ended.problems:
-                work.screen.problem(problem)
+            if problem not in state.problems:
+                context.screen.problem(problem)
         return ""
-    return f"{work.request.prefix}/logs/{work.run.name}"
+    return f"{context.request.prefix}/logs/{context.run.name}"
 
 
 def next_commands(request: PlanRequest, made: Plan) -> list[str]:
@@ -244,5 +275,5 @@ def next_commands(request: PlanRequest, made: Plan) -> list[str]:
     tests = f"{prefix}/sbatch" if by_default else f"{prefix}/sbatch/{stack}"
     if not choice.slurm_host:
         return [load, f"bash {tests}/intranode-test.sbatch"]
-    login = [] if choice.slurm_host == decisions.CONTROL else [f"ssh {choice.slurm_host}"]
+    login = [] if choice.slurm_host == THIS_MACHINE.name else [f"ssh {choice.slurm_host}"]
     return [*login, load, f"sbatch {tests}/internode-test.sbatch"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.bootstrap.planning import check_hosts, read_lock, request_for
+from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, read_lock, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
@@ -16,7 +16,15 @@ from deepep_bootstrap.doctor.examine import Checks, case_of, examine, exit_code,
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory.hostsfile import USER
-from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import (
+    Flags,
+    Survey,
+    fold_problems,
+    gather,
+    open_connections,
+    read_inventory,
+    read_tree,
+)
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan.decisions import PlanRequest
@@ -39,26 +47,29 @@ class Judged:
     checks: Checks
 
 
-def doctor(flags: Flags, *, user: str, strict: bool) -> int:
-    """Print findings, the worst first; exit 4 when something blocks (with `strict` also when something warns), 1 when
-    hosts did not answer or `user` could not look there, else 0. `user` is whose view is taken ("" for the
-    connection's own user).
+def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
+    """Say what is wrong with the hosts, why it matters and what to do; change nothing.
+
+    Findings are printed with the worst first; exit 4 when something blocks (with `strict` also when something warns),
+    1 when hosts did not answer or the user `as_` could not look there, else 0. `as_` is whose view is taken ("" for
+    the connection's own user).
 
     Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
     is offered."""
     screen = Screen("doctor", as_json=flags.json)
+    user = as_
     if user and not USER.fullmatch(user):
         wanted = "a user of the hosts, e.g. --as=alice"
         raise Trouble(Problem("--as", "not the name of a user", found=user, wanted=wanted))
     lock, _ = read_lock(flags)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        defects, unread = find_defects(flags, door, survey)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
+        defects, unread = find_defects(flags, transport, survey)
         asked = list(stacks_to_judge(flags, lock, survey))
         problems = [*survey.problems, *unread]
-        judged = [judge(one, door, survey, (lock, defects, problems)) for one in asked]
-        looks, unseen = ask_user(door, survey, judged[0].request, user)
+        judged = [judge(one, transport, survey, (lock, defects, problems)) for one in asked]
+        looks, unseen = ask_user(transport, survey, judged[0].request, user)
     findings = findings_of(judged, looks, as_another=bool(user)) + not_in_lock(survey, lock, flags)
     findings = ordered(findings, [host.name for host in inventory.hosts])
     told = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
@@ -88,7 +99,7 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
 
 
 def judge(
-    flags: Flags, door: ConnectionPool, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]
+    flags: Flags, transport: ConnectionPool, survey: Survey, known: tuple[Lock, Sequence[Defect], list[Problem]]
 ) -> Judged:
     """Return what is seen and wanted of one stack; what goes wrong on the way is added to the problems. Trouble where
     the lock's stack breaks a rule. Hosts are asked again where the stack's Python is an external one that they were
@@ -98,11 +109,11 @@ def judge(
     if broken := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*broken)
     if flags.python and not any(seen.external_python for seen in survey.facts.values()):
-        survey = gather(flags, door, survey.inventory, survey.prefix)
+        survey = gather(flags, transport, survey.inventory, survey.prefix)
         problems.extend(survey.problems)
-    request = request_for(flags, survey, (lock, stack))
+    request = request_for(flags, survey, Wanted.of(flags, lock, stack))
     case = case_of(request, survey.facts, command_for(flags))
-    checks, unchecked = ask_recipes(door, survey, request)
+    checks, unchecked = ask_recipes(transport, survey, request)
     problems.extend(fold_problems(unchecked, survey.inventory))
     return Judged(
         flags,
@@ -138,22 +149,22 @@ def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]
     return tuple(Finding("offered-stack", NOTE, hosts, found[name], wanted, why, fix, (name,)) for name in missing)
 
 
-def ask_recipes(door: ConnectionPool, survey: Survey, request: PlanRequest) -> tuple[Checks, tuple[Problem, ...]]:
+def ask_recipes(transport: ConnectionPool, survey: Survey, request: PlanRequest) -> tuple[Checks, tuple[Problem, ...]]:
     """Return what the checks of the host recipes say, and why some could not be asked: then the facts alone must do."""
     try:
-        return check_hosts(door, survey.reached, survey.facts, request).checks, ()
+        return check_hosts(transport, survey.reached, survey.facts, request).checks, ()
     except Trouble as trouble:
         return {}, trouble.problems
 
 
 def ask_user(
-    door: ConnectionPool, survey: Survey, request: PlanRequest, user: str
+    transport: ConnectionPool, survey: Survey, request: PlanRequest, user: str
 ) -> tuple[Mapping[str, UserView], list[Problem]]:
     """Return what the user of a job finds on each host, and why nobody could look on others."""
     job = user_view.user_job(request.recipes, survey.prefix, user)
     looks: dict[str, UserView] = {}
     problems: list[Problem] = []
-    for name, reply in door.run_all(survey.reached, lambda host: job).items():
+    for name, reply in transport.run_all(survey.reached, lambda host: job).items():
         try:
             if isinstance(reply, Trouble):
                 raise reply

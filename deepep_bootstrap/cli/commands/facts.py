@@ -9,16 +9,17 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.facts import by_label, lines
-from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 
 
 def facts(flags: Flags) -> int:
-    """Print what every host is, equal hosts once; exit 1 when some did not answer. Facts judge nothing, so no stack
-    matters here."""
+    """Look at the hosts and say what they are.
+
+    Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here."""
     screen = Screen("facts", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
     screen.say(fold(survey.facts), style="bold")
     for line in folded({name: lines(seen) for name, seen in survey.facts.items()}):
         screen.say(line)

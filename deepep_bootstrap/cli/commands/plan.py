@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-
-from deepep_bootstrap.bootstrap.context import with_prefix
-from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for, skipped
+from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped, with_prefix
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
-from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory
-from deepep_bootstrap.plan.table import plan_json, show_plan
+from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
+from deepep_bootstrap.plan.steps import plan_json, show_plan
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
-    """Print the plan; exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
+    """Say what bootstrap would do and why; change nothing.
+
+    Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
     are named."""
     screen = Screen("plan", as_json=flags.json)
-    lock, stack = read_usable(flags)
+    wanted = read_wanted(flags)
     inventory, prefix = read_inventory(flags)
-    locations.read_mirrors(flags.mirror, os.environ, lock.indexes)
-    with open_door(flags, inventory) as door:
-        survey = with_prefix(gather(flags, door, inventory, prefix))
-        made = decide(door, survey, request_for(flags, survey, (lock, stack), skipped(skip)))
+    with open_connections(flags, inventory) as transport:
+        survey = with_prefix(gather(flags, transport, inventory, prefix))
+        made = decide(transport, survey, request_for(flags, survey, wanted, skipped(skip)))
     show_plan(screen, made)
     for problem in survey.problems:
         screen.problem(problem)

@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from deepep_bootstrap.bootstrap.context import RunLogs
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
-from deepep_bootstrap.bootstrap.planning import read_lock
+from deepep_bootstrap.bootstrap.planning import RunLogs, read_lock
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import RecordForm, read_records
-from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import (
+    Flags,
+    Survey,
+    fold_problems,
+    gather,
+    open_connections,
+    read_inventory,
+    read_tree,
+)
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import check_shared
@@ -46,46 +53,80 @@ class Written:
     held: str = ""
 
 
+@dataclass(frozen=True)
+class Removal:
+    """What is to be taken away: `kept` is what stays of the offer, `files` what recipes wrote, by host."""
+
+    offer: Offer
+    kept: Offer
+    files: Mapping[str, tuple[Written, ...]]
+
+    @property
+    def changes_offer(self) -> bool:
+        """Whether anything leaves the offer."""
+        return self.offer != self.kept
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to do."""
+        return self.changes_offer or bool(self.files)
+
+    @property
+    def stacks(self) -> list[str]:
+        """The stacks that leave the offer."""
+        return [name for name in self.offer.stacks if name not in self.kept.stacks]
+
+
 def remove(flags: Flags) -> int:
-    """Take a stack (or everything) out of the offer; with everything, also undo on every host what host recipes
-    wrote there. With --limit only that, on those hosts: the offer is everybody's."""
+    """Take the offer (or one --stack of it) away again, and from the hosts what was written there; packages and the
+    store stay.
+
+    With --limit only what host recipes wrote is undone, on those hosts: the offer is everybody's."""
     screen = Screen("remove", as_json=flags.json)
     if flags.limit and flags.stack:
         raise Trouble(Problem("--stack", "the offer is the same for all hosts", "--limit beside it", "one of the two"))
     lock, _ = read_lock(replace(flags, stack=""))
     inventory, prefix = read_inventory(flags)
-    recipes, outcomes = read_tree(flags.root / "recipes"), []
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        offer = offered(survey, None if flags.limit else seat(survey))
-        kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
-        if offer != kept:
-            check_shared(prefix, survey.facts)
-        files, unheard = ({}, ()) if flags.stack and kept.stacks else written(door, survey, recipes)
+    recipes = read_tree(flags.root / "recipes")
+    outcomes: list[Outcome] = []
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
+        removal, unheard = plan_removal(flags, transport, survey, lock, recipes)
         survey = survey.without((), *fold_problems(unheard, inventory))
-        tell_plan(screen, survey, (offer, kept), files)
-        if (offer != kept or files) and not flags.dry_run:
+        tell_plan(screen, survey, removal)
+        if removal.changes and not flags.dry_run:
             confirm(flags, "remove", "Take all this away?")
-            outcomes = [
-                *(try_withdraw(flags, door, survey, kept) if offer != kept else ()),
-                *undo(door, survey, files, (lock, recipes)),
-            ]
+            if removal.changes_offer:
+                outcomes += try_withdraw(flags, transport, survey, removal.kept)
+            outcomes += undo(transport, survey, removal.files, lock=lock, recipes=recipes)
             screen.say()
             screen.outcomes(outcomes)
     for problem in survey.problems:
         screen.problem(problem)
     code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
-    listed = {host: [asdict(each) for each in found] for host, found in files.items()}
-    stacks = [name for name in offer.stacks if name not in kept.stacks]
     screen.document(
         code,
         survey.problems,
         prefix=prefix,
-        stacks=stacks,
-        files=listed,
+        stacks=removal.stacks,
+        files={host: [asdict(each) for each in found] for host, found in removal.files.items()},
         outcomes=[outcome_json(each) for each in outcomes],
     )
     return code
+
+
+def plan_removal(
+    flags: Flags, transport: ConnectionPool, survey: Survey, lock: Lock, recipes: Mapping[str, str]
+) -> tuple[Removal, tuple[Problem, ...]]:
+    """Return what is to be taken away, and what is wrong with hosts that cannot say what was written there."""
+    offer = offered(survey, None if flags.limit else seat(survey))
+    kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
+    if offer != kept:
+        check_shared(survey.prefix, survey.facts)
+    if flags.stack and kept.stacks:
+        return Removal(offer, kept, {}), ()
+    files, unheard = written(transport, survey, recipes)
+    return Removal(offer, kept, files), unheard
 
 
 def seat(survey: Survey) -> Host:
@@ -125,14 +166,14 @@ def without(offer: Offer, stack: str, default: str) -> Offer:
 
 
 def written(
-    door: ConnectionPool, survey: Survey, recipes: Mapping[str, str]
+    transport: ConnectionPool, survey: Survey, recipes: Mapping[str, str]
 ) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
     """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that
     cannot say."""
     job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
     found: dict[str, tuple[Written, ...]] = {}
     problems: list[Problem] = []
-    for name, reply in door.run_all(survey.reached, lambda host: job).items():
+    for name, reply in transport.run_all(survey.reached, lambda host: job).items():
         try:
             files = _written_by(reply)
         except Trouble as trouble:
@@ -165,41 +206,44 @@ def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
     return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
 
 
-def tell_plan(
-    screen: Screen, survey: Survey, offers: tuple[Offer, Offer], files: Mapping[str, tuple[Written, ...]]
-) -> None:
+def tell_plan(screen: Screen, survey: Survey, removal: Removal) -> None:
     """Say what will be taken away and what stays."""
-    offer, kept = offers
-    for name, record in offer.stacks.items():
-        if name not in kept.stacks:
-            screen.say(f"out of the offer: module {record.module}")
+    offer = removal.offer
+    for name in removal.stacks:
+        screen.say(f"out of the offer: module {offer.stacks[name].module}")
     groups: dict[Written, list[str]] = {}
-    for host, found in files.items():
+    for host, found in removal.files.items():
         for each in found:
             groups.setdefault(each, []).append(host)
     for each, hosts in groups.items():
-        how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
-        what = f"{each.path} ({each.recipe}): {how}" if each.path else f"no longer held ({each.recipe}): {each.held}"
-        screen.say(f"{fold(hosts)}: {what}")
-    if offer == kept and not files:
+        screen.say(f"{fold(hosts)}: {undo_line(each)}")
+    if not removal.changes:
         none = "no host that answered has" if survey.problems else "no host has"
         what = f"nothing is offered, and {none}" if not offer.stacks else "none of these hosts has"
         screen.say(f"Nothing to do: {what} anything of ours on record.")
-    elif offer == kept and offer.stacks:
+    elif not removal.changes_offer and offer.stacks:
         screen.say("Packages stay, and so does the offer.", style="dim")
     else:
         screen.say(f"Packages stay, and {survey.prefix}/store: generations can be rolled back to.", style="dim")
 
 
-def try_withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
+def undo_line(each: Written) -> str:
+    """Return what becomes of a thing that a recipe left on a host."""
+    if not each.path:
+        return f"no longer held ({each.recipe}): {each.held}"
+    how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
+    return f"{each.path} ({each.recipe}): {how}"
+
+
+def try_withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """As `withdraw`, with a failed outcome in place of Trouble: what stands on the hosts is taken back all the same."""
     try:
-        return withdraw(flags, door, survey, kept)
+        return withdraw(flags, transport, survey, kept)
     except Trouble as trouble:
         return [Outcome("offer", seat(survey).name, "failed", str(trouble), code=trouble.code)]
 
 
-def withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
+def withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
     """Publish the smaller offer as the next generation; compose again when another run was quicker."""
     step, stack = "offer", flags.stack
     for _ in range(TRIES):
@@ -214,12 +258,12 @@ def withdraw(flags: Flags, door: ConnectionPool, survey: Survey, kept: Offer) ->
             *rendered(flags, kept),
             Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode()),
         ]
-        files.extend(provenance.bills(door, place, kept))
-        published = generations.publish_generation(door, place, files, number)
+        files.extend(provenance.bills(transport, place, kept))
+        published = generations.publish_generation(transport, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"
             return [Outcome(step, host.name, "done", f"generation {published.generation} offers {left}")]
-        survey = gather(flags, door, survey.inventory, survey.prefix)
+        survey = gather(flags, transport, survey.inventory, survey.prefix)
         kept = without(offered(survey, seat(survey)), stack, kept.default_stack)
     raise Trouble(
         Problem(
@@ -244,14 +288,15 @@ def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
 
 
 def undo(
-    door: ConnectionPool,
+    transport: ConnectionPool,
     survey: Survey,
     files: Mapping[str, tuple[Written, ...]],
-    texts: tuple[Lock, Mapping[str, str]],
+    *,
+    lock: Lock,
+    recipes: Mapping[str, str],
 ) -> list[Outcome]:
     """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same
     time."""
-    lock, recipes = texts
     order = [*host_recipes.TITLES, HOOK]
 
     def recipes_of(host: Host) -> list[str]:
@@ -264,7 +309,7 @@ def undo(
         return Job(text, user="root", watched=True, timeout=SLOW_LIMIT)
 
     hosts = [host for host in survey.reached if host.name in files]
-    replies = door.run_all(hosts, job)
+    replies = transport.run_all(hosts, job)
     run = RunLogs.start("remove")
     return [outcome for host in hosts for outcome in judge(host.name, replies[host.name], recipes_of(host), run)]
 

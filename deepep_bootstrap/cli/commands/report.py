@@ -15,15 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap.bootstrap.planning import decide, read_usable, request_for
+from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for
 from deepep_bootstrap.core import process, redact
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
-from deepep_bootstrap.plan.table import plan_json
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.plan.steps import plan_json
 from deepep_bootstrap.report import bundle, load, terminal
 from deepep_bootstrap.report.bundle import pack
 from deepep_bootstrap.report.html import render_html
@@ -46,8 +46,11 @@ WHAT = (
 )
 
 
-def report(flags: Flags, *, run: str, html: str, bundle: str | bool, scrub_hosts: bool) -> int:
-    """Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
+def report(flags: Flags, *, run: str = "", html: str = "", bundle: str | bool = "", scrub_hosts: bool = False) -> int:
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a
+    bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys.
+
+    Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
     write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is
     and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
@@ -145,12 +148,12 @@ def ask_hosts(flags: Flags, inventory: Inventory, prefix: str, problems: list[Pr
     is noted."""
     files: dict[str, str] = {}
     try:
-        with open_door(flags, inventory) as door:
-            survey: Survey = gather(flags, door, inventory, prefix)
+        with open_connections(flags, inventory) as transport:
+            survey: Survey = gather(flags, transport, inventory, prefix)
             problems.extend(survey.problems)
             files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
             files["plan.json"] = document(
-                plan_json(decide(door, survey, request_for(flags, survey, read_usable(flags)), anyhow=True))
+                plan_json(decide(transport, survey, request_for(flags, survey, read_wanted(flags)), anyhow=True))
             )
     except Trouble as trouble:
         problems.extend(problem for problem in trouble.problems if problem not in problems)

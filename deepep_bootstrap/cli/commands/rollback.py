@@ -16,7 +16,10 @@ from deepep_bootstrap.prefix.offer import command_for
 
 
 def rollback(flags: Flags, *, to: str = "") -> int:
-    """Switch `current` to generation `to` ("" for the one before the current) by one rename. Files of a generation
+    """Make the generation before the current one, or number --to, the current one; running jobs keep what they
+    loaded.
+
+    `current` is switched by one rename. Files of a generation
     name absolute store entries, so what runs keeps what it has. Known defects of what it offers are named before the
     switch; they do not keep anybody from it."""
     screen = Screen("rollback", as_json=flags.json)

@@ -12,62 +12,80 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.offer import read_offer
 from deepep_bootstrap.report import load
 
 
 def status(flags: Flags) -> int:
-    """Print the current generation, its stacks and modules and their known defects, which hosts see it and have the
-    hook, which wait for a reboot and which this program left drained, and how the newest tests ended. Defects are
-    told and change no exit code."""
+    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the
+    last tests ended.
+
+    Of the current generation its stacks, modules and their known defects are told, which change no exit code."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        silent = drained_and_silent(door, survey)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
+        silent = drained_and_silent(transport, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
-        defects, unread = find_defects(flags, door, survey)
-        tests = load.newest(door, survey.reached, survey.facts, recipes=recipes, user=user)
+        defects, unread = find_defects(flags, transport, survey)
+        tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest = newest_manifest(survey)
+    hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
-    if manifest:
-        screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
-        for record in manifest["offer"]["stacks"].values():
-            default = (
-                " (what `module load deepep` gives)" if record["stack"] == manifest["offer"]["default_stack"] else ""
-            )
-            what = (
-                f"CUDA in {record['cuda_home']}, GPUs of compute {', '.join(record['archs'])}, profile "
-                f"{record['profile']}"
-            )
-            screen.say(f"  module {record['module']}: {what}{default}")
-    else:
-        screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
+    tell_offer(screen, manifest)
     for defect in defects:
         screen.say(f"  blocking: {shortened(str(defect))}", style="red")
     blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
     if blind:
         screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
-    hooks = hooks_of(survey)
-    for hook, names in hooks.items():
-        screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
-    waiting, drained = waiting_for_reboot(survey), drained_by_us(survey) | silent
-    for what, names in by_value(waiting).items():
-        screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
-    for reason, names in by_value(drained).items():
-        screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
+    tell_hosts(screen, hooks, waiting, drained)
     for test in tests:
         screen.say(f"  {test.line}")
     problems = (*survey.problems, *unread)
     for problem in problems:
         screen.problem(problem)
     code = TROUBLE if problems else OK
-    told = {"prefix": prefix, "manifest": manifest, "hooks": hooks, "waiting": waiting, "drained": drained}
-    newest, lacking = [asdict(test) for test in tests], [asdict(defect) for defect in defects]
-    screen.document(code, problems, **told, tests=newest, defects=lacking)
+    screen.document(
+        code,
+        problems,
+        prefix=prefix,
+        manifest=manifest,
+        hooks=hooks,
+        waiting=waiting,
+        drained=drained,
+        tests=[asdict(test) for test in tests],
+        defects=[asdict(defect) for defect in defects],
+    )
     return code
+
+
+def tell_offer(screen: Screen, manifest: Mapping[str, Any] | None) -> None:
+    """Print the newest generation and its modules."""
+    if manifest is None:
+        screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
+        return
+    screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
+    for record in manifest["offer"]["stacks"].values():
+        is_default = record["stack"] == manifest["offer"]["default_stack"]
+        screen.say(
+            f"  module {record['module']}: CUDA in {record['cuda_home']}, GPUs of compute "
+            f"{', '.join(record['archs'])}, profile {record['profile']}"
+            f"{' (what `module load deepep` gives)' if is_default else ''}"
+        )
+
+
+def tell_hosts(
+    screen: Screen, hooks: Mapping[str, list[str]], waiting: Mapping[str, str], drained: Mapping[str, str]
+) -> None:
+    """Print what hooks the hosts have, which wait for a reboot, and which this program keeps drained."""
+    for hook, names in hooks.items():
+        screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
+    for what, names in by_value(waiting).items():
+        screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
+    for reason, names in by_value(drained).items():
+        screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
 
 
 def newest_manifest(survey: Survey) -> dict[str, Any] | None:

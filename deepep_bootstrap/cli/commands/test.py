@@ -23,7 +23,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble,
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, number, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, number, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
@@ -58,11 +58,11 @@ class TestFlags:
 
 @dataclass(frozen=True)
 class TestContext:
-    """What following a test needs: the door, the hosts, where it runs, and what people see of it."""
+    """What following a test needs: the connections, the hosts, where it runs, and what people see of it."""
 
     flags: Flags
     screen: Screen
-    door: ConnectionPool
+    transport: ConnectionPool
     survey: Survey
     spot: Placement
     recipes: Mapping[str, str]
@@ -118,13 +118,14 @@ class TestSummary:
         }
 
 
-def read_test_flags(kind: str, args: str, via: str, *, nodes: str, limits: tuple[str, str], save: bool) -> TestFlags:
-    """Return the flags of the verb; `limits` are --start-timeout and --time-limit. Trouble for one that cannot be
-    read."""
+def read_test_flags(
+    kind: str, args: str, via: str, *, nodes: str, start_timeout: str, time_limit: str, save: bool
+) -> TestFlags:
+    """Return the flags of the verb; Trouble for one that cannot be read."""
     test_kinds.known_kind(kind)
     count = number("--nodes", nodes) if nodes else 0
-    seconds = int(parse_time("--time-limit", limits[1])) if limits[1] else 0
-    return TestFlags(kind, split(args), via, count, number("--start-timeout", limits[0]), seconds, save)
+    seconds = int(parse_time("--time-limit", time_limit)) if time_limit else 0
+    return TestFlags(kind, split(args), via, count, number("--start-timeout", start_timeout), seconds, save)
 
 
 def split(args: str) -> tuple[str, ...]:
@@ -135,20 +136,40 @@ def split(args: str) -> tuple[str, ...]:
         raise Trouble(Problem("--args", "a quotation mark is not closed", found=args)) from None
 
 
-def test(flags: Flags, asked: TestFlags) -> int:
-    """Run one test and pass its verdict on: 0 passed, 4 failed or below its reference, 1 could not be run.
+def test(
+    flags: Flags,
+    *,
+    kind: str = "internode",
+    args: str = "",
+    via: str = "",
+    nodes: str = "",
+    start_timeout: str = "600",
+    time_limit: str = "",
+    save_as_reference: bool = False,
+) -> int:
+    """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong
+    and why.
 
-    With --dry-run it only says what would run where.
+    The verdict is passed on: 0 passed, 4 failed or below its reference, 1 could not be run. With --dry-run it only says
+    what would run where.
     """
+    asked = read_test_flags(
+        kind, args, via, nodes=nodes, start_timeout=start_timeout, time_limit=time_limit, save=save_as_reference
+    )
+    return run_test(flags, asked)
+
+
+def run_test(flags: Flags, asked: TestFlags) -> int:
+    """Run one test and return the exit code of its verdict."""
     screen = Screen("test", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
+    with open_connections(flags, inventory) as transport:
+        survey = gather(flags, transport, inventory, prefix)
         record = offered_stack(survey, flags.stack)
         kind = test_kinds.find_kind(asked.kind, record)
         busy = flags.on_busy_host == "use"
         spot = find_spot(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
-        wish = TestRequest(
+        request = TestRequest(
             kind,
             record,
             slurm_run.run_name(kind.name),
@@ -161,7 +182,9 @@ def test(flags: Flags, asked: TestFlags) -> int:
             capability=ssh_run.capability(spot.hosts, survey.facts),
         )
         command = shlex.join(
-            ["sbatch", *wish.options, wish.file, *wish.args] if spot.client else ["bash", wish.file, *wish.args]
+            ["sbatch", *request.options, request.file, *request.args]
+            if spot.client
+            else ["bash", request.file, *request.args]
         )
         for note in spot.notes:
             screen.say(f"note: {note}", style="dim")
@@ -169,7 +192,7 @@ def test(flags: Flags, asked: TestFlags) -> int:
             f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}"
         )
         told = TestSummary(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
-        if flags.dry_run and spot.client and (refused := slurm_run.never_runs(door, spot.client, wish)):
+        if flags.dry_run and spot.client and (refused := slurm_run.never_runs(transport, spot.client, request)):
             told = replace(
                 told,
                 problems=(
@@ -177,12 +200,12 @@ def test(flags: Flags, asked: TestFlags) -> int:
                 ),
             )
         elif not flags.dry_run:
-            scene = TestContext(
-                flags, screen, door, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
+            context = TestContext(
+                flags, screen, transport, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
             )
-            went = follow(scene, wish)
+            went = follow(context, request)
             try:
-                told = conclude(scene, wish, went, save=asked.save)
+                told = conclude(context, request, went, save=asked.save)
             except Trouble as trouble:
                 screen.outcomes([went.outcome])
                 told = TestSummary(went.outcome, place=went.place, problems=trouble.problems)
@@ -195,41 +218,43 @@ def test(flags: Flags, asked: TestFlags) -> int:
     return code
 
 
-def follow(scene: TestContext, wish: TestRequest) -> TestRunResult:
+def follow(context: TestContext, request: TestRequest) -> TestRunResult:
     """Run the test and show what it prints."""
     shown: list[str] = []
 
     def show(line: str) -> None:
         shown.append(line)
-        scene.screen.say(line)
+        context.screen.say(line)
 
-    if scene.spot.client:
-        went = slurm_run.submit(scene.door, scene.spot.client, wish, scene.recipes, on_line=show)
+    if context.spot.client:
+        went = slurm_run.submit(context.transport, context.spot.client, request, context.recipes, on_line=show)
         if went.began and not shown:
-            scene.screen.say(
+            context.screen.say(
                 f"{went.host.name} does not see the job's output: {went.outcome.log} on the node that ran it"
             )
         return went
-    address = ssh_run.meeting_address(scene.spot.hosts, scene.survey.facts) if scene.spot.count > 1 else ""
-    return ssh_run.run_over_ssh(scene.door, scene.spot.hosts, wish, scene.recipes, address=address, on_line=show)
+    address = ssh_run.meeting_address(context.spot.hosts, context.survey.facts) if context.spot.count > 1 else ""
+    return ssh_run.run_over_ssh(
+        context.transport, context.spot.hosts, request, context.recipes, address=address, on_line=show
+    )
 
 
-def conclude(scene: TestContext, wish: TestRequest, went: TestRunResult, *, save: bool) -> TestSummary:
+def conclude(context: TestContext, request: TestRequest, went: TestRunResult, *, save: bool) -> TestSummary:
     """Bring back what a test left, judge it, keep what is worth keeping, and tell all of it."""
-    screen, place = scene.screen, PrefixHandle(went.host, wish.record.prefix, scene.recipes, wish.user)
+    screen, place = context.screen, PrefixHandle(went.host, request.record.prefix, context.recipes, request.user)
     if not went.began:
         screen.say()
         screen.outcomes([went.outcome])
         return TestSummary(went.outcome)
-    run, facts, collected = bring_back(scene, wish, went, place)
-    site = {name: collect.read_site(scene.door, place, name) for name in (assess.CAUSES, reference_file.FILE)}
-    books = assess.read_books(scene.templates, site, f"{went.host.name} {place.prefix}")
+    run, facts, collected = bring_back(context, request, went, place)
+    site = {name: collect.read_site(context.transport, place, name) for name in (assess.CAUSES, reference_file.FILE)}
+    books = assess.read_books(context.templates, site, f"{went.host.name} {place.prefix}")
     found = assess.assess(run, facts, books)
     silent = slurm_run.silent(went.said, run.nodes)
     outcome = judged(went, found, silent)
     result = Result(run, facts, found, books, site)
     unkept = summary.unkept(went.outcome.code, found) if save else ""
-    kept, remarks = keep_result(scene, place, result, save=save and not unkept)
+    kept, remarks = keep_result(context, place, result, save=save and not unkept)
     screen.say()
     for text, style in summary.lines(found):
         screen.say(text, style=style)
@@ -245,26 +270,29 @@ def conclude(scene: TestContext, wish: TestRequest, went: TestRunResult, *, save
     screen.say()
     screen.outcomes([outcome])
     screen.say(f"\nLogs and counters: {went.place} on {went.host.name}")
-    flags = (("hosts", scene.flags.hosts), ("limit", scene.flags.limit), ("prefix", scene.flags.prefix))
+    flags = (("hosts", context.flags.hosts), ("limit", context.flags.limit), ("prefix", context.flags.prefix))
     screen.next_commands(
-        [shlex.join(["invoke", "report", wish.name, *(f"--{name}={value}" for name, value in flags if value)])]
+        [shlex.join(["invoke", "report", request.name, *(f"--{name}={value}" for name, value in flags if value)])]
     )
     return TestSummary(outcome, result, went.place, silent, kept, remarks)
 
 
 def bring_back(
-    scene: TestContext, wish: TestRequest, went: TestRunResult, place: PrefixHandle
+    context: TestContext, request: TestRequest, went: TestRunResult, place: PrefixHandle
 ) -> tuple[TestRun, dict[str, Facts], RunFiles]:
     """Return what the run left, with what its nodes are; both are in its folder afterwards."""
     # Without Slurm the host that wrote the end is the one that is asked, and what was cut off wrote none.
-    patience = collect.PATIENCE if scene.spot.client and went.state == slurm_run.ENDED else 0
-    collected = collect.collect(scene.door, place, went.place, patience=patience)
+    patience = collect.PATIENCE if context.spot.client and went.state == slurm_run.ENDED else 0
+    collected = collect.collect(context.transport, place, went.place, patience=patience)
     files = dict(collected.files)
     values = run_folder.parse_values(files.get(run_folder.VALUES, ""), run_folder.VALUES)
     ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == slurm_run.HUNG else 1)}
-    lines = [f"time_limit={wish.time_limit}", *(f"{key}={value}" for key, value in ended.items() if key not in values)]
+    lines = [
+        f"time_limit={request.time_limit}",
+        *(f"{key}={value}" for key, value in ended.items() if key not in values),
+    ]
     nodes = [name for name in values.get("nodes", "").split(",") if name]
-    facts = assess.by_node(scene.survey.facts, nodes)
+    facts = assess.by_node(context.survey.facts, nodes)
     new = {
         run_folder.FACTS: json.dumps(
             {"schema": 1, "hosts": {name: asdict(seen) for name, seen in facts.items()}}, indent=1
@@ -273,12 +301,12 @@ def bring_back(
     if went.log:
         new["job.log"] = went.log
     collect.keep_files(
-        scene.door, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()}
+        context.transport, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()}
     )
     files |= new | {
         run_folder.VALUES: "\n".join([files.get(run_folder.VALUES, "").rstrip("\n"), *lines, ""]).lstrip("\n")
     }
-    return run_folder.of_files(wish.name, files), facts, replace(collected, files=files)
+    return run_folder.of_files(request.name, files), facts, replace(collected, files=files)
 
 
 def judged(went: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> Outcome:
@@ -310,7 +338,7 @@ def judged(went: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> O
 
 
 def keep_result(
-    scene: TestContext, place: PrefixHandle, result: Result, *, save: bool
+    context: TestContext, place: PrefixHandle, result: Result, *, save: bool
 ) -> tuple[KeptResult, tuple[str, ...]]:
     """Keep what a run is worth to later ones: settings that its sweep found best, and with `save` its figures as
     references.
@@ -327,7 +355,7 @@ def keep_result(
         documents, why_not = sweep.documents(found.tests, sweep.made_by(run, gpu))
         remarks += why_not
         try:
-            stored = shelf.store(scene.door, place, documents, scene.templates[shelf.MODULE])
+            stored = shelf.store(context.transport, place, documents, context.templates[shelf.MODULE])
             kept = tuple(f"{one.path} ({one.state})" for one in stored.kept)
             remarks += [str(problem) for problem in stored.problems]
         except Trouble as trouble:
@@ -349,5 +377,5 @@ def keep_result(
             [*remarks, *([f"nothing was kept as reference: {made.why_not}"] if made.why_not else [])],
         )
         if saved:
-            collect.write_site(scene.door, place, reference_file.FILE, made.text)
+            collect.write_site(context.transport, place, reference_file.FILE, made.text)
     return KeptResult(kept, saved), tuple(remarks)

@@ -13,7 +13,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, gather, open_door, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates, reach
 from deepep_bootstrap.prefix.archive import index, transfer
@@ -39,7 +39,7 @@ def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
         return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_door(flags, inventory) as door:
+    with open_connections(flags, inventory) as door:
         survey = gather(flags, door, inventory, prefix)
         records, default = offered_stacks(survey, flags.stack), current_offer(survey).default_stack
         found, unread = find_defects(flags, door, survey)

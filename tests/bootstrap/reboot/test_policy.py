@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from deepep_bootstrap.bootstrap.reboot import policy
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Reboots, read_reboots
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import done_at_once, held_up, lacking, permitted, refusal
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.text import parse_time
@@ -58,8 +59,10 @@ def test_what_is_no_time_is_named_with_its_flag(text: str) -> None:
 
 
 def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
-    wish = read_reboots("rolling:4", "22:00-06:00", ("2h", "20s"), reload=True, reservation="maint")
-    policy = wish.policy("run-1")
+    wanted = read_policy(
+        "rolling:4", "22:00-06:00", drain_timeout="2h", boot_timeout="20s", reload=True, reservation="maint"
+    )
+    policy = replace(wanted, run="run-1")
     assert (policy.at_once, policy.drain_timeout, policy.boot_timeout, policy.settle) == (4, 7200, 20, 20)
     assert (str(policy.window), policy.reservation, policy.run, policy.reboot) == (
         "22:00-06:00",
@@ -67,7 +70,7 @@ def test_a_policy_reboots_unless_that_is_never_allowed() -> None:
         "run-1",
         True,
     )
-    assert not Reboots().policy("run-2").reboot
+    assert not Policy(NEVER).reboot
 
 
 @pytest.mark.parametrize(
@@ -166,8 +169,8 @@ def test_a_silent_host_that_slurm_does_not_know_hides_no_node_that_never_returne
 
 def test_without_leave_to_reboot_only_reloads_are_begun() -> None:
     reload, install = HostReboot(Host("n001"), "n001", "x", "", reload=True), HostReboot(Host("n002"), "n002", "y", "")
-    assert permitted((reload, install), Reboots("never", reload=True)) == (reload,)
-    assert permitted((reload, install), Reboots("rolling", reload=True)) == (reload, install)
+    assert permitted((reload, install), Policy("never", reload=True)) == (reload,)
+    assert permitted((reload, install), Policy("rolling", reload=True)) == (reload, install)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from deepep_bootstrap.bootstrap.reboot import control, rollout
 from deepep_bootstrap.bootstrap.reboot.control import Cluster
-from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy, Window, parse_window
+from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Policy, Window, parse_window
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -39,21 +39,21 @@ QUICK = Policy(run="test-7", drain_timeout=90, boot_timeout=90, settle=60, pause
 
 
 @dataclass
-class Crew:
-    """Hands whose recipe is one line of shell, and what was seen and told meanwhile."""
+class HostActions:
+    """Actions whose recipe is one line of shell, and what was seen and told meanwhile."""
 
     lab: LiveLab
-    door: ConnectionPool
+    transport: ConnectionPool
     lines: list[tuple[float, str, str]] = field(default_factory=list)
     states: list[tuple[str, str]] = field(default_factory=list)
     on_line: Callable[[str, str], None] = lambda host, line: None
 
     def apply(self, host: Host, step: Step) -> Outcome:
-        reply = self.door.run(host, Job(WROTE, user="root"))
+        reply = self.transport.run(host, Job(WROTE, user="root"))
         return Outcome(step.title, host.name, "failed" if reply.code else "done", reply.err)
 
     def reload(self, host: Host) -> Outcome:
-        reply = self.door.run(
+        reply = self.transport.run(
             host, Job("modprobe -r nvidia_uvm && modprobe -r nvidia_modeset && modprobe nvidia_uvm", user="root")
         )
         return Outcome("reload", host.name, "failed" if reply.code else "done", reply.err.strip())
@@ -63,7 +63,7 @@ class Crew:
             "cat /proc/sys/kernel/random/boot_id; grep EnableStream /proc/driver/nvidia/params; cat "
             "/run/lab/fake/compute_apps 2>/dev/null"
         )
-        words = self.door.run(host, Job(f"{asked} || true")).out.splitlines()
+        words = self.transport.run(host, Job(f"{asked} || true")).out.splitlines()
         self.states.append((host.name, self.lab.node(host.name).state))
         unmet = () if words[1].endswith(" 1") else ("EnableStreamMemOPs is 0",)
         return HostState(words[0], unmet, f"process {words[2]}" if len(words) > 2 else "")
@@ -81,7 +81,7 @@ class Crew:
         self, *orders: HostReboot, policy: Policy = QUICK, slurm_at: tuple[Host, ...] = (LOGIN,)
     ) -> dict[str, Outcome]:
         """Carry out orders and return the last outcome of each host."""
-        outcomes = rollout.roll(self.door, slurm_at, orders, policy, hands=self, tell=self.tell)
+        outcomes = rollout.roll(self.transport, slurm_at, orders, policy, actions=self, tell=self.tell)
         return {outcome.host: outcome for outcome in outcomes}
 
     def order_both(self) -> tuple[HostReboot, HostReboot]:
@@ -105,8 +105,8 @@ def bare_lab(lab: LiveLab) -> Iterator[LiveLab]:
 
 
 @pytest.fixture
-def crew(bare_lab: LiveLab) -> Iterator[Crew]:
-    """Hands on hosts that lack the options, with both nodes idle; whatever the test before left is put right first."""
+def actions(bare_lab: LiveLab) -> Iterator[HostActions]:
+    """Actions on hosts that lack the options, with both nodes idle; whatever the test before left is put right first."""
     for host in NODES:
         for fake in ("no_return", "forget_options", "compute_apps"):
             bare_lab.fake(host.name, fake, None)
@@ -125,32 +125,34 @@ def crew(bare_lab: LiveLab) -> Iterator[Crew]:
     fleet = ConnectionPool(
         (*NODES, LOGIN), Options(ssh_config=str(bare_lab.lab.ssh_config), timeouts=Timeouts(connect=2))
     )
-    yield Crew(bare_lab, fleet)
+    yield HostActions(bare_lab, fleet)
     fleet.close()
 
 
-def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_on_the_other(crew: Crew) -> None:
+def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_on_the_other(
+    actions: HostActions,
+) -> None:
     said = "fan = loud : ask the vendor [ticket@7]"
-    crew.lab.on_login(f"scontrol update nodename=n002 state=drain reason='{said}'")
-    job = crew.lab.start_job("n001")
-    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
+    actions.lab.on_login(f"scontrol update nodename=n002 state=drain reason='{said}'")
+    job = actions.lab.start_job("n001")
+    before = {host.name: actions.lab.boot_id(host.name) for host in NODES}
     ended: list[str] = []
 
     def watch(host: str, line: str) -> None:
         if "waiting for job" in line:
-            (crew.lab.shared / "go").touch()
+            (actions.lab.shared / "go").touch()
         if host == "n001" and line.startswith("rebooting"):
-            ended.append(crew.lab.job_state(job))
+            ended.append(actions.lab.job_state(job))
 
-    crew.on_line = watch
-    outcomes = crew.roll(*crew.order_both())
+    actions.on_line = watch
+    outcomes = actions.roll(*actions.order_both())
     assert ended == ["COMPLETED"]
     kept = f"driver options; stays idle+drain: {said}"
     assert {host: (one.state, one.detail, one.code) for host, one in outcomes.items()} == {
         "n001": ("done", "driver options", 0),
         "n002": ("done", kept, 0),
     }
-    assert [f"{host} {line}" for _, host, line in crew.lines] == [
+    assert [f"{host} {line}" for _, host, line in actions.lines] == [
         *(
             f"n002 idle+drain before, and stays so: {said}",
             "n002 write options",
@@ -166,80 +168,80 @@ def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_o
             "n001 done: driver options; back in use",
         ),
     ]  # the idle node first: a long job keeps no other waiting
-    assert all(crew.lab.boot_id(name) not in ("", boot) for name, boot in before.items())
-    assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
-    assert (crew.lab.node("n002").state, crew.lab.reason("n002")) == ("IDLE+DRAIN", said)
-    assert all("DRAIN" in state for _, state in crew.states), "a node was in use before it was looked at"
+    assert all(actions.lab.boot_id(name) not in ("", boot) for name, boot in before.items())
+    assert (actions.lab.node("n001").state, actions.lab.reason("n001")) == ("IDLE", "")
+    assert (actions.lab.node("n002").state, actions.lab.reason("n002")) == ("IDLE+DRAIN", said)
+    assert all("DRAIN" in state for _, state in actions.states), "a node was in use before it was looked at"
 
 
-def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(crew: Crew) -> None:
-    crew.lab.fake("n001", "no_return", "")
-    before = crew.lab.boot_id("n002")
-    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, boot_timeout=2.5))
+def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(actions: HostActions) -> None:
+    actions.lab.fake("n001", "no_return", "")
+    before = actions.lab.boot_id("n002")
+    outcomes = actions.roll(*actions.order_both(), policy=replace(QUICK, boot_timeout=2.5))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
     assert outcomes["n001"].detail.startswith("did not come back within 2.5 s after its reboot: ")
     assert (outcomes["n002"].state, outcomes["n002"].code) == ("skipped", TROUBLE)
     assert outcomes["n002"].detail.startswith("not started: n001 did not come back within 2.5 s")
-    assert (crew.lab.boot_id("n002"), crew.lab.node("n002").state) == (before, "IDLE")
-    assert "DRAIN" in crew.lab.node("n001").state
-    assert crew.lab.reason("n001").startswith("deepep-bootstrap: did not come back within 2.5 s")
-    assert crew.lab.reason("n001").endswith("(run test-7)")
+    assert (actions.lab.boot_id("n002"), actions.lab.node("n002").state) == (before, "IDLE")
+    assert "DRAIN" in actions.lab.node("n001").state
+    assert actions.lab.reason("n001").startswith("deepep-bootstrap: did not come back within 2.5 s")
+    assert actions.lab.reason("n001").endswith("(run test-7)")
     # Somebody switches it on: it has what was wanted, and the next run gives it back without another reboot.
-    crew.lab.fake("n001", "no_return", None)
-    wait_for(lambda: not crew.lab.boot_id("n001"))
-    crew.lab.boot("n001")
-    order = replace(crew.order(N1, node="n001"), boot_id="the one before")
-    came = crew.lab.boot_id("n001")
-    assert crew.roll(order)["n001"].state == "unchanged"
-    assert (crew.lab.boot_id("n001"), crew.lab.node("n001").state) == (came, "IDLE")
+    actions.lab.fake("n001", "no_return", None)
+    wait_for(lambda: not actions.lab.boot_id("n001"))
+    actions.lab.boot("n001")
+    order = replace(actions.order(N1, node="n001"), boot_id="the one before")
+    came = actions.lab.boot_id("n001")
+    assert actions.roll(order)["n001"].state == "unchanged"
+    assert (actions.lab.boot_id("n001"), actions.lab.node("n001").state) == (came, "IDLE")
 
 
-def test_a_node_that_returns_without_what_was_wanted_until_a_reload(crew: Crew) -> None:
-    crew.lab.fake("n001", "forget_options", "")
-    outcomes = crew.roll(*crew.order_both(), policy=replace(QUICK, settle=0))
+def test_a_node_that_returns_without_what_was_wanted_until_a_reload(actions: HostActions) -> None:
+    actions.lab.fake("n001", "forget_options", "")
+    outcomes = actions.roll(*actions.order_both(), policy=replace(QUICK, settle=0))
     assert (outcomes["n001"].state, outcomes["n001"].detail) == (
         "failed",
         "came back without what was wanted: EnableStreamMemOPs is 0",
     )
     assert outcomes["n002"].state == "skipped"
     kept = "deepep-bootstrap: came back without what was wanted: EnableStreamMemOPs is 0 (run test-7)"
-    assert ("DRAIN" in crew.lab.node("n001").state, crew.lab.reason("n001")) == (True, kept)
+    assert ("DRAIN" in actions.lab.node("n001").state, actions.lab.reason("n001")) == (True, kept)
     # A next run that does not come to it leaves it drained, with the reason that counts.
-    assert crew.roll(crew.order_both()[0], policy=replace(QUICK, window=closed()))["n001"].state == "skipped"
-    assert crew.lab.reason("n001") == kept
-    crew.lab.fake("n001", "forget_options", None)
-    reloaded = crew.roll(crew.order(N1, node="n001", reload=True))["n001"]
+    assert actions.roll(actions.order_both()[0], policy=replace(QUICK, window=closed()))["n001"].state == "skipped"
+    assert actions.lab.reason("n001") == kept
+    actions.lab.fake("n001", "forget_options", None)
+    reloaded = actions.roll(actions.order(N1, node="n001", reload=True))["n001"]
     assert (reloaded.state, reloaded.detail) == ("unchanged", "not needed: the driver was loaded anew")
-    assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
+    assert (actions.lab.node("n001").state, actions.lab.reason("n001")) == ("IDLE", "")
 
 
-def test_over_ssh_where_slurm_takes_rebooted_nodes_down_and_jobs_of_others_are_hidden(crew: Crew) -> None:
+def test_over_ssh_where_slurm_takes_rebooted_nodes_down_and_jobs_of_others_are_hidden(actions: HostActions) -> None:
     """Slurm's own defaults: no RebootProgram, and a node that was rebooted stays down until somebody resumes it."""
     conf = "/etc/slurm/slurm.conf"
-    crew.lab.on_login(
+    actions.lab.on_login(
         f"cp {conf} {conf}.was; sed -i '/^RebootProgram/d; s/^ReturnToService=2/ReturnToService=0/' {conf}"
     )
-    crew.lab.on_login(f"echo PrivateData=jobs >>{conf}; scontrol reconfigure")
-    job = crew.lab.start_job("n001")
-    before = crew.lab.boot_id("n001")
+    actions.lab.on_login(f"echo PrivateData=jobs >>{conf}; scontrol reconfigure")
+    job = actions.lab.start_job("n001")
+    before = actions.lab.boot_id("n001")
 
     def let_go(host: str, line: str) -> None:
         if "waiting for" in line:
-            assert crew.lab.boot_id("n001") == before
-            (crew.lab.shared / "go").touch()
+            assert actions.lab.boot_id("n001") == before
+            (actions.lab.shared / "go").touch()
 
-    crew.on_line = let_go
+    actions.on_line = let_go
     try:
-        outcome = crew.roll(crew.order_both()[0], slurm_at=(replace(LOGIN, user="keeper"),))["n001"]
+        outcome = actions.roll(actions.order_both()[0], slurm_at=(replace(LOGIN, user="keeper"),))["n001"]
         assert (outcome.state, outcome.detail) == ("done", "driver options")
-        lines = [line for _, _, line in crew.lines]
+        lines = [line for _, _, line in actions.lines]
         assert "drained, waiting for a job that Slurm does not show to this account" in lines
         assert "rebooting over SSH (Slurm has no RebootProgram)" in lines
-        assert (crew.lab.job_state(job), crew.lab.boot_id("n001") not in ("", before)) == ("COMPLETED", True)
+        assert (actions.lab.job_state(job), actions.lab.boot_id("n001") not in ("", before)) == ("COMPLETED", True)
         time.sleep(3)  # a slurmd that registers only now would take the node down again
-        assert (crew.lab.node("n001").state, crew.lab.reason("n001")) == ("IDLE", "")
+        assert (actions.lab.node("n001").state, actions.lab.reason("n001")) == ("IDLE", "")
     finally:
-        crew.lab.on_login(f"mv {conf}.was {conf}; scontrol reconfigure")
+        actions.lab.on_login(f"mv {conf}.was {conf}; scontrol reconfigure")
 
 
 def closed() -> Window:
@@ -247,61 +249,65 @@ def closed() -> Window:
     return Window(clock((now.hour + 2) % 24), clock((now.hour + 3) % 24))
 
 
-def test_a_host_is_left_alone_where_it_must_be(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
-    first, second = crew.order_both()
-    assert "waits for the window" in crew.roll(first, policy=replace(QUICK, window=closed()))["n001"].detail
+def test_a_host_is_left_alone_where_it_must_be(
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    before = {host.name: actions.lab.boot_id(host.name) for host in NODES}
+    first, second = actions.order_both()
+    assert "waits for the window" in actions.roll(first, policy=replace(QUICK, window=closed()))["n001"].detail
     reserve = (
         "scontrol create reservation reservationname=maint starttime=now+20seconds duration=9 users=root "
         "nodes=n002 flags=maint"
     )
-    crew.lab.on_login(reserve)
+    actions.lab.on_login(reserve)
     try:
-        held = crew.roll(second)["n002"]
+        held = actions.roll(second)["n002"]
         assert (held.state, held.code) == ("skipped", TROUBLE)
         assert held.detail.startswith("in reservation maint (")
     finally:
-        crew.lab.on_login("scontrol delete reservationname=maint")
-    job = crew.lab.start_job("n001")
-    late = crew.roll(first, policy=replace(QUICK, drain_timeout=0.3))["n001"]
+        actions.lab.on_login("scontrol delete reservationname=maint")
+    job = actions.lab.start_job("n001")
+    late = actions.roll(first, policy=replace(QUICK, drain_timeout=0.3))["n001"]
     assert (late.state, late.detail, late.code) == ("failed", f"still in use after 0.3 s: job {job}", TROUBLE)
-    assert (crew.lab.job_state(job), "DRAIN" in crew.lab.node("n001").state) == ("RUNNING", False)
-    crew.lab.on_login(f"scancel {job}")
-    monkeypatch.setattr("deepep_bootstrap.turn.OWN_BOOT_ID", crew.lab.lab.home("n002") / "own")
-    (crew.lab.lab.home("n002") / "own").write_text(before["n002"] + "\n")
-    assert crew.roll(second)["n002"].detail.startswith("this program runs there")
-    assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
-    assert crew.lab.node("n002").state == "IDLE"
+    assert (actions.lab.job_state(job), "DRAIN" in actions.lab.node("n001").state) == ("RUNNING", False)
+    actions.lab.on_login(f"scancel {job}")
+    monkeypatch.setattr(
+        "deepep_bootstrap.bootstrap.reboot.host_reboot.OWN_BOOT_ID", actions.lab.lab.home("n002") / "own"
+    )
+    (actions.lab.lab.home("n002") / "own").write_text(before["n002"] + "\n")
+    assert actions.roll(second)["n002"].detail.startswith("this program runs there")
+    assert {host.name: actions.lab.boot_id(host.name) for host in NODES} == before
+    assert actions.lab.node("n002").state == "IDLE"
 
 
-def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(crew: Crew) -> None:
-    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
-    job = crew.lab.start_job("n001")
+def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(actions: HostActions) -> None:
+    before = {host.name: actions.lab.boot_id(host.name) for host in NODES}
+    job = actions.lab.start_job("n001")
     theirs = {"n001": "state=drain reason='disk swap'; touch /shared/go", "n002": "state=resume"}
 
     def take_over(host: str, line: str) -> None:
         if line == ("drained, waiting for job " + job if host == "n001" else WRITE.title):
-            crew.lab.on_login(f"scontrol update nodename={host} {theirs[host]}")
+            actions.lab.on_login(f"scontrol update nodename={host} {theirs[host]}")
 
-    crew.on_line = take_over
-    outcomes = crew.roll(*crew.order_both())
+    actions.on_line = take_over
+    outcomes = actions.roll(*actions.order_both())
     assert outcomes["n001"].detail == "not rebooted: root keeps it out of use now: disk swap"
     assert outcomes["n002"].detail == "not rebooted: somebody brought it back into use"
     # Slurm may not have heard from the node since somebody brought it back.
-    assert (crew.lab.reason("n001"), crew.lab.node("n002").state.removesuffix("+NOT_RESPONDING")) == (
+    assert (actions.lab.reason("n001"), actions.lab.node("n002").state.removesuffix("+NOT_RESPONDING")) == (
         "disk swap",
         "IDLE",
     )
-    assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
+    assert {host.name: actions.lab.boot_id(host.name) for host in NODES} == before
 
     # Another run of this program, later than this one: it reboots and gives back.
-    crew.lab.on_login("scontrol update nodename=n001 state=resume")
-    mine, other = (NodeDrain(Cluster(crew.door, (LOGIN,)), "n001", run) for run in ("test-7", "test-8"))
+    actions.lab.on_login("scontrol update nodename=n001 state=resume")
+    mine, other = (NodeDrain(Cluster(actions.transport, (LOGIN,)), "n001", run) for run in ("test-7", "test-8"))
     mine.take_out("x", mine.look())
     other.take_out("x", other.look())
     assert (mine.bring_back(), other.lost()) == ("root keeps it out of use now: deepep-bootstrap: x (run test-8)", "")
     mine.leave("too late")
-    assert (other.bring_back(), crew.lab.node("n001").state) == ("", "IDLE")
+    assert (other.bring_back(), actions.lab.node("n001").state) == ("", "IDLE")
 
     # It came when the reboot was about to be asked for: one reboot, and the first run gives back.
     mine.take_out("x", mine.look())
@@ -309,26 +315,26 @@ def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(crew: Crew) -> None
     assert mine.reboot() == ""
     assert other.lost().startswith("Slurm reboots it already")
     other.put_back()
-    assert crew.lab.reason("n001") == "deepep-bootstrap: x (run test-7)"
-    wait_for(lambda: crew.lab.boot_id("n001") not in ("", before["n001"]) and mine.hold("x") == "")
-    assert (mine.bring_back(), crew.lab.node("n001").state) == ("", "IDLE")
+    assert actions.lab.reason("n001") == "deepep-bootstrap: x (run test-7)"
+    wait_for(lambda: actions.lab.boot_id("n001") not in ("", before["n001"]) and mine.hold("x") == "")
+    assert (mine.bring_back(), actions.lab.node("n001").state) == ("", "IDLE")
 
 
-def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(crew: Crew) -> None:
-    crew.lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
-    before = {host.name: crew.lab.boot_id(host.name) for host in NODES}
-    outcomes = crew.roll(crew.order(N1), crew.order(N2), policy=replace(QUICK, at_once=0), slurm_at=())
+def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(actions: HostActions) -> None:
+    actions.lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
+    before = {host.name: actions.lab.boot_id(host.name) for host in NODES}
+    outcomes = actions.roll(actions.order(N1), actions.order(N2), policy=replace(QUICK, at_once=0), slurm_at=())
     assert (outcomes["n001"].state, outcomes["n002"].state) == ("done", "skipped")
     assert outcomes["n002"].detail == "in use, left alone: process 0, 4711, python3, 1024"
-    assert crew.lab.boot_id("n001") not in ("", before["n001"])
-    assert crew.lab.boot_id("n002") == before["n002"]
+    assert actions.lab.boot_id("n001") not in ("", before["n001"])
+    assert actions.lab.boot_id("n002") == before["n002"]
     assert ("reboot", "rebooting over SSH (no node of Slurm)") in [
-        ("reboot", line) for _, host, line in crew.lines if host == "n001"
+        ("reboot", line) for _, host, line in actions.lines if host == "n001"
     ]
 
 
-def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: Crew) -> None:
-    job = crew.lab.start_job("n001")
+def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(actions: HostActions) -> None:
+    job = actions.lab.start_job("n001")
     pressed: list[str] = []
 
     def interrupt(host: str, line: str) -> None:
@@ -337,29 +343,33 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(crew: 
             pressed.append(line)
             os.kill(os.getpid(), signal.SIGINT)
 
-    crew.on_line = interrupt
+    actions.on_line = interrupt
     with pytest.raises(KeyboardInterrupt):
-        crew.roll(crew.order_both()[0])
-    assert [line for _, host, line in crew.lines][-1].startswith(
+        actions.roll(actions.order_both()[0])
+    assert [line for _, host, line in actions.lines][-1].startswith(
         "stays drained (deepep-bootstrap: driver options (run test-7))"
     )
-    assert crew.lab.job_state(job) == "RUNNING"
-    crew.lab.on_login(f"scancel {job}")
-    assert crew.lab.reason("n001") == "deepep-bootstrap: driver options (run test-7)"
-    fleet = ConnectionPool((LOGIN,), Options(ssh_config=str(crew.lab.lab.ssh_config)))
+    assert actions.lab.job_state(job) == "RUNNING"
+    actions.lab.on_login(f"scancel {job}")
+    assert actions.lab.reason("n001") == "deepep-bootstrap: driver options (run test-7)"
+    fleet = ConnectionPool((LOGIN,), Options(ssh_config=str(actions.lab.lab.ssh_config)))
     told: list[str] = []
     done = rollout.bring_back(fleet, (LOGIN,), ("n001",), lambda host, title, line: told.append(host))
     fleet.close()
     assert ([one.state for one in done], told) == (["done"], ["n001"])
-    assert "DRAIN" not in crew.lab.node("n001").state
+    assert "DRAIN" not in actions.lab.node("n001").state
 
 
-def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        crew, "reload", lambda host: Outcome("reload", host.name, "failed", "in use by nv-hostengine (7)", code=TROUBLE)
+        actions,
+        "reload",
+        lambda host: Outcome("reload", host.name, "failed", "in use by nv-hostengine (7)", code=TROUBLE),
     )
-    order = crew.order(N1, node="n001", reload=True)
-    outcomes = rollout.roll(crew.door, (LOGIN,), (order,), QUICK, hands=crew, tell=crew.tell)
+    order = actions.order(N1, node="n001", reload=True)
+    outcomes = rollout.roll(actions.transport, (LOGIN,), (order,), QUICK, actions=actions, tell=actions.tell)
     assert [(one.step, one.state, one.code) for one in outcomes[1:]] == [
         ("reload", "skipped", 0),
         ("reboot", "done", 0),
@@ -367,115 +377,115 @@ def test_a_reload_that_fails_is_no_failure_where_a_reboot_follows(crew: Crew, mo
 
 
 def test_a_reload_that_takes_the_driver_away_leaves_the_node_drained_and_the_others_go_on(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, look, reload = "GPUs: found 0, wanted 8 as before", crew.look, crew.reload
+    gone, look, reload = "GPUs: found 0, wanted 8 as before", actions.look, actions.reload
     failed = Outcome("reload", "n001", "failed", "do not load again: nvidia", code=TROUBLE)
-    monkeypatch.setattr(crew, "reload", lambda host: failed if host == N1 else reload(host))
+    monkeypatch.setattr(actions, "reload", lambda host: failed if host == N1 else reload(host))
     monkeypatch.setattr(
-        crew, "look", lambda host: replace(look(host), unmet=(gone,), lost=(gone,)) if host == N1 else look(host)
+        actions, "look", lambda host: replace(look(host), unmet=(gone,), lost=(gone,)) if host == N1 else look(host)
     )
-    orders = [crew.order(host, node=host.name, reload=True) for host in NODES]
-    outcomes = crew.roll(*orders, policy=replace(QUICK, reboot=False, settle=0))
+    orders = [actions.order(host, node=host.name, reload=True) for host in NODES]
+    outcomes = actions.roll(*orders, policy=replace(QUICK, mode=NEVER, settle=0))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("failed", TROUBLE)
-    assert crew.lab.reason("n001") == f"deepep-bootstrap: not as before its driver was reloaded: {gone} (run test-7)"
-    assert "DRAIN" in crew.lab.node("n001").state
-    assert (outcomes["n002"].state, crew.lab.reason("n002")) == ("unchanged", "")
+    assert actions.lab.reason("n001") == f"deepep-bootstrap: not as before its driver was reloaded: {gone} (run test-7)"
+    assert "DRAIN" in actions.lab.node("n001").state
+    assert (outcomes["n002"].state, actions.lab.reason("n002")) == ("unchanged", "")
 
 
-def test_a_node_that_loses_its_drain_while_it_boots_is_drained_again(crew: Crew) -> None:
+def test_a_node_that_loses_its_drain_while_it_boots_is_drained_again(actions: HostActions) -> None:
     """As Slurm does when ResumeTimeout is over: DOWN, the reason kept with its own words behind it, and in use when
     slurmd registers."""
-    mine = NodeDrain(Cluster(crew.door, (LOGIN,)), "n001", "test-7")
+    mine = NodeDrain(Cluster(actions.transport, (LOGIN,)), "n001", "test-7")
     mine.take_out("x", mine.look())
     for state in ("resume", "down reason='deepep-bootstrap: x (run test-7) : reboot issued : reboot timed out'"):
-        crew.lab.on_login(f"scontrol update nodename=n001 state={state}")
-    assert "DRAIN" not in crew.lab.node("n001").state
+        actions.lab.on_login(f"scontrol update nodename=n001 state={state}")
+    assert "DRAIN" not in actions.lab.node("n001").state
     mine.keep_out("x")
-    assert ("DRAIN" in crew.lab.node("n001").state, crew.lab.reason("n001")) == (
+    assert ("DRAIN" in actions.lab.node("n001").state, actions.lab.reason("n001")) == (
         True,
         "deepep-bootstrap: x (run test-7)",
     )
-    assert (mine.bring_back(), crew.lab.reason("n001")) == ("", "")
+    assert (mine.bring_back(), actions.lab.reason("n001")) == ("", "")
 
-    crew.lab.on_login("scontrol update nodename=n002 state=drain reason='disk swap'")
-    theirs = NodeDrain(Cluster(crew.door, (LOGIN,)), "n002", "test-7")
+    actions.lab.on_login("scontrol update nodename=n002 state=drain reason='disk swap'")
+    theirs = NodeDrain(Cluster(actions.transport, (LOGIN,)), "n002", "test-7")
     theirs.take_out("x", theirs.look())
     for state in ("resume", "down reason='disk swap : reboot timed out'"):
-        crew.lab.on_login(f"scontrol update nodename=n002 state={state}")
+        actions.lab.on_login(f"scontrol update nodename=n002 state={state}")
     theirs.keep_out("x")
-    assert ("DRAIN" in crew.lab.node("n002").state, crew.lab.reason("n002")) == (True, "disk swap")
+    assert ("DRAIN" in actions.lab.node("n002").state, actions.lab.reason("n002")) == (True, "disk swap")
 
 
 def test_trouble_before_anything_was_changed_is_that_of_its_host_alone(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, hiccups = crew.look, iter(range(2))
+    look, hiccups = actions.look, iter(range(2))
 
     def answer(host: Host) -> HostState:
         if host == N1 or next(hiccups, None) is not None:
             raise Trouble(Problem(host.name, "no answer"))
         return look(host)
 
-    monkeypatch.setattr(crew, "look", answer)
+    monkeypatch.setattr(actions, "look", answer)
     orders = [
-        replace(crew.order(N1, node="n009"), host=Host("n009")),
-        *(crew.order(host, node=host.name, reload=True) for host in NODES),
+        replace(actions.order(N1, node="n009"), host=Host("n009")),
+        *(actions.order(host, node=host.name, reload=True) for host in NODES),
     ]
-    outcomes = crew.roll(*orders, policy=replace(QUICK, reboot=False, settle=1))
+    outcomes = actions.roll(*orders, policy=replace(QUICK, mode=NEVER, settle=1))
     assert {host: (one.state, one.detail) for host, one in outcomes.items()} == {
         "n009": ("failed", "Slurm refuses: Node n009 not found"),
         "n001": ("failed", "no answer"),
         "n002": ("unchanged", "not needed: the driver was loaded anew"),
     }
-    assert [crew.lab.reason(host.name) for host in NODES] == ["", ""]
+    assert [actions.lab.reason(host.name) for host in NODES] == ["", ""]
 
 
 def test_changes_that_fail_on_two_hosts_stop_the_wave_before_the_next_reboot(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, before, apply = threading.Barrier(3), crew.lab.boot_id("n001"), crew.apply
+    begun, before, apply = threading.Barrier(3), actions.lab.boot_id("n001"), actions.apply
 
     def change(host: Host, step: Step) -> Outcome:
         begun.wait(60)
         if host == N2:
             return Outcome(step.title, host.name, "failed", "no repository", code=TROUBLE)
-        wait_for(lambda: sum("not rebooted" in line for _, _, line in crew.lines) == 2)
+        wait_for(lambda: sum("not rebooted" in line for _, _, line in actions.lines) == 2)
         return apply(host, step)
 
-    monkeypatch.setattr(crew, "apply", change)
-    orders = (crew.order(N1, node="n001"), crew.order(N2), crew.order(N2))
-    outcomes = crew.roll(*orders, policy=replace(QUICK, at_once=0))
+    monkeypatch.setattr(actions, "apply", change)
+    orders = (actions.order(N1, node="n001"), actions.order(N2), actions.order(N2))
+    outcomes = actions.roll(*orders, policy=replace(QUICK, at_once=0))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("skipped", TROUBLE)
     assert outcomes["n001"].detail.startswith(
         "changed, waits for a reboot: not started: 2 hosts could not be changed, the last one n002: "
     )
-    assert (crew.lab.boot_id("n001"), "DRAIN" in crew.lab.node("n001").state) == (before, True)
-    assert crew.lab.reason("n001") == "deepep-bootstrap: changed, waits for a reboot: driver options (run test-7)"
+    assert (actions.lab.boot_id("n001"), "DRAIN" in actions.lab.node("n001").state) == (before, True)
+    assert actions.lab.reason("n001") == "deepep-bootstrap: changed, waits for a reboot: driver options (run test-7)"
 
 
-def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(crew: Crew) -> None:
-    before = control.boot_id(crew.door, N1)
+def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(actions: HostActions) -> None:
+    before = control.boot_id(actions.transport, N1)
     with pytest.raises(Trouble, match="somebody rebooted it just now"):
-        control.reboot(crew.door, N1, "the boot before")
-    assert control.boot_id(crew.door, N1) == before
+        control.reboot(actions.transport, N1, "the boot before")
+    assert control.boot_id(actions.transport, N1) == before
 
 
-def test_a_session_to_a_host_that_lost_power_is_not_used_again(crew: Crew) -> None:
-    before = control.boot_id(crew.door, N1)
-    crew.lab.power_cut("n001")
-    crew.lab.boot("n001")
-    crew.door.forget(N1)
+def test_a_session_to_a_host_that_lost_power_is_not_used_again(actions: HostActions) -> None:
+    before = control.boot_id(actions.transport, N1)
+    actions.lab.power_cut("n001")
+    actions.lab.boot("n001")
+    actions.transport.forget(N1)
     # On the session of before nobody would answer, and none would come of it.
-    assert control.boot_id(crew.door, N1) not in ("", before)
+    assert control.boot_id(actions.transport, N1) not in ("", before)
 
 
-def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(crew: Crew) -> None:
+def test_slurm_is_asked_where_it_answers_and_as_root_where_it_must_be(actions: HostActions) -> None:
     gone, plain = Host("n009"), replace(LOGIN, user="keeper")
-    fleet = ConnectionPool((gone, plain), Options(ssh_config=str(crew.lab.lab.ssh_config)))
+    fleet = ConnectionPool((gone, plain), Options(ssh_config=str(actions.lab.lab.ssh_config)))
     cluster = Cluster(fleet, (plain,))
     cluster.tell(nodes.drain("n002", nodes.our_reason("a test", "")))
-    assert crew.lab.reason("n002") == "deepep-bootstrap: a test"
+    assert actions.lab.reason("n002") == "deepep-bootstrap: a test"
     cluster.tell(nodes.resume("n002"))
     begin = threading.Event()
     nobody = Cluster(fleet, (replace(LOGIN, user="builder"),), sleep=lambda seconds: begin.set())
