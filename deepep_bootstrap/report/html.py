@@ -15,9 +15,8 @@ from markupsafe import Markup, escape
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.results.model import Tested
+from deepep_bootstrap.analysis.results.model import Tested, Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
-from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.report import charts
 from deepep_bootstrap.report.charts import Dot
 from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean

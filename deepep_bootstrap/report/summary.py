@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from deepep_bootstrap.analysis.assess import Assessment
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.verdict import BELOW, ERROR, FIGURE, NIC, NONE, OK, Verdict, worst_first
+from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, NONE, OK, Verdict, worst_first
 from deepep_bootstrap.core.nodeset import fold
 
 SHOWN = 12

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
+from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
-from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.report import charts, html
 from deepep_bootstrap.report.charts import Scale

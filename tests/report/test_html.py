@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.report import charts, html
 from deepep_bootstrap.report.charts import Dot, Scale
 from deepep_bootstrap.report.model import Past

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from deepep_bootstrap.analysis import assess, limits, reference_file, site_references
+from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
 from deepep_bootstrap.analysis.assess import Assessment, Books
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.results import model, wording
+from deepep_bootstrap.analysis.results.model import BELOW
 from deepep_bootstrap.analysis.tuning import shelf, sweep
-from deepep_bootstrap.analysis.verdict import BELOW
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
@@ -320,7 +320,7 @@ def keep_result(
     """
     run, found = result.run, result.found
     hosts = list(result.facts.values())
-    gpu, nodes = limits.gpu_of(hosts), len(run.nodes) or 1
+    gpu, nodes = compare.gpu_of(hosts), len(run.nodes) or 1
     remarks: list[str] = []
     kept: tuple[str, ...] = ()
     if not found.failed:
@@ -341,7 +341,7 @@ def keep_result(
             run=run.name,
             date=time.strftime("%Y-%m-%d", time.gmtime()),
             nodes=nodes,
-            book=result.books.references,
+            references=result.books.references,
             where=f"{place.prefix}/{reference_file.FILE}",
         )
         saved, remarks = (
