@@ -14,7 +14,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.survey import gather
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import slurm_run, ssh_run
-from deepep_bootstrap.testing.placement import find_spot
+from deepep_bootstrap.testing.placement import find_placement
 from deepep_bootstrap.testing.slurm_run import LATE, TestRequest, TestRunResult
 
 SMOKE = "smoke"
@@ -40,7 +40,9 @@ def try_out(work: BootstrapContext) -> tuple[Outcome, ...]:
     kind, record = KINDS[SMOKE], work.plan.choice.record
     wish = TestRequest(kind, record, slurm_run.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE, user=work.build_user)
     try:
-        spot = find_spot(survey, kind, 1, limited=bool(work.flags.limit), use_busy=work.flags.on_busy_host == "use")
+        spot = find_placement(
+            survey, kind, 1, limited=bool(work.flags.limit), use_busy=work.flags.on_busy_host == "use"
+        )
     except Trouble as trouble:
         return tell(work, (Outcome(STEP, fold(survey.facts), "skipped", "; ".join(map(str, trouble.problems))),))
     work.screen.started(STEP, [spot.where])

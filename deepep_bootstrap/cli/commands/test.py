@@ -29,10 +29,9 @@ from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.report import summary
-from deepep_bootstrap.testing import collect, run_folder, slurm_run, ssh_run
-from deepep_bootstrap.testing.collect import RunFiles
-from deepep_bootstrap.testing.placement import Placement, find_spot
-from deepep_bootstrap.testing.run_folder import TestRun
+from deepep_bootstrap.testing import run_folder, slurm_run, ssh_run
+from deepep_bootstrap.testing.placement import Placement, find_placement
+from deepep_bootstrap.testing.run_folder import RunFiles, TestRun
 from deepep_bootstrap.testing.slurm_run import TestRequest, TestRunResult
 
 UNSAID = 124
@@ -147,7 +146,7 @@ def test(flags: Flags, asked: TestFlags) -> int:
         record = offered_stack(survey, flags.stack)
         kind = test_kinds.find_kind(asked.kind, record)
         busy = flags.on_busy_host == "use"
-        spot = find_spot(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
+        spot = find_placement(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
         wish = TestRequest(
             kind,
             record,
@@ -222,7 +221,7 @@ def conclude(scene: TestContext, wish: TestRequest, went: TestRunResult, *, save
         screen.outcomes([went.outcome])
         return TestSummary(went.outcome)
     run, facts, collected = bring_back(scene, wish, went, place)
-    site = {name: collect.read_site(scene.door, place, name) for name in (assess.CAUSES, reference_file.FILE)}
+    site = {name: run_folder.read_site(scene.door, place, name) for name in (assess.CAUSES, reference_file.FILE)}
     books = assess.read_books(scene.templates, site, f"{went.host.name} {place.prefix}")
     found = assess.assess(run, facts, books)
     silent = slurm_run.silent(went.said, run.nodes)
@@ -257,8 +256,8 @@ def bring_back(
 ) -> tuple[TestRun, dict[str, Facts], RunFiles]:
     """Return what the run left, with what its nodes are; both are in its folder afterwards."""
     # Without Slurm the host that wrote the end is the one that is asked, and what was cut off wrote none.
-    patience = collect.PATIENCE if scene.spot.client and went.state == slurm_run.ENDED else 0
-    collected = collect.collect(scene.door, place, went.place, patience=patience)
+    patience = run_folder.PATIENCE if scene.spot.client and went.state == slurm_run.ENDED else 0
+    collected = run_folder.collect(scene.door, place, went.place, patience=patience)
     files = dict(collected.files)
     values = run_folder.parse_values(files.get(run_folder.VALUES, ""), run_folder.VALUES)
     ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == slurm_run.HUNG else 1)}
@@ -272,7 +271,7 @@ def bring_back(
     }
     if went.log:
         new["job.log"] = went.log
-    collect.keep_files(
+    run_folder.keep_files(
         scene.door, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()}
     )
     files |= new | {
@@ -349,5 +348,5 @@ def keep_result(
             [*remarks, *([f"nothing was kept as reference: {made.why_not}"] if made.why_not else [])],
         )
         if saved:
-            collect.write_site(scene.door, place, reference_file.FILE, made.text)
+            run_folder.write_site(scene.door, place, reference_file.FILE, made.text)
     return KeptResult(kept, saved), tuple(remarks)
