@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.analysis import compare, limits, reference_file, traffic
+from deepep_bootstrap.analysis import compare, reference_file, traffic
 from deepep_bootstrap.analysis.diagnosis import rules
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, diagnose
-from deepep_bootstrap.analysis.results.model import KINDS, Tested
+from deepep_bootstrap.analysis.results.model import ERROR, KINDS, Tested, Verdict
 from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.analysis.traffic import NicTraffic
-from deepep_bootstrap.analysis.verdict import ERROR, Verdict
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.prefix.test_kinds import KINDS as ALL_KINDS
 from deepep_bootstrap.testing.run_folder import TestRun
@@ -68,11 +67,11 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     tests = tuple(_settled(run, compare.configured(tested, run.args)) for tested in read_logs(run.logs))
     hosts = tuple(known.values())
     nodes = len(run.nodes) or 1
-    gpu, fabric = limits.gpu_of(hosts), limits.fabric_of(hosts, nodes)
-    bounds = limits.limits(hosts, books.references)
-    figures = compare.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=books.references, limits=bounds)
-    expected = limits.gpu_nics(known) or None
-    counted = traffic.judge_traffic(run, expected_nics=expected, book=books.references)
+    gpu, fabric = compare.gpu_of(hosts), compare.fabric_of(hosts, nodes)
+    limits = compare.limits_of(hosts, books.references)
+    figures = compare.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=books.references, limits=limits)
+    expected = compare.gpu_nics(known) or None
+    counted = traffic.judge_traffic(run, expected_nics=expected, references=books.references)
     failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)

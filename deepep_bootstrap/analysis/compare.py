@@ -1,13 +1,15 @@
-"""Figures of tests compared with references and with what the hardware can carry: a verdict for each."""
+"""Figures of tests compared with references and with what the hardware can carry: a verdict for each.
+
+The limits of the hardware come from the facts of the hosts and the table of NVLink rates.
+"""
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.analysis.limits import Ceiling, Limits, ceiling
 from deepep_bootstrap.analysis.reference_file import (
     ALIKE,
     CONFIG,
@@ -18,14 +20,26 @@ from deepep_bootstrap.analysis.reference_file import (
     gpu_type,
     unit_of,
 )
-from deepep_bootstrap.analysis.results.model import Tested
-from deepep_bootstrap.analysis.verdict import ABOVE, BELOW, FIGURE, NONE, OK, Verdict
+from deepep_bootstrap.analysis.results.model import (
+    ABOVE,
+    BELOW,
+    FIGURE,
+    NONE,
+    OK,
+    LowLatency,
+    Operation,
+    Spread,
+    Tested,
+    Verdict,
+)
+from deepep_bootstrap.inventory import nics
+from deepep_bootstrap.inventory.facts import Facts
 
 LONG = 64 << 20
 """Bytes of a message from which on its rate is the line's, and not that of its beginning; what our own programs send
 by default."""
 
-LEAST, MOST = 1e-6, 1e12
+LEAST_US, MOST_VALUE = 1e-6, 1e12
 """Of times in microseconds, and of anything: what lies outside was not measured but misread."""
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -54,12 +68,12 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TestSetting:
-    """Where figures were measured: GPU type, fabric, nodes; with the book and the limits they are judged by."""
+    """Where figures were measured: GPU type, fabric, nodes; with the references and the limits they are judged by."""
 
     gpu: str
     fabric: str
     nodes: int
-    book: ReferenceSet
+    references: ReferenceSet
     limits: Limits
 
 
@@ -75,9 +89,9 @@ def judge(
     """Return a verdict for every figure of the tests, in their order; but for what went between nodes where there is
     one node.
 
-    `gpu` is a type ("H200") or a product name, `fabric` one of refbook.FABRICS ("" where nobody knows; tests on one
-    node use NVLink whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody asked
-    the hosts.
+    `gpu` is a type ("H200") or a product name, `fabric` one of reference_file.FABRICS ("" where nobody knows; tests on
+    one node use NVLink whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody
+    asked the hosts.
     """
     setting = TestSetting(gpu_type(gpu) or gpu, fabric, max(nodes, 1), references, limits or Limits())
     return tuple(
@@ -95,26 +109,30 @@ def figures_of(tested: Tested) -> dict[str, float]:
     for name, best in tested.best.items():
         found |= {f"best.{name}.{part}": getattr(best, part) for part in ("nvl_gbs", "rdma_gbs", "us")}
     if low := tested.low_latency:
-        spreads = {part: getattr(low, part) for part in ("dispatch_combine_gbs", "dispatch_gbs", "combine_gbs")}
-        found |= {f"low_latency.{part}": spread.median for part, spread in spreads.items() if spread}
+        found |= _medians("low_latency", low, ("dispatch_combine_gbs", "dispatch_gbs", "combine_gbs"))
         found |= {"low_latency.dispatch_us": low.dispatch_us, "low_latency.combine_us": low.combine_us}
-    for name, done in tested.operations.items():
-        spreads = {part: getattr(done, part) for part in ("so_gbs", "su_gbs", "us", "bus_gbs", "gpu_gbs")}
-        found |= {f"operations.{name}.{part}": spread.median for part, spread in spreads.items() if spread}
+    for name, operation in tested.operations.items():
+        found |= _medians(f"operations.{name}", operation, ("so_gbs", "su_gbs", "us", "bus_gbs", "gpu_gbs"))
     return {figure: value for figure, value in found.items() if value is not None}
+
+
+def _medians(path: str, figures: LowLatency | Operation, parts: Iterable[str]) -> dict[str, float | None]:
+    """Return the middle of each spread over the ranks, by its path."""
+    spreads: dict[str, Spread | None] = {part: getattr(figures, part) for part in parts}
+    return {f"{path}.{part}": spread.median for part, spread in spreads.items() if spread}
 
 
 def configured(tested: Tested, args: Sequence[str]) -> Tested:
     """Return the test with the settings that the words given to its script say (`--num-tokens 64`,
     `--num-tokens=64`), where its log does not say them itself."""
-    said: dict[str, int] = {}
+    given: dict[str, int] = {}
     for word, after in zip(args, (*args[1:], ""), strict=False):
         if match := ARGUMENT.match(word):
             value = match[2] or after
             name = match[1].replace("-", "_")
             if name in CONFIG and value.isdecimal():
-                said[name] = int(value)
-    return replace(tested, config={**said, **tested.config})
+                given[name] = int(value)
+    return replace(tested, config={**given, **tested.config})
 
 
 def nodes_of(tested: Tested, nodes: int) -> int:
@@ -122,14 +140,16 @@ def nodes_of(tested: Tested, nodes: int) -> int:
     return 1 if tested.test == "intranode" else max(nodes, 1)
 
 
-def settings_of(tested: Tested, nodes: int, book: ReferenceSet, limits: Limits) -> dict[str, float]:
-    """Return the settings of a test: what it said, else what its ranks and the hosts' GPUs say, else upstream's
+def settings_of(tested: Tested, nodes: int, references: ReferenceSet, limits: Limits) -> dict[str, float]:
+    """Return the settings of a test: its own output's, else what its ranks and the hosts' GPUs say, else upstream's
     defaults."""
-    found: dict[str, float] = dict(book.defaults.get(tested.test, {}))
+    found: dict[str, float] = dict(references.defaults.get(tested.test, {}))
     if limits.gpus:
         found[PROCESSES] = min(found.get(PROCESSES, limits.gpus), limits.gpus)
     said = {
-        name: value for name, value in tested.config.items() if isinstance(value, int | float) and abs(value) <= MOST
+        name: value
+        for name, value in tested.config.items()
+        if isinstance(value, int | float) and abs(value) <= MOST_VALUE
     }
     if ranks := said.get("num_ranks", len(tested.ranks)):
         found[PROCESSES] = ranks / nodes_of(tested, nodes)
@@ -145,15 +165,15 @@ def title(figure: str) -> str:
 def _verdict(tested: Tested, figure: str, value: float, setting: TestSetting) -> Verdict:
     unit, larger = unit_of(figure)
     bare = Verdict(FIGURE, figure, NONE, "", title(figure), test=tested.title, log=tested.log, unit=unit)
-    if not (0 if larger else LEAST) <= value <= MOST:
+    if not (0 if larger else LEAST_US) <= value <= MOST_VALUE:
         return replace(bare, text=f"{bare.title}: {value:g} {unit} is nothing that can be measured")
     if tested.is_later_pass:
         return replace(
             bare, value=value, text=f"{bare.title}: {value:.2f} {unit}; only figures of the first pass are compared"
         )
     nodes = nodes_of(tested, setting.nodes)
-    here = settings_of(tested, nodes, setting.book, setting.limits)
-    same = [one for one in setting.book.references if (one.test, one.figure) == (tested.test, figure)]
+    here = settings_of(tested, nodes, setting.references, setting.limits)
+    same = [one for one in setting.references.references if (one.test, one.figure) == (tested.test, figure)]
     apart = [(_differences(one, here, nodes, setting), one) for one in same]
     holds = sorted(
         (one for differences, one in reversed(apart) if not differences), key=lambda one: _rank(one, tested, setting)
@@ -197,7 +217,7 @@ def _differences(one: Reference, here: Mapping[str, float], nodes: int, setting:
     """Return in what a reference was measured otherwise than `here`, each as "num_tokens 4096 (here 64)"; none if it
     holds."""
     used = "nvlink" if nodes == 1 else setting.fabric
-    links = setting.book.gpus.get(setting.gpu)
+    links = setting.references.gpus.get(setting.gpu)
     found = []
     if one.gpu != setting.gpu and not (links and one.gpu == f"sm_{links.arch.replace('.', '')}"):
         found.append(f"{GPU} {one.gpu} (here {setting.gpu or 'unknown'})")
@@ -255,7 +275,7 @@ def _meanings(found: Verdict, holds: Sequence[Reference], nodes: int, setting: T
         "unit": found.unit,
         "reference": "none" if found.wanted is None else "some",
     }
-    for hint in setting.book.hints:
+    for hint in setting.references.hints:
         low = found.state == BELOW or any(sentence.startswith(("limit", "value")) for sentence in hint.when)
         if (
             low
@@ -285,3 +305,178 @@ def _remarks(found: Verdict, most: Ceiling | None) -> Iterator[str]:
         )
     elif most and (found.value or 0.0) > most.line and most.counted > most.line:
         yield f"more than the line's {most.line:.0f} {found.unit}: upstream counts tokens that stay local, too"
+
+
+LINKS_OF_FABRICS = {"infiniband": "InfiniBand", "roce": "Ethernet", "gib": "Ethernet"}
+BITS = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one host can move at most in one direction, in GB/s (10^9 bytes per second), the least of all hosts; None
+    where the facts do not say it. `nvlink_gbs` is of one GPU, `node_gbs` of all NICs of a host for GPUs together,
+    `nic_gbs` the share of one GPU in it. `gpus` and `nics` are per host. `why` says how they were found."""
+
+    nvlink_gbs: float | None = None
+    node_gbs: float | None = None
+    nic_gbs: float | None = None
+    gpus: int = 0
+    nics: int = 0
+    why: tuple[str, ...] = ()
+
+
+SLACK = 1.05
+"""How much more than the line can carry a figure may be before it cannot be: where tokens go is drawn, not dealt
+out."""
+
+ADDED_UP = 2.1
+"""The same of an all-reduce, whose bus rate is what a ring carries: a switch that adds up needs half of that."""
+
+LEAST_SHARE = 0.5
+"""Share of what the line can do that plain, long messages reach on healthy hardware at least. A choice: two H200
+reach 0.69 of their NVLinks (NCCL 2.28.9, 2026-11-21); ports below half their rate, most NICs left out, and sockets
+stay below half."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it.
+    `of` says which line; more than `counted` times `slack` cannot be, less than `least` (0: nobody knows) is slow
+    whatever is wrong."""
+
+    line: float
+    counted: float
+    of: str
+    slack: float = SLACK
+    least: float = 0.0
+
+
+def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
+    """Return the most that a figure of a test on so many nodes with so many ranks each can be; None where nobody knows.
+
+    Upstream's tests count tokens that stay on their GPU (NVLink) or their node (RDMA) like others
+    (test_internode.py: the sum over all nodes; V2's SO). Tokens go everywhere alike, so of n peers one is the sender
+    itself, and figures are up to n / (n - 1) times what the line carried: 100 GB/s on two nodes with 50 GB/s for
+    each GPU."""
+    part = figure.rpartition(".")[2]
+    if not part.endswith("_gbs"):
+        return None
+    if part in ("bus_gbs", "gpu_gbs"):
+        return _plain_ceiling(figure, nodes, ranks, limits)
+    up = part in ("nvl_gbs", "su_gbs") or (part not in ("rdma_gbs", "so_gbs") and nodes == 1)
+    line, peers, of = (limits.nvlink_gbs, ranks, "NVLink") if up else (limits.nic_gbs, nodes, "the NICs")
+    return Ceiling(line, line * peers / (peers - 1), of) if line and peers > 1 else None
+
+
+def _plain_ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
+    """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs
+    (pairs)."""
+    slack = SLACK
+    if figure.endswith("all_reduce.bus_gbs"):
+        slack = ADDED_UP
+    if nodes == 1:
+        most, of = limits.nvlink_gbs, "NVLink"
+    elif figure.endswith("gpu_gbs"):
+        most, of = limits.nic_gbs, "the NICs"
+    elif figure.endswith("all_reduce.bus_gbs"):
+        most, of = _all_reduce_most(ranks, limits)
+    else:
+        most, of = _all_to_all_most(nodes, ranks, limits), "the NICs"
+    return Ceiling(most, most, of, slack, LEAST_SHARE * most) if most else None
+
+
+def _all_reduce_most(ranks: float, limits: Limits) -> tuple[float | None, str]:
+    """Return the most of a ring's all-reduce and the line: it passes through all NICs of a node, and through the
+    NVLinks of each GPU."""
+    if not limits.nic_gbs:
+        return None, "the NICs"
+    of_nics = limits.nic_gbs * ranks
+    if limits.nvlink_gbs and (limits.nvlink_gbs <= of_nics or not of_nics):
+        return limits.nvlink_gbs, "NVLink"
+    return of_nics, "the NICs"
+
+
+def _all_to_all_most(nodes: int, ranks: float, limits: Limits) -> float | None:
+    """Return the most of an all-to-all: it sends 1 - 1 / nodes of all bytes through the NICs and counts 1 - 1 / ranks
+    of them."""
+    world = nodes * ranks
+    if not limits.nic_gbs or not world:
+        return None
+    return limits.nic_gbs * nodes / (nodes - 1) * (world - 1) / world
+
+
+def fabric_of(facts: Iterable[Facts], nodes: int) -> str:
+    """Return the fabric that a test on so many nodes uses: "nvlink" on one; "infiniband", "gib" (RoCE with Google's
+    gIB) or "roce" by the NICs of the hosts, "" where they have none."""
+    hosts = list(facts)
+    if nodes < 2:
+        return "nvlink"
+    rates = {
+        link: sum(nic.rate for host in hosts for nic in nics.sort_out(host, link).used)
+        for link in ("InfiniBand", "Ethernet")
+    }
+    if not any(rates.values()):
+        return ""
+    if rates["InfiniBand"] >= rates["Ethernet"]:
+        return "infiniband"
+    return "gib" if hosts and all(host.prepared.gib for host in hosts) else "roce"
+
+
+def gpu_nics(facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:
+    """Return the NICs that GPUs use, as "mlx5_3:1", by host: what `traffic.judge_traffic` expects. Hosts without
+    GPUs are left out."""
+    link = LINKS_OF_FABRICS.get(fabric_of(facts.values(), 2), "")
+    hosts = {
+        name: nics.assign_nics(host.gpus, nics.sort_out(host, link).used) for name, host in facts.items() if host.gpus
+    }
+    return {name: tuple(dict.fromkeys(map(str, own.values()))) for name, own in hosts.items()}
+
+
+def gpu_of(facts: Iterable[Facts]) -> str:
+    """Return the type of the hosts' GPUs ("H200"), "" where they have none or several types."""
+    types = {gpu_type(gpu.name) or gpu.name for host in facts for gpu in host.gpus}
+    return types.pop() if len(types) == 1 else ""
+
+
+def limits_of(facts: Sequence[Facts], references: ReferenceSet) -> Limits:
+    """Return what hosts can move at most; those without a GPU do not count."""
+    hosts = [host for host in facts if host.gpus]
+    if not hosts:
+        return Limits()
+    used = fabric_of(hosts, 2)
+    used_nics = [nics.sort_out(host, LINKS_OF_FABRICS[used]).used if used else () for host in hosts]
+    rates = [sum(nic.rate for nic in own) / BITS for own in used_nics]
+    slowest = min(range(len(hosts)), key=lambda index: rates[index] / len(hosts[index].gpus))
+    links = [_nvlink(host, references) for host in hosts]
+    known = [found for found in links if found is not None]
+    nvlink, how = min(known) if len(known) == len(links) else (None, "")
+    why = [how] if how else []
+    rate, gpus, count = rates[slowest], len(hosts[slowest].gpus), len(used_nics[slowest])
+    if rate:
+        why.append(f"{count} NICs of {rate * BITS / count:g} Gb/s for {gpus} GPUs")
+    return Limits(
+        nvlink_gbs=nvlink,
+        node_gbs=rate or None,
+        nic_gbs=rate / gpus if rate else None,
+        gpus=gpus,
+        nics=count,
+        why=tuple(why),
+    )
+
+
+def _nvlink(host: Facts, references: ReferenceSet) -> tuple[float, str] | None:
+    """Return GB/s of one GPU's NVLinks in one direction and how it was found; None where the GPU or its links are not
+    known.
+
+    Behind an NVSwitch `nvidia-smi topo` shows all links of a GPU for each of its peers, without one those to that
+    peer. The links of all peers together are more than a GPU has only in the first case."""
+    known = references.gpus.get(gpu_of([host]))
+    if known is None or not known.links or not host.prepared.nvlinks:
+        return None
+    counts: dict[int, list[int]] = {gpu.index: [] for gpu in host.gpus}
+    for pair in host.prepared.nvlinks:
+        links = int(pair.by[2:]) if pair.by[:2] == "NV" and pair.by[2:].isdecimal() else 0
+        for index in (pair.gpu, pair.other):
+            counts.setdefault(index, []).append(links)
+    least = min(sum(each) if sum(each) <= known.links else max(each) for each in counts.values())
+    return (least * known.gbs, f"{least} NVLinks of {known.gbs:g} GB/s") if least else None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tomlkit
 from tomlkit.items import AoT, Table
 
-from deepep_bootstrap.analysis import limits as bounds
-from deepep_bootstrap.analysis.compare import figures_of, nodes_of, settings_of
-from deepep_bootstrap.analysis.limits import Limits
+from deepep_bootstrap.analysis import compare
+from deepep_bootstrap.analysis.compare import Limits, figures_of, nodes_of, settings_of
 from deepep_bootstrap.analysis.reference_file import (
     CONFIG,
     FABRIC,
@@ -57,13 +56,13 @@ def saved(
     run: str,
     date: str,
     nodes: int,
-    book: ReferenceSet,
+    references: ReferenceSet,
     where: str = PATH,
 ) -> Saved:
     """Return the document of a site (`existing`, at `where`) with the figures of a run on `hosts`; see `recorded`
     and `site_text`."""
-    gpu, fabric = bounds.gpu_of(hosts), bounds.fabric_of(hosts, nodes)
-    made = recorded(tests, run, date, gpu=gpu, fabric=fabric, nodes=nodes, book=book, limits=bounds.limits(hosts, book))
+    gpu, fabric, limits = compare.gpu_of(hosts), compare.fabric_of(hosts, nodes), compare.limits_of(hosts, references)
+    made = recorded(tests, run, date, gpu=gpu, fabric=fabric, nodes=nodes, references=references, limits=limits)
     why_not = "the test printed no figures"
     if not GPU.fits(gpu_type(gpu) or gpu):
         why_not = f"references are by type of GPU, and this one's is not known: {gpu or 'none, or several types'}"
@@ -80,39 +79,46 @@ def recorded(
     gpu: str,
     fabric: str,
     nodes: int,
-    book: ReferenceSet,
+    references: ReferenceSet,
     limits: Limits | None = None,
 ) -> tuple[Reference, ...]:
     """Return references out of the figures of those tests that are ok, of several passes the first, for the name of
-    the run and its day (2026-11-20). The others are those of references.judge: tests judged by them later have the
-    same settings. None for a GPU or a fabric without a name that `refbook` reads: one such line would make the whole
-    file unreadable."""
+    the run and its day (2026-11-20). The others are those of compare.judge: tests judged by them later have the
+    same settings. None for a GPU or a fabric without a name that `reference_file` reads: one such line would make the
+    whole file unreadable."""
+    if not GPU.fits(gpu_type(gpu) or gpu):
+        return ()
     found: dict[tuple[Key, str], Reference] = {}
     for tested in tests:
         used = nodes_of(tested, nodes)
-        here = "nvlink" if used == 1 else fabric
-        if tested.is_later_pass or not (tested.ok and GPU.fits(gpu_type(gpu) or gpu) and FABRIC.fits(here)):
+        link = "nvlink" if used == 1 else fabric
+        if not tested.ok or tested.is_later_pass or not FABRIC.fits(link):
             continue
-        settings = settings_of(tested, nodes, book, limits or Limits())
-        config = {name: (int(settings[name]),) for name in CONFIG if name in settings and settings[name] >= 0}
-        for figure, value in figures_of(tested).items():
-            if value > 0:
-                one = Reference(
-                    gpu=gpu_type(gpu) or gpu,
-                    fabric=here,
-                    nodes=used,
-                    test=tested.test,
-                    generation=tested.generation,
-                    figure=figure,
-                    value=value,
-                    lower=TOLERANCE,
-                    upper=TOLERANCE,
-                    source=f"this site, {date}, run {run}",
-                    config=config,
-                    site=True,
-                )
-                found[_key(one), figure] = one
+        settings = settings_of(tested, nodes, references, limits or Limits())
+        bare = Reference(
+            gpu=gpu_type(gpu) or gpu,
+            fabric=link,
+            nodes=used,
+            test=tested.test,
+            generation=tested.generation,
+            figure="",
+            value=0.0,
+            lower=TOLERANCE,
+            upper=TOLERANCE,
+            source=f"this site, {date}, run {run}",
+            config={name: (int(settings[name]),) for name in CONFIG if settings.get(name, -1) >= 0},
+            site=True,
+        )
+        for one in _with_figures(bare, tested):
+            found[_key(one), one.figure] = one
     return tuple(found.values())
+
+
+def _with_figures(bare: Reference, tested: Tested) -> Iterator[Reference]:
+    """Yield a reference for each figure of a test, all else as in `bare`."""
+    for figure, value in figures_of(tested).items():
+        if value > 0:
+            yield replace(bare, figure=figure, value=value)
 
 
 def site_text(existing: str, references: Sequence[Reference], where: str = PATH) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap.analysis.reference_file import ReferenceSet
-from deepep_bootstrap.analysis.verdict import BELOW, ERROR, NIC, NONE, NOTE, OK, Verdict
+from deepep_bootstrap.analysis.reference_file import ErrorCounter, ReferenceSet
+from deepep_bootstrap.analysis.results.model import BELOW, ERROR, NIC, NONE, NOTE, OK, Verdict
 from deepep_bootstrap.testing.run_folder import WORD_BYTES, Counter, Counters, TestRun
 
 FAIR = 0.5
@@ -27,7 +27,7 @@ SATURATED = (2**32 - 1) * WORD_BYTES
 never stop there."""
 
 FAST = 0.5
-"""NICs of less than this fraction of the fastest one's rate are for management (fabric.sort_out has the same)."""
+"""NICs of less than this fraction of the fastest one's rate are for management (nics.sort_out has the same)."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,37 @@ def nic_traffic(run: TestRun, expected_nics: Mapping[str, Collection[str]] | Non
 
 
 def judge_traffic(
-    run: TestRun, *, expected_nics: Mapping[str, Collection[str]] | None = None, book: ReferenceSet | None = None
+    run: TestRun, *, expected_nics: Mapping[str, Collection[str]] | None = None, references: ReferenceSet | None = None
 ) -> tuple[Verdict, ...]:
     """Return verdicts on the NICs of a run's hosts and on new errors of NICs and GPUs.
 
     `expected_nics` are the devices that carry GPU traffic by host ("mlx5_3", or with its port "mlx5_3:1"); a host that
     is not in it, or None, means the NICs of its prevailing link layer that are at least half as fast as the fastest. On
-    one node no NIC carries anything, so there only errors are judged. `book` says what error counters mean.
+    one node no NIC carries anything, so there only errors are judged. `references` say what error counters mean.
     """
     hosts = _hosts(run)
+    is_between_nodes = len(hosts) > 1
     found: list[Verdict] = []
     for host in hosts:
         before, after = run.counters.get(host, (None, None))
         if before is None or after is None:
-            when = "before and after" if before is after else "before" if before is None else "after"
-            found.append(Verdict(NIC, "counters", NONE, f"no counters from {when} the test", host=host))
+            found.append(_uncounted(host, before, after))
             continue
         nics = _of_host(run, host, expected_nics)
-        if len(hosts) > 1:
+        if is_between_nodes:
             found += _traffic_verdicts(host, [nic for nic in nics if nic.expected])
         devices = [*nics, *_gpu_errors(host, before, after)]
-        found += [*_error_verdicts(host, devices, book or ReferenceSet()), *_gone_gpus(host, before, after)]
+        found += _error_verdicts(host, devices, references or ReferenceSet())
+        found += _gone_gpus(host, before, after)
     return tuple(found)
+
+
+def _uncounted(host: str, before: Counters | None, after: Counters | None) -> Verdict:
+    """Return the verdict on a host whose counters are not there on both sides of the test."""
+    when = "after"
+    if before is None:
+        when = "before and after" if after is None else "before"
+    return Verdict(NIC, "counters", NONE, f"no counters from {when} the test", host=host)
 
 
 def _hosts(run: TestRun) -> tuple[str, ...]:
@@ -168,24 +177,36 @@ def _traffic_verdicts(host: str, nics: Sequence[NicTraffic]) -> Iterator[Verdict
     if not nics:
         yield Verdict(NIC, "nics", NONE, "no RDMA NIC: what the nodes sent each other went over sockets", host=host)
         return
-    for nic in nics:
-        if nic.problem:
-            yield Verdict(NIC, nic.device, BELOW if nic.gone else NONE, f"{nic.device} {nic.problem}", host=host)
+    yield from _problem_verdicts(host, nics)
     known = [nic for nic in nics if not nic.problem]
+    if not known:
+        return
     sent, received = sum(nic.sent for nic in known), sum(nic.received for nic in known)
     both = f"{gigabytes(sent)} sent, {gigabytes(received)} received"
-    if known and max(sent, received) < LEAST * len(known):
+    if max(sent, received) < LEAST * len(known):
         text = f"no NIC carried the test's traffic: {both} by {_count(known)}"
         means = ("the nodes reached each other another way, such as sockets, or this driver does not count RDMA",)
         yield Verdict(NIC, "nics", BELOW, text, host=host, means=means)
         return
-    fair = 1 / len(known) if known else 0.0
-    low = [nic for nic in known if nic.share < FAIR * fair]
+    low = [nic for nic in known if nic.share < FAIR / len(known)]
     yield from (_low(nic, known, sent, received) for nic in low)
-    if known and not low and len(known) == len(nics):
-        shares = sorted(100 * share for nic in known for share in (nic.share_sent, nic.share_received))
-        span = "" if len(known) == 1 else f", {shares[0]:.1f} to {shares[-1]:.1f} % each"
-        yield Verdict(NIC, "nics", OK, f"{_count(known)} carried traffic: {both}{span}", host=host)
+    if not low and len(known) == len(nics):
+        yield Verdict(NIC, "nics", OK, f"{_count(known)} carried traffic: {both}{_span(known)}", host=host)
+
+
+def _problem_verdicts(host: str, nics: Iterable[NicTraffic]) -> Iterator[Verdict]:
+    """Yield a verdict for each NIC of which nothing is known."""
+    for nic in nics:
+        if nic.problem:
+            yield Verdict(NIC, nic.device, BELOW if nic.gone else NONE, f"{nic.device} {nic.problem}", host=host)
+
+
+def _span(nics: Sequence[NicTraffic]) -> str:
+    """Return the least and the largest share of several NICs in words."""
+    if len(nics) == 1:
+        return ""
+    shares = sorted(100 * share for nic in nics for share in (nic.share_sent, nic.share_received))
+    return f", {shares[0]:.1f} to {shares[-1]:.1f} % each"
 
 
 def _low(nic: NicTraffic, known: Sequence[NicTraffic], sent: int, received: int) -> Verdict:
@@ -231,30 +252,32 @@ def _gone_gpus(host: str, before: Counters, after: Counters) -> Iterator[Verdict
         yield Verdict(ERROR, f"gpu {index}", BELOW, f"gpu {index} is gone since the test began", host=host, means=means)
 
 
-def _error_verdicts(host: str, devices: Iterable[NicTraffic], book: ReferenceSet) -> Iterator[Verdict]:
+def _error_verdicts(host: str, devices: Iterable[NicTraffic], references: ReferenceSet) -> Iterator[Verdict]:
     """Yield a verdict for each NIC or GPU with new errors; those of NICs that carry no GPU traffic are only noted,
     and so are as many as a healthy link may have for what it carried."""
-    for one in devices:
-        if not one.errors:
-            continue
-        known = {name: book.counters[name] for name in one.errors if name in book.counters}
-        bad = {name: one.errors[name] > counter.usual(one.received) for name, counter in known.items() if counter.fails}
-        named = ", ".join(f"{name} {count}" for name, count in sorted(one.errors.items()))
-        means = [counter.means for counter in sorted(known.values(), key=lambda counter: not counter.fails)]
-        usual = [name for name, beyond in bad.items() if not beyond]
-        means += [
-            f"{name}: no more than links may have ({known[name].per_tb:g} for 10^12 bytes: {known[name].source})"
-            for name in usual
-        ]
-        state = BELOW if one.expected and any(bad.values()) else NOTE
-        yield Verdict(
-            ERROR,
-            one.device,
-            state,
-            f"{one.device} has new errors: {named}",
-            host=host,
-            means=tuple(dict.fromkeys(means)),
-        )
+    for device in devices:
+        if device.errors:
+            yield _error_verdict(host, device, references.counters)
+
+
+def _error_verdict(host: str, device: NicTraffic, counters: Mapping[str, ErrorCounter]) -> Verdict:
+    known = {name: counters[name] for name in device.errors if name in counters}
+    failing = {name: counter for name, counter in known.items() if counter.fails}
+    usual = [name for name, counter in failing.items() if device.errors[name] <= counter.usual(device.received)]
+    means = [counter.means for counter in sorted(known.values(), key=lambda counter: not counter.fails)]
+    for name in usual:
+        counter = known[name]
+        means.append(f"{name}: no more than links may have ({counter.per_tb:g} for 10^12 bytes: {counter.source})")
+    is_bad = device.expected and len(usual) < len(failing)
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(device.errors.items()))
+    return Verdict(
+        ERROR,
+        device.device,
+        BELOW if is_bad else NOTE,
+        f"{device.device} has new errors: {counts}",
+        host=host,
+        means=tuple(dict.fromkeys(means)),
+    )
 
 
 def gigabytes(count: int) -> str:

@@ -68,7 +68,8 @@ class Wanted:
 
 
 def read_wanted(flags: Flags) -> Wanted:
-    """Return what the flags choose; Trouble with the reason where the stack breaks a rule of env/rules/compatibility.toml."""
+    """Return what the flags choose; Trouble with the reason where the stack breaks a rule of
+    env/rules/compatibility.toml."""
     lock, stack = read_lock(flags)
     if problems := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*problems)

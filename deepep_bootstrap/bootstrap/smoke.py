@@ -13,7 +13,7 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import slurm_run, ssh_run
-from deepep_bootstrap.testing.placement import find_spot
+from deepep_bootstrap.testing.placement import find_placement
 from deepep_bootstrap.testing.slurm_run import LATE, TestRequest, TestRunResult
 
 SMOKE = "smoke"
@@ -41,7 +41,7 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
         kind, record, slurm_run.run_name(SMOKE), 1, LIMIT, start_limit=PATIENCE, user=context.build_user
     )
     try:
-        spot = find_spot(
+        spot = find_placement(
             survey, kind, 1, limited=bool(context.flags.limit), use_busy=context.flags.on_busy_host == "use"
         )
     except Trouble as trouble:

@@ -9,8 +9,7 @@ from deepep_bootstrap.analysis.assess import Assessment, telling_logs
 from deepep_bootstrap.analysis.compare import figures_of
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.results.model import Tested
-from deepep_bootstrap.analysis.verdict import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK
+from deepep_bootstrap.analysis.results.model import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK, Tested
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number

@@ -26,7 +26,7 @@ from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report.compose import PAST_RUNS, compose, keyed
 from deepep_bootstrap.report.model import Past, Report
-from deepep_bootstrap.testing import collect, run_folder
+from deepep_bootstrap.testing import run_folder
 from deepep_bootstrap.testing.run_folder import TestRun, parse_values
 
 SITE_FILES = (assess.CAUSES, reference_file.FILE)
@@ -56,8 +56,8 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
 def _read_there(door: Transport, place: PrefixHandle, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
     runs = listed(door, place)
     folder = choose_run(runs, name, f"{place.host.name} {place.prefix}/logs/tests")
-    collected = collect.collect(door, place, folder, patience=0)
-    site = {file: collect.read_site(door, place, file) for file in SITE_FILES}
+    collected = run_folder.collect(door, place, folder, patience=0)
+    site = {file: run_folder.read_site(door, place, file) for file in SITE_FILES}
     run = run_folder.of_files(PurePosixPath(folder).name, collected.files)
     past = earlier(door, place, runs, like(run, runs))
     remarks = tuple(f"{missing} bytes of {file} are left out" for file, missing in collected.cut.items())
@@ -224,7 +224,7 @@ def _read(door: Transport, place: PrefixHandle, folders: Iterable[str], most: in
         raise Trouble(
             Problem(f"{place.host.name} {place.prefix}/logs/tests", "runs cannot be looked at", last_lines(reply.err))
         )
-    found = collect.parse_collected(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
+    found = run_folder.parse_collected(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
     return {path: text for path, text in found.files.items() if path not in found.cut}
 
 

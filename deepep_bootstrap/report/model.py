@@ -16,10 +16,9 @@ from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.reference_file import unit_of
 from deepep_bootstrap.analysis.results import model
 from deepep_bootstrap.analysis.results.collectors import numbers
-from deepep_bootstrap.analysis.results.model import Tested
+from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, Tested, Verdict
 from deepep_bootstrap.analysis.traffic import NicTraffic
 from deepep_bootstrap.analysis.tuning.sweep import HeatMap, heat_maps
-from deepep_bootstrap.analysis.verdict import BELOW, ERROR, FIGURE, NIC, Verdict
 from deepep_bootstrap.core.errors import plain
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.records import natural

@@ -4,16 +4,16 @@ commands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from deepep_bootstrap.analysis.assess import Assessment
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.verdict import BELOW, ERROR, FIGURE, NIC, NONE, OK, Verdict, worst_first
+from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, NONE, OK, Verdict, worst_first
 from deepep_bootstrap.core.nodeset import fold
 
 SHOWN = 12
-"""Verdicts told one by one; the report has all of them."""
+"""Verdicts shown one by one; the report has all of them."""
 
 STYLES = {BELOW: "red", OK: "green", NONE: "dim"}
 
@@ -21,35 +21,45 @@ STYLES = {BELOW: "red", OK: "green", NONE: "dim"}
 def lines(assessment: Assessment) -> Iterator[tuple[str, str]]:
     """Yield lines, each with the style it is shown in."""
     for tested in assessment.tests:
-        for number, line in enumerate(wording.lines(tested)):
-            yield line, "bold" if number == 0 else ""
-    told = [
-        verdict
-        for verdict in worst_first(assessment.verdicts)
-        if not (verdict.kind == FIGURE and verdict.state == NONE)
-    ]
-    for verdict, where in _folded(told)[:SHOWN]:
-        for number, line in enumerate(verdict.lines()):
-            plain = line.replace(f"{verdict.host}: ", f"{where}: ", 1) if verdict.host and number == 0 else line
-            yield plain, STYLES.get(verdict.state, "") if number == 0 else ""
-    later = {tested.title for tested in assessment.tests if tested.is_later_pass}
-    bare = sum(
-        verdict.kind == FIGURE and verdict.state == NONE and verdict.test not in later
-        for verdict in assessment.verdicts
-    )
-    if bare:
-        yield (
-            (
-                f"none   {bare} figures have no reference for this GPU, network and these settings "
-                "(--save-as-reference keeps them)"
-            ),
-            "dim",
-        )
-    for number, line in enumerate(engine.brief(assessment.diagnosis)):
-        yield line, "bold" if number == 0 else ""
+        yield from _under_head(wording.lines(tested), "bold")
+    yield from _verdict_lines(assessment.verdicts)
+    yield from _without_reference(assessment)
+    yield from _under_head(engine.brief(assessment.diagnosis), "bold")
     more = assessment.diagnosis.findings[1:]
     if more:
         yield f"also possible: {', '.join(finding.cause for finding in more)} (invoke diagnose)", "dim"
+
+
+def _under_head(texts: Iterable[str], style: str) -> Iterator[tuple[str, str]]:
+    """Yield lines of which the first one has a style."""
+    for number, text in enumerate(texts):
+        yield text, "" if number else style
+
+
+def _verdict_lines(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
+    """Yield the verdicts that deserve a look, the worst first."""
+    shown = [verdict for verdict in worst_first(verdicts) if not _is_without_reference(verdict)]
+    for verdict, hosts in _folded(shown)[:SHOWN]:
+        first, *others = verdict.lines()
+        if verdict.host:
+            first = first.replace(f"{verdict.host}: ", f"{hosts}: ", 1)
+        yield from _under_head([first, *others], STYLES.get(verdict.state, ""))
+
+
+def _without_reference(assessment: Assessment) -> Iterator[tuple[str, str]]:
+    """Yield a line with the number of figures that have no reference; those of later passes never have one."""
+    later = {tested.title for tested in assessment.tests if tested.is_later_pass}
+    bare = [verdict for verdict in assessment.verdicts if _is_without_reference(verdict) and verdict.test not in later]
+    if bare:
+        text = (
+            f"none   {len(bare)} figures have no reference for this GPU, network and these settings "
+            "(--save-as-reference keeps them)"
+        )
+        yield text, "dim"
+
+
+def _is_without_reference(verdict: Verdict) -> bool:
+    return verdict.kind == FIGURE and verdict.state == NONE
 
 
 def unkept(code: int, assessment: Assessment) -> str:

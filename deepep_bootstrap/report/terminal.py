@@ -10,11 +10,11 @@ from rich.text import Text
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
+from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
-from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.report import charts, html
-from deepep_bootstrap.report.charts import Scale
+from deepep_bootstrap.report import html
+from deepep_bootstrap.report.html import Scale
 from deepep_bootstrap.report.model import (
     FAILED,
     HEADLINES,
@@ -176,19 +176,22 @@ def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, *, style: 
 def _traffic(screen: Screen, report: Report, glyphs: Glyphs) -> None:
     hosts = [host for host in report.hosts if len(report.hosts) <= html.MANY_HOSTS or host.state != "ok"]
     for host in hosts:
-        _head(screen, f"NIC traffic of {host.host}, share of what it sent")
-        rows = table("  NIC", DRAWING, ">share", ">sent", ">received", "")
-        for row in host.nics:
-            rows.add_row(*_nic(host, row, glyphs))
-        if host.nics:
-            screen.show(rows)
-        for row in host.nics:
-            if row.text:
-                screen.say(f"  {clean(row.text)}", style=STYLES.get(row.state, ""))
-        for verdict in host.said:
-            screen.say(f"  {verdict.state}: {clean(verdict.text)}", style=STYLES.get(verdict.state, ""))
+        _host_traffic(screen, host, glyphs)
     if left := len(report.hosts) - len(hosts):
         _head(screen, f"NIC traffic of {left} more hosts: nothing against it")
+
+
+def _host_traffic(screen: Screen, host: HostRow, glyphs: Glyphs) -> None:
+    _head(screen, f"NIC traffic of {host.host}, share of what it sent")
+    rows = table("  NIC", DRAWING, ">share", ">sent", ">received", "")
+    for row in host.nics:
+        rows.add_row(*_nic(host, row, glyphs))
+    if host.nics:
+        screen.show(rows)
+    remarks = [(row.state, row.text) for row in host.nics if row.text]
+    remarks += [(verdict.state, f"{verdict.state}: {verdict.text}") for verdict in host.said]
+    for state, text in remarks:
+        screen.say(f"  {clean(text)}", style=STYLES.get(state, ""))
 
 
 def _nic(host: HostRow, row: NicRow, glyphs: Glyphs) -> Iterator[Text]:
@@ -246,7 +249,7 @@ def _cells(grid: Grid, number: int, span: tuple[float, float]) -> Iterator[Text]
         if value is None:
             yield Text("")
             continue
-        step = charts.step_of(value, *span, len(SHADES))
+        step = html.step_of(value, *span, len(SHADES))
         ink = "black" if step >= DARK_FROM else "white"
         star = "*" if grid.best == (grid.rows[number], column) else " "
         yield Text(f"{value:6.1f}{star}", style=f"{ink} on color({SHADES[step]})")
@@ -286,4 +289,4 @@ def sparkline(values: Sequence[float], glyphs: Glyphs) -> Text:
 
 def _heights(values: Sequence[float], glyphs: Glyphs) -> Iterable[str]:
     low, high = min(values), max(values)
-    return (glyphs.steps[charts.step_of(value, low, high, len(glyphs.steps))] for value in values)
+    return (glyphs.steps[html.step_of(value, low, high, len(glyphs.steps))] for value in values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -39,7 +38,7 @@ class Placement:
         return self.client.name if self.client else fold(host.name for host in self.hosts)
 
 
-def find_spot(
+def find_placement(
     survey: Survey, kind: Kind, nodes: int, *, via: str = "", limited: bool = False, use_busy: bool = False
 ) -> Placement:
     """Return where a test of `kind` runs on `nodes` nodes (0: as many as it takes by default). Slurm does it where
@@ -48,19 +47,30 @@ def find_spot(
     if via and via not in VIAS:
         raise Trouble(Problem("--via", "unknown value", via, " or ".join(VIAS)))
     client = None if via == SSH else slurm_client(survey)
-    if client is None and via == SLURM:
+    if client is not None:
+        return _with_slurm(survey, kind, nodes, client, limited=limited)
+    if via == SLURM:
         raise Trouble(Problem(survey.inventory.path, "no Slurm client on any host", wanted="sbatch", try_="--via=ssh"))
-    gpu = {host.name: survey.facts[host.name] for host in survey.reached if host.role == "gpu"}
-    if client is None:
-        usable = {name: seen for name, seen in gpu.items() if use_busy or not _busy(survey, seen)}
-        return _without_slurm(survey, kind, nodes, usable)
-    known = [
-        seen.slurm.node
-        for seen in gpu.values()
-        if seen.slurm.node and commands.is_usable(seen.slurm.state, _reservation(survey))
-    ]
-    count = nodes or (max(len(known), kind.fewest) if kind.name in EVERY else kind.nodes)
+    return _without_slurm(survey, kind, nodes, use_busy=use_busy)
+
+
+def _gpu_hosts(survey: Survey) -> dict[str, Facts]:
+    return {host.name: survey.facts[host.name] for host in survey.reached if host.role == "gpu"}
+
+
+def _count_nodes(kind: Kind, nodes: int, most: int) -> int:
+    """Return how many of `most` nodes a test takes; Trouble where its kind cannot run on so many."""
+    by_default = max(most, kind.fewest) if kind.name in EVERY else kind.nodes
+    count = nodes or by_default
     kind.check_nodes(count)
+    return count
+
+
+def _with_slurm(survey: Survey, kind: Kind, nodes: int, client: Host, *, limited: bool) -> Placement:
+    reservation = _reservation(survey)
+    states = [seen.slurm for seen in _gpu_hosts(survey).values()]
+    known = [slurm.node for slurm in states if slurm.node and commands.is_usable(slurm.state, reservation)]
+    count = _count_nodes(kind, nodes, len(known))
     if limited and len(known) < count:
         raise Trouble(
             Problem("--limit", f"too few nodes of Slurm for the {kind.name} test", str(len(known)), str(count))
@@ -89,20 +99,20 @@ def _busy(survey: Survey, seen: Facts) -> str:
     return decisions.busy_with(seen, _reservation(survey))
 
 
-def _without_slurm(survey: Survey, kind: Kind, nodes: int, usable: Mapping[str, Facts]) -> Placement:
-    hosts = tuple(host for host in survey.reached if host.name in usable)
-    busy = {host.name: _busy(survey, survey.facts[host.name]) for host in survey.reached if host.role == "gpu"}
-    left = {name: why for name, why in busy.items() if name not in usable}
+def _without_slurm(survey: Survey, kind: Kind, nodes: int, *, use_busy: bool) -> Placement:
+    busy = {name: _busy(survey, seen) for name, seen in _gpu_hosts(survey).items()}
+    left = {} if use_busy else {name: why for name, why in busy.items() if why}
+    free = busy.keys() - left.keys()
+    hosts = tuple(host for host in survey.reached if host.name in free)
     notes = tuple(f"{name} is busy ({why}) and is left alone" for name, why in left.items())
     if not busy:
         raise Trouble(
             Problem(survey.inventory.path, "no GPU host answered", wanted="a host with role=gpu to run the test on")
         )
-    count = nodes or (max(len(hosts), kind.fewest) if kind.name in EVERY else kind.nodes)
-    kind.check_nodes(count)
-    if len(hosts) < count:
-        found = "; ".join([f"{len(hosts)} of {len(busy)}", *notes])
-        fewer = f"--nodes={len(hosts)}, " if kind.fewest <= len(hosts) and hosts else ""
-        remedy = "later, or --on-busy-host=use" if left else f"{fewer}more hosts, or another --kind"
-        raise Trouble(Problem(fold(busy), f"too few free hosts for the {kind.name} test", found, str(count), remedy))
-    return Placement(None, count, hosts[:count], notes=notes)
+    count = _count_nodes(kind, nodes, len(hosts))
+    if len(hosts) >= count:
+        return Placement(None, count, hosts[:count], notes=notes)
+    found = "; ".join([f"{len(hosts)} of {len(busy)}", *notes])
+    fewer = f"--nodes={len(hosts)}, " if kind.fewest <= len(hosts) and hosts else ""
+    remedy = "later, or --on-busy-host=use" if left else f"{fewer}more hosts, or another --kind"
+    raise Trouble(Problem(fold(busy), f"too few free hosts for the {kind.name} test", found, str(count), remedy))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import RecordForm, Records, read_records
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
@@ -22,7 +22,7 @@ START_LIMIT = 600
 """Seconds a test's job may wait for its nodes."""
 
 LATER = 2
-"""Minutes that Slurm's own limit of a job is behind ours, which knows what to say of the logs."""
+"""Minutes by which Slurm's time limit exceeds ours, so that ours fires first and can report from the logs."""
 
 ASK_LIMIT = 60.0
 """Seconds for a question to Slurm; a controller that does not answer keeps sbatch for longer."""
@@ -85,7 +85,7 @@ class TestRequest:
 
 @dataclass(frozen=True)
 class LastOutput:
-    """What one log of a node or a rank held when the time was over: its name, seconds since its last line, lines,
+    """The state of one log of a node or a rank when the time was over: its name, seconds since its last line, lines,
     and that line."""
 
     log: str
@@ -96,10 +96,10 @@ class LastOutput:
 
 @dataclass(frozen=True)
 class TestRunResult:
-    """How running a test went. `state` is ended, refused, late (never started), hung (the time was over), unwritten
-    (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at `place`
-    ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself; `said`
-    what its logs held when the time was over."""
+    """The result of running a test. `state` is ended, refused, late (never started), hung (the time was over),
+    unwritten (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at
+    `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself;
+    `said` what its logs held when the time was over."""
 
     outcome: Outcome
     state: str
@@ -120,71 +120,88 @@ def run_name(kind: str) -> str:
 
 
 def submit(
-    door: Transport, host: Host, wish: TestRequest, recipes: Mapping[str, str], *, on_line: OnLine | None = None
+    door: Transport, host: Host, request: TestRequest, recipes: Mapping[str, str], *, on_line: OnLine | None = None
 ) -> TestRunResult:
     """Submit a test on `host`, a client of Slurm, and follow it to its end; its output goes to `on_line` line by line.
 
     An interrupt ends the job as well: the script on the host is watched. Trouble where it could not be followed.
     """
     env = {
-        **wish.env,
-        "START_LIMIT": str(wish.start_limit),
-        "TIME_LIMIT": str(wish.time_limit),
-        "OPTIONS": "\n".join(wish.options),
+        **request.env,
+        "START_LIMIT": str(request.start_limit),
+        "TIME_LIMIT": str(request.time_limit),
+        "OPTIONS": "\n".join(request.options),
     }
-    job = Job(compose(recipes, *SUBMIT), wish.args, env, wish.user, watched=True, timeout=None)
+    job = Job(compose(recipes, *SUBMIT), request.args, env, request.user, watched=True, timeout=None)
     reply = door.run(host, job, _without_data(on_line))
     if reply.code:
-        raise Trouble(Problem(host.name, f"the {wish.kind.name} test could not be followed", reply.err.strip()[-400:]))
-    return submitted(reply, wish, host)
+        raise Trouble(
+            Problem(host.name, f"the {request.kind.name} test could not be followed", reply.err.strip()[-400:])
+        )
+    return submitted(reply, request, host)
 
 
-def never_runs(door: Transport, host: Host, wish: TestRequest) -> str:
+def never_runs(door: Transport, host: Host, request: TestRequest) -> str:
     """Return why Slurm would refuse a test, in its own words, "" where it takes it: sbatch asks and submits nothing.
     Nodes that are drained or down keep it waiting, which is no refusal."""
     reply = door.run(
         host,
-        Job('sbatch --test-only "$@" 2>&1', (*wish.options, wish.file, *wish.args), user=wish.user, timeout=ASK_LIMIT),
+        Job(
+            'sbatch --test-only "$@" 2>&1',
+            (*request.options, request.file, *request.args),
+            user=request.user,
+            timeout=ASK_LIMIT,
+        ),
     )
     said = reply.out.strip().rpartition("\n")[2]
     return said[-200:] if reply.code and not any(words in said for words in MAY_PASS) else ""
 
 
-def submitted(reply: Reply, wish: TestRequest, host: Host) -> TestRunResult:
-    """Return how it went, from what test/submit.sh printed; Trouble for an answer that cannot be read."""
-    said = read_records(reply.out, SUBMIT_FORM, reply.host, "test/submit.sh")
-    place = said.text("place")
-    words = tuple(
+def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
+    """Return the result, from what test/submit.sh printed; Trouble for an answer that cannot be read."""
+    records = read_records(reply.out, SUBMIT_FORM, reply.host, "test/submit.sh")
+    place = records.text("place")
+    outputs = tuple(
         LastOutput(row[0], int(row[1]), int(row[2]), row[3])
-        for row in said.rows("said")
+        for row in records.rows("said")
         if row[1].isdecimal() and row[2].isdecimal()
     )
+    end = _end_of(records, request)
+    log = f"{place}/job.log" if end.state in {ENDED, HUNG} else ""
+    state = "failed" if end.code else "done"
+    outcome = Outcome(f"{request.kind.name} test", reply.host, state, end.detail, reply.seconds, end.code, log)
+    return TestRunResult(outcome, end.state, host, place, said=outputs)
 
-    def end(state: str, detail: str, code: int = TROUBLE) -> TestRunResult:
-        log = f"{place}/job.log" if state in {ENDED, HUNG} else ""
-        outcome = Outcome(
-            f"{wish.kind.name} test", reply.host, "failed" if code else "done", detail, reply.seconds, code, log
-        )
-        return TestRunResult(outcome, state, host, place, said=words)
 
-    if refused := said.text("refused"):
-        return end(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
-    job = commands.parse_job(said.text("record"))
-    name = f"job {said.text('job')}"
+@dataclass(frozen=True)
+class _End:
+    """The end of a test: one of the states of a TestRunResult, the sentence for people and the exit code."""
+
+    state: str
+    detail: str
+    code: int = TROUBLE
+
+
+def _end_of(records: Records, request: TestRequest) -> _End:
+    """Return how a submitted test ended, by the records of test/submit.sh."""
+    if refused := records.text("refused"):
+        return _End(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
+    job = commands.parse_job(records.text("record"))
+    name = f"job {records.text('job')}"
     if job is None:
-        return end(LOST, f"{name}: Slurm has lost sight of it")
-    if said.text("late"):
-        return end(LATE, f"{name} did not start in {wish.start_limit} s: {job.reason or job.state}")
+        return _End(LOST, f"{name}: Slurm has lost sight of it")
+    if records.text("late"):
+        return _End(LATE, f"{name} did not start in {request.start_limit} s: {job.reason or job.state}")
     where = f"{name} on {commands.fold(job.nodes) or 'no node'}"
-    if said.text("hung") or job.state == "TIMEOUT":
-        return end(HUNG, f"{where}: no end after {wish.time_limit} s", VERDICT)
+    if records.text("hung") or job.state == "TIMEOUT":
+        return _End(HUNG, f"{where}: no end after {request.time_limit} s", VERDICT)
     if job.state == "FAILED" and job.code == NO_OUTPUT:
-        return end(
-            UNWRITTEN, Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see").said
-        )
+        place = records.text("place")
+        problem = Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see")
+        return _End(UNWRITTEN, problem.said)
     if job.state == "COMPLETED" and job.code == 0:
-        return end(ENDED, f"{where} passed", OK)
-    return end(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
+        return _End(ENDED, f"{where} passed", OK)
+    return _End(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
 
 
 def _without_data(on_line: OnLine | None) -> OnLine | None:

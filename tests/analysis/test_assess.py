@@ -9,7 +9,7 @@ import pytest
 from deepep_bootstrap.analysis import assess
 from deepep_bootstrap.analysis.assess import Books
 from deepep_bootstrap.analysis.diagnosis.engine import SURE
-from deepep_bootstrap.analysis.verdict import Verdict
+from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma, Slurm
 from deepep_bootstrap.inventory.survey import read_tree

@@ -15,8 +15,8 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap.analysis import compare, limits, site_references, verdict
-from deepep_bootstrap.analysis.limits import Limits
+from deepep_bootstrap.analysis import compare, site_references
+from deepep_bootstrap.analysis.compare import Limits
 from deepep_bootstrap.analysis.reference_file import (
     Reference,
     ReferenceSet,
@@ -26,9 +26,8 @@ from deepep_bootstrap.analysis.reference_file import (
     read_book,
 )
 from deepep_bootstrap.analysis.results import read
-from deepep_bootstrap.analysis.results.model import Best, LowLatency, Operation, Rank, Spread
+from deepep_bootstrap.analysis.results.model import Best, LowLatency, Operation, Rank, Spread, Verdict, worst_first
 from deepep_bootstrap.analysis.results.model import Tested as Found
-from deepep_bootstrap.analysis.verdict import Verdict
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma
 from deepep_bootstrap.inventory.machine import Machine, ReachedPort
@@ -117,7 +116,7 @@ def test_the_worst_comes_first() -> None:
         Verdict("figure", str(number), state, "")
         for number, state in enumerate(("ok", "none", "below", "note", "above", "below"))
     ]
-    assert [one.subject for one in verdict.worst_first(mixed)] == ["2", "5", "4", "3", "1", "0"]
+    assert [one.subject for one in worst_first(mixed)] == ["2", "5", "4", "3", "1", "0"]
 
 
 # --- the shipped file ------------------------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def test_shipped_figures_fit_into_their_own_hardware() -> None:
         links = SHIPPED.gpus.get(one.gpu) or next(
             found for found in SHIPPED.gpus.values() if f"sm_{found.arch.replace('.', '')}" == one.gpu
         )
-        most = limits.ceiling(one.figure, one.nodes, 8, Limits(nvlink_gbs=links.links * links.gbs, nic_gbs=50.0))
+        most = compare.ceiling(one.figure, one.nodes, 8, Limits(nvlink_gbs=links.links * links.gbs, nic_gbs=50.0))
         assert most is None or one.value <= most.counted, one
 
 
@@ -211,7 +210,7 @@ def test_the_logs_of_h200_are_as_expected() -> None:
         path.name: path.read_text(encoding="utf-8")
         for path in sorted((ROOT / "tests/cases/analysis/references/h200").glob("*.log"))
     }
-    found = judged(list(read.read_logs(logs)), gpu="NVIDIA H200", limits=limits.limits([host()], SHIPPED))
+    found = judged(list(read.read_logs(logs)), gpu="NVIDIA H200", limits=compare.limits_of([host()], SHIPPED))
     assert [(one.test, one.state) for one in found] == [("intranode", "ok")] * 6 + [("low-latency", "ok")] * 5
     assert [one.percent for one in found] == pytest.approx([100] * 11)
     assert all(0 < one.of_limit < 100 for one in found if one.of_limit is not None)
@@ -363,7 +362,7 @@ def host(name: str = "NVIDIA H200", links: str = "NV18", gpus: int = 8, nics: in
 
 
 def test_limits_of_a_node() -> None:
-    found = limits.limits([host()], SHIPPED)
+    found = compare.limits_of([host()], SHIPPED)
     assert found.nvlink_gbs == pytest.approx(478.116)
     assert (found.node_gbs, found.nic_gbs, found.gpus, found.nics) == (400.0, 50.0, 8, 8)
     assert found.why == ("18 NVLinks of 26.562 GB/s", "8 NICs of 400 Gb/s for 8 GPUs")
@@ -380,22 +379,22 @@ def test_limits_of_a_node() -> None:
     ],
 )
 def test_links_of_a_gpu_with_and_without_a_switch(facts: Facts, links: int) -> None:
-    rate = SHIPPED.gpus[limits.gpu_of([facts])].gbs
-    assert limits.limits([facts], SHIPPED).nvlink_gbs == pytest.approx(links * rate)
+    rate = SHIPPED.gpus[compare.gpu_of([facts])].gbs
+    assert compare.limits_of([facts], SHIPPED).nvlink_gbs == pytest.approx(links * rate)
 
 
 @pytest.mark.parametrize(
     "facts", [host(links="SYS"), host("NVIDIA H100 PCIe"), host("Other"), replace(host(), prepared=Machine())]
 )
 def test_no_limit_where_links_or_gpus_are_not_known(facts: Facts) -> None:
-    assert limits.limits([facts], SHIPPED).nvlink_gbs is None
+    assert compare.limits_of([facts], SHIPPED).nvlink_gbs is None
 
 
 def test_the_slowest_host_is_the_limit() -> None:
-    found = limits.limits([host(), host(nics=4, links="NV16"), Facts()], SHIPPED)
+    found = compare.limits_of([host(), host(nics=4, links="NV16"), Facts()], SHIPPED)
     assert (found.nic_gbs, found.nics, found.nvlink_gbs) == (25.0, 4, pytest.approx(16 * 26.562))
-    assert limits.limits([], SHIPPED) == Limits()
-    assert limits.limits([host(), host(nics=0)], SHIPPED).nic_gbs is None
+    assert compare.limits_of([], SHIPPED) == Limits()
+    assert compare.limits_of([host(), host(nics=0)], SHIPPED).nic_gbs is None
 
 
 def test_a_figure_just_above_the_limit_is_not_impossible_yet() -> None:
@@ -417,7 +416,7 @@ def test_what_a_figure_can_be_at_most() -> None:
     most = Limits(nvlink_gbs=480.0, nic_gbs=50.0)
 
     def counted(figure: str, nodes: int, ranks: int = 8) -> float | None:
-        found = limits.ceiling(figure, nodes, ranks, most)
+        found = compare.ceiling(figure, nodes, ranks, most)
         return found and found.counted
 
     assert counted("best.combine.rdma_gbs", 2) == 100
@@ -428,7 +427,7 @@ def test_what_a_figure_can_be_at_most() -> None:
     assert counted("best.combine.rdma_gbs", 1) is None
     assert counted("best.combine.us", 2) is None
     assert counted("best.combine.nvl_gbs", 1, 1) is None
-    assert limits.ceiling("best.combine.rdma_gbs", 2, 8, Limits()) is None
+    assert compare.ceiling("best.combine.rdma_gbs", 2, 8, Limits()) is None
 
 
 @pytest.mark.parametrize(
@@ -443,17 +442,17 @@ def test_what_a_figure_can_be_at_most() -> None:
     ],
 )
 def test_the_fabric_of_a_test(facts: list[Facts], nodes: int, fabric: str) -> None:
-    assert limits.fabric_of(facts, nodes) == fabric
+    assert compare.fabric_of(facts, nodes) == fabric
 
 
 def test_the_nics_that_gpus_use() -> None:
     few = replace(host(gpus=2), gpus=(*host(gpus=1).gpus, replace(host(gpus=1).gpus[0], index=1)))
-    assert limits.gpu_nics({"n1": host(gpus=4, nics=2), "n2": few, "n3": host(nics=0), "login": Facts()}) == {
+    assert compare.gpu_nics({"n1": host(gpus=4, nics=2), "n2": few, "n3": host(nics=0), "login": Facts()}) == {
         "n1": ("mlx5_0:1", "mlx5_1:1"),
         "n2": ("mlx5_0:1", "mlx5_1:1"),
         "n3": (),
     }
-    assert limits.gpu_nics({}) == {}
+    assert compare.gpu_nics({}) == {}
 
 
 def test_every_error_that_a_node_counts_is_explained() -> None:
@@ -464,9 +463,9 @@ def test_every_error_that_a_node_counts_is_explained() -> None:
 
 
 def test_several_types_of_gpus_have_no_type() -> None:
-    assert limits.gpu_of([host(), host()]) == "H200"
-    assert limits.gpu_of([host(), host("NVIDIA H100 80GB HBM3")]) == ""
-    assert limits.gpu_of([host("NVIDIA L4")]) == "NVIDIA L4"
+    assert compare.gpu_of([host(), host()]) == "H200"
+    assert compare.gpu_of([host(), host("NVIDIA H100 80GB HBM3")]) == ""
+    assert compare.gpu_of([host("NVIDIA L4")]) == "NVIDIA L4"
 
 
 # --- faults of a file ------------------------------------------------------------------------------------------------------------------
@@ -590,7 +589,10 @@ RUN = Found("intranode", "v1", True, True, config=H200, best={"combine": Best(nv
 def saved(existing: str, *tests: Found, **changes: Any) -> str:
     run = changes.pop("run", "r1")
     made = site_references.recorded(
-        tests, run, "2026-11-21", **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "book": SHIPPED, **changes}
+        tests,
+        run,
+        "2026-11-21",
+        **{"gpu": "NVIDIA H200", "fabric": "roce", "nodes": 2, "references": SHIPPED, **changes},
     )
     return site_references.site_text(existing, made)
 
@@ -677,7 +679,7 @@ def test_between_nodes_the_fabric_is_kept() -> None:
 )
 def test_a_sites_file_can_always_be_read_again(hosts: list[Facts], why: str) -> None:
     run = Found("internode", "v1", True, True, config=H200, best={"combine": Best(rdma_gbs=12.0)})
-    made = site_references.saved("", [run], hosts, run="r1", date="2026-11-21", nodes=2, book=SHIPPED)
+    made = site_references.saved("", [run], hosts, run="r1", date="2026-11-21", nodes=2, references=SHIPPED)
     assert len(load_references(made.text, "references.toml", site=True).references) == made.count == (0 if why else 1)
     assert why in made.why_not
 

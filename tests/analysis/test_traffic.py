@@ -13,8 +13,9 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepep_bootstrap.analysis import traffic, verdict
+from deepep_bootstrap.analysis import traffic
 from deepep_bootstrap.analysis.reference_file import load_references
+from deepep_bootstrap.analysis.results.model import STATES
 from deepep_bootstrap.testing import run_folder
 from deepep_bootstrap.testing.run_folder import Counter, Counters, GpuCounter
 from deepep_bootstrap.testing.run_folder import TestRun as Run
@@ -40,7 +41,7 @@ def run_of(case: Mapping[str, Any]) -> Run:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path: Path) -> None:
     case = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
-    found = traffic.judge_traffic(run_of(case), expected_nics=case.get("expected"), book=SHIPPED)
+    found = traffic.judge_traffic(run_of(case), expected_nics=case.get("expected"), references=SHIPPED)
     wanted = case.get("verdict", [])
     assert [(one.host, one.state, one.text) for one in found] == [
         (one["host"], one["state"], one.get("text", seen.text)) for one, seen in zip(wanted, found, strict=True)
@@ -171,11 +172,11 @@ def test_whatever_was_counted_there_is_a_verdict(
     found: dict[str, tuple[Counters | None, Counters | None]], nodes: str, expected: dict[str, list[str]] | None
 ) -> None:
     run = Run("r1", {"kind": "internode", "nodes": nodes}, {}, found)
-    said = traffic.judge_traffic(run, expected_nics=expected, book=SHIPPED)
+    said = traffic.judge_traffic(run, expected_nics=expected, references=SHIPPED)
     hosts = {*filter(None, nodes.split(",")), *found}
     for host in hosts:
         assert len(hosts) == 1 or any(one.host == host for one in said), host
-    assert all(one.state in verdict.STATES and one.text for one in said)
+    assert all(one.state in STATES and one.text for one in said)
     for nic in traffic.nic_traffic(run, expected):
         assert 0 <= nic.share <= 1
         assert not nic.problem or nic.sent == nic.received == 0

@@ -284,7 +284,9 @@ def test_only_the_first_pass_is_compared_and_kept() -> None:
         for us, turn in ((70.0, Pass(1, 128, 1, 1, 64)), (900.0, Pass(2, 256, 8, 8, 512)))
     )
     book = read_book(ENV)
-    made = site_references.recorded([first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, book=book)
+    made = site_references.recorded(
+        [first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, references=book
+    )
     assert [(one.value, one.config["num_tokens"]) for one in made] == [(70.0, (128,))]
     verdicts = judge([first, second], gpu="H200", fabric="nvlink", nodes=1, references=book)
     assert [(each.test, each.state, each.wanted is None) for each in verdicts] == [

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepep_bootstrap.analysis.verdict import Verdict
-from deepep_bootstrap.report import charts, html
-from deepep_bootstrap.report.charts import Dot, Scale
+from deepep_bootstrap.analysis.results.model import Verdict
+from deepep_bootstrap.report import html
+from deepep_bootstrap.report.html import Dot, Scale
 from deepep_bootstrap.report.model import Past
 from tests.support.report import files_of, page_of, report_of
 
@@ -263,7 +263,7 @@ PLACES = re.compile(r'\b(?:x|x1|x2|width)="(-?[\d.]+)%"')
 
 @given(DOTS)
 def test_strips_and_trends_stay_inside_and_lose_no_value(dots: list[Dot]) -> None:
-    for drawn in (charts.strip(dots), charts.trend(dots)):
+    for drawn in (html.chart_strip(dots), html.chart_trend(dots)):
         assert all(0 <= float(place) <= 100 for place in PLACES.findall(drawn))
         assert len(re.findall('<circle|<path class="mark', drawn)) == len(dots)
         assert drawn == "" or (drawn.startswith("<svg") and drawn.endswith("</svg>"))
@@ -271,7 +271,7 @@ def test_strips_and_trends_stay_inside_and_lose_no_value(dots: list[Dot]) -> Non
 
 @given(NUMBERS, NUMBERS, st.tuples(NUMBERS, NUMBERS).map(sorted), NUMBERS)
 def test_bars_stay_inside(value: float, top: float, band: list[float], tick: float) -> None:
-    drawn = charts.bar(value, top, band=(band[0], band[1]), tick=tick)
+    drawn = html.chart_bar(value, top, band=(band[0], band[1]), tick=tick)
     assert all(0 <= float(place) <= 100 for place in PLACES.findall(drawn))
 
 
@@ -283,12 +283,12 @@ def test_a_scale_holds_its_values(values: list[float], other: float) -> None:
 
 
 def test_steps_of_a_range() -> None:
-    assert [charts.step_of(value, 0, 9, 9) for value in (0, 0.99, 1, 8.99, 9)] == [0, 0, 1, 8, 8]
-    assert charts.step_of(3, 3, 3, 9) == 8
+    assert [html.step_of(value, 0, 9, 9) for value in (0, 0.99, 1, 8.99, 9)] == [0, 0, 1, 8, 8]
+    assert html.step_of(3, 3, 3, 9) == 8
 
 
 def test_labels_of_marks_are_escaped() -> None:
-    assert "<b>" not in charts.strip([Dot(1, "<b>"), Dot(2, "<b>", "slow")])
+    assert "<b>" not in html.chart_strip([Dot(1, "<b>"), Dot(2, "<b>", "slow")])
 
 
 def test_sample_runs_are_read_as_they_are_named() -> None:

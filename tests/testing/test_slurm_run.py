@@ -22,7 +22,7 @@ from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.remote.fleet import ConnectionPool, Reply
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report import load
-from deepep_bootstrap.testing import collect, placement, run_folder, slurm_run, ssh_run
+from deepep_bootstrap.testing import placement, run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.run_folder import parse_counters
 from deepep_bootstrap.testing.slurm_run import LastOutput, TestRequest
 from tests.support import modules as support
@@ -64,14 +64,14 @@ CLUSTER = {
 
 def test_slurm_does_it_where_it_runs() -> None:
     there = survey(CLUSTER, {"login": "login"})
-    spot = placement.find_spot(there, KINDS["internode"], 0)
-    assert (spot.where, spot.count, spot.named) == ("login", 2, ())
-    assert placement.find_spot(there, KINDS["internode"], 3).count == 3
-    assert placement.find_spot(there, KINDS["intranode"], 0, limited=True).named == ("n1",)
-    assert placement.find_spot(there, KINDS["pairs"], 0).count == 2, "all nodes that can run a job"
+    placed = placement.find_placement(there, KINDS["internode"], 0)
+    assert (placed.where, placed.count, placed.named) == ("login", 2, ())
+    assert placement.find_placement(there, KINDS["internode"], 3).count == 3
+    assert placement.find_placement(there, KINDS["intranode"], 0, limited=True).named == ("n1",)
+    assert placement.find_placement(there, KINDS["pairs"], 0).count == 2, "all nodes that can run a job"
     with pytest.raises(Trouble, match="too few nodes"):
-        placement.find_spot(there, KINDS["nccl"], 3, limited=True)
-    ssh = placement.find_spot(there, KINDS["internode"], 0, via="ssh")
+        placement.find_placement(there, KINDS["nccl"], 3, limited=True)
+    ssh = placement.find_placement(there, KINDS["internode"], 0, via="ssh")
     assert (ssh.client, ssh.where) == (None, "n[1-2] (2)")
     assert ssh.notes == ("n3 is busy (down in Slurm) and is left alone",)
 
@@ -83,34 +83,34 @@ def test_nodes_in_the_reservation_that_jobs_name_are_nodes_to_test_on() -> None:
         "n3": node("n3", "IDLE+DRAIN+RESERVED"),
     }
     there = survey(nodes, sbatch_args=("--requeue", "--reservation=acceptance"))
-    assert placement.find_spot(there, KINDS["internode"], 0, limited=True).named == ("n1", "n2")
-    assert placement.find_spot(there, KINDS["internode"], 0, via="ssh").where == "n[1-2] (2)"
+    assert placement.find_placement(there, KINDS["internode"], 0, limited=True).named == ("n1", "n2")
+    assert placement.find_placement(there, KINDS["internode"], 0, via="ssh").where == "n[1-2] (2)"
     with pytest.raises(Trouble, match="too few nodes"):
-        placement.find_spot(survey(nodes), KINDS["internode"], 0, limited=True)
+        placement.find_placement(survey(nodes), KINDS["internode"], 0, limited=True)
 
 
 def test_without_slurm_on_free_hosts() -> None:
     there = survey({"a": ALONE, "b": BUSY, "c": ALONE})
-    spot = placement.find_spot(there, KINDS["low-latency"], 2)
-    assert ([host.name for host in spot.hosts], spot.client) == (["a", "c"], None)
-    assert spot.notes == ("b is busy (3 GPU processes) and is left alone",)
+    placed = placement.find_placement(there, KINDS["low-latency"], 2)
+    assert ([host.name for host in placed.hosts], placed.client) == (["a", "c"], None)
+    assert placed.notes == ("b is busy (3 GPU processes) and is left alone",)
     with pytest.raises(Trouble, match="--on-busy-host=use"):
-        placement.find_spot(there, KINDS["internode"], 3)
-    assert placement.find_spot(there, KINDS["internode"], 3, use_busy=True).count == 3
+        placement.find_placement(there, KINDS["internode"], 3)
+    assert placement.find_placement(there, KINDS["internode"], 3, use_busy=True).count == 3
     with pytest.raises(Trouble, match="--via=ssh"):
-        placement.find_spot(there, KINDS["internode"], 0, via="slurm")
+        placement.find_placement(there, KINDS["internode"], 0, via="slurm")
 
 
 @pytest.mark.parametrize(("kind", "nodes"), [("intranode", 2), ("smoke", 8), ("internode", 1), ("pairs", 1)])
 def test_a_number_of_nodes_it_cannot_take(kind: str, nodes: int) -> None:
     with pytest.raises(Trouble, match=f"the {kind} test cannot run on that many nodes"):
-        placement.find_spot(survey(CLUSTER), KINDS[kind], nodes)
+        placement.find_placement(survey(CLUSTER), KINDS[kind], nodes)
 
 
 @pytest.mark.parametrize(("via", "host"), [("nothing", "n1"), ("", "n9")])
 def test_what_is_not_there(via: str, host: str) -> None:
     with pytest.raises(Trouble, match=r"--via|did not answer"):
-        placement.find_spot(survey(CLUSTER, slurm_host=host), KINDS["internode"], 0, via=via)
+        placement.find_placement(survey(CLUSTER, slurm_host=host), KINDS["internode"], 0, via=via)
 
 
 def test_v1_has_no_ep() -> None:
@@ -258,13 +258,13 @@ def test_a_host_that_goes_away(prefix: Path) -> None:
 # What comes back.
 
 
-def collected(folder: Path, largest: int, total: int) -> collect.RunFiles:
+def collected(folder: Path, largest: int, total: int) -> run_folder.RunFiles:
     host = Host("here", connection="local")
     env = {"PLACE": str(folder), "LARGEST": str(largest), "TOTAL": str(total), "PATIENCE": "0"}
-    script = "\n".join([*(RECIPES[name] for name in collect.COLLECT)])
+    script = "\n".join([*(RECIPES[name] for name in run_folder.COLLECT)])
     assert host.connection == "local"
     done = subprocess.run(["bash", "-c", script], env={**os.environ, **env}, capture_output=True, check=True)
-    return collect.parse_collected(done.stdout, "here")
+    return run_folder.parse_collected(done.stdout, "here")
 
 
 def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
@@ -284,14 +284,14 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
     fleet = ConnectionPool((host,))
     place = PrefixHandle(host, str(tmp_path), RECIPES)
     try:
-        found = collect.collect(fleet, place, str(tmp_path))
+        found = run_folder.collect(fleet, place, str(tmp_path))
         assert (dict(found.files), found.cut) == (files, {})
-        collect.keep_files(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
-        collect.write_site(fleet, place, "references.toml", "[x]\n")
-        assert collect.read_site(fleet, place, "references.toml") == "[x]\n"
-        assert collect.read_site(fleet, place, "causes.toml") == ""
+        run_folder.keep_files(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
+        run_folder.write_site(fleet, place, "references.toml", "[x]\n")
+        assert run_folder.read_site(fleet, place, "references.toml") == "[x]\n"
+        assert run_folder.read_site(fleet, place, "causes.toml") == ""
         with pytest.raises(Trouble, match="cannot be read"):
-            collect.collect(fleet, place, f"{tmp_path}/nowhere")
+            run_folder.collect(fleet, place, f"{tmp_path}/nowhere")
     finally:
         fleet.close()
     run = run_folder.of_files("r", run_folder.of_folder(tmp_path))
@@ -309,7 +309,7 @@ def test_of_a_long_log_both_ends_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"file a 3 3\nab", b"file a 3 3\nabc", b"file a 1 1\nxend", b"error: no\n"])
 def test_what_is_cut_off_is_no_run(data: bytes) -> None:
     with pytest.raises(Trouble, match="cut off"):
-        collect.parse_collected(data, "here")
+        run_folder.parse_collected(data, "here")
 
 
 # What `status` says of runs.

@@ -38,6 +38,9 @@ JOINED_AT_MOST = 2_000_000
 CUTS = 2
 """Ends of lines that one message may go over."""
 
+REACH = 200
+"""Characters on both sides of a word in which such a message is looked for."""
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -56,6 +59,12 @@ class _Stream:
     small: str
     starts: tuple[int, ...]
     lines: tuple[int, ...]
+
+    def cut_hit(self, match: re.Match[str]) -> Hit | None:
+        """Return the hit of a match that goes over the end of a line, or of `CUTS` lines at most; None for others."""
+        first = bisect_right(self.starts, match.start()) - 1
+        last = bisect_right(self.starts, match.end() - 1) - 1
+        return Hit(self.lines[first], match[0]) if 0 < last - first <= CUTS else None
 
 
 class Log:
@@ -142,16 +151,20 @@ class Log:
         """Yield messages that go over the end of a line: wrapped by a terminal or a tool, or cut by another process."""
         for stream in self._streams:
             for word in pattern.words:
-                at = stream.small.find(word)
-                while at >= 0:
-                    match = pattern.regex.search(stream.text, max(0, at - 2 * len(word) - 200), at + len(word) + 200)
-                    if match:
-                        first, last = (
-                            bisect_right(stream.starts, place) - 1 for place in (match.start(), match.end() - 1)
-                        )
-                        if 0 < last - first <= CUTS and stream.lines[first] >= start:
-                            yield Hit(stream.lines[first], match[0])
-                    at = stream.small.find(word, at + len(word))
+                for begin, end in _surroundings(stream.small, word):
+                    match = pattern.regex.search(stream.text, begin, end)
+                    hit = stream.cut_hit(match) if match else None
+                    if hit and hit.line >= start:
+                        yield hit
+
+
+def _surroundings(text: str, word: str) -> Iterator[tuple[int, int]]:
+    """Yield the span of text around each place of a word in which a message is looked for."""
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        yield max(0, at - 2 * len(word) - REACH), end + REACH
+        at = text.find(word, end)
 
 
 def _joined(lines: list[str]) -> Iterator[_Stream]:

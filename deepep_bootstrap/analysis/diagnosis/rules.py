@@ -28,6 +28,10 @@ QUANTIFIER = re.compile(r"[*+?]\??|\{(\d*),?\d*\}\??")
 OPTIONS = re.compile(r"\((?:\?(?:<?[=!]|:|P<\w+>|[aiLmsux-]+:))?")
 
 
+ONCE, REPEATED, OPTIONAL = "once", "repeated", "optional"
+"""How often an item of a pattern occurs in a match: repeated is once or more."""
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A compiled pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
@@ -81,16 +85,24 @@ class _Scanner:
         run = ""
         while at < len(self.source) and self.source[at] not in "|)":
             literal, words, at = self.item(at)
-            quantifier = QUANTIFIER.match(self.source, at)
-            optional = quantifier is not None and (quantifier[0][0] in "*?" or quantifier[1] in {"", "0"})
-            at = quantifier.end() if quantifier else at
-            if literal and not quantifier:
+            quantifier, at = self.quantifier(at)
+            if literal and quantifier == ONCE:
                 run += literal
-            else:
-                best, run = _better(best, [run + literal if literal and not optional else run]), ""
-            if words and not optional:
+                continue
+            if quantifier == OPTIONAL:
+                literal, words = "", []
+            best, run = _better(best, [run + literal]), ""
+            if words:
                 best = _better(best, words)
         return _better(best, [run]), at
+
+    def quantifier(self, at: int) -> tuple[str, int]:
+        """Return how often the item before `at` has to occur, and where the next item begins."""
+        found = QUANTIFIER.match(self.source, at)
+        if found is None:
+            return ONCE, at
+        optional = found[0][0] in "*?" or found[1] in {"", "0"}
+        return OPTIONAL if optional else REPEATED, found.end()
 
     def item(self, at: int) -> tuple[str, list[str], int]:
         """Return one item: its text where it stands for itself, the words of a group, and where the next item

@@ -2,7 +2,7 @@
 compared.
 
 Collectors are the only values of this package that change; `analysis.results.read` makes a `model.Tested`
-of all parts of a test.
+of all sections of a test.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Sweep:
             self.filling = True
         self.blocks[-1].setdefault(key, []).append(point)
 
-    def found_best(self, operation: str) -> None:
-        """Say that the oldest block without an operation was this one's; a second node's word changes nothing."""
+    def close_block(self, operation: str) -> None:
+        """Close the oldest open block as this operation's; a second node's best line changes nothing."""
         if operation not in self.operations and len(self.operations) < len(self.blocks):
             self.operations.append(operation)
             self.filling = False
@@ -65,7 +65,7 @@ def _chunk(chunk: int | None) -> float:
 
 @dataclass
 class NodeOutput:
-    """What one node printed, or all nodes together where nothing tells them apart (`copies`: how many those are)."""
+    """The output of one node, or of all nodes together where nothing tells them apart (`copies`: their number)."""
 
     configs: int = 0
     opened: int = 0
@@ -77,11 +77,11 @@ class NodeOutput:
 
     @property
     def copies(self) -> int:
-        """How many nodes speak: each prints its configuration before it tries anything."""
+        """The number of nodes that print: each prints its configuration before it tries anything."""
         return self.sweep.copies
 
     def add_config(self, *, late: bool = False) -> None:
-        """Count a configuration: one more node speaks, if nothing was tried yet or it is `late`; a test without an
+        """Count a configuration: one more node prints, if nothing was tried yet or it is `late`; a test without an
         end says it again."""
         self.configs += 1
         if late or not self.busy:
@@ -125,10 +125,11 @@ FOREIGN = {
 
 @dataclass
 class LogSection:
-    """One test as one log tells it. `figures` are a rank's values by name, one for each time it printed them;
-    `world` is what the ranks themselves say, `nodes` what the job says; `headers` counts the nodes on which a file
-    of ours began it: each of them says an exit code in the end. `turn` is its pass, of a test that has passes; it
-    `goes_on` where its log has the next one, behind which the job's last word stands then."""
+    """One test in one log. `figures` are a rank's values by name, one for each time it printed them;
+    `world` is the number of ranks by the ranks' own lines, `nodes` that of nodes by the job's; `headers` counts the
+    nodes on which a file of ours began it: each of them says an exit code in the end. `pass_run` is its
+    pass, of a test that has passes; it `goes_on` where its log has the next one, behind which the job's last line
+    stands then."""
 
     log: str
     line: int
@@ -140,7 +141,7 @@ class LogSection:
     headers: int = 0
     codes: list[int] = field(default_factory=list)
     config: dict[str, int | float | str] = field(default_factory=dict)
-    voices: dict[str, NodeOutput] = field(default_factory=dict)
+    outputs: dict[str, NodeOutput] = field(default_factory=dict)
     figures: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     nodes: int = 0
     world: int = 0
@@ -148,14 +149,14 @@ class LogSection:
     seeds: int = 0
     endless: bool = False
     content: bool = False
-    turn: PassRun | None = None
+    pass_run: PassRun | None = None
     goes_on: bool = False
     errors: list[tuple[str, int | None]] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
         """Return whether something was tried or measured."""
-        return bool(self.figures) or any(voice.busy for voice in self.voices.values())
+        return bool(self.figures) or any(output.busy for output in self.outputs.values())
 
     @property
     def is_closed(self) -> bool:
@@ -166,37 +167,45 @@ class LogSection:
     def _awaits_node(self) -> bool:
         """Return whether a node that the job has did not begin yet: what it prints first may come behind what
         another one tried."""
-        begun = sum(max(voice.configs, bool(voice.busy)) for voice in self.voices.values())
+        begun = sum(max(output.configs, bool(output.busy)) for output in self.outputs.values())
         return self.kind in {"intranode", "internode"} and 0 < begun < self.nodes
 
     def is_over(self, token: Token) -> bool:
         """Return whether a token belongs to the next test of the log."""
         kind = token.kind
         if kind == "header":
-            again = bool(self.headers) and (self.header, self.module, self.script, self.args) == token.words
-            return bool(self.headers or self.content) and (self.is_closed or not again)
+            return self._is_over_at_header(token)
         if kind not in CONTENT:
             return False
         if self.is_closed:
             return True
-        if self.turn and not (self.turn.is_last and self.turn.is_over(max(self.nodes, 1))):
+        runs_on = self.pass_run is not None and not self._is_last_pass_over(self.pass_run)
+        if runs_on or (self._awaits_node and kind in {"config", "seed"}):
             return False
-        if self._awaits_node and kind in {"config", "seed"}:
-            return False
+        return self.busy and self._is_begin_of_other(token)
+
+    def _is_over_at_header(self, token: Token) -> bool:
+        is_same = bool(self.headers) and (self.header, self.module, self.script, self.args) == token.words
+        return bool(self.headers or self.content) and (self.is_closed or not is_same)
+
+    def _is_last_pass_over(self, pass_run: PassRun) -> bool:
+        return pass_run.is_last and pass_run.is_over(max(self.nodes, 1))
+
+    def _is_begin_of_other(self, token: Token) -> bool:
+        """Return whether a token can only be the begin of another test than this one, which is under way."""
+        kind = token.kind
         if kind == "config":
-            begins = self.kind not in {"", "intranode", "internode"} or not self.endless
-        elif kind == "ep_config":
-            begins = self.kind != "ep" or not self.seeds
-        elif kind == "seed":
+            return self.kind not in {"", "intranode", "internode"} or not self.endless
+        if kind == "ep_config":
+            return self.kind != "ep" or not self.seeds
+        if kind == "seed":
             # Seed 0 is the first of a test between nodes, but of a low-latency test the first one after its only
             # regular round.
-            begins = token.words == (" ", "0") and self.kind in {"intranode", "internode"}
-        else:
-            begins = kind == "allocating" or kind in FOREIGN.get(self.kind, ())
-        return begins and self.busy
+            return token.words == (" ", "0") and self.kind in {"intranode", "internode"}
+        return kind == "allocating" or kind in FOREIGN.get(self.kind, ())
 
     def take(self, token: Token) -> None:
-        """Collect what a token says."""
+        """Collect a token."""
         kind, words = token.kind, token.words
         if kind in CONTENT and not self.content:
             self.content, self.line = True, token.line
@@ -208,7 +217,7 @@ class LogSection:
         elif kind == "error":
             self.errors.append((words[0] or "", None if words[1] is None else int(words[1])))
         elif kind in {"header", "job", "exit"}:
-            self._take_word_of_job(kind, words)
+            self._take_job_line(kind, words)
         elif kind == "allocating":
             self._take_buffer(float(words[0] or 0))
         elif kind in {"seed", "hash"}:
@@ -216,11 +225,11 @@ class LogSection:
         else:
             self._take_throughput(token)
 
-    def voice(self, label: str) -> NodeOutput:
-        """Return what came with a label."""
-        found = self.voices.get(label)
+    def output(self, label: str) -> NodeOutput:
+        """Return the output with a label."""
+        found = self.outputs.get(label)
         if found is None:
-            found = self.voices[label] = NodeOutput()
+            found = self.outputs[label] = NodeOutput()
         return found
 
     def _measured(self, rank: int, values: Iterable[tuple[str, str | None]]) -> None:
@@ -230,7 +239,7 @@ class LogSection:
                 own.setdefault(name, []).append(float(value))
 
     def _take_ep(self, token: Token) -> None:
-        words, voice = token.words, self.voice(token.label)
+        words, output = token.words, self.output(token.label)
         self.kind = self.kind or "ep"
         if token.kind == "ep":
             rank, world, way, plain, so, su, us, size, extra, *more = words
@@ -240,16 +249,16 @@ class LogSection:
             )
             self.world = max(self.world, int(world or 0))
             self._measured(int(rank or 0), zip(names, (so, su, us, size, *more), strict=True))
-            voice.blanks = 0
+            output.blanks = 0
         elif token.kind == "ep_case":
-            voice.ep_cases.append(words[0] or "")
-            voice.blanks = 0
+            output.ep_cases.append(words[0] or "")
+            output.blanks = 0
         elif token.kind == "ep_config":
-            voice.add_config()
+            output.add_config()
         else:
             self.config |= {name: int(value) for name, value in zip(EP_SETUP, words, strict=True) if value is not None}
 
-    def _take_word_of_job(self, kind: str, words: tuple[str | None, ...]) -> None:
+    def _take_job_line(self, kind: str, words: tuple[str | None, ...]) -> None:
         if kind == "header":
             self.header, self.module, self.script, self.args = (word or "" for word in words)
             self.kind = SCRIPTS.get(self.script.rpartition("/")[2], "other")
@@ -264,20 +273,20 @@ class LogSection:
         """Collect that a node has its buffer; those of later runs of a pass, and of a node that is ahead, come
         behind figures."""
         self.kind = self.kind or "low-latency"
-        if self.turn is None or not self.busy:
+        if self.pass_run is None or not self.busy:
             self.allocations += 1
             self.config["buffer_mb"] = size
 
     def take_pass(self, token: Token) -> None:
-        """Collect what a line of its pass says."""
-        self.turn = self.turn or PassRun.before(token.words)
-        self.turn.take(token.words)
+        """Collect a line of its pass."""
+        self.pass_run = self.pass_run or PassRun.before(token.words)
+        self.pass_run.take(token.words)
         self.kind, self.content = self.kind or "low-latency", True
-        if self.turn.tokens:
-            self.config["num_tokens"] = self.turn.tokens
+        if self.pass_run.tokens:
+            self.config["num_tokens"] = self.pass_run.tokens
 
     def next_pass(self, line: int) -> LogSection:
-        """Return the part of the pass after this one: of the same test, whose last word is left to it."""
+        """Return the section of the pass after this one: of the same test, whose last line is left to it."""
         found = LogSection(
             self.log, line, self.kind, self.header, self.module, self.script, self.args, self.headers, nodes=self.nodes
         )
@@ -292,22 +301,22 @@ class LogSection:
             self.kind = self.kind or "internode"
 
     def _take_throughput(self, token: Token) -> None:
-        words, voice = token.words, self.voice(token.label)
+        words, output = token.words, self.output(token.label)
         if token.kind == "blank":
-            voice.blanks += 1
+            output.blanks += 1
         elif token.kind == "config":
             pairs = (pair.partition("=")[::2] for pair in (words[0] or "").split(", "))
             self.config |= {name: int(value) if re.fullmatch(r"\d{1,15}", value) else value for name, value in pairs}
             self._is_between_nodes("num_topk_groups" in self.config)
-            voice.add_config(late=self._awaits_node)
+            output.add_config(late=self._awaits_node)
         elif token.kind == "case":
-            voice.opened += 1
+            output.opened += 1
         elif token.kind == "passed":
-            voice.passed = min(voice.opened, voice.passed + (words[0] or "").count("passed"))
+            output.passed = min(output.opened, output.passed + (words[0] or "").count("passed"))
         else:
-            self._take_tuning(voice, words)
+            self._take_tuning(output, words)
 
-    def _take_tuning(self, voice: NodeOutput, words: tuple[str | None, ...]) -> None:
+    def _take_tuning(self, output: NodeOutput, words: tuple[str | None, ...]) -> None:
         name, sms, nvl, rdma, _, after_notify, transmit, _, rdma_gbs, nvl_gbs, alone_gbs, alone_us = words
         us = next((float(each) for each in (after_notify, transmit, alone_us) if each is not None), None)
         chunk, rdma_chunk = (int(each) if each and each != "default" else None for each in (nvl, rdma))
@@ -315,10 +324,10 @@ class LogSection:
         self._is_between_nodes(rdma_rate is not None)
         if name:
             best = Best(nvl_rate, rdma_rate, us, int(sms or 0), chunk, rdma_chunk)
-            voice.best.setdefault(BEST[name], []).append(best)
-            voice.sweep.found_best(BEST[name])
+            output.best.setdefault(BEST[name], []).append(best)
+            output.sweep.close_block(BEST[name])
         elif us is not None:
-            voice.sweep.add(Point("", int(sms or 0), chunk, rdma_chunk, nvl_rate, rdma_rate, us, nvl == "default"))
+            output.sweep.add(Point("", int(sms or 0), chunk, rdma_chunk, nvl_rate, rdma_rate, us, nvl == "default"))
 
     def _is_between_nodes(self, shown: bool) -> None:
         if shown and self.kind in {"", "intranode"}:
@@ -326,9 +335,9 @@ class LogSection:
         self.kind = self.kind or "intranode"
 
 
-def parts(log: str, found: Iterable[Token]) -> list[LogSection]:
+def sections(log: str, found: Iterable[Token]) -> list[LogSection]:
     """Return the tests of one log in its order; what stands before the first, or says nothing about any, belongs to
-    the next one. Each pass of a test is a part of its own."""
+    the next one. Each pass of a test is a section of its own."""
     done = [LogSection(log, 1)]
     for token in found:
         if token.kind == "pass":
@@ -343,24 +352,26 @@ def parts(log: str, found: Iterable[Token]) -> list[LogSection]:
                 # The seed that stood between the two belongs to the test that begins here.
                 done[-1].seeds, done[-2].seeds, done[-1].kind = done[-2].seeds, 0, "internode"
         done[-1].take(token)
-    return [part for part in done if part.kind or part.errors or part.codes]
+    return [section for section in done if section.kind or section.errors or section.codes]
 
 
 def _of_pass(done: list[LogSection], token: Token) -> LogSection:
-    """Return the part that a line of a pass belongs to: nodes may be some lines apart. It is made where it is new."""
+    """Return the section that a line of a pass belongs to, a new one where there is none: nodes may be some
+    lines apart."""
     number = PassRun.before(token.words).number
     last = done[-1]
-    if last.turn is None:
+    if last.pass_run is None:
         if last.busy or last.is_closed:
             done.append(LogSection(last.log, token.line))
         done[-1].line = token.line
         return done[-1]
-    for part in reversed(done):
-        if part.turn is None or part.turn.number > last.turn.number:
+    for section in reversed(done):
+        own = section.pass_run
+        if own is None or own.number > last.pass_run.number:
             break
-        if part.turn.number == number and not part.is_closed and not part.turn.has_begun(token.words):
-            return part
-    begins = number <= last.turn.number or last.is_closed
+        if own.number == number and not section.is_closed and not own.has_begun(token.words):
+            return section
+    begins = number <= last.pass_run.number or last.is_closed
     done.append(LogSection(last.log, token.line) if begins else last.next_pass(token.line))
     return done[-1]
 
@@ -369,10 +380,14 @@ def _behind(done: list[LogSection], token: Token) -> LogSection | None:
     """Return the pass before the last one where a figure is still of that one: of a rank that has not printed it
     there. Each rank prints each figure once in every run, and another node's first line of the next pass may stand
     before it."""
-    if len(done) < 2 or not (done[-1].turn and done[-2].turn) or done[-2].turn.number + 1 != done[-1].turn.number:
+    if (
+        len(done) < 2
+        or not (done[-1].pass_run and done[-2].pass_run)
+        or done[-2].pass_run.number + 1 != done[-1].pass_run.number
+    ):
         return None
     own = done[-2].figures.get(int(token.words[0] or 0), {})
-    return done[-2] if len(own.get(LOW[token.kind][0], ())) < done[-2].turn.runs else None
+    return done[-2] if len(own.get(LOW[token.kind][0], ())) < done[-2].pass_run.runs else None
 
 
 SLOW_RATIO = 1.25
@@ -393,25 +408,37 @@ NOT_OWN = ("_min_us", "_max_us", "_recv_us", "_copy_us", "_reduce_us")
 
 def judge(figures: Mapping[int, Mapping[str, float]], lacking: Mapping[int, str]) -> tuple[Rank, ...]:
     """Return every rank with its state. `lacking` are ranks that are not whole, and why."""
+    slow = _slow_ranks(figures)
+    found = []
+    for rank in sorted({*figures, *lacking}):
+        state, why = "ok", ""
+        if rank in lacking:
+            state, why = "missing", lacking[rank] or slow.get(rank, "")
+        elif rank in slow:
+            state, why = "slow", slow[rank]
+        found.append(Rank(rank, state, why, dict(figures.get(rank, {}))))
+    return tuple(found)
+
+
+def _slow_ranks(figures: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
+    """Return the slow ranks, each with the time that is furthest above the median of all, in words."""
+    slow: dict[int, tuple[float, str]] = {}
+    for name, values in _own_times(figures).items():
+        title = name.removesuffix("_us").replace("_", " ")
+        for rank, ratio, middle in outliers(values):
+            words = f"{title} {values[rank]:g} us, the median of all ranks is {middle:g} us"
+            slow[rank] = max(slow.get(rank, (0.0, "")), (ratio, words))
+    return {rank: words for rank, (_, words) in slow.items()}
+
+
+def _own_times(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """Return the times that tell something about a rank by name, each by rank."""
     times: dict[str, dict[int, float]] = {}
     for rank, own in figures.items():
         for name, value in own.items():
             if name.endswith("_us") and not name.endswith(NOT_OWN):
                 times.setdefault(name, {})[rank] = value
-    slow: dict[int, tuple[float, str]] = {}
-    for name, values in times.items():
-        for rank, ratio, middle in outliers(values):
-            words = (
-                f"{name.removesuffix('_us').replace('_', ' ')} {values[rank]:g} us, the median of all ranks is "
-                f"{middle:g} us"
-            )
-            slow[rank] = max(slow.get(rank, (0.0, "")), (ratio, words))
-    found = []
-    for rank in sorted({*figures, *lacking}):
-        state = "missing" if rank in lacking else "slow" if rank in slow else "ok"
-        why = lacking.get(rank) or slow.get(rank, (0.0, ""))[1]
-        found.append(Rank(rank, state, why, dict(figures.get(rank, {}))))
-    return tuple(found)
+    return times
 
 
 def outliers(values: Mapping[int, float]) -> Iterable[tuple[int, float, float]]:

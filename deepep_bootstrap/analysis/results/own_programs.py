@@ -7,7 +7,7 @@ passed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
@@ -15,10 +15,11 @@ from statistics import median
 from deepep_bootstrap.analysis.results.model import Operation, Spread, Tested
 
 NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
-SAID = re.compile(r"\[(nccl|pairs|smoke)\] (.*)")
-JOB = re.compile(
-    r"deepep: (?:(nccl|pairs|smoke) test of (\S+): \S+(.*)|(nccl|pairs|smoke)\.py ended with exit code (\d{1,6}))"
-)
+PROGRAM = r"nccl|pairs|smoke"
+OUTPUT = re.compile(rf"\[(?P<kind>{PROGRAM})\] (?P<text>.*)")
+BEGIN = rf"(?P<begun>{PROGRAM}) test of (?P<module>\S+): \S+(?P<args>.*)"
+END = rf"(?P<ended>{PROGRAM})\.py ended with exit code (?P<code>\d{{1,6}})"
+JOB = re.compile(f"deepep: (?:{BEGIN}|{END})")
 SETUP = {
     "nccl": re.compile(
         r"(?P<num_nodes>\d{1,4}) nodes? x (?P<num_processes>\d{1,4}) ranks?, (?P<library>NCCL \S+|gloo), torch "
@@ -51,9 +52,36 @@ ERRORS_MAX = 20
 """Errors that are kept of one test, as of upstream's."""
 
 
+@dataclass(frozen=True)
+class _Line:
+    """One line about a program: `text` is what the program printed; a header of its job has the `module` and the
+    words for the program (`args`), and the last line of its job has the exit `code`."""
+
+    kind: str
+    text: str | None = None
+    is_header: bool = False
+    module: str = ""
+    args: str = ""
+    code: int | None = None
+
+
+def _line(line: str) -> _Line | None:
+    """Return what a line of a log says about a program of ours, None for other lines."""
+    job = JOB.search(line) if "deepep: " in line else None
+    output = OUTPUT.search(line) if "] " in line else None
+    is_header = job is not None and job["begun"] is not None
+    if output:
+        return _Line(output["kind"], text=output["text"].strip(), is_header=is_header)
+    if job is None:
+        return None
+    if is_header:
+        return _Line(job["begun"], is_header=True, module=job["module"], args=job["args"])
+    return _Line(job["ended"], code=int(job["code"]))
+
+
 @dataclass
 class _Run:
-    """What one log says of one run of a program."""
+    """One run of a program as one log has it."""
 
     kind: str
     log: str
@@ -78,8 +106,24 @@ class _Run:
         """Return how much it says: the log that says most is the first node's."""
         return self.is_set_up + len(self.rates) + len(self.pairs) + len(self.right)
 
-    def take(self, text: str) -> None:
-        """Collect what a line of the program says."""
+    def begins_anew(self, line: _Line) -> bool:
+        """Return whether a line belongs to the next run of the program."""
+        if line.is_header:
+            return bool(self.content) and len(self.codes) >= self.headers
+        return self.is_set_up and SETUP[self.kind].fullmatch(line.text or "") is not None
+
+    def take(self, line: _Line) -> None:
+        """Collect what a line says."""
+        if line.text is not None:
+            self._take_output(line.text)
+        elif line.is_header:
+            self.headers, self.module = self.headers + 1, line.module
+            if "gloo" in line.args:
+                self.config["library"] = "gloo"
+        elif line.code is not None:
+            self.codes.append(line.code)
+
+    def _take_output(self, text: str) -> None:
         if found := SETUP[self.kind].fullmatch(text):
             self.is_set_up = True
             self.config |= {
@@ -131,68 +175,54 @@ class _Run:
 
 
 def read_own_programs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
-    """Return the runs of our programs that the logs of one run's folder (or one log) tell of; texts by name."""
-    told = [runs for name, text in logs.items() if (runs := list(_runs(name, text)))]
-    found = []
-    for kind in SETUP:
-        same = [[run for run in runs if run.kind == kind] for runs in told]
-        for sides in zip_longest(*same):
-            known = [side for side in sides if side is not None]
-            if any(side.content or side.headers or side.failed for side in known):
-                found.append(_tested(known))
-    return tuple(found)
+    """Return the runs of our programs in the logs of one run's folder (or in one log); texts by name."""
+    by_log = [list(_runs(name, text)) for name, text in logs.items()]
+    bundles = [bundle for kind in SETUP for bundle in _bundles(by_log, kind)]
+    return tuple(_tested(bundle) for bundle in bundles if any(map(_has_begun, bundle)))
+
+
+def _bundles(by_log: Iterable[Iterable[_Run]], kind: str) -> Iterator[list[_Run]]:
+    """Yield the first run of a program in every log, the second one, and so on."""
+    of_kind = [[run for run in runs if run.kind == kind] for runs in by_log]
+    for bundle in zip_longest(*of_kind):
+        yield [run for run in bundle if run is not None]
+
+
+def _has_begun(run: _Run) -> bool:
+    return bool(run.content or run.headers or run.failed)
 
 
 def _runs(name: str, text: str) -> Iterator[_Run]:
-    """Yield what one log says of each run, in its order."""
-    now: dict[str, _Run] = {}
+    """Yield each run in one log, in the log's order."""
     if not any(f"[{kind}] " in text or f"deepep: {kind} test of" in text for kind in SETUP):
         return
-    for number, line in enumerate(text.split("\n"), 1):
-        job = JOB.search(line) if "deepep: " in line else None
-        said = SAID.search(line) if "] " in line else None
-        if not (job or said):
+    open_runs: dict[str, _Run] = {}
+    for number, content in enumerate(text.split("\n"), 1):
+        line = _line(content)
+        if line is None:
             continue
-        kind = said[1] if said else job[1] or job[4] if job else ""
-        run = now.get(kind)
-        words = said[2].strip() if said else ""
-        if run is None or _begins(run, words, is_header=bool(job and job[1])):
-            if run is not None:
-                yield run
-            run = now[kind] = _Run(kind, name, number)
-        if said:
-            run.take(words)
-        elif job and job[1]:
-            run.headers, run.module = run.headers + 1, job[2]
-            if "gloo" in job[3]:
-                run.config["library"] = "gloo"
-        elif job:
-            run.codes.append(int(job[5]))
-    yield from now.values()
+        run = open_runs.get(line.kind)
+        if run is not None and run.begins_anew(line):
+            yield run
+            run = None
+        if run is None:
+            run = open_runs[line.kind] = _Run(line.kind, name, number)
+        run.take(line)
+    yield from open_runs.values()
 
 
-def _begins(run: _Run, words: str, *, is_header: bool) -> bool:
-    """Return whether a line belongs to the next run of its kind."""
-    if is_header:
-        return bool(run.content) and len(run.codes) >= run.headers
-    return run.is_set_up and SETUP[run.kind].fullmatch(words) is not None
-
-
-def _tested(sides: Iterable[_Run]) -> Tested:
-    """Return one run as all its logs tell it: figures by the log that says most, faults by all."""
-    known = list(sides)
-    main = max(known, key=lambda side: (side.content, side.passed))
-    failed = any(side.failed or any(side.codes) for side in known)
-    ended = (main.passed or failed) and all(len(side.codes) >= side.headers for side in known)
-    config = {key: value for side in known for key, value in side.config.items()}
-    wrong = {name for side in known for name in side.wrong} | {
-        pair for pair, rate in main.pairs.items() if rate is None
-    }
+def _tested(runs: Sequence[_Run]) -> Tested:
+    """Return one run from all its logs: figures of the log that says most, faults of all."""
+    main = max(runs, key=lambda run: (run.content, run.passed))
+    failed = any(run.failed or any(run.codes) for run in runs)
+    ended = (main.passed or failed) and all(len(run.codes) >= run.headers for run in runs)
+    config = {key: value for run in runs for key, value in run.config.items()}
+    wrong = {name for run in runs for name in run.wrong} | {pair for pair, rate in main.pairs.items() if rate is None}
     right = (main.right | main.pairs.keys()) - wrong
-    errors = [error for side in known for error in side.errors] or [
-        f"{main.kind}.py ended with exit code {code}" for side in known for code in side.codes if code
+    errors = [error for run in runs for error in run.errors] or [
+        f"{main.kind}.py ended with exit code {code}" for run in runs for code in run.codes if code
     ]
-    module = next((side.module for side in known if side.module), "")
+    module = next((run.module for run in runs if run.module), "")
     return Tested(
         test=main.kind,
         generation="v2" if re.search(r"(?:^|/)deepep/2\.", module) or config.get("buffer") == "ElasticBuffer" else "v1",

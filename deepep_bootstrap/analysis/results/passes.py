@@ -67,13 +67,13 @@ class PassRun:
         return len({node for node, _ in self.ended}) >= nodes and self.passed >= self.runs
 
 
-def join_runs(turns: Iterable[PassRun | None]) -> PassRun | None:
+def join_runs(runs: Iterable[PassRun | None]) -> PassRun | None:
     """Return what several logs say of the same pass; None where none says anything."""
     found: PassRun | None = None
-    for turn in filter(None, turns):
-        found = found or PassRun(turn.number, turn.of)
-        if turn.tokens:
-            found.tokens, found.runs, found.calls = turn.tokens, turn.runs, turn.calls
-        found.begun |= turn.begun
-        found.ended |= turn.ended
+    for run in filter(None, runs):
+        found = found or PassRun(run.number, run.of)
+        if run.tokens:
+            found.tokens, found.runs, found.calls = run.tokens, run.runs, run.calls
+        found.begun |= run.begun
+        found.ended |= run.ended
     return found

@@ -1,7 +1,7 @@
 """Tests read from all their logs together: figures, missing ranks, passed cases, and a verdict on their end.
 
-Upstream's tests print no last word, so each kind has its own sign of the end. A log that was cut anywhere
-must not look whole; where a job of ours ran the test, its exit code has to be there too.
+Upstream's tests print no last line of their own, so each kind has its own sign of the end. A log that was cut
+anywhere must not look whole; where a job of ours ran the test, its exit code has to be there too.
 """
 
 from __future__ import annotations
@@ -12,216 +12,275 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.analysis.results import collectors, own_programs
-from deepep_bootstrap.analysis.results.collectors import LOW, LogSection, NodeOutput, judge, parts
+from deepep_bootstrap.analysis.results.collectors import LOW, LogSection, NodeOutput, judge, sections
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, LowLatency, Operation, Pass, Tested
 from deepep_bootstrap.analysis.results.passes import PassRun, join_runs
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
-"""Files of a run's folder (see testruns)."""
+"""Files of a run's folder (see testing.run_folder)."""
 
 SIDES = ("log", "node", "job", "rank")
-"""Whose word on where a test begins counts first."""
+"""Where a section can come from: a log of its own, or one side of a run's folder; in the order in which they count for
+where a test begins."""
 
 OPERATION = re.compile(r"(?:(?:expanded|cached|reduced)_)?(?:dispatch|combine)(?=_su_gbs$)")
 ERRORS_MAX = 20
 """Errors that are kept of one test: when one rank fails, hundreds tell of it."""
 
+LOCAL_RANKS = 8
+"""Ranks of a node where nobody says it: upstream's default for `--num-processes`."""
+
+NUM_PROCESSES = re.compile(r"--num-processes[= ]'?(\d{1,4})\b")
+
+WORLD_MAX = 4096
+"""More ranks are no world but a misread number; DeepEP's own limits are far below."""
+
+LAST_CASE = re.compile(
+    r"(?:do_handle_copy=0, )?expert_alignment=1, use_fp8_dispatch=0, num_bias=2, with_previous_event=1, "
+    r"async_with_compute_stream=1, allocate_on_comm_stream=1"
+)
+"""The last of all combinations that V2's test goes through."""
+
+LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each alone", "halves": "send/recv times"}
+
 
 @dataclass(frozen=True)
 class Source:
-    """Where a part comes from: a log of its own, or one side of a run's folder with the number of its node or rank."""
+    """A section with its origin: one of SIDES, and the number of its node or rank."""
 
     side: str
     number: int
-    part: LogSection
+    section: LogSection
+
+
+@dataclass(frozen=True)
+class _Log:
+    """One log: its origin, as of a `Source`, and its sections."""
+
+    side: str
+    number: int
+    sections: Sequence[LogSection]
 
 
 def read_logs(logs: Mapping[str, str]) -> tuple[Tested, ...]:
-    """Return the tests that logs tell of, in the order of the logs, those of our own programs last; nothing for a log
-    without any.
+    """Return the tests in logs, in the order of the logs, those of our own programs last; nothing for a log without
+    any.
 
     `logs` are texts by name. Names that a run's folder has (`job.log`, `node-0-HOST.log`, `rank-3.log`) are sides of
     one test where their folder is the same; so are logs whose ranks complete each other.
     """
-    folders: dict[str, list[tuple[str, int, str]]] = {}
-    for name in logs:
-        found = RUN_LOG.fullmatch(posixpath.basename(name))
-        side = (found.lastgroup or "log") if found else "log"
-        number = int(found[side]) if found and side != "job" else 0
-        folders.setdefault(f"{posixpath.dirname(name)}/" if found else name, []).append((side, number, name))
     bundles: list[list[Source]] = []
-    for members in folders.values():
-        nodes = max((number + 1 for side, number, _ in members if side == "node"), default=0)
-        bundles += _aligned([(side, number, parts(name, tokens(logs[name]))) for side, number, name in members], nodes)
-    ours = [
-        tested
-        for members in folders.values()
-        for tested in own_programs.read_own_programs({name: logs[name] for _, _, name in members})
-    ]
-    return (
-        *(_tested(bundle) for bundle in _completed(bundles) if any(_is_test(source.part) for source in bundle)),
-        *ours,
-    )
+    of_programs: list[Tested] = []
+    for names in _folders(logs):
+        bundles += _aligned([_read_log(name, logs[name]) for name in names])
+        of_programs += own_programs.read_own_programs({name: logs[name] for name in names})
+    tests = [_tested(bundle) for bundle in _completed(bundles) if any(map(_is_test, bundle))]
+    return (*tests, *of_programs)
 
 
-def _aligned(members: Sequence[tuple[str, int, list[LogSection]]], nodes: int) -> Iterator[list[Source]]:
-    """Yield the first tests of all sides, the second ones, and so on."""
+def _folders(names: Iterable[str]) -> list[list[str]]:
+    """Return the logs of each run's folder together, any other log alone."""
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        is_of_run = RUN_LOG.fullmatch(posixpath.basename(name)) is not None
+        folders.setdefault(f"{posixpath.dirname(name)}/" if is_of_run else name, []).append(name)
+    return list(folders.values())
+
+
+def _read_log(name: str, text: str) -> _Log:
+    found = RUN_LOG.fullmatch(posixpath.basename(name))
+    side = (found.lastgroup or "log") if found else "log"
+    number = int(found[side]) if found and side != "job" else 0
+    return _Log(side, number, sections(name, tokens(text)))
+
+
+def _aligned(logs: Sequence[_Log]) -> Iterator[list[Source]]:
+    """Yield the first tests of all logs of a run, the second ones, and so on."""
+    nodes = max((log.number + 1 for log in logs if log.side == "node"), default=0)
     bundle: list[Source] = []
-    for index in range(max((len(own) for _, _, own in members), default=0)):
-        bundle = [Source(side, number, own[index]) for side, number, own in members if index < len(own)]
-        bundle += _without_pass(bundle, members, index)
-        jobs = [source.part for source in bundle if source.side == "job"]
-        if not jobs and any(side == "job" for side, _, _ in members):
-            # The job's own log is there and does not even have its first line.
-            jobs = [LogSection("job.log", 1)]
-            bundle.append(Source("job", 0, jobs[0]))
-        for part in jobs:
-            part.headers = max(part.headers, 0 if part.goes_on else 1)
+    for index in range(max((len(log.sections) for log in logs), default=0)):
+        bundle = [Source(log.side, log.number, log.sections[index]) for log in logs if index < len(log.sections)]
+        bundle += _without_pass(bundle, logs, index)
+        bundle += _empty_job(bundle, logs)
         for source in bundle:
-            source.part.nodes = max(source.part.nodes, nodes)
+            section = source.section
+            section.nodes = max(section.nodes, nodes)
+            if source.side == "job" and not section.goes_on:
+                section.headers = max(section.headers, 1)
         yield bundle
     yield from _unbegun(bundle)
 
 
-def _without_pass(
-    bundle: Sequence[Source], members: Sequence[tuple[str, int, list[LogSection]]], index: int
-) -> list[Source]:
-    """Return an empty part for every log, but for those of ranks, that says nothing of the pass that others tell of:
-    it was cut off."""
-    turn = next((source.part.turn for source in bundle if source.part.turn), None)
-    if turn is None:
+def _empty_job(bundle: Sequence[Source], logs: Sequence[_Log]) -> list[Source]:
+    """Return an empty section for a job whose own log is there and does not even have its first line."""
+    if any(source.side == "job" for source in bundle) or not any(log.side == "job" for log in logs):
         return []
-    cut = [(side, number) for side, number, own in members if side != "rank" and len(own) <= index]
+    return [Source("job", 0, LogSection("job.log", 1))]
+
+
+def _without_pass(bundle: Sequence[Source], logs: Sequence[_Log], index: int) -> list[Source]:
+    """Return an empty section for every log, but for those of ranks, that says nothing of the pass that others have:
+    it was cut off."""
+    pass_run = next((source.section.pass_run for source in bundle if source.section.pass_run), None)
+    if pass_run is None:
+        return []
     return [
-        Source(*each, LogSection(bundle[0].part.log, 1, "low-latency", turn=PassRun(turn.number, turn.of)))
-        for each in cut
+        Source(log.side, log.number, _empty_pass(bundle[0].section.log, 1, pass_run, pass_run.number))
+        for log in logs
+        if log.side != "rank" and len(log.sections) <= index
     ]
 
 
 def _unbegun(bundle: Sequence[Source]) -> Iterator[list[Source]]:
     """Yield the pass that should have followed the last one of the logs, and did not begin: nothing where that one
     failed."""
-    turn = join_runs(source.part.turn for source in bundle)
-    if (
-        turn is None
-        or turn.is_last
-        or any((*turn.ended.values(), *(code for source in bundle for code in source.part.codes)))
-    ):
+    pass_run = join_runs(source.section.pass_run for source in bundle)
+    if pass_run is None or pass_run.is_last:
         return
-    part = LogSection(bundle[0].part.log, bundle[0].part.line, "low-latency", turn=PassRun(turn.number + 1, turn.of))
-    yield [Source(bundle[0].side, bundle[0].number, part)]
+    if any(pass_run.ended.values()) or any(code for source in bundle for code in source.section.codes):
+        return
+    first = bundle[0]
+    section = _empty_pass(first.section.log, first.section.line, pass_run, pass_run.number + 1)
+    yield [Source(first.side, first.number, section)]
 
 
-def _completed(bundles: list[list[Source]]) -> list[list[Source]]:
+def _empty_pass(log: str, line: int, pass_run: PassRun, number: int) -> LogSection:
+    return LogSection(log, line, "low-latency", pass_run=PassRun(number, pass_run.of))
+
+
+def _completed(bundles: Iterable[Sequence[Source]]) -> list[Sequence[Source]]:
     """Return tests with those that lack rank 0 added to the test that has it: logs of several nodes under any names."""
-    left = list(bundles)
-    for bundle in bundles:
-        ranks = {rank for source in bundle for rank in source.part.figures}
+    tests = dict(enumerate(bundles))
+    for index, bundle in list(tests.items()):
+        ranks = _ranks(bundle)
         if not ranks or 0 in ranks:
             continue
-        for other in left:
-            theirs = {rank for source in other for rank in source.part.figures}
-            if other is not bundle and 0 in theirs and not theirs & ranks and _same(other, bundle):
-                other += [replace(source, side="node", number=len(other)) for source in bundle]
-                left = [each for each in left if each is not bundle]
-                break
-    return left
+        target = next((place for place, other in tests.items() if _completes(bundle, other)), None)
+        if target is not None:
+            test = tests[target]
+            tests[target] = [*test, *(replace(source, side="node", number=len(test)) for source in bundle)]
+            del tests[index]
+    return list(tests.values())
 
 
-def _same(one: Sequence[Source], other: Sequence[Source]) -> bool:
-    """Return whether two bundles can be one test, and one pass of it."""
-    passes = [
-        turn and turn.number for turn in (join_runs(source.part.turn for source in bundle) for bundle in (one, other))
-    ]
-    return _kind(one) == _kind(other) and passes[0] == passes[1]
+def _completes(bundle: Sequence[Source], other: Sequence[Source]) -> bool:
+    """Return whether a bundle without rank 0 has ranks that a test with rank 0 lacks, and both can be one test."""
+    others = _ranks(other)
+    if 0 not in others or others & _ranks(bundle):
+        return False
+    return _kind(other) == _kind(bundle) and _pass_number(other) == _pass_number(bundle)
 
 
-def _is_test(part: LogSection) -> bool:
-    return part.kind not in {"", "other"}
+def _ranks(bundle: Iterable[Source]) -> set[int]:
+    return {rank for source in bundle for rank in source.section.figures}
 
 
-def _kind(bundle: Sequence[Source]) -> str:
+def _pass_number(bundle: Iterable[Source]) -> int | None:
+    pass_run = join_runs(source.section.pass_run for source in bundle)
+    return None if pass_run is None else pass_run.number
+
+
+def _is_test(source: Source) -> bool:
+    return source.section.kind not in {"", "other"}
+
+
+def _kind(bundle: Iterable[Source]) -> str:
     """Return the kind of a test: what the job said it was, else what its lines look like."""
-    said = [source.part.kind for source in bundle if source.part.header] + [source.part.kind for source in bundle]
-    return next((kind for kind in said if kind not in {"", "other"}), "")
+    tests = sorted(filter(_is_test, bundle), key=lambda source: not source.section.header)
+    return tests[0].section.kind if tests else ""
 
 
 def _tested(bundle: Sequence[Source]) -> Tested:
-    told = story(_kind(bundle), [(source.side, source.number, source.part) for source in bundle])
-    errors = tuple(dict.fromkeys(text for source in bundle for text, _ in source.part.errors))
-    figures = _own_figures(told)
-    ranks = judge(figures, told.lacking)
-    told_first = min(bundle, key=lambda source: (not source.part.content, SIDES.index(source.side), source.number)).part
-    cases = bool(told.passed) or told.kind in {"low-latency", "ep"}
-    missing = any(rank.state == "missing" for rank in ranks)
+    output = _TestOutput.of(bundle)
+    end = completion(output)
+    errors = tuple(dict.fromkeys(text for section in output.sections for text, _ in section.errors))
+    figures = _own_figures(output)
+    ranks = judge(figures, end.lacking)
+    is_whole = end.ended and not end.failed and not any(rank.state == "missing" for rank in ranks)
+    has_cases = bool(end.passed) or output.kind in {"low-latency", "ep"}
+    first = min(bundle, key=lambda source: (not source.section.content, SIDES.index(source.side), source.number))
     return Tested(
-        test=told.kind,
-        generation=_generation(told),
-        ok=told.ended and cases and not told.failed and not missing and (told.code == 0 or not errors),
-        ended=told.ended,
-        passed=told.passed,
-        failed=told.failed,
-        config=_config(told),
-        best=_best(told),
-        low_latency=_low_latency(figures) if told.kind != "ep" else None,
-        operations=_operations(figures) if told.kind == "ep" else {},
+        test=output.kind,
+        generation=_generation(output),
+        ok=is_whole and has_cases and (output.exit_code == 0 or not errors),
+        ended=end.ended,
+        passed=end.passed,
+        failed=end.failed,
+        config=_config(output),
+        best=_best(output),
+        low_latency=_low_latency(figures) if output.kind != "ep" else None,
+        operations=_operations(figures) if output.kind == "ep" else {},
         ranks=ranks,
-        sweep=tuple(told.main.sweep.points()) if told.main else (),
+        sweep=tuple(output.main.sweep.points()) if output.main else (),
         errors=errors[:ERRORS_MAX],
-        log=told_first.log,
-        line=told_first.line,
-        turn=_pass(told.turn),
+        log=first.section.log,
+        line=first.section.line,
+        turn=_pass(output.pass_run),
     )
 
 
-def _pass(turn: PassRun | None) -> Pass | None:
-    return None if turn is None else Pass(turn.number, turn.tokens, turn.runs, turn.passed, turn.passed * turn.calls)
+def _pass(run: PassRun | None) -> Pass | None:
+    return None if run is None else Pass(run.number, run.tokens, run.runs, run.passed, run.passed * run.calls)
 
 
-def _generation(told: Completion) -> str:
+def _generation(output: _TestOutput) -> str:
     """Return v2 where the test is V2's, or its module or path is: V2 keeps V1's tests as its legacy ones."""
-    legacy = any("/legacy/" in part.script or re.search(r"(?:^|/)deepep/2\.", part.module) for part in told.parts)
-    return "v2" if told.kind == "ep" or legacy else "v1"
+    legacy = any(
+        "/legacy/" in section.script or re.search(r"(?:^|/)deepep/2\.", section.module) for section in output.sections
+    )
+    return "v2" if output.kind == "ep" or legacy else "v1"
 
 
-def _config(told: Completion) -> dict[str, int | float | str]:
+def _config(output: _TestOutput) -> dict[str, int | float | str]:
     found: dict[str, int | float | str] = {}
-    for part in told.parts:
-        found = {**part.config, **found}
-    if told.kind == "ep" and told.world:
-        found["num_ranks"] = told.world
+    for section in output.sections:
+        found = {**section.config, **found}
+    if output.kind == "ep" and output.size.world:
+        found["num_ranks"] = output.size.world
     return found
 
 
-def _best(told: Completion) -> dict[str, Best]:
+def _best(output: _TestOutput) -> dict[str, Best]:
     """Return the best setting of each operation as the first node found it, which is the one that upstream itself
     goes on with."""
-    if told.main is None or told.kind not in {"intranode", "internode"}:
+    if output.main is None or output.kind not in {"intranode", "internode"}:
         return {}
-    return {name: found[0] for name, found in told.main.best.items()}
+    return {name: found[0] for name, found in output.main.best.items()}
 
 
-def _own_figures(told: Completion) -> dict[int, dict[str, float]]:
+def _own_figures(output: _TestOutput) -> dict[int, dict[str, float]]:
     """Return each rank's figures, the middle one of those it printed again and again; of V2 those of cases with the
     same kind of data as the first one (FP8 unless it was told otherwise), since others are no measure of the same
     thing."""
-    if told.kind not in {"ep", "low-latency"} and len(told.first_ranks) > 1:
-        return {
-            rank: {
-                f"{name}_{unit}": value
-                for name, found in voice.best.items()
-                for unit, value in (("nvl_gbs", found[0].nvl_gbs), ("rdma_gbs", found[0].rdma_gbs), ("us", found[0].us))
-                if value is not None
-            }
-            for rank, voice in told.first_ranks.items()
-        }
-    return {rank: {name: _middle(values, told) for name, values in own.items()} for rank, own in told.figures.items()}
+    if output.kind not in {"ep", "low-latency"} and len(output.by_node) > 1:
+        return {node * output.size.local: _best_figures(own) for node, own in output.by_node.items()}
+    alike = _alike(output.main)
+    return {
+        rank: {name: _middle(values, alike) for name, values in own.items()} for rank, own in output.figures.items()
+    }
 
 
-def _middle(values: Sequence[float], told: Completion) -> float:
-    alike = [value for value, same in zip(values, told.alike, strict=False) if same] if told.alike else list(values)
-    return collectors.middle(alike or values)
+def _best_figures(output: NodeOutput) -> dict[str, float]:
+    """Return the figures of a node's best settings."""
+    figures: dict[str, float | None] = {}
+    for name, found in output.best.items():
+        best = found[0]
+        figures |= {f"{name}_nvl_gbs": best.nvl_gbs, f"{name}_rdma_gbs": best.rdma_gbs, f"{name}_us": best.us}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _alike(output: NodeOutput | None) -> tuple[bool, ...]:
+    """Return for each of V2's cases whether it sends the same kind of data as the first."""
+    if output is None:
+        return ()
+    kinds = [re.findall(r"use_fp8_dispatch=(\d)", case) for case in output.ep_cases[:: output.copies]]
+    return tuple(kind == kinds[0] for kind in kinds)
+
+
+def _middle(values: Sequence[float], alike: Sequence[bool]) -> float:
+    same = [value for value, is_alike in zip(values, alike, strict=False) if is_alike]
+    return collectors.middle(same or values)
 
 
 def _low_latency(figures: Mapping[int, Mapping[str, float]]) -> LowLatency | None:
@@ -252,101 +311,10 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
     }
 
 
-Side = tuple[str, int, LogSection]
-"""Where a part comes from (job, node, rank, or log: a file of its own), the number of that node or rank, and the
-part."""
-
-LOCAL_RANKS = 8
-"""Ranks of a node where nobody says it: upstream's default for `--num-processes`."""
-
-WORLD_MAX = 4096
-"""More ranks are no world but a misread number; DeepEP's own limits are far below."""
-
-LAST_CASE = re.compile(
-    r"(?:do_handle_copy=0, )?expert_alignment=1, use_fp8_dispatch=0, num_bias=2, with_previous_event=1, "
-    r"async_with_compute_stream=1, allocate_on_comm_stream=1"
-)
-"""The last of all combinations that V2's test goes through."""
-
-LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each alone", "halves": "send/recv times"}
-
-
 @dataclass(frozen=True)
-class Completion:
-    """One test, all sides together. `code` is the worst exit code, None where nobody said one; `main` is what the
-    first node printed, `first_ranks` what each node's first rank did where nodes can be told apart; `alike` says for
-    each of V2's cases whether it sends the same kind of data as the first; `lacking` are ranks that are not whole,
-    and why; `turn` is the pass that it is, of a test that has passes."""
-
-    kind: str
-    parts: tuple[LogSection, ...]
-    code: int | None
-    main: NodeOutput | None
-    first_ranks: Mapping[int, NodeOutput]
-    figures: Mapping[int, Mapping[str, Sequence[float]]]
-    world: int
-    alike: tuple[bool, ...]
-    lacking: Mapping[int, str]
-    passed: int
-    failed: int
-    ended: bool
-    turn: PassRun | None = None
-
-
-def story(kind: str, sides: Sequence[Side]) -> Completion:
-    """Return what the sides of one test of a kind say together."""
-    parts = tuple(part for _, _, part in sides)
-    turn = join_runs(part.turn for part in parts)
-    codes = [code for part in parts for code in part.codes] + list(turn.ended.values() if turn else ())
-    code = max(codes, default=None)
-    voices = _voices(sides)
-    figures = _figures(parts)
-    place = _LogPlace.of(kind, parts, figures)
-    cases = max((-(-len(voice.ep_cases) // voice.copies) for voice in voices.values()), default=0)
-    lacking = _lacking(kind, figures, place, max(cases, _due(turn))) | _silent_nodes(kind, voices, place)
-    whole = (
-        not lacking and _is_whole(kind, voices, figures, place) and (turn is None or _is_turn_whole(sides, place.nodes))
-    )
-    unsaid = any(len(part.codes) < part.headers for part in parts)
-    ended = code in {None, 0} and not unsaid and (code == 0 if place.endless else whole)
-    failing = code != 0 and (code is not None or any(part.errors for part in parts))
-    opened = max((-(-voice.opened // voice.copies) for voice in voices.values()), default=0)
-    passed = max((voice.passed // voice.copies for voice in voices.values()), default=0)
-    least = min((voice.passed // voice.copies for voice in voices.values()), default=0)
-    return Completion(
-        kind=kind,
-        parts=parts,
-        code=code,
-        main=voices[min(voices)] if voices else None,
-        first_ranks={node * place.local: voice for node, voice in voices.items()},
-        figures=figures,
-        world=place.world,
-        alike=_alike(voices),
-        lacking=lacking if ended else lacking | _with_errors(sides, lacking),
-        passed=passed + (cases if ended and not failing else max(cases - 1, 0)),
-        failed=(opened - least) + (1 if cases else 0) if failing else 0,
-        ended=ended,
-        turn=turn,
-    )
-
-
-def _due(turn: PassRun | None) -> int:
-    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that
-    ended well."""
-    return 0 if turn is None else turn.passed if any(turn.ended.values()) else turn.runs
-
-
-def _is_turn_whole(sides: Sequence[Side], nodes: int) -> bool:
-    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all
-    nodes. A rank's file says only that they began."""
-    told = [(side, part.turn) for side, _, part in sides if side != "rank"]
-    return bool(told) and all(turn is not None and turn.is_over(1 if side == "node" else nodes) for side, turn in told)
-
-
-@dataclass(frozen=True)
-class _LogPlace:
-    """How large the test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
-    ranks print."""
+class _TestSize:
+    """How large a test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
+    ranks print. `endless`: it has no end of its own; `said_ok`: every exit code is there that was said, and is 0."""
 
     nodes: int
     local: int
@@ -356,26 +324,35 @@ class _LogPlace:
     said_ok: bool
 
     @classmethod
-    def of(cls, kind: str, parts: Sequence[LogSection], figures: Mapping[int, object]) -> _LogPlace:
-        header = any(part.header for part in parts)
-        processes = next(
-            (int(found[1]) for part in parts if (found := re.search(r"--num-processes[= ]'?(\d{1,4})\b", part.args))), 0
-        )
-        nodes = 1 if kind == "intranode" else max(max(part.nodes, part.allocations) for part in parts)
-        seen = max((rank for rank in figures if rank < WORLD_MAX), default=-1) + 1
-        stated = min(max(part.world for part in parts), WORLD_MAX)
-        guess = LOCAL_RANKS if header or not seen else _usual(-(-seen // max(nodes, 1)))
-        local = (
-            processes
-            or (stated // nodes if stated and nodes else min(stated, LOCAL_RANKS) if stated else guess)
-            or LOCAL_RANKS
-        )
-        world = min(stated or (max(seen, nodes * local) if figures else 0), WORLD_MAX)
-        said_ok = any(part.codes for part in parts) and not any(code for part in parts for code in part.codes)
-        firsts = said_ok and bool(stated) and all(rank % local == 0 for rank in figures)
-        seeded = kind == "low-latency" and any(part.seeds for part in parts)
-        endless = seeded or any(part.endless for part in parts)
-        return cls(nodes, local, world, range(0, world, local if firsts else 1), endless, said_ok)
+    def of(cls, kind: str, sections: Sequence[LogSection], figures: Iterable[int]) -> _TestSize:
+        """Return the size of a test with the ranks of `figures`."""
+        ranks = set(figures)
+        nodes = 1 if kind == "intranode" else max(max(section.nodes, section.allocations) for section in sections)
+        seen = max((rank for rank in ranks if rank < WORLD_MAX), default=-1) + 1
+        stated = min(max(section.world for section in sections), WORLD_MAX)
+        local = _local_ranks(sections, nodes, seen, stated)
+        guessed = max(seen, nodes * local) if ranks else 0
+        world = min(stated or guessed, WORLD_MAX)
+        codes = [code for section in sections for code in section.codes]
+        said_ok = bool(codes) and not any(codes)
+        only_first_ranks = said_ok and bool(stated) and all(rank % local == 0 for rank in ranks)
+        seeded = kind == "low-latency" and any(section.seeds for section in sections)
+        endless = seeded or any(section.endless for section in sections)
+        return cls(nodes, local, world, range(0, world, local if only_first_ranks else 1), endless, said_ok)
+
+
+def _local_ranks(sections: Sequence[LogSection], nodes: int, seen: int, stated: int) -> int:
+    """Return how many ranks a node has: by the words for the script, by the number of ranks that they themselves
+    state, else by the ranks that were seen."""
+    words = (NUM_PROCESSES.search(section.args) for section in sections)
+    processes = next((int(found[1]) for found in words if found), 0)
+    if processes:
+        return processes
+    if stated:
+        return (stated // nodes if nodes else min(stated, LOCAL_RANKS)) or LOCAL_RANKS
+    if not seen or any(section.header for section in sections):
+        return LOCAL_RANKS
+    return _usual(-(-seen // max(nodes, 1)))
 
 
 def _usual(seen: int) -> int:
@@ -385,23 +362,68 @@ def _usual(seen: int) -> int:
     return next((size for size in (1, 2, 4) if seen <= size), -(-seen // LOCAL_RANKS) * LOCAL_RANKS)
 
 
-def _voices(sides: Sequence[Side]) -> dict[int, NodeOutput]:
-    """Return what each node printed: from the nodes' own logs, else told apart by labels, else from logs of ranks."""
-    found: dict[str, dict[int, NodeOutput]] = {}
-    for side, number, part in sides:
-        for label, voice in sorted(part.voices.items(), reverse=True):
-            if voice.configs or voice.busy:
-                key = number if side in {"node", "rank"} else int(label or 0)
-                found.setdefault("log" if side == "job" else side, {}).setdefault(key, voice)
-    return found.get("node") or found.get("log") or found.get("rank") or {}
+@dataclass(frozen=True)
+class _TestOutput:
+    """All logs of one test together: the output of each node that can be told apart, the figures of each rank, and
+    the pass that it is, of a test that has passes."""
+
+    kind: str
+    sources: Sequence[Source]
+    by_node: Mapping[int, NodeOutput]
+    figures: Mapping[int, Mapping[str, Sequence[float]]]
+    size: _TestSize
+    pass_run: PassRun | None
+
+    @classmethod
+    def of(cls, sources: Sequence[Source]) -> _TestOutput:
+        """Return what the logs of one test hold together."""
+        kind = _kind(sources)
+        found = [source.section for source in sources]
+        figures = _figures(found)
+        pass_run = join_runs(section.pass_run for section in found)
+        return cls(kind, sources, _by_node(sources), figures, _TestSize.of(kind, found, figures), pass_run)
+
+    @property
+    def sections(self) -> list[LogSection]:
+        """Return the sections of all logs."""
+        return [source.section for source in self.sources]
+
+    @property
+    def main(self) -> NodeOutput | None:
+        """Return the output of the first node."""
+        return self.by_node[min(self.by_node)] if self.by_node else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the worst exit code, None where there is none."""
+        codes = [code for section in self.sections for code in section.codes]
+        codes += self.pass_run.ended.values() if self.pass_run else ()
+        return max(codes, default=None)
+
+    @property
+    def ep_cases(self) -> int:
+        """Return how many cases V2's test began."""
+        return max((-(-len(output.ep_cases) // output.copies) for output in self.by_node.values()), default=0)
 
 
-def _figures(parts: Iterable[LogSection]) -> dict[int, dict[str, list[float]]]:
+def _by_node(sources: Iterable[Source]) -> dict[int, NodeOutput]:
+    """Return the output of each node: from the nodes' own logs, else told apart by labels, else from logs of ranks."""
+    found: dict[str, dict[int, NodeOutput]] = {"node": {}, "log": {}, "rank": {}}
+    for source in sources:
+        has_number = source.side in {"node", "rank"}
+        own = found["log" if source.side == "job" else source.side]
+        for label, output in sorted(source.section.outputs.items(), reverse=True):
+            if output.configs or output.busy:
+                own.setdefault(source.number if has_number else int(label or 0), output)
+    return found["node"] or found["log"] or found["rank"]
+
+
+def _figures(sections: Iterable[LogSection]) -> dict[int, dict[str, list[float]]]:
     """Return the ranks' figures out of all logs; where several have them, the one that has most counts, since it is
     the same text."""
     found: dict[int, dict[str, list[float]]] = {}
-    for part in parts:
-        for rank, own in part.figures.items():
+    for section in sections:
+        for rank, own in section.figures.items():
             known = found.setdefault(rank, {})
             for name, values in own.items():
                 if len(values) > len(known.get(name, ())):
@@ -409,94 +431,170 @@ def _figures(parts: Iterable[LogSection]) -> dict[int, dict[str, list[float]]]:
     return found
 
 
-def _lacking(
-    kind: str, figures: Mapping[int, Mapping[str, Sequence[float]]], place: _LogPlace, cases: int
-) -> dict[int, str]:
-    """Return the ranks that have not printed all they should have, and why; none where no rank printed anything."""
-    if not figures:
-        return {}
-    if place.endless:
-        return {rank: "printed no figures" for rank in place.printing if not figures.get(rank)}
-    if kind == "ep":
-        wanted = {
-            name: name.removesuffix("_us").replace("_", " ")
-            for own in figures.values()
-            for name in own
-            if name.endswith("_us")
-        }
-        wanted = {name: words for name, words in wanted.items() if not name.endswith(("_copy_us", "_reduce_us"))}
-    else:
-        wanted = {names[0]: LOW_WORDS[group] for group, names in LOW.items()}
-    most = {name: max(cases, 1, *(len(own.get(name, ())) for own in figures.values())) for name in wanted}
-    found = {}
-    for rank in place.printing:
-        own = figures.get(rank, {})
-        gaps = [words for name, words in wanted.items() if len(own.get(name, ())) < most[name]]
-        if gaps:
-            found[rank] = (
-                f"printed no {', no '.join(gaps)}" + (f" in case {most[min(wanted)]}" if cases > 1 else "")
-                if own
-                else "printed no figures"
-            )
-    return found
+@dataclass(frozen=True)
+class Completion:
+    """How far a test came: whether it reached its end, the ranks that are not whole with the reason of each, and the
+    numbers of its cases."""
+
+    ended: bool
+    lacking: Mapping[int, str]
+    passed: int
+    failed: int
 
 
-def _silent_nodes(kind: str, voices: Mapping[int, NodeOutput], place: _LogPlace) -> dict[int, str]:
-    """Return the first ranks of nodes that should have printed what first ranks print, and did not, where nodes can
-    be told apart."""
-    if kind not in {"intranode", "internode"} or len(voices) < 1 or any(voice.copies > 1 for voice in voices.values()):
-        return {}
-    return {
-        node * place.local: f"its node ({node}) printed nothing"
-        for node in range(min(place.nodes, WORLD_MAX))
-        if node not in voices
-    }
-
-
-def _is_whole(
-    kind: str, voices: Mapping[int, NodeOutput], figures: Mapping[int, Mapping[str, Sequence[float]]], place: _LogPlace
-) -> bool:
-    """Return whether everything is there that a test of this kind prints up to its end."""
-    if kind in {"intranode", "internode"}:
-        nodes = sum(voice.copies for voice in voices.values())
-        return bool(voices) and nodes >= place.nodes and all(map(_is_voice_whole, voices.values()))
-    if kind == "low-latency":
-        return bool(figures)
-    if place.said_ok:
-        return bool(figures) or any(voice.ep_cases for voice in voices.values())
-    operations = {name.removesuffix("_su_gbs") for own in figures.values() for name in own if name.endswith("_su_gbs")}
-    ran = "combine" in operations and ("expanded_dispatch" in operations) == ("reduced_combine" in operations)
-    return (
-        ran and bool(voices) and all(voice.blanks >= 2 * voice.copies or _is_last(voice) for voice in voices.values())
+def completion(output: _TestOutput) -> Completion:
+    """Return how far a test came by all its logs."""
+    lacking = _lacking_ranks(output) | _silent_nodes(output)
+    ended = _has_ended(output, is_whole=not lacking and _is_whole(output) and _is_pass_whole(output))
+    passed = [node.passed // node.copies for node in output.by_node.values()]
+    opened = [-(-node.opened // node.copies) for node in output.by_node.values()]
+    cases = output.ep_cases
+    is_failing = _is_failing(output)
+    passed_cases = cases if ended and not is_failing else max(cases - 1, 0)
+    unpassed = max(opened, default=0) - min(passed, default=0)
+    return Completion(
+        ended=ended,
+        lacking=lacking if ended else lacking | _with_errors(output, lacking),
+        passed=max(passed, default=0) + passed_cases,
+        failed=unpassed + min(cases, 1) if is_failing else 0,
     )
 
 
-def _is_voice_whole(voice: NodeOutput) -> bool:
-    """Return whether a test of throughput said all that it says: its configuration, every case's outcome, three best
-    settings."""
-    counts = [len(voice.best.get(name, ())) for name in OPERATIONS]
-    return bool(voice.configs) and voice.opened == voice.passed and min(counts) >= voice.copies
+def _has_ended(output: _TestOutput, *, is_whole: bool) -> bool:
+    """Return whether a test reached its end: an endless one by its exit code alone."""
+    code = output.exit_code
+    if code not in {None, 0} or any(len(section.codes) < section.headers for section in output.sections):
+        return False
+    return code == 0 if output.size.endless else is_whole
 
 
-def _is_last(voice: NodeOutput) -> bool:
-    return bool(voice.ep_cases) and LAST_CASE.fullmatch(voice.ep_cases[-1]) is not None
+def _is_failing(output: _TestOutput) -> bool:
+    """Return whether a test failed by its exit code, or without one by its errors."""
+    code = output.exit_code
+    return any(section.errors for section in output.sections) if code is None else code != 0
 
 
-def _alike(voices: Mapping[int, NodeOutput]) -> tuple[bool, ...]:
-    if not voices:
-        return ()
-    main = voices[min(voices)]
-    kinds = [re.findall(r"use_fp8_dispatch=(\d)", case) for case in main.ep_cases[:: main.copies]]
-    return tuple(kind == kinds[0] for kind in kinds)
+def _due(pass_run: PassRun | None) -> int:
+    """Return how often each rank must have printed its figures: in every run, of a pass that failed in those that
+    ended well."""
+    if pass_run is None:
+        return 0
+    return pass_run.passed if any(pass_run.ended.values()) else pass_run.runs
 
 
-def _with_errors(sides: Iterable[Side], lacking: Mapping[int, str]) -> dict[int, str]:
-    """Return the ranks of a test without an end that told of an error, with the last thing that each said."""
+def _is_pass_whole(output: _TestOutput) -> bool:
+    """Return whether every log says that all runs of its pass ended well: a node's of its own, any other of all
+    nodes. A rank's file says only that they began. A test without passes is whole."""
+    if output.pass_run is None:
+        return True
+    sources = [source for source in output.sources if source.side != "rank"]
+    return bool(sources) and all(_has_all_runs(source, output.size.nodes) for source in sources)
+
+
+def _has_all_runs(source: Source, nodes: int) -> bool:
+    pass_run = source.section.pass_run
+    return pass_run is not None and pass_run.is_over(1 if source.side == "node" else nodes)
+
+
+def _lacking_ranks(output: _TestOutput) -> dict[int, str]:
+    """Return the ranks that have not printed all they should have, and why; none where no rank printed anything."""
+    figures, size = output.figures, output.size
+    if not figures:
+        return {}
+    if size.endless:
+        return {rank: "printed no figures" for rank in size.printing if not figures.get(rank)}
+    wanted = _wanted_times(output)
+    cases = max(output.ep_cases, _due(output.pass_run))
+    counts = _most_values(output, wanted, max(cases, 1))
+    in_case = f" in case {counts[min(wanted)]}" if wanted and cases > 1 else ""
     found = {}
-    for side, number, part in sides:
-        for text, named in part.errors:
-            rank = named if named is not None else number if side == "rank" else None
-            if rank is not None and rank < WORLD_MAX:
-                before = lacking.get(rank, "")
-                found[rank] = f"{before}; {text}" if before else text
+    for rank in size.printing:
+        own = figures.get(rank, {})
+        gaps = [words for name, words in wanted.items() if len(own.get(name, ())) < counts[name]]
+        if gaps and own:
+            found[rank] = f"printed no {', no '.join(gaps)}{in_case}"
+        elif gaps:
+            found[rank] = "printed no figures"
     return found
+
+
+def _most_values(output: _TestOutput, names: Iterable[str], least: int) -> dict[str, int]:
+    """Return how often the rank that printed each of these figures most did so, `least` where that is more."""
+    return {name: max(least, *(len(own.get(name, ())) for own in output.figures.values())) for name in names}
+
+
+def _wanted_times(output: _TestOutput) -> dict[str, str]:
+    """Return the figures that each rank has to print, one of each line, and what people call them."""
+    if output.kind != "ep":
+        return {names[0]: LOW_WORDS[group] for group, names in LOW.items()}
+    names = dict.fromkeys(name for own in output.figures.values() for name in own if name.endswith("_us"))
+    return {
+        name: name.removesuffix("_us").replace("_", " ")
+        for name in names
+        if not name.endswith(("_copy_us", "_reduce_us"))
+    }
+
+
+def _silent_nodes(output: _TestOutput) -> dict[int, str]:
+    """Return the first ranks of nodes that should have printed what first ranks print, and did not, where nodes can
+    be told apart."""
+    by_node, size = output.by_node, output.size
+    if output.kind not in {"intranode", "internode"} or not by_node:
+        return {}
+    if any(own.copies > 1 for own in by_node.values()):
+        return {}
+    silent = [node for node in range(min(size.nodes, WORLD_MAX)) if node not in by_node]
+    return {node * size.local: f"its node ({node}) printed nothing" for node in silent}
+
+
+def _is_whole(output: _TestOutput) -> bool:
+    """Return whether everything is there that a test of this kind prints up to its end."""
+    by_node = output.by_node
+    if output.kind in {"intranode", "internode"}:
+        nodes = sum(own.copies for own in by_node.values())
+        return bool(by_node) and nodes >= output.size.nodes and all(map(_is_node_whole, by_node.values()))
+    if output.kind == "low-latency":
+        return bool(output.figures)
+    if output.size.said_ok:
+        return bool(output.figures) or any(own.ep_cases for own in by_node.values())
+    return _has_all_operations(output) and bool(by_node) and all(map(_has_last_case, by_node.values()))
+
+
+def _is_node_whole(output: NodeOutput) -> bool:
+    """Return whether a node printed all of a test of throughput: its configuration, every case's outcome, three best
+    settings."""
+    counts = [len(output.best.get(name, ())) for name in OPERATIONS]
+    return bool(output.configs) and output.opened == output.passed and min(counts) >= output.copies
+
+
+def _has_all_operations(output: _TestOutput) -> bool:
+    """Return whether V2's test measured its last operation, and both or none of those with expanded data."""
+    rates = {name for own in output.figures.values() for name in own if name.endswith("_su_gbs")}
+    names = {name.removesuffix("_su_gbs") for name in rates}
+    return "combine" in names and ("expanded_dispatch" in names) == ("reduced_combine" in names)
+
+
+def _has_last_case(output: NodeOutput) -> bool:
+    """Return whether a node printed the last case of V2's test, or the empty lines behind it."""
+    if output.blanks >= 2 * output.copies:
+        return True
+    return bool(output.ep_cases) and LAST_CASE.fullmatch(output.ep_cases[-1]) is not None
+
+
+def _with_errors(output: _TestOutput, lacking: Mapping[int, str]) -> dict[int, str]:
+    """Return the ranks of a test without an end that have an error, each with its last one."""
+    found = {}
+    for rank, text in _rank_errors(output.sources):
+        before = lacking.get(rank, "")
+        found[rank] = f"{before}; {text}" if before else text
+    return found
+
+
+def _rank_errors(sources: Iterable[Source]) -> Iterator[tuple[int, str]]:
+    """Yield the errors that belong to a rank: they name it, or stand in its file."""
+    for source in sources:
+        owner = source.number if source.side == "rank" else None
+        for text, named in source.section.errors:
+            rank = owner if named is None else named
+            if rank is not None and rank < WORLD_MAX:
+                yield rank, text

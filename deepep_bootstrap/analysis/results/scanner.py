@@ -135,33 +135,30 @@ class Token(NamedTuple):
 def tokens(text: str) -> Iterator[Token]:
     """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the
     log."""
-    ignored = False
+    errors = _ErrorScanner()
     for number, (raw, whole) in enumerate(_lines(text), 1):
         label, line = _line(raw, whole=whole)
         if not line:
             yield Token("blank", number, label, ())
+        elif found := _test_tokens(line, number, label):
+            yield from found
+        elif any(map(line.__contains__, LEADS)) and (error := errors.scan(line)):
+            yield Token("error", number, label, (error.text, error.rank))
+
+
+def _test_tokens(line: str, number: int, label: str) -> list[Token]:
+    """Return what a test itself says in a line, in the order of the line."""
+    found: list[tuple[int, Token]] = []
+    for gate, family in FAMILIES:
+        if gate not in line:
             continue
-        found = []
-        for gate, family in FAMILIES:
-            if gate in line:
-                for own, kind, pattern in family:
-                    if own in line:
-                        found += [
-                            (match.start(), Token(kind, number, label, match.groups()))
-                            for match in pattern.finditer(line)
-                        ]
-        if len(found) > 1:
-            found.sort(key=lambda one: one[0])
-        yield from (token for _, token in found)
-        if found or not any(map(line.__contains__, LEADS)):
-            continue
-        if line.startswith("Exception ignored"):
-            # What follows is a traceback of the interpreter's own end, which changes nothing for the test.
-            ignored = True
-        elif error := _error(line.rstrip(UNFINISHED)):
-            if not (ignored and error.ends_traceback):
-                yield Token("error", number, label, (error.text, error.rank))
-            ignored = False
+        for own, kind, pattern in family:
+            if own in line:
+                matches = pattern.finditer(line)
+                found += [(match.start(), Token(kind, number, label, match.groups())) for match in matches]
+    if len(found) > 1:
+        found.sort(key=lambda one: one[0])
+    return [token for _, token in found]
 
 
 def _lines(text: str) -> Iterator[tuple[str, bool]]:
@@ -195,8 +192,28 @@ class _Error(NamedTuple):
     ends_traceback: bool
 
 
+class _ErrorScanner:
+    """The errors of one log. What follows "Exception ignored" is a traceback of the interpreter's own end, which
+    changes nothing for the test: its last line is no error."""
+
+    def __init__(self) -> None:
+        self._in_ignored_traceback = False
+
+    def scan(self, line: str) -> _Error | None:
+        """Return the error that a line says, None for other lines."""
+        if line.startswith("Exception ignored"):
+            self._in_ignored_traceback = True
+            return None
+        error = _error(line.rstrip(UNFINISHED))
+        if error is None:
+            return None
+        is_ignored = self._in_ignored_traceback and error.ends_traceback
+        self._in_ignored_traceback = False
+        return None if is_ignored else error
+
+
 def _error(line: str) -> _Error | None:
-    """Return what a line says about a failure and the rank that it names; None for other lines."""
+    """Return the error in a line and the rank that it names; None for other lines."""
     named = OF_RANK.match(line)
     bare = line[named.end() :] if named else line
     ends_traceback = TRACEBACK.match(bare) is not None

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from deepep_bootstrap.analysis import assess, limits, reference_file, site_references
+from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
 from deepep_bootstrap.analysis.assess import Assessment, Books
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.results import model, wording
+from deepep_bootstrap.analysis.results.model import BELOW
 from deepep_bootstrap.analysis.tuning import shelf, sweep
-from deepep_bootstrap.analysis.verdict import BELOW
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
@@ -29,10 +29,9 @@ from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.report import summary
-from deepep_bootstrap.testing import collect, run_folder, slurm_run, ssh_run
-from deepep_bootstrap.testing.collect import RunFiles
-from deepep_bootstrap.testing.placement import Placement, find_spot
-from deepep_bootstrap.testing.run_folder import TestRun
+from deepep_bootstrap.testing import run_folder, slurm_run, ssh_run
+from deepep_bootstrap.testing.placement import Placement, find_placement
+from deepep_bootstrap.testing.run_folder import RunFiles, TestRun
 from deepep_bootstrap.testing.slurm_run import TestRequest, TestRunResult
 
 UNSAID = 124
@@ -168,7 +167,7 @@ def run_test(flags: Flags, asked: TestFlags) -> int:
         record = offered_stack(survey, flags.stack)
         kind = test_kinds.find_kind(asked.kind, record)
         busy = flags.on_busy_host == "use"
-        spot = find_spot(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
+        spot = find_placement(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
         request = TestRequest(
             kind,
             record,
@@ -247,7 +246,7 @@ def conclude(context: TestContext, request: TestRequest, went: TestRunResult, *,
         screen.outcomes([went.outcome])
         return TestSummary(went.outcome)
     run, facts, collected = bring_back(context, request, went, place)
-    site = {name: collect.read_site(context.transport, place, name) for name in (assess.CAUSES, reference_file.FILE)}
+    site = {name: run_folder.read_site(context.transport, place, name) for name in (assess.CAUSES, reference_file.FILE)}
     books = assess.read_books(context.templates, site, f"{went.host.name} {place.prefix}")
     found = assess.assess(run, facts, books)
     silent = slurm_run.silent(went.said, run.nodes)
@@ -282,8 +281,8 @@ def bring_back(
 ) -> tuple[TestRun, dict[str, Facts], RunFiles]:
     """Return what the run left, with what its nodes are; both are in its folder afterwards."""
     # Without Slurm the host that wrote the end is the one that is asked, and what was cut off wrote none.
-    patience = collect.PATIENCE if context.spot.client and went.state == slurm_run.ENDED else 0
-    collected = collect.collect(context.transport, place, went.place, patience=patience)
+    patience = run_folder.PATIENCE if context.spot.client and went.state == slurm_run.ENDED else 0
+    collected = run_folder.collect(context.transport, place, went.place, patience=patience)
     files = dict(collected.files)
     values = run_folder.parse_values(files.get(run_folder.VALUES, ""), run_folder.VALUES)
     ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == slurm_run.HUNG else 1)}
@@ -300,7 +299,7 @@ def bring_back(
     }
     if went.log:
         new["job.log"] = went.log
-    collect.keep_files(
+    run_folder.keep_files(
         context.transport, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()}
     )
     files |= new | {
@@ -348,7 +347,7 @@ def keep_result(
     """
     run, found = result.run, result.found
     hosts = list(result.facts.values())
-    gpu, nodes = limits.gpu_of(hosts), len(run.nodes) or 1
+    gpu, nodes = compare.gpu_of(hosts), len(run.nodes) or 1
     remarks: list[str] = []
     kept: tuple[str, ...] = ()
     if not found.failed:
@@ -369,7 +368,7 @@ def keep_result(
             run=run.name,
             date=time.strftime("%Y-%m-%d", time.gmtime()),
             nodes=nodes,
-            book=result.books.references,
+            references=result.books.references,
             where=f"{place.prefix}/{reference_file.FILE}",
         )
         saved, remarks = (
@@ -377,5 +376,5 @@ def keep_result(
             [*remarks, *([f"nothing was kept as reference: {made.why_not}"] if made.why_not else [])],
         )
         if saved:
-            collect.write_site(context.transport, place, reference_file.FILE, made.text)
+            run_folder.write_site(context.transport, place, reference_file.FILE, made.text)
     return KeptResult(kept, saved), tuple(remarks)
