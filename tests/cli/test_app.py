@@ -254,7 +254,7 @@ def test_trouble_of_the_machine_is_trouble_and_no_bug(capsys: pytest.CaptureFixt
 
 def test_a_terminal_that_closes_is_an_interrupt() -> None:
     code = (
-        "import sys; from tests_body import body; from deepep_bootstrap.errors import guarded; "
+        "import sys; from tests_body import body; from deepep_bootstrap.core.guard import guarded; "
         "sys.exit(guarded('plan', body))"
     )
     body = (
@@ -268,7 +268,7 @@ def test_a_terminal_that_closes_is_an_interrupt() -> None:
 def test_a_bug_is_told_even_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     code = (
-        "import sys; from tests_body import body; from deepep_bootstrap.errors import guarded; "
+        "import sys; from tests_body import body; from deepep_bootstrap.core.guard import guarded; "
         "sys.exit(guarded('plan', body))"
     )
     done = run_python(

@@ -229,7 +229,7 @@ def test_the_library_works_from_a_folder_of_packages(tmp_path: Path) -> None:
     rest = next(folder for folder in sys.path if (Path(folder) / "typing_extensions.py").exists())
     places = [str(tmp_path), str(ROOT), rest]
     code = (
-        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap import sbom; import cyclonedx; "
+        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap.prefix import sbom; import cyclonedx; "
         f"print(cyclonedx.__file__)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

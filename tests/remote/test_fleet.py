@@ -274,10 +274,10 @@ def test_close_frees_every_waiting_thread(lab: Lab, host: Host, tmp_path: Path) 
 
 CONTROLLER = """
 import sys, json
-from deepep_bootstrap.hosts import Host
-from deepep_bootstrap.remote import Fleet, Job, Options
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
+from deepep_bootstrap.remote.host import Host
 host = Host(**json.loads(sys.argv[1]))
-fleet = Fleet([host], Options(ssh_config=sys.argv[2]))
+fleet = ConnectionPool([host], Options(ssh_config=sys.argv[2]))
 try:
     fleet.run_all([host], lambda host: Job(sys.argv[3], watched=True, timeout=None), lambda name, line: print(line, flush=True))
 except KeyboardInterrupt:
@@ -773,10 +773,10 @@ def test_paramiko_says_nothing_on_stderr(lab: Lab) -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("paramiko").handlers)
     with silent_listener() as port:
         code = (
-            "from deepep_bootstrap.hosts import Host\nfrom deepep_bootstrap.remote import *\n"
-            "from deepep_bootstrap.sshlink import Timeouts\n"
+            "from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options\n"
+            "from deepep_bootstrap.remote.host import Host\nfrom deepep_bootstrap.remote.ssh import Timeouts\n"
             f"hosts=[Host('127.0.0.3', port={port}), Host('127.0.0.3', port=1)]\n"
-            "fleet = Fleet(hosts, Options(ssh_config='', timeouts=Timeouts(connect=1, banner=1)))\n"
+            "fleet = ConnectionPool(hosts, Options(ssh_config='', timeouts=Timeouts(connect=1, banner=1)))\n"
             "print(len(fleet.run_all(hosts, lambda host: Job('true'))))"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -267,7 +267,7 @@ def test_a_host_is_left_alone_where_it_must_be(crew: Crew, monkeypatch: pytest.M
     assert (late.state, late.detail, late.code) == ("failed", f"still in use after 0.3 s: job {job}", TROUBLE)
     assert (crew.lab.job_state(job), "DRAIN" in crew.lab.node("n001").state) == ("RUNNING", False)
     crew.lab.on_login(f"scancel {job}")
-    monkeypatch.setattr("deepep_bootstrap.turn.OWN_BOOT_ID", crew.lab.lab.home("n002") / "own")
+    monkeypatch.setattr("deepep_bootstrap.bootstrap.reboot.host_reboot.OWN_BOOT_ID", crew.lab.lab.home("n002") / "own")
     (crew.lab.lab.home("n002") / "own").write_text(before["n002"] + "\n")
     assert crew.roll(second)["n002"].detail.startswith("this program runs there")
     assert {host.name: crew.lab.boot_id(host.name) for host in NODES} == before
