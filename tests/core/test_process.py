@@ -15,6 +15,8 @@ from deepep_bootstrap.core.errors import Trouble
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, alive, wait_until
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 def test_a_code_is_a_value_and_both_streams_come_back() -> None:
     done = process.run_program(["sh", "-c", "cat; echo err >&2; exit 3"], data=b"in\xff")

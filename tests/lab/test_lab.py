@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.lab"]
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 TWO_NODES = """#!/bin/bash -l
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --output=/shared/job.out
 type -t module

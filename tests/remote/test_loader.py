@@ -15,6 +15,8 @@ from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.script import Lines
 from tests.support.sshd import alive
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 @pytest.mark.parametrize("program", ["RAISE", "KEEP"])
 def test_the_shell_programs_pass_shellcheck(program: str) -> None:

@@ -420,6 +420,7 @@ def invoke(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_verb(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(MINIMAL, encoding="utf-8")
     (tmp_path / "run").mkdir()
