@@ -1,7 +1,9 @@
-# make demo   the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
-# make test   all tests
-# make check  types, style, imports, shell
-# make clean  everything these made
+# make quick        the tests that start no process and open no socket: under a minute
+# make test         all tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
+# make check        types, style, imports, shell
+# make complexity   functions that are too long to read
+# make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
+# make clean        everything these made
 
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -9,7 +11,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Hosts in namespaces need root: a person with sudo gets all tests, without it those that need no root.
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'sudo -E env PATH="$$PATH" PYTHONDONTWRITEBYTECODE=1'; })
 
-.PHONY: demo test check bench clean
+# One package for `make test`, as a folder below tests, and more words for pytest.
+P :=
+PYTEST_ARGS :=
+
+.PHONY: quick test check complexity demo bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -18,12 +24,15 @@ demo: .venv/.ready
 	bash tests/setup.sh demo
 	bash tests/demo.sh
 
-# Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. In the order of
-# their names, so that the labs come first and the many short files fill the end. A worker that dies ends the run: the one that would
-# take its place gets no work of a file as a whole, and the run would wait for it for ever.
+quick: .venv/.ready
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not system and not e2e" $(PYTEST_ARGS) tests
+
+# Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
+# take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that
+# would take its place gets no work of a file as a whole, and the run would wait for it for ever.
 test: .venv/.ready
 	bash tests/setup.sh test
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 tests
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
 
 check: .venv/.ready
 	ruff check .
@@ -31,6 +40,9 @@ check: .venv/.ready
 	mypy
 	lint-imports --no-cache
 	$(PYTHON) tests/shellcheck_all.py
+
+complexity: .venv/.ready
+	complexipy deepep_bootstrap tasks.py --max-complexity-allowed 15 --failed --plain
 
 bench: .venv/.ready
 	for bench in tests/bench/bench_*.py; do $(PYTHON) "$$bench" || exit; done

@@ -1,5 +1,5 @@
-"""Guards for every test: a home of its own, no mirrors from the environment, signals as they were; failures told at
-once."""
+"""Guards for every test: a home of its own, no mirrors from the environment, signals as they were, no processes outside
+`system` tests; failures told at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,68 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REAL_HOME = Path.home()
 
 # Before anything imports them: what they assert is then told with its values, as in tests.
 pytest.register_assert_rewrite("tests.support")
+
+from tests.support import classes, order
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+GUARD = classes.Guard()
+
+
+@pytest.fixture(scope="session")
+def programs() -> None:
+    """Ask for this to start processes or open sockets: it makes a test `system`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that ask for `programs`, before -m chooses; files that take longest come first."""
+    for item in items:
+        if classes.is_system(item):
+            item.add_marker("system")
+    items[:] = order.longest_first(items, order.read_durations(), classes.is_system)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write tests/support/durations.toml anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("record_durations") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(order.Recorder())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Set a test up under the guard. Teardown is free: it also ends what earlier tests shared."""
+    yield from _guarded(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Run a test under the guard."""
+    yield from _guarded(item)
+
+
+def _guarded(item: pytest.Item) -> Iterator[None]:
+    if classes.is_system(item):
+        yield
+        return
+    GUARD.start()
+    try:
+        yield
+    finally:
+        GUARD.stop()
+    GUARD.check()
 
 
 @pytest.fixture(autouse=True, scope="session")

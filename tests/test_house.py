@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "deepep_bootstrap"
 
@@ -42,11 +44,13 @@ def test_one_broad_except_in_the_tree() -> None:
     assert broad[0].startswith("guard.py")
 
 
+@pytest.mark.usefixtures("programs")
 def test_environment_folder_is_tracked() -> None:
     # Many stock .gitignore files swallow a folder called env.
     assert subprocess.run(["git", "ls-files", "env"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.usefixtures("programs")
 def test_no_unfinished_marks() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     for path in tracked("*.py", "*.sh", "Makefile"):

@@ -166,8 +166,8 @@ def start(command: Sequence[str], more: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     child.append(subprocess.Popen(command, env={**os.environ, **more}))
-    for number in early:
-        child[0].send_signal(number)
+    for signum in early:
+        child[0].send_signal(signum)
     code = child[0].wait()
     if early:
         sys.exit(128 + early[0])

@@ -28,6 +28,8 @@ from tests.support import standins
 from tests.support.build import HERE, RECIPES, health, make_prefix, store_names, until, walk
 from tests.support.standins import Prepared
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 Built = tuple[Path, dict[str, str]]
 Again = tuple[Path, list[dict[str, str]]]
 KINDS = ("gdrcopy", "nvshmem", "python", "deepep")

@@ -13,6 +13,7 @@ from deepep_bootstrap.remote.host import Host
 HANGS = 'if [[ "$HANG" == yes ]]; then echo "unpacking doca-all" >&2; sleep 60; fi\necho state=ok\n'
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "LIMIT", 0.5)
     here = Host("here", connection="local")

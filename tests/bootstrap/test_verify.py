@@ -20,6 +20,8 @@ from deepep_bootstrap.remote.host import Host
 from tests.support import module_systems
 from tests.support import modules as support
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 RECIPES = read_tree(support.REPOSITORY / "recipes")
 SYSTEMS = ("lmod", "environment-modules", "")
 NCCL_CALLER = " int ncclGetVersion(int *); int ask(void) { int version; return ncclGetVersion(&version); }"

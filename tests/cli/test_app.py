@@ -38,6 +38,7 @@ def invoke(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("verb", REPORTING)
 def test_common_flags_are_the_same_for_every_verb_and_all_flags_are_explained(verb: str) -> None:
     done = invoke(verb, "--help")
@@ -59,6 +60,7 @@ def test_every_flag_has_one_help_text() -> None:
     assert set(names) <= set(app.HELP)
 
 
+@pytest.mark.usefixtures("programs")
 def test_help_behind_a_verb_with_an_argument_is_help() -> None:
     for flag in ("--help", "-h"):
         done = invoke("lab", flag)
@@ -88,6 +90,7 @@ def test_further_words_are_further_logs(words: list[str], more: int) -> None:
     assert found == ["logs", *(f"logs_{number}" for number in range(2, 2 + more)), "log", "json"]
 
 
+@pytest.mark.usefixtures("programs")
 def test_help_into_a_pipe_that_closes_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -103,6 +106,7 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -196,6 +200,7 @@ def test_words_that_fit_no_verb_are_said_in_our_form(words: str, said: str) -> N
     assert "\n".join(map(str, check(words.split(), VERBS))) == said
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("mirror", ["nonsense", "=", "https://example.invalid/=/not/there", "index:pypi=/not/there"])
 def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str) -> None:
     ends = [
@@ -252,6 +257,7 @@ def test_trouble_of_the_machine_is_trouble_and_no_bug(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "/somewhere: cannot be used: No space left on device\n"
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_terminal_that_closes_is_an_interrupt() -> None:
     code = (
         "import sys; from tests_body import body; from deepep_bootstrap.core.guard import guarded; "
@@ -265,6 +271,7 @@ def test_a_terminal_that_closes_is_an_interrupt() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_bug_is_told_even_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     code = (
@@ -299,6 +306,7 @@ def test_logs_that_cannot_be_written_stop_a_run_before_it_begins(
         RunLogs.start("bootstrap")
 
 
+@pytest.mark.usefixtures("programs")
 def test_output_to_a_full_disk_is_one_message() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -312,6 +320,7 @@ def test_output_to_a_full_disk_is_one_message() -> None:
     assert (done.returncode, done.stderr) == (1, "output: cannot be used: No space left on device\n")
 
 
+@pytest.mark.usefixtures("programs")
 def test_characters_a_terminal_cannot_show_are_escaped() -> None:
     done = invoke("plan", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 1

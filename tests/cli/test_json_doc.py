@@ -81,6 +81,7 @@ def keys(value: Any, free: set[str], name: str = "") -> Iterator[str]:
             yield from keys(each, free)
 
 
+@pytest.mark.usefixtures("programs")
 def test_there_is_an_example_for_every_verb_that_reports() -> None:
     listing = subprocess.run(
         [sys.executable, "-m", "invoke", "--list", "--list-format=json"],
@@ -100,6 +101,7 @@ def test_every_key_is_explained(verb: str) -> None:
     assert set(keys(EXAMPLES[verb], FREE_KEYS.get(verb, set()))) - explained == set()
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_failure_has_the_keys_of_every_document() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "invoke", "plan", "--json"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -99,6 +99,7 @@ def gone() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -67,6 +67,7 @@ def test_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_bug_leaves_a_log_and_no_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def sri_of(node: bytes) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(words(b'nix-archive-1') + node).digest()).decode()}"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_recorded_values_of_nix(case: Path, tmp_path: Path) -> None:
     recorded = json.loads(case.read_text())
@@ -105,6 +106,7 @@ def test_random_trees(tree: Any) -> None:
         assert filetree.hash_path(Path(folder, "tree")) == sri_of(archive(tree))
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.skipif(NIX is None, reason="nix is not installed here; the recorded values stand for it")
 def test_two_hundred_random_trees_against_nix(tmp_path: Path) -> None:
     ours: list[str] = []
@@ -150,6 +152,7 @@ def test_large_files_in_constant_memory(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
+@pytest.mark.usefixtures("programs")
 def test_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
     here = os.getcwd()
     node = directory()
@@ -167,6 +170,7 @@ def test_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
         subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
+@pytest.mark.usefixtures("programs")
 def test_special_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     os.mkfifo(tmp_path / "d/fifo")
@@ -207,6 +211,7 @@ def run_module(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_command_line_prints_the_hash(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(folder)
@@ -216,6 +221,7 @@ def test_command_line_prints_the_hash(tmp_path: Path) -> None:
     assert len(base64.b64decode(done.stdout.strip().removeprefix("sha256-"))) == 32
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

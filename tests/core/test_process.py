@@ -15,6 +15,8 @@ from deepep_bootstrap.core.errors import Trouble
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, alive, wait_until
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 def test_a_code_is_a_value_and_both_streams_come_back() -> None:
     done = process.run_program(["sh", "-c", "cat; echo err >&2; exit 3"], data=b"in\xff")
@@ -58,7 +60,7 @@ def test_a_timeout_ends_the_whole_group(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     words = ["sh", "-c", f"sleep 600 & echo $! >{pid_file}; wait"]
-    code = f"from deepep_bootstrap import command\nwords = {words!r}\ncommand.run(words)"
+    code = f"from deepep_bootstrap.core import process\nprocess.run_program({words!r})"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as controller:
         wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the sleep runs")
         controller.send_signal(signal.SIGINT)

@@ -32,6 +32,7 @@ def unpack(stream: bytes, folder: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.usefixtures("programs")
 def test_tar_unpacks_what_went_in(tmp_path: Path) -> None:
     make(tmp_path / "tree")
     (tmp_path / "file").write_text("one file")
@@ -56,6 +57,7 @@ def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
     assert b"".join(filetree.tar_tree([("t", tmp_path / "two")], mtime=1700000000)) != streams[0]
 
 
+@pytest.mark.usefixtures("programs")
 def test_nothing_is_an_empty_archive(tmp_path: Path) -> None:
     unpack(b"".join(filetree.tar_tree([])), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

@@ -176,6 +176,7 @@ def machine() -> Iterator[Path]:
         yield root
 
 
+@pytest.mark.usefixtures("programs")
 def test_everything_is_open(machine: Path) -> None:
     view = look(machine)
     assert (view.uid, view.container, view.shm, view.prefix, view.login) == (
@@ -189,6 +190,7 @@ def test_everything_is_open(machine: Path) -> None:
     assert view.devices == tuple(sorted((f"/dev/{name}", "") for name in DEVICES))
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_a_plain_user_may_not_open_is_named_with_the_reason(machine: Path) -> None:
     (machine / "dev" / "shm").chmod(0o555)
     for name in ("dev/nvidia1", "dev/infiniband", "prefix"):
@@ -203,18 +205,21 @@ def test_what_a_plain_user_may_not_open_is_named_with_the_reason(machine: Path) 
     assert (view.shm, view.prefix) == ("denied", "denied")
 
 
+@pytest.mark.usefixtures("programs")
 def test_nothing_is_written(machine: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in machine.rglob("*")}
     look(machine)
     assert {path: path.stat().st_mtime_ns for path in machine.rglob("*")} == before
 
 
+@pytest.mark.usefixtures("programs")
 def test_an_empty_machine_in_a_container(tmp_path: Path) -> None:
     (tmp_path / ".dockerenv").touch()
     view = look(tmp_path)
     assert (view.container, view.devices, view.shm, view.prefix) == ("docker", (), "absent", "absent")
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix_whose_offer_cannot_be_read_is_denied(machine: Path) -> None:
     (machine / "prefix" / "current").mkdir()
     assert look(machine).prefix == "denied"
@@ -231,6 +236,7 @@ export LD_LIBRARY_PATH=$HOME/vendor:/nowhere:
 """
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_a_login_shell_brings(machine: Path) -> None:
     home = machine / "home"
     (home / "vendor").mkdir(parents=True)
@@ -248,6 +254,7 @@ def test_what_a_login_shell_brings(machine: Path) -> None:
     assert view.libraries == (f"{home}/vendor/libibverbs.so.1",)
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_login_shell_that_ends_early_is_no_answer_and_no_failure(machine: Path) -> None:
     (machine / ".bash_profile").write_text("exit 3\n")
     assert look(machine).module == ""
@@ -289,6 +296,7 @@ def run(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_on_this_machine_it_finds_and_writes_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--python=/nowhere/python")
     document: dict[str, Any] = json.loads(done.stdout)
@@ -301,6 +309,7 @@ def test_on_this_machine_it_finds_and_writes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["hosts.txt"]
 
 
+@pytest.mark.usefixtures("programs")
 def test_people_read_the_worst_first(tmp_path: Path) -> None:
     done = run(tmp_path, "--python=/nowhere/python")
     lines = done.stdout.splitlines()
@@ -311,6 +320,7 @@ def test_people_read_the_worst_first(tmp_path: Path) -> None:
     assert lines[-1].startswith(f"{words.count('blocking')} blocking, ")
 
 
+@pytest.mark.usefixtures("programs")
 def test_as_another_user(tmp_path: Path) -> None:
     # Only root becomes another user without being asked for a password.
     name = "nobody" if os.geteuid() == 0 else getpass.getuser()
@@ -329,6 +339,7 @@ def test_a_user_who_is_not_there() -> None:
     )
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", ["a b", "$(id)", "--", "x;y"])
 def test_what_is_no_user_name_is_refused(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, f"--as={name}")

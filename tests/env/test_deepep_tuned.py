@@ -211,6 +211,7 @@ def test_the_module_is_where_modulefiles_point() -> None:
     assert modulefiles.tuned_folder(record) == f"/p/{shelf.PYTHON_FOLDER}"  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("programs")
 def test_importing_it_needs_nothing_and_reads_nothing(tmp_path: Path) -> None:
     """As after `module load deepep`: the folder is on PYTHONPATH, whether it is there or not."""
     place = PrefixHandle(HERE, str(make_prefix(tmp_path)), RECIPES)

@@ -160,6 +160,7 @@ def test_an_example_takes_only_what_its_generation_has(path: Path) -> None:
     assert set(names) <= set(generation(path)["names"])
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_can_be_read_in_one_sitting(path: Path) -> None:
     text = path.read_text()
@@ -197,6 +198,7 @@ raise SystemExit(7)
 """
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("stack", "kind", "script"),
     [

@@ -27,6 +27,8 @@ from deepep_bootstrap.analysis.results.model import Spread
 from tests.support.paths import ROOT, TESTS
 from tests.upstreams import make
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 PROGRAMS = ROOT / "env" / "programs"
 CASES = TESTS / "cases" / "env" / "programs"
 DEMO = CASES / "ranks_demo.py"

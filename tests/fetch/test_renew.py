@@ -582,6 +582,7 @@ def archive(url: str, data: bytes = CONTENT) -> Archive:
     return Archive("kit", url, sri("sha256", data), len(data), "1.0")
 
 
+@pytest.mark.usefixtures("programs")
 def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path) -> None:
     cache, url = tmp_path / "cache", f"{BASE}dist/kit-1.0.tar.xz"
     private = file_server.replace("http://", "http://user:a%20b@") + "private/"
@@ -597,6 +598,7 @@ def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path)
     assert fetch_archive(archive(f"file://{files}/kit-1.0.tar.xz"), nowhere, cache).read_bytes() == CONTENT
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -33,6 +33,8 @@ from tests.cli.test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 from tests.fetch.test_wheels import make_wheel
 from tests.support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 GOLDEN = TESTS / "golden" / "lock"
 TAGS = "{0}-{0}-manylinux_2_28_{1}"
 

@@ -27,6 +27,8 @@ from deepep_bootstrap.fetch.git import absolute as absolute_address
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.lock.model import Source, Substitute
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 BASE = "https://host.invalid/"
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
 # Every attribute that makes git write something else than what was committed.

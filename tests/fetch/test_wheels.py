@@ -27,6 +27,8 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Wheel
 from tests.support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 WRONG = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
 
 

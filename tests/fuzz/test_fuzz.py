@@ -212,6 +212,7 @@ def lock_values() -> list[tuple[tuple[str, ...], Mapping[str, str]]]:
     return rows
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_the_lock_may_hold_reaches_recipes_to_the_letter(tmp_path: Path) -> None:
     rows = lock_values()
     for name in ("OPTIONS", "BY_HAND", "REPOSITORIES", "HEADERS"):
@@ -220,6 +221,7 @@ def test_what_the_lock_may_hold_reaches_recipes_to_the_letter(tmp_path: Path) ->
     arrives(list(unique.values()), tmp_path)
 
 
+@pytest.mark.usefixtures("programs")
 def test_checks_of_all_recipes_in_one_script_get_their_values_to_the_letter(tmp_path: Path) -> None:
     texts = dict.fromkeys(host_recipes.LIBRARIES, "")
     texts |= {"lib.sh": "data() { :; }; say() { :; }", "host/limits.sh": 'printf "%s\\0" "$VALUE"'}
@@ -260,6 +262,7 @@ def hosts_files(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(["", "\ufeff"])) + draw(st.sampled_from(["\n", "\r\n", "\n\n"])).join(lines)
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_path: Path) -> None:
     rows: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
 
@@ -361,6 +364,7 @@ def may_be_set(value: str) -> bool:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_a_profile_sets_arrives_to_the_letter(tmp_path: Path) -> None:
     words = [word for word in WORDS if may_be_set(word)]
     everywhere, here, kind = (
@@ -387,6 +391,7 @@ def test_what_a_profile_sets_arrives_to_the_letter(tmp_path: Path) -> None:
     assert not (tmp_path / CANARY).exists()
 
 
+@pytest.mark.usefixtures("programs")
 def test_literals_mean_their_text_in_every_language(tmp_path: Path) -> None:
     texts = [word for word in WORDS if word.isascii() and word.isprintable()] + [
         "a\nb",

@@ -176,6 +176,7 @@ def test_half_a_hook_is_no_hook() -> None:
 # --- the script on constructed machines ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("path", TREES, ids=lambda path: path.stem)
 def test_constructed_machine(path: Path, shell: str, tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_constructed_machine(path: Path, shell: str, tmp_path: Path) -> None:
     assert got == json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_this_machine(shell: str) -> None:
     seen = parse_facts(run_script(shell, "/nowhere/deepep"), "here")
@@ -202,6 +204,7 @@ def test_this_machine(shell: str) -> None:
     assert not seen.prefix.exists
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_script_runs_from_a_file_too(tmp_path: Path) -> None:
     script = tmp_path / "facts"
     script.write_text(facts.facts_script(facts_support.recipes()), encoding="utf-8")
@@ -215,6 +218,7 @@ def test_the_script_runs_from_a_file_too(tmp_path: Path) -> None:
     assert parse_facts(done.stdout, "here").hostname == platform.node()
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_script_writes_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine", read_tree_file("roce-b200"))
     prefix = make_prefix(tmp_path / "prefix")
@@ -250,6 +254,7 @@ def make_prefix(prefix: Path) -> Path:
     return prefix
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix(tmp_path: Path) -> None:
     seen = ask(prefix=str(make_prefix(tmp_path / "pre fix"))).prefix
     assert (seen.path, seen.exists, seen.writable, seen.id) == (f"{tmp_path}/pre fix", True, True, "0123456789abcdef")
@@ -267,12 +272,14 @@ def test_a_prefix(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix_that_is_not_there_shows_its_parents_room(tmp_path: Path) -> None:
     seen = ask(prefix=str(tmp_path / "a" / "b")).prefix
     assert (seen.exists, seen.writable, seen.generation, seen.entries, seen.manifest) == (False, True, 0, (), "")
     assert seen.free_mib > 0
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix_that_somebody_else_may_write(tmp_path: Path) -> None:
     prefix = make_prefix(tmp_path / "prefix")
     for path in (*tmp_path.parents, tmp_path, prefix):
@@ -291,12 +298,14 @@ def test_a_prefix_that_somebody_else_may_write(tmp_path: Path) -> None:
 HASTY = {"bin/timeout": 'shift 3; exec /usr/bin/timeout -k 0.2 0.3 "$@"\n'}
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix_whose_server_is_gone_costs_its_limit_only(tmp_path: Path) -> None:
     machine = Machine(tmp_path, {"programs": {**HASTY, "bin/stat": "exec sleep 60\n"}})
     seen = ask(machine, "/shared/deepep").prefix
     assert (seen.problem, seen.exists) == ("does not answer within 5 s", False)
 
 
+@pytest.mark.usefixtures("programs")
 def test_tools_that_never_answer_are_told_and_cost_their_limit_only(tmp_path: Path) -> None:
     hang = "exec sleep 60\n"
     programs = {
@@ -323,6 +332,7 @@ SLURMD = {"proc/4242/comm": "slurmd\n", "proc/4242/status": STATUS}
 SINFO = 'case $1 in --version) echo slurm 24.05.3 ;; *) echo "${SLURM_CONF:-gpu}" ;; esac\n'
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("by", "folder"), [("exe", "opt/slurm/bin"), ("exe", "opt/slurm/sbin"), ("cmdline", "opt/slurm/bin")]
 )
@@ -336,6 +346,7 @@ def test_slurms_clients_are_found_beside_the_slurmd_that_runs(by: str, folder: s
     assert (seen.slurmd, seen.works, seen.version, seen.path, seen.conf) == (True, True, "24.05.3", f"/{folder}", "")
 
 
+@pytest.mark.usefixtures("programs")
 def test_slurms_clients_are_found_where_a_login_shell_finds_them(tmp_path: Path) -> None:
     machine = Machine(tmp_path, {"files": SLURMD, "programs": {"home/tools/sinfo": SINFO}})
     machine.write(
@@ -351,6 +362,7 @@ def test_slurms_clients_are_found_where_a_login_shell_finds_them(tmp_path: Path)
     )
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("status", "slurmd"),
     [
@@ -366,6 +378,7 @@ def test_whose_slurmd_it_is(status: str, slurmd: bool, tmp_path: Path) -> None:
     assert (seen.slurmd, seen.works, seen.version, seen.path) == (slurmd, False, "", "")
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("limits", "brings"),
     [
@@ -418,6 +431,7 @@ IMPORTED = 'raise SystemExit("torch was imported")\n'
 CONFIG = "share/cmake/Torch/TorchConfig.cmake"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("files", "abi", "problem"),
     [
@@ -447,6 +461,7 @@ def test_torch_is_read_without_importing_it(
     assert bool(python.problem) == bool(problem)
 
 
+@pytest.mark.usefixtures("programs")
 def test_what_torch_needs_beside_it_is_told_with_its_version(environment: Path) -> None:
     put_torch(environment, {"__init__.py": IMPORTED, "version.py": TORCH, CONFIG: "", "lib/libc10.so": b""})
     (site,) = environment.glob("lib/python3.*/site-packages")
@@ -466,6 +481,7 @@ def test_what_torch_needs_beside_it_is_told_with_its_version(environment: Path) 
     assert seen.external_python.torch == "2.11.0+cu130"
 
 
+@pytest.mark.usefixtures("programs")
 def test_torch_without_cuda_and_no_torch_at_all(environment: Path) -> None:
     path = str(environment / "bin" / "python")
     put_torch(
@@ -486,6 +502,7 @@ def test_torch_without_cuda_and_no_torch_at_all(environment: Path) -> None:
     assert seen.problem == "has no torch"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -501,6 +518,7 @@ def test_what_is_no_python_is_told(path: str, problem: str) -> None:
     assert (seen.path, seen.problem, seen.torch) == (path, problem, "")
 
 
+@pytest.mark.usefixtures("programs")
 def test_no_python_asked_for_is_none() -> None:
     assert ask().external_python is None
 
@@ -570,6 +588,7 @@ def test_environment_modules_in_a_login_shell(modules_lab: LiveLab) -> None:
     assert seen.paths
 
 
+@pytest.mark.usefixtures("programs")
 def test_tools_beside_the_python_asked_about_are_found(tmp_path: Path) -> None:
     """On a machine whose cmake and ninja came with a Python environment, they are there even when nobody activated
     it."""

@@ -46,6 +46,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 # --- the script on constructed machines ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("path", "shell"),
     [
@@ -61,6 +62,7 @@ def test_constructed_machine(path: Path, shell: str, tmp_path: Path) -> None:
     assert got == json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_driver_that_hangs_is_asked_once_and_told(shell: str, tmp_path: Path) -> None:
     # What waits for a hung driver outlives KILL and keeps its output open: here, a process that does so for a while.
@@ -102,6 +104,7 @@ def session_memlock(shell: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_limit_of_the_session_is_in_kib(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -115,6 +118,7 @@ def test_the_limit_of_the_session_is_in_kib(shell: str, tmp_path: Path) -> None:
     assert parse_facts(done.stdout, "h").prepared.memlock == "64"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("files", "ofed"),
     [
@@ -135,6 +139,7 @@ def test_which_mlx5_core_is_loaded(files: dict[str, str], ofed: str, tmp_path: P
     assert seen_on(tmp_path, data).ofed == ofed
 
 
+@pytest.mark.usefixtures("programs")
 def test_this_machine() -> None:
     """What can be asked in another way on whichever machine runs the test agrees."""
     seen = parse_facts(run_script("dash", "/nowhere/deepep"), "here").prepared
@@ -155,6 +160,7 @@ ip link set lo up && ip link add port1 type veth peer name port2 && ip link set 
 """
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("with_ip", [True, False])
 def test_a_network_as_ip_and_as_the_kernel_show_it(with_ip: bool, tmp_path: Path) -> None:
     (tmp_path / "facts").write_text(facts.facts_script(recipes()), encoding="utf-8")

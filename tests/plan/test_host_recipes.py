@@ -158,6 +158,7 @@ def ask(*names: str) -> dict[str, Check]:
     return host_recipes.parse_checks(done.stdout, done.stderr, names, "n001")
 
 
+@pytest.mark.usefixtures("programs")
 def test_one_script_asks_all_recipes_and_none_meets_another() -> None:
     said = ask("limits", "gdrdrv", "peer-memory", "doca-ofed", "cuda-toolkit", "python")
     assert said["limits"] == Check("limits", "todo", 'hello it\'s "$HOME"', "check", needs_reboot=True)

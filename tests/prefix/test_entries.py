@@ -246,6 +246,7 @@ def test_comments_and_blank_lines_are_left_out(text: str, stripped: str) -> None
     assert strip_comments(text) == stripped
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     "name", [*entries.COMMON_RECIPES, *(name for own in entries.OWN_RECIPES.values() for name in own)]
 )

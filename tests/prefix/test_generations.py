@@ -23,6 +23,8 @@ from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 from tests.support.build import FAST, HERE, RECIPES, make_prefix, run_bash, script, start_bash, until, values
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 INIT = script(*generations.INIT)
 OFFER = script(*generations.OFFER)
 SESSION = script(*build.SESSION)

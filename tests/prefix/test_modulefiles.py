@@ -78,6 +78,7 @@ def test_only_batch_files_may_be_run() -> None:
         assert file.executable == name.endswith((".sbatch", "node.sh"))
 
 
+@pytest.mark.usefixtures("programs")
 def test_batch_files_are_clean() -> None:
     linted = [path for path in GOLDEN.rglob("*") if path.suffix in {".sbatch", ".sh"}]
     assert len(linted) == 12
@@ -228,6 +229,7 @@ def generation(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> None:
     record = support.record(str(generation))
@@ -242,6 +244,7 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
     }
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize(("before", "after"), [("/usr/bin:/bin", ":/usr/sbin"), ("/usr/sbin:/usr/bin:/bin", "")])
 def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str, tmp_path: Path) -> None:
@@ -252,6 +255,7 @@ def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str,
         assert found["PATH"] == f"{entry_of(record, record.python, 'bin')}:{before}{after}"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_env_read_twice_is_env_read_once(shell: list[str], generation: Path) -> None:
     once = source([generation / "env.sh"], shell=tuple(shell), LD_LIBRARY_PATH="/a::/a:", PYTHONPATH="")
@@ -259,6 +263,7 @@ def test_env_read_twice_is_env_read_once(shell: list[str], generation: Path) -> 
     assert once == twice
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_env_of_another_stack_takes_over(shell: list[str], generation: Path) -> None:
     other = generation / "env-v1-cu13.sh"
@@ -269,6 +274,7 @@ def test_env_of_another_stack_takes_over(shell: list[str], generation: Path) -> 
     assert mixed["DEEPEP_STACK"] == "v1-cu13"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_env_leaves_no_function_behind(shell: list[str], generation: Path) -> None:
     script = f". '{generation}/env.sh'\ncommand -v _deepep_lead || echo gone\nset | grep -c ^_deepep_ || true\n"

@@ -15,6 +15,8 @@ from deepep_bootstrap.prefix import modulefiles
 from tests.support import module_systems
 from tests.support import modules as support
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 VARIANTS = ("lmod", "environment-modules", "environment-modules without pushenv")
 MAP, INTERFACE, LEVEL = "DEEP_EP_DEVICE_TO_HCA_MAPPING", "NCCL_SOCKET_IFNAME", "NVSHMEM_IB_SL"
 FIRST, THIRD = "0:mlx5_0:1,1:mlx5_1:1", "0:mlx5_1:1,1:mlx5_2:1"

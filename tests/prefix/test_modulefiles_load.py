@@ -17,6 +17,8 @@ from deepep_bootstrap.prefix.offer import StackRecord
 from tests.support import module_systems
 from tests.support import modules as support
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 SYSTEMS = ("lmod", "environment-modules")
 # Environment Modules before 5.1 has no pushenv: the same files, told that there is none.
 VARIANTS = (*SYSTEMS, "environment-modules without pushenv")

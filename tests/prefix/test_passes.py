@@ -165,6 +165,7 @@ def test_the_queue_is_long_enough(tokens: int, own: str, wanted: str, program: M
     assert found == ({"NVSHMEM_QP_DEPTH": wanted} if wanted else {})
 
 
+@pytest.mark.usefixtures("programs")
 def test_runs_meet_at_different_ports(program: ModuleType) -> None:
     there = {"MASTER_PORT": "32760", "WORLD_SIZE": "2"}
     ports = [int(program.meeting_port(index, there).get("MASTER_PORT", 32760)) for index in range(40)]
@@ -222,6 +223,7 @@ def run(folder: Path, *words: str, **more: str) -> tuple[int, list[str], list[tu
     return done.returncode, done.stdout.splitlines(), [(words, env) for words, env in seen]
 
 
+@pytest.mark.usefixtures("programs")
 def test_each_run_has_its_lines_and_variables(tmp_path: Path) -> None:
     code, lines, seen = run(tmp_path, "--num-processes", "1", DEEPEP_TEST_CAPABILITY="10.0")
     assert (code, len(seen)) == (0, 4)
@@ -242,12 +244,14 @@ def test_each_run_has_its_lines_and_variables(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_first_run_that_fails_is_the_last(tmp_path: Path) -> None:
     code, lines, seen = run(tmp_path, "--num-processes", "1", DEEPEP_TEST_CAPABILITY="10.0", FAIL="2")
     assert (code, len(seen)) == (7, 3)
     assert lines[-1] == "deepep: pass 2 of 2 on node 1: run 2 of 3 ended with exit code 7"
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("words", "depth"), [(("--num-tokens", "600"), "2048"), (("--num-tokens=64",), None), (("--shrink-test",), None)]
 )
@@ -257,6 +261,7 @@ def test_what_the_user_asks_for_runs_once(words: tuple[str, ...], depth: str | N
     assert seen[0][1] == {"NVSHMEM_QP_DEPTH": depth, "DEEPEP_TEST_RUN": None, "MASTER_PORT": "20007"}
 
 
+@pytest.mark.usefixtures("programs")
 def test_whoever_ends_it_ends_the_test(tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path, "wait"), env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
     assert process.stdout

@@ -16,6 +16,8 @@ from deepep_bootstrap.prefix.offer import StackRecord
 from tests.support import module_systems
 from tests.support import modules as support
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 MODULE = "deepep/1.2.1-8a07e7e-v1"
 SYSTEMS = ("lmod", "environment-modules")
 UTILS = "NAME = 'utils beside the test'\n"

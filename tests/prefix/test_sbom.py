@@ -116,6 +116,7 @@ def test_the_same_entries_give_the_same_bytes_whenever_and_wherever_they_were_bu
     assert one == two
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_serial_number_follows_the_content_and_the_time_the_newest_source(v1: tuple[entries.Entry, ...]) -> None:
     offer, holdings = offer_of(v1=v1), holdings_of(*v1)
     document = read(sbom.make_bill(offer, holdings, sbom.Pins.of([SHIPPED])))
@@ -210,6 +211,7 @@ LIBRARY = (
 )
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_library_is_imported_by_nobody_but_who_writes_a_bill() -> None:
     code = (
         "import sys; sys.argv = ['x']; import tasks; print([each for each in sys.modules if "
@@ -219,6 +221,7 @@ def test_the_library_is_imported_by_nobody_but_who_writes_a_bill() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_library_works_from_a_folder_of_packages(tmp_path: Path) -> None:
     """As `pip install --target` leaves them: modules and their data, no environment around them."""
     for name in LIBRARY:
@@ -229,7 +232,7 @@ def test_the_library_works_from_a_folder_of_packages(tmp_path: Path) -> None:
     rest = next(folder for folder in sys.path if (Path(folder) / "typing_extensions.py").exists())
     places = [str(tmp_path), str(ROOT), rest]
     code = (
-        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap import sbom; import cyclonedx; "
+        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap.prefix import sbom; import cyclonedx; "
         f"print(cyclonedx.__file__)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

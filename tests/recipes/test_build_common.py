@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.build import RECIPES, run_bash, script
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 def run_function(script: str, tmp_path: Path, **environment: str) -> str:
     """Return what a few lines of bash print after the shared recipes were read."""

@@ -16,6 +16,8 @@ import tomlkit
 from tests.support.host import Host, Said
 from tests.support.paths import TESTS
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 CASES = sorted((TESTS / "cases" / "recipes" / "driver-options").glob("*.toml"))
 OURS = "/etc/modprobe.d/zz-deepep.conf"
 PARAMS = "/proc/driver/nvidia/params"

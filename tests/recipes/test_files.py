@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.host import Host
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 TARGET = "/etc/some.d/x.conf"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab"]
+pytestmark = pytest.mark.usefixtures("programs")
 
 RECIPES = ROOT / "recipes"
 LIB = (RECIPES / "lib.sh").read_text(encoding="utf-8")

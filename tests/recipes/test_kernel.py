@@ -13,6 +13,8 @@ import pytest
 from deepep_bootstrap.doctor import gpu
 from tests.support.host import Host
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"
 DRIVER = "/proc/driver/nvidia/version"

@@ -20,6 +20,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.repos import Package, Repository, Signer, make_apt_repository, make_dnf_repository, signer, spoil
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 RECIPES = ROOT / "recipes"
 LIBRARY = ("lib.sh", "host/lib/files.sh", "host/lib/packages.sh", "host/lib/repositories.sh", "host/lib/keys.sh")
 NAMES = ("cuda-toolkit", "doca-ofed", "nvidia-driver", "python", "build-deps")

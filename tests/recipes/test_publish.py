@@ -31,6 +31,8 @@ from tests.support.build import (
     walk,
 )
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 SMALL = script(*PUBLISH, extra=BUILD_SMALL)
 ENTRY = "e-small-1"
 MY_START = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 PROGRAM = ROOT / "recipes/build/relocate.py"
 
 

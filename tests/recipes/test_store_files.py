@@ -256,6 +256,7 @@ def shared() -> Iterator[Shared]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_second_administrator_of_the_group_can_do_everything(shared: Shared) -> None:
     first, second = ADMINS
     prefix, scratch = shared.prefix, shared.prefix.parent
@@ -306,6 +307,7 @@ def test_a_second_administrator_of_the_group_can_do_everything(shared: Shared) -
     assert {path.name for path in (prefix / "generations").iterdir()} == {"2"}
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_prefix_of_one_administrator_stays_hers(shared: Shared) -> None:
     prefix, number = shared.prefix, shared.numbers[ADMINS[0]]
     prefix.chmod(0o755)
@@ -316,6 +318,7 @@ def test_a_prefix_of_one_administrator_stays_hers(shared: Shared) -> None:
     assert f"{ADMINS[1]} may not write in {prefix}/generations (owner {ADMINS[0]}, mode 755)" in done.stderr
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_builder_gets_the_folders_and_the_group_stays(shared: Shared) -> None:
     """Root makes the prefix for a user who builds, in a folder that a group shares already."""
     shared.run("", generations.INIT, {"PREFIX": str(shared.prefix), "TOKEN": "r", "OWNER": ADMINS[0]})

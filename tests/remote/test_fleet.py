@@ -28,6 +28,8 @@ from deepep_bootstrap.remote.ssh import Timeouts
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:

@@ -15,6 +15,8 @@ from deepep_bootstrap.remote.script import Lines
 from tests.support.paths import TESTS
 from tests.support.sshd import alive
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 def test_what_goes_to_a_host_is_as_recorded() -> None:
     body = channel.compose('echo "$WHO $1"', ("it's",), {"WHO": "me"})

@@ -22,6 +22,8 @@ from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from tests.support.plan import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 PASSWORD = "correct horse 'battery' \\ $staple"
 # Numbers of this process alone, so that what another one leaves for a moment is not taken for ours.
 USERS = {name: 100_000 + 3 * os.getpid() + place for place, name in enumerate(("asks", "free", "barred"))}

@@ -171,6 +171,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_bundle_has_what_a_helper_asks_for_and_no_secret_although_a_host_does_not_answer(state: Path) -> None:
     done = invoke(state, "--hosts=hosts.txt", "--bundle=out.tar.gz", "--json", DEPLOY_TOKEN="here-is-a-token")
     assert done.returncode == 0, done.stderr
@@ -210,6 +211,7 @@ def test_a_bundle_has_what_a_helper_asks_for_and_no_secret_although_a_host_does_
     assert (state / "out.tar.gz").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("programs")
 def test_without_any_host_or_name_and_with_host_names_taken_out(state: Path) -> None:
     (state / "hosts.txt").write_text("here.invalid\nfar.invalid\n")
     done = invoke(state, "--hosts=~/hosts.txt", "--bundle", "--scrub-hosts", HOME=str(state))
@@ -223,6 +225,7 @@ def test_without_any_host_or_name_and_with_host_names_taken_out(state: Path) -> 
     assert "host-1" in found["hosts.txt"]
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

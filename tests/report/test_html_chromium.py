@@ -17,6 +17,8 @@ from tests.support.chromium import Browser, Page, chromium
 from tests.support.paths import ROOT
 from tests.support.report import TEXTS, make_history, page_of, report_of
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 WIDTHS = (1280, 390)
 
 # Every element with a text of its own: the contrast of its colour with what is behind it (WCAG 2.2, 1.4.3), and whether

@@ -176,6 +176,7 @@ def prefix(tmp_path: Path) -> Path:
     return tmp_path / "prefix"
 
 
+@pytest.mark.usefixtures("programs")
 def test_runs_of_a_prefix(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = json.loads(told(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
     assert (named["state"], len(named["history"])) == ("passed", 4)
@@ -187,6 +188,7 @@ def test_runs_of_a_prefix(prefix: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert later["history"][-1]["name"] == "20261120T1840Z-internode", "earlier runs of the same kind"
 
 
+@pytest.mark.usefixtures("programs")
 def test_without_a_name_it_is_the_newest_run(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Names begin with the time; those of make_history do not, so they are put away.
     for folder in (prefix / "logs" / "tests").glob("healthy-*"):
@@ -197,6 +199,7 @@ def test_without_a_name_it_is_the_newest_run(prefix: Path, capsys: pytest.Captur
     assert document["run"]["name"] == "20261122T0000Z-low-latency"
 
 
+@pytest.mark.usefixtures("programs")
 def test_here_and_through_a_host_a_run_is_told_alike(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = json.loads(told(capsys, f"{prefix}/logs/tests/20261120T1840Z-internode", json=True))
     there = json.loads(told(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
@@ -204,6 +207,7 @@ def test_here_and_through_a_host_a_run_is_told_alike(prefix: Path, capsys: pytes
     assert here == there
 
 
+@pytest.mark.usefixtures("programs")
 def test_references_of_the_site_count_here_and_there(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (prefix / "references.toml").write_text(
         '[[reference]]\ngpu = "B200"\nfabric = "gib"\nnodes = 2\ntest = "internode"\ngeneration = "v1"\nlower = '
@@ -219,6 +223,7 @@ def test_references_of_the_site_count_here_and_there(prefix: Path, capsys: pytes
         assert document["why"] == "combine, RDMA: 75.3 GB/s, 84 % of 90"
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_run_that_is_not_there(prefix: Path) -> None:
     for run, more, words in (
         ("20991231-none", {"prefix": str(prefix)}, "no such run"),
@@ -263,6 +268,7 @@ def test_html_is_written_where_asked_and_never_over_something(
         report(Flags(ROOT), run="x", html="", bundle=True, scrub_hosts=False)
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_command_line(tmp_path: Path) -> None:
     done = invoke(str(RUNS / "healthy"), f"--html={tmp_path}/r.html")
     assert (done.returncode, done.stderr) == (0, "")

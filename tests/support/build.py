@@ -97,7 +97,7 @@ def values(out: str) -> dict[str, str]:
 
 def until(condition, what: str) -> None:
     """Wait until `condition()` holds; the guard against waiting for ever is generous and says what was waited for."""
-    for _ in range(3000):
+    for _ in range(15000):
         if condition():
             return
         time.sleep(0.02)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOCK = ROOT / "tests" / "upstreams" / "demo.lock.toml"
 PREFIX = "/shared/deepep"
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a wait is given up; a safety net, not an expectation."""
 
 
@@ -182,7 +182,7 @@ def make_sources(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def standin_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_sources(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Repositories and wheels that tests must not change."""
     return make_sources(tmp_path_factory.mktemp("standin"))
 

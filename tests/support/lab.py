@@ -169,7 +169,7 @@ def _take_down_orphans() -> None:
 
 
 @pytest.fixture(scope="session")
-def namespaces() -> None:
+def namespaces(programs: None) -> None:
     """Skip where hosts of their own cannot be made: the loopback lab is tested by test_lab.py and is too different
     for e2e tests."""
     if not hosts.possible():

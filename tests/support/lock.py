@@ -119,7 +119,7 @@ def make_server(folder: Path) -> Server:
 
 
 @pytest.fixture(scope="session")
-def _server_template(tmp_path_factory: pytest.TempPathFactory) -> Server:
+def _server_template(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Server:
     return make_server(tmp_path_factory.mktemp("git-server"))
 
 

@@ -113,7 +113,7 @@ class Prefix:
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Iterator[Prefix]:
+def prefix(programs: None, tmp_path: Path) -> Iterator[Prefix]:
     """An empty prefix."""
     fleet = ConnectionPool([HERE])
     yield Prefix(make_prefix(tmp_path), fleet)

@@ -219,6 +219,7 @@ def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[slurm_run.TestR
         fleet.close()
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("code", [0, 5])
 def test_on_one_host(code: int, prefix: Path) -> None:
     went, lines = run_here(prefix, f"exit {code}")
@@ -232,6 +233,7 @@ def test_on_one_host(code: int, prefix: Path) -> None:
     assert went.log.splitlines()[:2] == lines[:2]
 
 
+@pytest.mark.usefixtures("programs")
 def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
     went, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
     assert (went.state, went.outcome.code) == (slurm_run.HUNG, VERDICT)
@@ -247,6 +249,7 @@ def is_running(pid: str) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_host_that_goes_away(prefix: Path) -> None:
     host = Host("here", connection="local")
     fleet = ConnectionPool((host,))
@@ -267,6 +270,7 @@ def collected(folder: Path, largest: int, total: int) -> run_folder.RunFiles:
     return run_folder.parse_collected(done.stdout, "here")
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "counters").mkdir()
     files = {
@@ -298,6 +302,7 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
     assert (run.values, run.facts) == ({"code": "0", "time_limit": "60"}, "{}")
 
 
+@pytest.mark.usefixtures("programs")
 def test_of_a_long_log_both_ends_come_back(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("begin" + "x" * 1000 + "end")
     (tmp_path / "node-0-a.log").write_text("y" * 30)
@@ -315,6 +320,7 @@ def test_what_is_cut_off_is_no_run(data: bytes) -> None:
 # What `status` says of runs.
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_newest_runs_and_how_they_ended(tmp_path: Path) -> None:
     ends = ("code=0\n", "code=4\n", "", "code=0\n", "code=0\n", "code=0\n")
     for number, end in enumerate(ends):
@@ -362,6 +368,7 @@ def run_node(folder: Path, script: str, before: Sequence[str] = (), **env: str) 
     return done.returncode, (folder / "out").read_text()
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("code", [0, 9])
 def test_a_node_keeps_its_log_and_counters(code: int, tmp_path: Path) -> None:
     ended, out = run_node(tmp_path, f"echo one; echo two >&2; exit {code}")
@@ -376,6 +383,7 @@ def test_a_node_keeps_its_log_and_counters(code: int, tmp_path: Path) -> None:
         assert counters.time > 1.6e9
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_node_gives_the_test_all_the_memlock_it_may(tmp_path: Path) -> None:
     # By default Slurm gives a job the soft limit of the shell that submitted it; the hard one stays slurmd's. Root may
     # pass over that, too.
@@ -384,18 +392,21 @@ def test_a_node_gives_the_test_all_the_memlock_it_may(tmp_path: Path) -> None:
     assert (ended, out.split()) == (0, ["4096", "4096"])
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_node_that_is_ended_still_counts(tmp_path: Path) -> None:
     ended, _ = run_node(tmp_path, "kill -TERM $PPID; sleep 60")
     assert ended == 1
     assert (tmp_path / "run" / "counters" / "n7.after").exists()
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_node_does_not_wait_for_what_the_test_left_behind(tmp_path: Path) -> None:
     ended, _ = run_node(tmp_path, f"setsid sleep 60 >&1 & echo $! >{tmp_path}/child; exit 0")
     os.kill(int((tmp_path / "child").read_text()), 9)  # still there: the node has not waited for its end
     assert ended == 0
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("script", "code"), [("sleep 60", 0), ("exit 4", 4)])
 def test_one_without_an_end(script: str, code: int, tmp_path: Path) -> None:
     ended, out = run_node(tmp_path, script, DEEPEP_TEST_SECONDS="1" if code == 0 else "50")
@@ -403,11 +414,13 @@ def test_one_without_an_end(script: str, code: int, tmp_path: Path) -> None:
     assert ("stopped after 1 s, as planned" in out) == (code == 0)
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     ended, out = run_node(tmp_path, "echo one", DEEPEP_RUN_DIR="/proc/nowhere")
     assert (ended, out.splitlines()[-1]) == (0, "one")
 
 
+@pytest.mark.usefixtures("programs")
 def test_who_may_not_write_in_the_prefix_keeps_the_run_at_home(tmp_path: Path) -> None:
     script = "\n".join([RECIPES["lib.sh"], RECIPES["prefix/lib/share.sh"], RECIPES["test/lib/place.sh"], "make_place"])
     for run, code in (("20260101T000000Z-pairs-abc", 0), ("../x", 1), (".x", 1)):

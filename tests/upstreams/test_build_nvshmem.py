@@ -19,6 +19,8 @@ from tests.support.build import RECIPES, run_bash
 from tests.support.upstreams import FAKE_CUDA, Sources, must, run
 from tests.upstreams import make
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 NINJA, MAKEFILES = "Ninja", "Unix Makefiles"
 CMAKE = "src/CMakeLists.txt"
 HOST_SOURCES = ("bootstrap.cpp", "exchange.cpp", "library.cpp", "torch.cpp", "variables.cpp")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.upstreams import FAKE_CUDA, must, run
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 NVCC = FAKE_CUDA / "bin" / "nvcc"
 CUOBJDUMP = FAKE_CUDA / "bin" / "cuobjdump"
 

@@ -32,6 +32,8 @@ from tests.support.upstreams import (
 )
 from tests.upstreams import make
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 LINES = TESTS / "cases" / "upstreams" / "lines.json"  # upstream's line formats, as patterns
 SMOKE = ROOT / "env" / "programs" / "smoke.py"
 TESTS = ("test_intranode", "test_internode", "test_low_latency")

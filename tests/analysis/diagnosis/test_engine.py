@@ -248,6 +248,14 @@ QUIET = [line for line in BENIGN if not WELL.search(line)]
     st.lists(st.sampled_from(QUIET), max_size=6),
     st.lists(st.sampled_from(QUIET), max_size=6),
 )
+@example(
+    CASES / "failing" / "bootstrap-wrong-interface-4.log",
+    [
+        "memory.events: oom_kill=0",
+        "WARN: device mlx5_3 cannot allocate buffer on the specified memory type. Skipping...",
+    ],
+    [],
+)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_lines_of_healthy_logs_around_change_nothing(path: Path, before: list[str], after: list[str]) -> None:
     text = read(path)
@@ -412,6 +420,7 @@ def invoke(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_verb(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(MINIMAL, encoding="utf-8")
     (tmp_path / "run").mkdir()

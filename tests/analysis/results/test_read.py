@@ -295,6 +295,7 @@ def invoke(*words: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]
     )
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_verb_reads_files_folders_globs_and_standard_input(tmp_path: Path) -> None:
     folder = "tests/cases/analysis/results/h200-intranode"
     done = invoke(

@@ -321,6 +321,7 @@ def files(place: PrefixHandle) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} if folder.exists() else set()
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_first_document_brings_the_module_and_without_one_nothing_is_touched(
     door: ConnectionPool, place: PrefixHandle
 ) -> None:
@@ -336,6 +337,7 @@ def test_the_first_document_brings_the_module_and_without_one_nothing_is_touched
     assert modes == {0o644}
 
 
+@pytest.mark.usefixtures("programs")
 def test_the_next_run_is_merged_and_the_module_stays_while_it_is_the_same(
     door: ConnectionPool, place: PrefixHandle
 ) -> None:
@@ -349,6 +351,7 @@ def test_the_next_run_is_merged_and_the_module_stays_while_it_is_the_same(
     assert module.read_text().endswith("# newer\n")
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_file_that_is_no_document_is_named_and_replaced(door: ConnectionPool, place: PrefixHandle) -> None:
     new = document()
     folder = Path(place.prefix) / "tuning"
@@ -366,6 +369,7 @@ def test_a_file_that_is_no_document_is_named_and_replaced(door: ConnectionPool, 
     assert (folder / "other.json").read_bytes() == b"\xff\xfe", "what is not ours stays"
 
 
+@pytest.mark.usefixtures("programs")
 def test_writers_at_the_same_time_lose_nothing(door: ConnectionPool, place: PrefixHandle) -> None:
     runs = [document(500 + time, f"r{time}", time) for time in range(1, 7)]
     with ThreadPoolExecutor(len(runs)) as pool:
@@ -379,6 +383,7 @@ def test_writers_at_the_same_time_lose_nothing(door: ConnectionPool, place: Pref
     assert files(place) == {kept.key.file, "python/deepep_tuned.py"}, "no locks and stages are left"
 
 
+@pytest.mark.usefixtures("programs")
 def test_who_may_not_write_is_told_so(door: ConnectionPool, tmp_path: Path) -> None:
     # Below /tmp itself, since nobody but us may enter the folders of a test.
     folder = Path(shutil.copytree(make_prefix(tmp_path), f"/tmp/tuning-{os.getpid()}"))

@@ -148,6 +148,7 @@ exit $code
 """
 
 
+@pytest.mark.usefixtures("programs")
 def test_a_silent_host_that_slurm_does_not_know_hides_no_node_that_never_returned(tmp_path: Path) -> None:
     """Slurm's own words and exit code for several nodes of which it knows some."""
     (tmp_path / "scontrol").write_text(SCONTROL, encoding="ascii")

@@ -374,9 +374,9 @@ def cut_at(world: World, line: int) -> bool:
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from deepep_bootstrap.report import Screen
-from deepep_bootstrap.survey import Flags
-from deepep_bootstrap.verbs import mirror
+from deepep_bootstrap.cli.commands import mirror
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.inventory.survey import Flags
 lines = iter(range(1, {line}))
 Screen.say = lambda self, text="", style="": next(lines, None) or os._exit(9)
 mirror.mirror(Flags(Path({str(ROOT)!r}), lock={world.flags.lock!r}, mirror={world.flags.mirror!r}), {str(world.mirror)!r})

@@ -45,6 +45,8 @@ from tests.support import plan as plan_support
 from tests.support.paths import ROOT
 from tests.support.repos import Package, Signer, make_apt_repository, signer
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 __all__ = ["machine"]  # a fixture
 
 CASES = ROOT / "tests" / "cases"

@@ -12,6 +12,8 @@ import pytest
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix.archive import signing
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 DATA = b'{"format": "deepep-bootstrap-archive"}\n'
 
 

@@ -45,6 +45,7 @@ from tests.support.build import run_bash, script
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store", "tests.support.archive"]
+pytestmark = pytest.mark.usefixtures("programs")
 
 EMPTY = small_tree().things[0].sha256
 LOOSE = settings(deadline=None, suppress_health_check=list(HealthCheck))
