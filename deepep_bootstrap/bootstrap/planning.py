@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.fetch.mirror import peek
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, read_tree
 from deepep_bootstrap.lock import compatibility, model
@@ -88,8 +87,6 @@ def check_hosts(
 def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    found = locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes)
-    systems = [wish[0].systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
     return PlanRequest(
         lock=wish[0],
         stack=wish[1],
@@ -101,5 +98,5 @@ def request_for(flags: Flags, survey: Survey, wish: tuple[Lock, Stack], skip: Se
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
-        mirrors=peek.look_for_packages(found) if any(system and system.repositories for system in systems) else found,
+        mirrors=locations.read_mirrors(flags.mirror, os.environ, wish[0].indexes),
     )
