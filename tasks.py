@@ -55,12 +55,10 @@ def lock(
 
 
 @verb
-def mirror(
-    flags: Flags, directory: str, check: bool = False, target: str = "", packages: str = "", prune: bool = False
-) -> int:
+def mirror(flags: Flags, directory: str, check: bool = False, target: str = "", prune: bool = False) -> int:
     """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check
     hashes it again."""
-    return _mirror.mirror(flags, directory, check=check, target=target, packages=packages, prune=prune)
+    return _mirror.mirror(flags, directory, check=check, target=target, prune=prune)
 
 
 @verb
@@ -97,9 +95,9 @@ def import_(flags: Flags, file: str, allowed_signers: str = "", insecure_unsigne
 
 
 @verb
-def verify(flags: Flags, store: bool = False, against: str = "") -> int:
+def verify(flags: Flags, store: bool = False) -> int:
     """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used."""
-    return _verify.verify(flags, store=store, against=against)
+    return _verify.verify(flags, store=store)
 
 
 @verb

@@ -19,7 +19,6 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.fetch.mirror import peek
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, gather, read_tree
 from deepep_bootstrap.lock import compatibility, model
@@ -113,8 +112,6 @@ def check_hosts(
 def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    systems = [wanted.lock.systems.get(host_recipes.system_id(facts)) for facts in survey.facts.values()]
-    uses_packages = any(system and system.repositories for system in systems)
     return PlanRequest(
         lock=wanted.lock,
         stack=wanted.stack,
@@ -126,7 +123,7 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
         on_busy_host=flags.on_busy_host,
         control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
         skip=tuple(skip),
-        mirrors=peek.look_for_packages(wanted.mirrors) if uses_packages else wanted.mirrors,
+        mirrors=wanted.mirrors,
     )
 
 

@@ -36,9 +36,6 @@ HELP = {
     "given more than once",
     "directory": "the directory of the mirror",
     "target": "wheels for these targets only, joined by commas: cp312-x86_64,cp311-x86_64 (default: all of the lock)",
-    "packages": "also what hosts install from the lock's own package repositories: for all its distributions with "
-    "apt, or "
-    "--packages=ubuntu-24_04,debian-12",
     "prune": "remove what the mirror holds beside what is wanted now",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
     "dry_run": "say what would be done and change nothing",
@@ -47,9 +44,9 @@ HELP = {
     "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not "
     "as locked; "
     "mirror: 4 when a file is not as the index says, or a pin of the lock is missing)",
-    "update": "the pin to renew: a source, an archive, python (the wheels of all stacks, or of --stack), or all",
+    "update": "the pin to renew: a source, python (the wheels of all stacks, or of --stack), or all",
     "download": "check wheels by fetching each (gigabytes) instead of asking its index for hash and size",
-    "ref": "what the renewed pin follows: a branch, a tag, refs/pull/N/head or a commit (of an archive: its address)",
+    "ref": "what the renewed pin follows: a branch, a tag, refs/pull/N/head or a commit",
     "version": "the project's own version of the renewed pin (default: read from its tag, else kept)",
     "accept_new_host_keys": "trust hosts seen for the first time: print their key's fingerprint and record it",
     "sudo_password_prompt": "ask once for the password of sudo",
@@ -70,8 +67,6 @@ HELP = {
     "old": "a generation's number, or a lock file",
     "new": "another generation's number, or another lock file",
     "store": "compare every file of the store with what was published, and nothing else",
-    "against": "compare the store with an archive of `invoke export` and name the files that came out otherwise from "
-    "the same inputs",
     "out": "the archive to write; its signature gets the same name and .sig",
     "generation": "the generation's number (default: the current one)",
     "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",
@@ -103,7 +98,7 @@ HELP = {
 OURS = frozenset(("invoke", "inv"))
 """Names of the program that reads a command line for us; a test runner that imports tasks.py has words of its own."""
 
-OPTIONAL, ITERABLE = frozenset(("bundle", "packages")), frozenset(("mirror", "log"))
+OPTIONAL, ITERABLE = frozenset(("bundle",)), frozenset(("mirror", "log"))
 MAY_BE_BARE = frozenset(("run",))
 """Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command
 line decides."""

@@ -13,12 +13,10 @@ from typing import Any
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.text import size
-from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.fetch.renew import Renewal
 from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.lock.model import (
     OWN_INDEX,
-    Archive,
     Lock,
     Source,
     Stack,
@@ -39,21 +37,13 @@ SHOWN_OF_CHANGE = 160
 
 def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
     """Return the lines of `invoke lock`: the pins that `stacks` use, then these stacks. `now`: seconds since 1970."""
-    sources, archives = used(lock, stacks)
+    sources = used(lock, stacks)
     lines = ["sources"]
     rows = [_source_cells(source, users(lock, source.name), now) for source in sources]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)] if rows else []
     for source, row in zip(sources, rows, strict=True):
         lines.append("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         lines += [f"      {line}" for line in _details(source)]
-    if archives:
-        lines += [
-            "archives",
-            *(
-                f"  {each.name} {each.version}  {shown(each.url)}  {size(each.size)}  {_by(users(lock, each.name))}"
-                for each in archives
-            ),
-        ]
     lines.append("stacks")
     for name in stacks:
         lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
@@ -132,17 +122,15 @@ def age(seconds: float) -> str:
 
 def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
     """Return the keys `pins`, `stacks` and `default_stack` of the JSON document."""
-    sources, archives = used(lock, stacks)
-    everything: list[Source | Archive] = [*sources, *archives]
     pins = [
         {
-            **{key: getattr(pin, key, "") for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
-            "kind": "source" if isinstance(pin, Source) else "archive",
-            "submodules": getattr(pin, "submodules", False),
-            "substitutes": [_substitute_json(each) for each in getattr(pin, "substitutes", ())],
+            **{key: getattr(pin, key) for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
+            "kind": "source",
+            "submodules": pin.submodules,
+            "substitutes": [_substitute_json(each) for each in pin.substitutes],
             "used_by": users(lock, pin.name),
         }
-        for pin in everything
+        for pin in used(lock, stacks)
     ]
     return {
         "default_stack": lock.default_stack,
@@ -231,8 +219,6 @@ def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:
 
 
 def _state(values: Mapping[str, str | int]) -> str:
-    """Return what a pin is, in short: its ref and commit with the date, or an archive's address and size."""
-    if "rev" in values:
-        ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
-        return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({date(int(values['last_modified']))})"
-    return f"{shown(str(values['url']))} ({values['size']} bytes, {str(values['hash'])[:20]}…)"
+    """Return what a pin is, in short: its ref, and its commit with the date."""
+    ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
+    return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({date(int(values['last_modified']))})"

@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.files import measured
 from deepep_bootstrap.fetch.index import Offered, PackageIndex, find_index, offered, size_of
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
 from deepep_bootstrap.fetch.renew import CheckedPin
 from deepep_bootstrap.fetch.wheels import cached_file, fetch_wheel, find_file, own_settings
-from deepep_bootstrap.lock.model import Wheel, plain_name
+from deepep_bootstrap.lock.model import Wheel
 
 AT_ONCE = 8
 
@@ -69,7 +71,7 @@ Page = Mapping[str, Offered] | Trouble
 
 
 def _page_of(wheel: Wheel) -> tuple[str, str]:
-    return wheel.index, plain_name(wheel.name)
+    return wheel.index, canonicalize_name(wheel.name)
 
 
 def _pages(

@@ -1,12 +1,10 @@
-"""Single files from an address, verified by hash and size before anything reads them."""
+"""Single files: copied or downloaded from an address, and measured."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ from typing import IO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch.locations import Mirrors, is_address, shown
-from deepep_bootstrap.lock.model import Archive
+from deepep_bootstrap.fetch.locations import is_address, shown
 
 CHUNK = 1 << 20
 SILENCE_SECONDS = 60.0
@@ -29,43 +26,10 @@ REMEDY = "--mirror PREFIX=DIRECTORY with this file below it"
 
 @dataclass(frozen=True)
 class MeasuredFile:
-    """What an archive is right now: its SRI hashes by kind, and its size in bytes."""
+    """What a file is: its SRI hashes by kind, and its size in bytes."""
 
     hashes: dict[str, str]
     size: int
-
-
-def fetch_archive(archive: Archive, mirrors: Mirrors, cache: Path) -> Path:
-    """Return the file of `archive` in the cache, under its own name, with the locked hash; fetch it where it is not
-    there.
-
-    Raises Trouble when it cannot be fetched or is another file; nothing is kept then. Runs beside others safely.
-    """
-    folder = cache / "files" / hashlib.sha256(archive.hash.encode()).hexdigest()[:32]
-    target = folder / archive.file
-    try:
-        if target.is_file() and not differences(archive, measured(target)):
-            return target
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as scratch:
-            file = _get(archive, mirrors, Path(scratch), archive.size)
-            if problems := differences(archive, measured(file)):
-                raise Trouble(*problems)
-            os.replace(file, target)
-    except OSError as error:
-        raise Trouble(
-            Problem(
-                str(error.filename or folder), f"the cache cannot be used: {error.strerror}", try_="XDG_CACHE_HOME=DIR"
-            )
-        ) from None
-    return target
-
-
-def measure_archive(archive: Archive, mirrors: Mirrors) -> MeasuredFile:
-    """Fetch the file of `archive` anew, past the cache, and say what it is; nothing is kept. Raises Trouble when it
-    cannot be fetched."""
-    with tempfile.TemporaryDirectory(prefix="deepep-bootstrap-") as scratch:
-        return measured(_get(archive, mirrors, Path(scratch), None))
 
 
 def measured(file: Path) -> MeasuredFile:
@@ -80,27 +44,6 @@ def measured(file: Path) -> MeasuredFile:
     return MeasuredFile(
         {kind: f"{kind}-{base64.b64encode(digest.digest()).decode()}" for kind, digest in digests.items()}, size
     )
-
-
-def differences(archive: Archive, found: MeasuredFile) -> list[Problem]:
-    """Return what of a file is not as locked."""
-    where = f"archive {archive.name}"
-    kind = archive.hash.partition("-")[0]
-    problems = []
-    if found.hashes[kind] != archive.hash:
-        problems.append(Problem(where, f"{archive.file} is not the locked file", found.hashes[kind], archive.hash))
-    if found.size != archive.size:
-        problems.append(
-            Problem(where, f"{archive.file} has another size", f"{found.size} bytes", f"{archive.size} bytes")
-        )
-    return problems
-
-
-def _get(archive: Archive, mirrors: Mirrors, scratch: Path, limit: int | None) -> Path:
-    """Copy or download the file into `scratch`, of one longer than `limit` bytes no more than one piece too many."""
-    file = scratch / archive.file
-    copy_from(mirrors.file(archive.url), file, f"archive {archive.name}", limit)
-    return file
 
 
 def copy_from(place: str, file: Path, where: str, limit: int | None = None) -> None:

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
+from packaging.utils import canonicalize_name
+
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, shown
 from deepep_bootstrap.fetch.wheels import find_file, own_index, own_settings
-from deepep_bootstrap.lock.model import OWN_INDEX, Wheel, plain_name
+from deepep_bootstrap.lock.model import OWN_INDEX, Wheel
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 SILENCE_SECONDS = 60.0
@@ -81,7 +83,7 @@ def find_index(name: str, mirrors: Mirrors, settings: Mapping[str, str]) -> Pack
 def offered(index: PackageIndex, name: str) -> dict[str, Offered]:
     """Return the files that a server offers of one distribution, by file name; none where it does not have it.
     Raises Trouble."""
-    url = f"{index.place}/{plain_name(name)}/"
+    url = f"{index.place}/{canonicalize_name(name)}/"
     try:
         headers, final, data = _ask(index, url, "GET")
         is_json = headers.get_content_type().endswith("json")

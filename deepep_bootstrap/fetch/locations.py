@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.lock.model import plain_name
 
 VARIABLE = "DEEPEP_MIRRORS"
 HELP = "--mirror PREFIX=URL_OR_DIRECTORY, --mirror index:NAME=URL_OR_DIRECTORY or --mirror DIRECTORY_OR_URL"
@@ -32,20 +33,11 @@ NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 class Level:
     """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written`
     is the directory or address of what `invoke mirror` wrote, which answers for everything that neither of them
-    names; "" where there is none. `packages` are the files of package repositories that it is known to have; None
-    where that is not known."""
+    names; "" where there is none."""
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, str] = field(default_factory=dict)
     written: str = ""
-    packages: frozenset[str] | None = None
-
-    def has(self, path: str) -> bool:
-        """Return whether the written mirror has this file or folder of a package repository; where that is not known
-        it is believed."""
-        if not is_address(self.written):
-            return os.path.exists(Path(self.written, path))
-        return self.packages is None or any(file == path or file.startswith(f"{path}/") for file in self.packages)
 
 
 @dataclass(frozen=True)
@@ -90,18 +82,13 @@ class Mirrors:
         """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address
         of http, https or file.
 
-        A written mirror answers for what `invoke mirror --packages` put there; what it has not stays where the lock
-        says. Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go
-        into an address.
+        The first level with a matching prefix decides, in it the longest prefix; a written mirror has no packages.
+        Whether a host sees a directory, it says itself. Raises Trouble for a directory whose path does not go into an
+        address.
         """
-        replaced = self._replaced(url)
+        replaced = next(filter(None, (_by_prefix(level, url) for level in self.levels)), None)
         if replaced is None:
             return url
-        if isinstance(replaced, str):
-            path = packages_path(url)
-            if not next(level for level in self.levels if level.written == replaced).has(path):
-                return url
-            return f"{replaced}/{quote(path)}" if is_address(replaced) else _for_hosts(f"{replaced}/{path}")
         place, rest = replaced
         return place + rest if is_address(place) else _for_hosts(f"{place.rstrip('/')}/{rest.strip('/')}".rstrip("/"))
 
@@ -109,10 +96,8 @@ class Mirrors:
         """Return the replacement for the longest matching prefix of `url` and the rest of the URL behind it; the
         place of a written mirror; None where nothing answers for `url`."""
         for level in self.levels:
-            matching = [prefix for prefix in level.prefixes if url.startswith(prefix)]
-            if matching:
-                prefix = max(matching, key=len)
-                return level.prefixes[prefix], url[len(prefix) :]
+            if replaced := _by_prefix(level, url):
+                return replaced
             if level.written:
                 return level.written
         return None
@@ -132,10 +117,14 @@ class Mirrors:
         return name not in deciding.indexes and bool(deciding.written)
 
 
-def packages_path(url: str) -> str:
-    """Return where a written mirror keeps a package repository or its key: packages/HOST/PATH. Raises Trouble for an
-    address that leads out of it."""
-    return f"{PACKAGES}/{_local(url)}"
+def _by_prefix(level: Level, url: str) -> tuple[str, str] | None:
+    """Return the replacement for the longest prefix of `url` that a level names, and the rest of the URL; None where
+    it names none."""
+    matching = [prefix for prefix in level.prefixes if url.startswith(prefix)]
+    if not matching:
+        return None
+    prefix = max(matching, key=len)
+    return level.prefixes[prefix], url[len(prefix) :]
 
 
 def repository_path(url: str) -> str:
@@ -153,7 +142,7 @@ def file_path(url: str) -> str:
 def wheel_path(index: str, name: str, file: str) -> str:
     """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index
     for pip and uv."""
-    return f"{WHEELS}/{index}/{plain_name(name)}/{file}"
+    return f"{WHEELS}/{index}/{canonicalize_name(name)}/{file}"
 
 
 def _local(url: str) -> str:

@@ -9,23 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch import files, git_refs
-from deepep_bootstrap.fetch.files import measure_archive
+from deepep_bootstrap.fetch import git_refs
 from deepep_bootstrap.fetch.git_refs import Found
 from deepep_bootstrap.fetch.locations import Mirrors, shown
 from deepep_bootstrap.fetch.sources import measure_source
-from deepep_bootstrap.lock.model import FILE_URL, REF, VERSION, Archive, Source
+from deepep_bootstrap.lock.model import REF, VERSION, Source
 
 SOURCE_KEYS = ("ref", "rev", "hash", "last_modified", "version")
-ARCHIVE_KEYS = ("url", "hash", "size", "version")
 VERSION_IN_NAME = re.compile(r"\d+(?:\.\d+)+(?:(?:a|b|rc|\.post|\.dev)\d+)?")
-"""A version as it stands in the name of a tag or a file: two numbers or more, perhaps a pre- or post-release."""
+"""A version as it stands in the name of a tag: two numbers or more, perhaps a pre- or post-release."""
 
 
 @dataclass(frozen=True)
 class PinRequest:
-    """What a user wants of an update: another `ref` than the lock's (of an archive: another address), the project's
-    own `version`."""
+    """What a user wants of an update: another `ref` than the lock's, the project's own `version`."""
 
     ref: str = ""
     version: str = ""
@@ -74,28 +71,20 @@ def check_source(source: Source, mirrors: Mirrors) -> CheckedPin:
         problems.append(
             Problem(where, "last_modified is not the commit's", str(source.last_modified), str(found.last_modified))
         )
-    return CheckedPin((*problems, *found.problems), _news(source, mirrors))
+    return CheckedPin((*problems, *found.problems), _ref_notes(source, mirrors))
 
 
-def check_archive(archive: Archive, mirrors: Mirrors) -> CheckedPin:
-    """Fetch an archive anew and compare it with its pin."""
-    try:
-        return CheckedPin(tuple(files.differences(archive, measure_archive(archive, mirrors))))
-    except Trouble as trouble:
-        return CheckedPin(trouble.problems)
-
-
-def renew_source(source: Source, wish: PinRequest, mirrors: Mirrors) -> Renewal:
+def renew_source(source: Source, request: PinRequest, mirrors: Mirrors) -> Renewal:
     """Return what the pin of `source` becomes when its ref, or the one that is wished for, is followed now.
 
     Raises Trouble when that leads nowhere or to several commits, when the lock's own tag was moved (only `--ref` takes
     that), when the commit cannot be fetched, and when a substitution does not fit the new tree.
     """
-    _check_wish(wish, REF.fits(wish.ref), REF.words)
-    asked = wish.ref or source.ref
+    _check_request(request)
+    asked = request.ref or source.ref
     found = git_refs.resolve(source, asked, mirrors)
     moved = git_refs.moved_tag(source, found)
-    if moved and not wish.ref:
+    if moved and not request.ref:
         what = f"the tag {source.ref} was moved: it is not at the locked commit any more"
         raise Trouble(
             Problem(f"source {source.name}", what, found.rev, source.rev, f"--ref={source.ref} takes it on purpose")
@@ -109,42 +98,16 @@ def renew_source(source: Source, wish: PinRequest, mirrors: Mirrors) -> Renewal:
             f"the new tree"
         )
         raise Trouble(*(replace(problem, try_=remedy) for problem in tree.problems))
-    version, reason = _version(source, found, wish)
+    version, reason = _version(source, found, request)
     new = replace(new, hash=tree.hash, last_modified=tree.last_modified, version=version)
-    before, after = _values(source, SOURCE_KEYS), _values(new, SOURCE_KEYS)
+    before, after = _values(source), _values(new)
     if before == after:
         return Renewal("source", source.name, before, after)
-    notes = [*_story(source, new, found, mirrors), reason, _origin(source.url, mirrors.source(source.url))]
+    notes = [*_history(source, new, found, mirrors), reason, _origin(source.url, mirrors.source(source.url))]
     if moved:
         notes.insert(0, "this tag was moved, and --ref takes it")
     link = "" if new.rev == source.rev or git_refs.is_new(source) else compare_link(source.url, source.rev, new.rev)
     return Renewal("source", source.name, before, after, tuple(filter(None, notes)), link)
-
-
-def renew_archive(archive: Archive, wish: PinRequest, mirrors: Mirrors) -> Renewal:
-    """Return what the pin of `archive` becomes with what is at its address, or at the one that is wished for, now.
-
-    Raises Trouble when it cannot be fetched, and when the lock's own address holds another file (only `--ref` takes
-    that).
-    """
-    _check_wish(wish, FILE_URL.fits(wish.ref), FILE_URL.words)
-    new = replace(archive, url=wish.ref or archive.url)
-    found = measure_archive(new, mirrors)
-    new = replace(new, hash=found.hashes[archive.hash.partition("-")[0]], size=found.size)
-    if new.hash != archive.hash and not wish.ref:
-        what = f"the file at {shown(archive.url)} was replaced"
-        raise Trouble(
-            Problem(f"archive {archive.name}", what, new.hash, archive.hash, f"--ref={archive.url} takes it on purpose")
-        )
-    version, note = archive.version, ""
-    if wish.version or version_in(archive.file) == archive.version:
-        version = wish.version or version_in(new.file) or archive.version
-    if new.hash != archive.hash and version == archive.version and not wish.version:
-        note = _stays(version)
-    new = replace(new, version=version)
-    notes = (note, _origin(new.url, mirrors.file(new.url)))
-    before, after = _values(archive, ARCHIVE_KEYS), _values(new, ARCHIVE_KEYS)
-    return Renewal("archive", archive.name, before, after, tuple(filter(None, notes)) if before != after else ())
 
 
 def compare_link(url: str, old: str, new: str) -> str:
@@ -158,20 +121,20 @@ def compare_link(url: str, old: str, new: str) -> str:
 
 
 def version_in(name: str) -> str:
-    """Return the version that stands in the name of a tag or a file, without what comes before and behind it; ""
+    """Return the version that stands in the name of a tag, without what comes before and behind it; ""
     where none does."""
     match = VERSION_IN_NAME.search(name.rsplit("/", 1)[-1])
     return match[0] if match else ""
 
 
-def _version(source: Source, found: Found, wish: PinRequest) -> tuple[str, str]:
+def _version(source: Source, found: Found, request: PinRequest) -> tuple[str, str]:
     """Return the version of the new pin and a note where it could not be known.
 
     It is read from the name of a tag where that way of reading gives the locked version from the locked ref, or the
     locked ref had none.
     """
-    if wish.version or found.rev == source.rev:
-        return wish.version or source.version, ""
+    if request.version or found.rev == source.rev:
+        return request.version or source.version, ""
     read = version_in(found.ref) if found.kind == "tag" else ""
     if read and version_in(source.ref) in {"", source.version}:
         return read, ""
@@ -182,7 +145,7 @@ def _stays(version: str) -> str:
     return f"version stays {version}: --version=V sets another"
 
 
-def _story(old: Source, new: Source, found: Found, mirrors: Mirrors) -> list[str]:
+def _history(old: Source, new: Source, found: Found, mirrors: Mirrors) -> list[str]:
     """Return how the new pin came from the old one."""
     if git_refs.is_new(old):
         return []
@@ -191,7 +154,7 @@ def _story(old: Source, new: Source, found: Found, mirrors: Mirrors) -> list[str
     return ["the commit is the same, but its tree has another hash than the locked one"] if new.hash != old.hash else []
 
 
-def _news(source: Source, mirrors: Mirrors) -> tuple[str, ...]:
+def _ref_notes(source: Source, mirrors: Mirrors) -> tuple[str, ...]:
     """Return what has become of the ref that led to the pin, where its own server can be asked."""
     if mirrors.source(source.url) != source.url or source.ref == source.rev:
         return ()
@@ -206,15 +169,15 @@ def _origin(url: str, place: str) -> str:
     return "" if place == url else f"from {shown(place)}"
 
 
-def _check_wish(wish: PinRequest, fits: bool, words: str) -> None:
+def _check_request(request: PinRequest) -> None:
     problems = []
-    if wish.ref and not fits:
-        problems.append(Problem("--ref", "is not what belongs here", wish.ref, words))
-    if wish.version and not VERSION.fits(wish.version):
-        problems.append(Problem("--version", "is not what belongs here", wish.version, VERSION.words))
+    if request.ref and not REF.fits(request.ref):
+        problems.append(Problem("--ref", "is not what belongs here", request.ref, REF.words))
+    if request.version and not VERSION.fits(request.version):
+        problems.append(Problem("--version", "is not what belongs here", request.version, VERSION.words))
     if problems:
         raise Trouble(*problems)
 
 
-def _values(pin: Source | Archive, keys: tuple[str, ...]) -> dict[str, str | int]:
-    return {key: getattr(pin, key) for key in keys}
+def _values(source: Source) -> dict[str, str | int]:
+    return {key: getattr(source, key) for key in SOURCE_KEYS}

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import parse_wheel_filename
+
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import load_toml
@@ -51,6 +53,7 @@ KEPT = (
     "https_proxy",
     "no_proxy",
 )
+MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 CUDA_WHEEL = re.compile(r"nvidia-.+-cu\d+|nvidia-cuda-runtime|cuda-toolkit")
 
 
@@ -247,24 +250,14 @@ def _chosen(stack: Stack, package: Mapping[str, Any], target: str) -> tuple[Whee
     return best
 
 
-def _rank(wheel: Wheel) -> tuple[bool, int, tuple[int, ...], str]:
+def _rank(wheel: Wheel) -> tuple[bool, int, tuple[int, int], str]:
     """Return how good a wheel is among those of one version: one for this interpreter, the newest build, the newest
     glibc."""
-    parts = wheel.file.removesuffix(".whl").split("-")
-    build = (
-        re.match(r"\d+", parts[2])
-        if len(parts) == len(("name", "version", "build", "python", "abi", "platform"))
-        else None
-    )
-    glibc = max(
-        (
-            tuple(map(int, match.groups()))
-            for tag in wheel.tags[2]
-            if (match := re.match(r"manylinux_(\d+)_(\d+)_", tag))
-        ),
-        default=(),
-    )
-    return wheel.tags[1] != "none", int(build[0]) if build else -1, glibc, wheel.file
+    build = parse_wheel_filename(wheel.file)[2]
+    matches = [MANYLINUX.match(platform) for platform in wheel.platforms]
+    glibc = max(((int(match[1]), int(match[2])) for match in matches if match), default=(0, 0))
+    native = all(tag.abi != "none" for tag in wheel.tags)
+    return native, build[0] if build else -1, glibc, wheel.file
 
 
 def _with_sizes(

@@ -19,10 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from packaging.utils import canonicalize_name
+
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
-from deepep_bootstrap.lock.model import OWN_INDEX, Wheel, plain_name
+from deepep_bootstrap.lock.model import OWN_INDEX, Wheel
 
 CHUNK = 1 << 20
 AT_ONCE = 4
@@ -149,7 +151,7 @@ def _copy(wheel: Wheel, place: Path, scratch: Path) -> Path:
 def find_file(wheel: Wheel, place: Path) -> Path:
     """Return the file called like the wheel in a directory, flat or with a folder per distribution. Raises Trouble
     when it has none."""
-    for folder in dict.fromkeys((place, place / wheel.name, place / plain_name(wheel.name))):
+    for folder in dict.fromkeys((place, place / wheel.name, place / canonicalize_name(wheel.name))):
         if (candidate := folder / wheel.file).is_file():
             return candidate
     raise Trouble(
@@ -164,7 +166,6 @@ def find_file(wheel: Wheel, place: Path) -> Path:
 
 def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> Path:
     """Let pip fetch exactly this file: the hash leaves no choice, the tags make pip consider it on any machine."""
-    python, abi, platforms = wheel.tags
     wanted = scratch / "wanted.txt"
     digest = base64.b64decode(wheel.hash.partition("-")[2]).hex()
     wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{digest}\n", encoding="utf-8")
@@ -177,13 +178,8 @@ def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> P
         "--only-binary=:all:",
         "--require-hashes",
     ]
-    words += ["--requirement", str(wanted), "--dest", str(scratch), "--abi", abi]
-    interpreter = python.split(".")[-1]
-    words += ["--implementation", interpreter[:2]]
-    if len(interpreter) > len("py3"):
-        words += ["--python-version", interpreter[2:]]
-    for platform in platforms:
-        words += ["--platform", platform]
+    words += ["--requirement", str(wanted), "--dest", str(scratch)]
+    words += _tag_words(wheel)
     if address.startswith("http://"):
         # pip ignores plain HTTP beyond this machine; here the hash decides, so that who answers does not matter.
         words += ["--trusted-host", urlsplit(address).netloc.rpartition("@")[2]]
@@ -200,6 +196,16 @@ def _download(wheel: Wheel, address: str, scratch: Path, running: set[int]) -> P
         remedy = f"--mirror index:{wheel.index}=DIRECTORY with this file in it"
         raise Trouble(Problem(where, f"does not give {wheel.file} with the locked hash", found=found, try_=remedy))
     return file
+
+
+def _tag_words(wheel: Wheel) -> Iterator[str]:
+    """Yield what makes pip take a wheel of these tags: of several interpreters the newest."""
+    newest = max(wheel.tags, key=lambda tag: (len(tag.interpreter), tag.interpreter, tag.abi))
+    yield from ("--abi", newest.abi, "--implementation", newest.interpreter[:2])
+    if len(newest.interpreter) > len("py3"):
+        yield from ("--python-version", newest.interpreter[2:])
+    for platform in sorted(wheel.platforms):
+        yield from ("--platform", platform)
 
 
 def _run_pip(words: Sequence[str], environment: Mapping[str, str], running: set[int]) -> process.Completed:

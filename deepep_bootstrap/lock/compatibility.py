@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from packaging.version import InvalidVersion, Version
+
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
@@ -193,13 +195,12 @@ def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ())
     `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
     """
     book = read_rules(texts)
-    found = [
-        problem
-        for name in stacks or lock.stacks
-        for target in lock.stacks[name].wheels or ("",)
-        for problem, refused in broken(book, know(book, lock, lock.stacks[name], target), f"{lock.path}: stack.{name}")
-        if refused
-    ]
+    found: list[Problem] = []
+    for name in stacks or lock.stacks:
+        for target in lock.stacks[name].wheels or ("",):
+            known = stack_facts(book, lock, lock.stacks[name], target)
+            refusing = (broken for broken in broken_rules(book, known) if broken.rule.refuse)
+            found += [broken_problem(broken, known, f"{lock.path}: stack.{name}") for broken in refusing]
     return tuple(dict.fromkeys(found))
 
 
@@ -207,9 +208,9 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
     """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose
     wheels nobody knows."""
     book = read_rules(texts)
-    known = know(book, lock, stack, target)
+    of_lock = stack_facts(book, lock, stack, target)
     values = {
-        **known.values,
+        **of_lock.values,
         "toolkit": (site.toolkit,),
         "toolkit_major": (site.toolkit.split(".")[0],),
         "archs": site.archs,
@@ -218,60 +219,97 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
         "python": (OWN if target else EXTERNAL,),
         **({} if target else {"torch": (site.external_torch,)}),
     }
-    names = {**known.names, "archs": capabilities(site.archs), "nic_map": "the map from GPU to NIC"}
-    found = list(broken(book, replace(known, values=values, names=names), f"stack {stack.name}"))
-    remarks = tuple(f"stack {stack.name}: {problem.what}" for problem, refused in found if not refused)
-    return tuple(problem for problem, refused in found if refused), remarks
+    names = {**of_lock.names, "archs": capabilities(site.archs), "nic_map": "the map from GPU to NIC"}
+    known, where = replace(of_lock, values=values, names=names), f"stack {stack.name}"
+    problems: list[Problem] = []
+    remarks: list[str] = []
+    for broken in broken_rules(book, known):
+        problem = broken_problem(broken, known, where)
+        if broken.rule.refuse:
+            problems.append(problem)
+        else:
+            remarks.append(f"{where}: {problem.what}")
+    return tuple(problems), tuple(remarks)
 
 
-def know(book: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
+def stack_facts(book: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
     """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could
     tell."""
     deepep = lock.sources[stack.deepep]
     source = lock.sources[stack.nvshmem] if stack.nvshmem else None
     wheel = stack.pinned(stack.nvshmem_wheel, target) if stack.nvshmem_wheel else None
-    nvshmem = source.version if source else wheel.version if wheel else ""
-    values: dict[str, tuple[str, ...]] = {
-        "deepep": (deepep.version,),
-        "nvshmem": (nvshmem,) if nvshmem else (),
-        "cuda": (stack.cuda,),
-    }
+    pinned = source or wheel
+    nvshmem = pinned.version if pinned else ""
+    values = {"deepep": (deepep.version,), "nvshmem": _value_or_none(nvshmem), "cuda": (stack.cuda,)}
     if target:
-        nccl = stack.nccl_version(target)
-        values |= {
-            "target": (target,),
-            "nccl": (nccl,) if nccl else (),
-            "wheels_cuda": _cuda_majors(stack.wheels.get(target, ())),
-        }
-        values |= {
-            name: tuple(found.version for found in [stack.pinned(name, target)] if found)
-            for name in ("torch", "setuptools")
-        }
+        values |= _target_values(stack, target)
     contents = {"deepep": _contents(book, deepep), "nvshmem": _contents(book, source) if source else Contents()}
     return StackFacts(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
 
 
-def broken(book: RuleSet, known: StackFacts, where: str) -> Iterator[tuple[Problem, bool]]:
-    """Yield a problem for every rule that `known` breaks, and whether it refuses the stack; also for one that asks
-    for what a commit or substitutions give and of which nobody has recorded it: that is no promise kept, and no
-    fault."""
+def _target_values(stack: Stack, target: str) -> dict[str, tuple[str, ...]]:
+    """Return the values of what the wheels of a target tell."""
+    torch, setuptools = stack.pinned("torch", target), stack.pinned("setuptools", target)
+    return {
+        "target": (target,),
+        "nccl": _value_or_none(stack.nccl_version(target)),
+        "wheels_cuda": _cuda_majors(stack.wheels.get(target, ())),
+        "torch": (torch.version,) if torch else (),
+        "setuptools": (setuptools.version,) if setuptools else (),
+    }
+
+
+def _value_or_none(value: str) -> tuple[str, ...]:
+    return (value,) if value else ()
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """A rule that does not hold: `wrong` are its needs that are false. Where none is, `unrecorded` are those about
+    features of which nobody has recorded whether they are there."""
+
+    rule: Rule
+    wrong: tuple[Sentence, ...]
+    unrecorded: tuple[Sentence, ...]
+
+
+def broken_rules(book: RuleSet, known: StackFacts) -> Iterator[BrokenRule]:
+    """Yield the rules that `known` breaks; also those that ask for what a commit or substitutions give and of which
+    nobody has recorded it: that is no promise kept, and no fault."""
     for rule in book.rules:
         if not all(holds(sentence, known, any) for sentence in rule.when):
             continue
-        wrong = [sentence for sentence in rule.needs if holds(sentence, known, all) is False]
-        if wrong:
-            things = dict.fromkeys(sentence.thing for sentence in (*wrong, *rule.when))
-            found = ", ".join(_said(thing, known) for thing in things)
-            wanted = " and ".join(str(Sentence(one.thing, one.operator, _value(one, known))) for one in wrong)
-            remedy = NEWER if all(one.thing == "toolkit" for one in wrong) else "invoke lock, or another --stack"
-            yield Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy), rule.refuse
-        elif open_ := [one for one in rule.needs if one.operator == "has" and holds(one, known, all) is None]:
-            asked = " and ".join(dict.fromkeys(one.value for one in open_))
-            thing = open_[0].thing
-            needing = ", ".join(dict.fromkeys(_said(one.thing, known) for one in rule.when if one.thing != thing))
-            what = f"nobody has recorded whether {_said(thing, known)} has {asked}, which {needing or 'it'} needs"
-            remedy = _recording(known.contents[thing].rev) if thing in known.contents else ""
-            yield Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=remedy), rule.refuse
+        held = [(sentence, holds(sentence, known, all)) for sentence in rule.needs]
+        wrong = tuple(sentence for sentence, is_held in held if is_held is False)
+        unrecorded = tuple(sentence for sentence, is_held in held if is_held is None and sentence.operator == "has")
+        if wrong or unrecorded:
+            yield BrokenRule(rule, wrong, unrecorded)
+
+
+def broken_problem(broken: BrokenRule, known: StackFacts, where: str) -> Problem:
+    """Return the problem of a rule that does not hold."""
+    return _wrong_problem(broken, known, where) if broken.wrong else _unrecorded_problem(broken, known, where)
+
+
+def _wrong_problem(broken: BrokenRule, known: StackFacts, where: str) -> Problem:
+    rule, wrong = broken.rule, broken.wrong
+    things = dict.fromkeys(sentence.thing for sentence in (*wrong, *rule.when))
+    found = ", ".join(_shown(thing, known) for thing in things)
+    wanted = " and ".join(str(replace(sentence, value=_value(sentence, known))) for sentence in wrong)
+    is_toolkit = all(sentence.thing == "toolkit" for sentence in wrong)
+    remedy = NEWER if is_toolkit else "invoke lock, or another --stack"
+    return Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy)
+
+
+def _unrecorded_problem(broken: BrokenRule, known: StackFacts, where: str) -> Problem:
+    rule = broken.rule
+    features = " and ".join(dict.fromkeys(sentence.value for sentence in broken.unrecorded))
+    thing = broken.unrecorded[0].thing
+    others = dict.fromkeys(_shown(sentence.thing, known) for sentence in rule.when if sentence.thing != thing)
+    needing = ", ".join(others) or "it"
+    what = f"nobody has recorded whether {_shown(thing, known)} has {features}, which {needing} needs"
+    remedy = _recording(known.contents[thing].rev) if thing in known.contents else ""
+    return Problem(where, f"{what}: {rule.reason} ({rule.source})", try_=remedy)
 
 
 def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
@@ -316,19 +354,15 @@ def capabilities(archs: Sequence[str]) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers to compare: what follows a plus sign or is no number ends it, zeros at its end do
-    not count."""
-    parts: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        match = re.match(r"\d+", part)
-        if not match:
-            break
-        parts.append(int(match[0]))
-        if match[0] != part:
-            break
-    while parts and parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)
+    """Return the release of a version as numbers to compare: without what follows it, and without zeros at its end.
+    What is no version has none."""
+    try:
+        release = list(Version(version).release)
+    except InvalidVersion:
+        return ()
+    while release and release[-1] == 0:
+        release.pop()
+    return tuple(release)
 
 
 def _value(sentence: Sentence, known: StackFacts) -> str:
@@ -342,7 +376,7 @@ def _recording(rev: str) -> str:
     return f"reading it, then writing what it has under [commit.{rev}] in env/{FILE}"
 
 
-def _said(thing: str, known: StackFacts) -> str:
+def _shown(thing: str, known: StackFacts) -> str:
     return known.names.get(thing) or f"{thing} {' '.join(known.values.get(thing, ())) or 'none'}"
 
 

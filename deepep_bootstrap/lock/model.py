@@ -6,26 +6,26 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
+
+from packaging import tags
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import ANY, NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.packages import System, read_system
 
 URL = ValueForm(r"(https?|ssh|git|file)://[^\s/]*/\S+", "an address such as https://host/owner/name")
-FILE_URL = ValueForm(
-    r"(https?|file)://[^\s/]*/\S*[^\s/]", "the address of a file such as https://host/path/name.tar.gz"
-)
 REF = ValueForm(r"[A-Za-z0-9][^\s~^:?*\[\\\x00-\x1f\x7f]*", "a branch, a tag or a full ref")
 REV = ValueForm(r"[0-9a-f]{40}|[0-9a-f]{64}", "a full commit id (40 hexadecimal digits)")
 HASH = ValueForm(r"sha256-[A-Za-z0-9+/]{43}=", "an SRI hash: sha256- and 44 characters of base 64")
-FILE_HASH = ValueForm(
-    r"sha256-[A-Za-z0-9+/]{43}=|sha512-[A-Za-z0-9+/]{86}==",
-    "an SRI hash: sha256- and 44, or sha512- and 88 characters of base 64",
-)
 VERSION = ValueForm(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "a version")
 FILE = ValueForm(r"[^\x00-\x1f\x7f]+", "the name of a file")
 REASON = ValueForm(
@@ -75,22 +75,6 @@ class Source:
     substitutes: tuple[Substitute, ...] = ()
 
 
-@dataclass(frozen=True)
-class Archive:
-    """One file at an address, pinned by the SRI `hash` of its bytes (sha256 or sha512) and its `size` in bytes."""
-
-    name: str
-    url: str
-    hash: str
-    size: int
-    version: str
-
-    @property
-    def file(self) -> str:
-        """The file's name: the last part of the address."""
-        return self.url.split("?", 1)[0].rsplit("/", 1)[-1]
-
-
 def read_source(name: str, table: Table) -> Source:
     """Return the source in `table`; what is wrong with it is noted there."""
     source = Source(
@@ -110,28 +94,13 @@ def read_source(name: str, table: Table) -> Source:
     return source
 
 
-def read_archive(name: str, table: Table) -> Archive:
-    """Return the archive in `table`; what is wrong with it is noted there."""
-    archive = Archive(
-        name=name,
-        url=table.address("url", FILE_URL),
-        hash=read_hash(table, FILE_HASH),
-        size=table.number("size", 0),
-        version=table.text("version", VERSION),
-    )
-    if archive.url and archive.file in {"", ".", ".."}:
-        table.complain("url", "names no file", archive.url, FILE_URL.words)
-    table.close()
-    return archive
-
-
-def read_hash(table: Table, form: ValueForm = HASH) -> str:
+def read_hash(table: Table) -> str:
     """Return the SRI hash of `table`; one whose last character holds bits that no hash has is a problem: one
     content, one spelling."""
-    value = table.text("hash", form)
+    value = table.text("hash", HASH)
     kind, _, digits = value.partition("-")
     if value and base64.b64encode(binascii.a2b_base64(digits)).decode() != digits:
-        table.complain("hash", "ends in bits that no hash has", f"{kind}-{digits}", form.words)
+        table.complain("hash", "ends in bits that no hash has", f"{kind}-{digits}", HASH.words)
     return value
 
 
@@ -159,12 +128,24 @@ def _substitute(table: Table) -> Substitute:
 PYTHON = "python"
 """The key of the requirements, and what `lock --update` takes for the wheels; so no source has this name."""
 OWN_INDEX = "pypi"
-TARGET = ValueForm(r"cp3[0-9]+-(x86_64|aarch64)", "a target such as cp312-x86_64")
-_BOUND = r"(?:[=!~<>]=|[<>]) ?[0-9][A-Za-z0-9.+!*]*"
-REQUIREMENT = ValueForm(
-    rf"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9,._-]+\])?(?: ?{_BOUND}(?:, ?{_BOUND})*)?",
-    "a requirement such as torch==2.10.0 or setuptools<82",
-)
+TARGET = ValueForm(r"cp3[0-9]{1,2}-(x86_64|aarch64)", "a target such as cp312-x86_64")
+
+
+@dataclass(frozen=True)
+class _RequirementForm(ValueForm):
+    """What PEP 508 calls a requirement, of a name and versions: no address in place of them, and no marker, because
+    targets decide."""
+
+    def fits(self, text: str) -> bool:
+        """Return whether `text` is such a requirement, on one line."""
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            return False
+        return text.isprintable() and not requirement.url and not requirement.marker
+
+
+REQUIREMENT = _RequirementForm("", "a requirement such as torch==2.10.0 or setuptools<82")
 
 
 @dataclass(frozen=True)
@@ -181,7 +162,7 @@ class WheelRequest:
 
     def index_of(self, name: str) -> str:
         """Return the name of the index that answers for a distribution."""
-        return self.indexes.get(plain_name(name), self.index)
+        return self.indexes.get(canonicalize_name(name), self.index)
 
 
 def read_asked(table: Table) -> WheelRequest:
@@ -192,35 +173,46 @@ def read_asked(table: Table) -> WheelRequest:
         overrides=table.words("overrides", REQUIREMENT),
         targets=table.words("targets", TARGET),
         index=table.text("index", NAME) if "index" in table.data else table.take("index", str, OWN_INDEX),
-        indexes={plain_name(name): names.text(name, NAME) for name in names.data},
+        indexes={canonicalize_name(name): names.text(name, NAME) for name in names.data},
     )
     if asked.python and not asked.targets:
         table.complain("targets", "is missing or empty", wanted=TARGET.words)
-    wanted = [requirement_name(each) for each in asked.python]
+    wanted = [requirement_name(each) for each in asked.python if REQUIREMENT.fits(each)]
     for name in names.data:
-        if plain_name(name) not in wanted:
+        if canonicalize_name(name) not in wanted:
             what = f"only what `{PYTHON}` names can have an index of its own"
             names.complain(name, what, wanted=" or ".join(wanted) or f"{PYTHON} = [...]")
     return asked
 
 
 def requirement_name(requirement: str) -> str:
-    """Return the plain name of the distribution that a requirement is about."""
-    return plain_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a distribution as indexes write it: small letters, one dash for any run of dots, dashes and
-    underscores."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    """Return the plain name of the distribution that a requirement is about. Raises InvalidRequirement."""
+    return canonicalize_name(Requirement(requirement).name)
 
 
 FORMAT = 1
 WHEEL_NAME = ValueForm(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "the name of a distribution")
 INDEX_URL = ValueForm(r"(https?|file)://\S+", "an address such as https://host/simple")
-WHEEL_FILE = ValueForm(
-    r"[A-Za-z0-9._+!]+(-[A-Za-z0-9._+!]+){4,5}\.whl", "a wheel's file name: name-version-python-abi-platform.whl"
-)
+
+
+parse_wheel_file = functools.cache(parse_wheel_filename)
+"""Name, version, build and tags of a wheel by its file's name; a lock has each name for several targets."""
+
+
+@dataclass(frozen=True)
+class _WheelForm(ValueForm):
+    """What the binary distribution format calls the name of a wheel's file."""
+
+    def fits(self, text: str) -> bool:
+        """Return whether `text` is such a name."""
+        try:
+            parse_wheel_file(text)
+        except InvalidWheelFilename:
+            return False
+        return text.isascii() and text.isprintable()
+
+
+WHEEL_FILE = _WheelForm("", "a wheel's file name: name-version-python-abi-platform.whl")
 CUDA = ValueForm(r"[1-9][0-9]*", 'a CUDA major such as "12"')
 
 
@@ -237,10 +229,14 @@ class Wheel:
     size: int
 
     @property
-    def tags(self) -> tuple[str, str, tuple[str, ...]]:
-        """Return the file name's Python tag, ABI tag and platform tags; the lock has checked that it has them."""
-        python, abi, platforms = self.file[: -len(".whl")].split("-")[-3:]
-        return python, abi, tuple(platforms.split("."))
+    def tags(self) -> frozenset[Tag]:
+        """The tags of interpreter, ABI and platform in the file's name; the lock has checked that it has them."""
+        return parse_wheel_file(self.file)[3]
+
+    @property
+    def platforms(self) -> frozenset[str]:
+        """The platforms that the file is for."""
+        return frozenset(tag.platform for tag in self.tags)
 
     @property
     def requirement(self) -> str:
@@ -269,7 +265,13 @@ class Stack:
         """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
         closures = (self.wheels.get(target, ()),) if target else self.wheels.values()
         return next(
-            (wheel for closure in closures for wheel in closure if plain_name(wheel.name) == plain_name(name)), None
+            (
+                wheel
+                for closure in closures
+                for wheel in closure
+                if canonicalize_name(wheel.name) == canonicalize_name(name)
+            ),
+            None,
         )
 
     def nccl_version(self, target: str) -> str:
@@ -292,7 +294,6 @@ class Lock:
     systems: Mapping[str, System]
     tools: Mapping[str, tuple[Wheel, ...]]
     indexes: Mapping[str, str]
-    archives: Mapping[str, Archive] = field(default_factory=dict)
     text: str = field(default="", repr=False)
 
 
@@ -325,7 +326,6 @@ def parse_lock(text: str, path: str) -> Lock:
         systems={name: read_system(name, table) for name, table in top.named("system")},
         tools={name: _tool(table) for name, table in top.named("tool")},
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
-        archives={name: read_archive(name, table) for name, table in top.named("archive")},
         text=text,
     )
     top.close()
@@ -343,24 +343,20 @@ def _check_references(lock: Lock, top: Table) -> None:
             lock.default_stack,
             ", ".join(lock.stacks) or "a table [stack.NAME]",
         )
-    for kind, pins in (("source", lock.sources), ("archive", lock.archives)):
-        if PYTHON in pins:
-            top.complain(
-                f"{kind}.{PYTHON}", "this name is taken: `lock --update python` is about wheels", wanted="another name"
-            )
-    for name in lock.archives:
-        if name in lock.sources:
-            top.complain(
-                f"archive.{name}",
-                "a source has this name already",
-                wanted="a name of its own: `lock --update` takes names",
-            )
-    wanted = ", ".join(lock.sources) or "a table [source.NAME]"
+    if PYTHON in lock.sources:
+        what = "this name is taken: `lock --update python` is about wheels"
+        top.complain(f"source.{PYTHON}", what, wanted="another name")
     for stack in lock.stacks.values():
-        for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
-            if name and name not in lock.sources:
-                top.complain(f"stack.{stack.name}.{role}", "there is no such source", name, wanted)
+        _check_sources(stack, lock.sources, top)
         _check_wheel_roles(stack, top)
+
+
+def _check_sources(stack: Stack, sources: Mapping[str, Source], top: Table) -> None:
+    """What a stack is built from must be a source of the lock."""
+    wanted = ", ".join(sources) or "a table [source.NAME]"
+    for role, name in (("deepep", stack.deepep), ("nvshmem", stack.nvshmem), ("gdrcopy", stack.gdrcopy)):
+        if name and name not in sources:
+            top.complain(f"stack.{stack.name}.{role}", "there is no such source", name, wanted)
 
 
 def _check_wheel_roles(stack: Stack, top: Table) -> None:
@@ -420,24 +416,24 @@ def _closure(target: str, wheels: Table) -> tuple[Wheel, ...]:
     closure = []
     for entry in wheels.tables(target):
         wheel = _wheel(entry)
-        if wheel.name and plain_name(wheel.name) in seen:
+        if wheel.name and canonicalize_name(wheel.name) in seen:
             entry.complain("name", "this distribution is listed twice for one target", wheel.name)
         if wheel.file and TARGET.fits(target) and not installs_on(wheel, target):
             entry.complain("file", f"this wheel does not install on {target}", wheel.file)
-        seen.add(plain_name(wheel.name))
+        seen.add(canonicalize_name(wheel.name))
         closure.append(wheel)
     return tuple(closure)
 
 
 def _tool(table: Table) -> tuple[Wheel, ...]:
     """Read the wheels of one program: one per platform."""
-    seen: set[tuple[str, ...]] = set()
+    seen: set[frozenset[str]] = set()
     wheels = []
     for entry in table.tables("wheels"):
         wheel = _wheel(entry)
-        if wheel.file and wheel.tags[2] in seen:
+        if wheel.file and wheel.platforms in seen:
             entry.complain("file", "there is a wheel for this platform already", wheel.file)
-        seen.add(wheel.tags[2] if wheel.file else ())
+        seen.add(wheel.platforms if wheel.file else frozenset())
         wheels.append(wheel)
     if not wheels:
         table.complain("wheels", "is empty", wanted="one wheel per platform")
@@ -455,30 +451,37 @@ def _wheel(table: Table) -> Wheel:
         size=table.number("size", 0),
     )
     table.close()
-    if wheel.file and wheel.name and wheel.version:
+    if wheel.file and wheel.name and wheel.version and not _is_named(wheel):
         name, version = wheel.file.split("-")[:2]
-        if (plain_name(name), version.replace("_", "-")) != (plain_name(wheel.name), wheel.version.replace("_", "-")):
-            table.complain(
-                "file",
-                "is another wheel than name and version say",
-                f"{name} {version}",
-                f"{wheel.name} {wheel.version}",
-            )
+        what = "is another wheel than name and version say"
+        table.complain("file", what, f"{name} {version}", f"{wheel.name} {wheel.version}")
     return wheel
+
+
+def _is_named(wheel: Wheel) -> bool:
+    """Return whether the file is called like the distribution and its version."""
+    name, version, _, _ = parse_wheel_file(wheel.file)
+    try:
+        return (name, version) == (canonicalize_name(wheel.name), Version(wheel.version))
+    except InvalidVersion:
+        return False
 
 
 def installs_on(wheel: Wheel, target: str) -> bool:
     """Return whether pip takes this wheel for a target, whatever glibc it asks for."""
+    machine = target.split("-", 1)[1]
+    glibc = re.compile(rf"manylinux\w*_{machine}")
+    found = {Tag(tag.interpreter, tag.abi, glibc.sub(f"linux_{machine}", tag.platform)) for tag in wheel.tags}
+    return not found.isdisjoint(_tags_of(target))
+
+
+@functools.cache
+def _tags_of(target: str) -> frozenset[Tag]:
+    """Return the tags that an interpreter takes on a target, without a glibc."""
     interpreter, machine = target.split("-", 1)
-    python, abi, platforms = wheel.tags
-    pythons = python.split(".")
-    stable = abi == "abi3" and any(
-        re.fullmatch(r"cp3[0-9]+", tag) and int(tag[3:]) <= int(interpreter[3:]) for tag in pythons
-    )
-    pure = abi == "none" and any(tag in ("py3", interpreter, interpreter.replace("cp", "py")) for tag in pythons)
-    native = abi == interpreter and interpreter in pythons
-    system = any(tag == "any" or re.fullmatch(rf"(manylinux\w*|linux)_{machine}", tag) for tag in platforms)
-    return system and (stable or pure or native)
+    version, platforms = (3, int(interpreter.removeprefix("cp3"))), [f"linux_{machine}"]
+    own = tags.cpython_tags(version, [interpreter], platforms)
+    return frozenset((*own, *tags.compatible_tags(version, interpreter, platforms)))
 
 
 def _index(name: str, table: Table) -> str:
@@ -489,14 +492,10 @@ def _index(name: str, table: Table) -> str:
     return url
 
 
-def used(lock: Lock, stacks: Sequence[str]) -> tuple[list[Source], list[Archive]]:
-    """Return the sources and archives that `stacks` use; with all stacks also those that none does."""
+def used(lock: Lock, stacks: Sequence[str]) -> list[Source]:
+    """Return the sources that `stacks` use; with all stacks also those that none does."""
     everything = set(stacks) == set(lock.stacks)
-    sources = [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
-    archives = [
-        archive for name, archive in lock.archives.items() if everything or set(users(lock, name)) & set(stacks)
-    ]
-    return sources, archives
+    return [source for name, source in lock.sources.items() if everything or set(users(lock, name)) & set(stacks)]
 
 
 def users(lock: Lock, name: str) -> list[str]:
@@ -507,8 +506,4 @@ def users(lock: Lock, name: str) -> list[str]:
 def roles(stack: Stack, lock: Lock) -> dict[str, str]:
     """Return the pins that a stack uses by what it uses them for."""
     values = {each.name: getattr(stack, each.name) for each in fields(stack) if each.name != "name"}
-    return {
-        role: name
-        for role, name in values.items()
-        if isinstance(name, str) and (name in lock.sources or name in lock.archives)
-    }
+    return {role: name for role, name in values.items() if isinstance(name, str) and name in lock.sources}

@@ -5,7 +5,7 @@ tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deepep_bootstrap.core.toml import Table, ValueForm
@@ -87,23 +87,33 @@ class System:
 def read_system(name: str, table: Table) -> System:
     """Return the table `[system.<name>]`; what is wrong with it is noted in the table's problems."""
     manager = table.text("manager", MANAGER)
+    packages = _read_packages(table, manager)
+    hold = table.words("hold", GLOB)
+    repositories = tuple(_repository(inner, label, manager) for label, inner in table.named("repository"))
+    by_hand = _read_by_hand(table.inner("by-hand"), repositories)
+    table.close()
+    return System(name, manager, packages, hold, repositories, by_hand or None)
+
+
+def _read_packages(table: Table, manager: str) -> dict[str, tuple[str, ...]]:
+    """Return the packages of a system by purpose."""
     packages = {purpose: words for purpose in PURPOSES if (words := table.words(purpose, PACKAGE))}
     for purpose, words in packages.items():
         if manager == "apt" and any(word.startswith("@") for word in words):
             table.complain(purpose, "modules (@NAME:STREAM) exist in dnf only", " ".join(words))
-    hold = table.words("hold", GLOB)
-    repositories = tuple(_repository(inner, label, manager) for label, inner in table.named("repository"))
-    hands = table.inner("by-hand")
-    by_hand = {
-        purpose: text for purpose in PURPOSES if purpose in hands.data and (text := hands.text(purpose, BY_HAND))
-    }
-    hands.known.extend(PURPOSES)
-    hands.close()
+    return packages
+
+
+def _read_by_hand(table: Table, repositories: Sequence[Repository]) -> dict[str, str]:
+    """Return what an administrator sets up, by purpose; a purpose that has a repository needs none of it."""
+    texts = {purpose: table.text(purpose, BY_HAND) for purpose in PURPOSES if purpose in table.data}
+    table.known.extend(PURPOSES)
+    table.close()
+    by_hand = {purpose: text for purpose, text in texts.items() if text}
     for purpose in by_hand:
         if any(purpose in repository.purposes for repository in repositories):
-            hands.complain(purpose, "there is a repository for this purpose already", wanted="one of the two")
-    table.close()
-    return System(name, manager, packages, hold, repositories, by_hand or None)
+            table.complain(purpose, "there is a repository for this purpose already", wanted="one of the two")
+    return by_hand
 
 
 def _repository(table: Table, name: str, manager: str) -> Repository:

@@ -389,7 +389,8 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
     book = read_rules(texts)
     install = f"{path} -m pip install '{_setuptools(book, known)}' numpy"
     # One is enough: the same command mends them all.
-    for problem, _ in list(compatibility.broken(book, known, name))[:1]:
+    for broken in list(compatibility.broken_rules(book, known))[:1]:
+        problem = compatibility.broken_problem(broken, known, name)
         yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
     if "numpy" not in packages:
         yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
@@ -481,7 +482,7 @@ def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, 
     """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major
     is new enough."""
     book = read_rules(texts)
-    known = compatibility.know(book, lock, stack, next(iter(stack.wheels), ""))
+    known = compatibility.stack_facts(book, lock, stack, next(iter(stack.wheels), ""))
     known = replace(known, values={**known.values, "archs": archs})
     meant = [
         rule

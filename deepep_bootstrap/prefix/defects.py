@@ -16,7 +16,8 @@ from deepep_bootstrap.lock.compatibility import (
     Contents,
     RuleSet,
     StackFacts,
-    broken,
+    broken_problem,
+    broken_rules,
     capabilities,
     names_of,
     read_rules,
@@ -73,7 +74,8 @@ def _of_stack(holdings: Holdings, offered: Offered, book: RuleSet, bootstrap: st
     known = _known(holdings, stack, record, book)
     external = str(record.get("external_python") or "")
     fix = " ".join([bootstrap, f"--stack={stack}", *([shlex.quote(f"--python={external}")] if external else [])])
-    for problem, _ in broken(book, known, f"stack {stack}"):
+    for broken in broken_rules(book, known):
+        problem = broken_problem(broken, known, f"stack {stack}")
         found, wanted = _difference(problem, known)
         yield Defect(stack, module, entry, found, wanted, f"{problem.what[0].upper()}{problem.what[1:]}.", fix)
 

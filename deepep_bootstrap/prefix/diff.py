@@ -73,8 +73,6 @@ def lock_facts(lock: Lock) -> Facts:
     found: dict[Place, str] = {("lock", "", "default_stack"): lock.default_stack}
     for source in lock.sources.values():
         found |= source_facts(source.name, source)
-    for name, archive in lock.archives.items():
-        found |= {("archive", name, key): value for key, value in _flat(archive)}
     for name, stack in lock.stacks.items():
         found |= {("stack", name, key): value for key, value in _flat(stack) if not key.startswith("wheels")}
         for target, wheels in stack.wheels.items():

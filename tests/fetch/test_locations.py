@@ -195,6 +195,35 @@ def test_no_symbolic_link_leads_out_of_a_mirror(tmp_path: Path) -> None:
             ask(url)
 
 
+PACKAGES = "https://vendor.invalid/repos/x86_64"
+
+
+def test_from_where_hosts_get_a_repository(tmp_path: Path) -> None:
+    assert Mirrors().packages(PACKAGES) == PACKAGES
+    vendor = tmp_path / "vendor"
+    (vendor / "repos/x86_64").mkdir(parents=True)
+    (tmp_path / "a b").mkdir()
+    below = locations.read_mirrors([f"https://vendor.invalid/={vendor}/"], {}, {})
+    assert below.packages(f"{PACKAGES}/key.pub") == f"file://{vendor}/repos/x86_64/key.pub"
+    assert locations.read_mirrors([f"{PACKAGES}={vendor}"], {}, {}).packages(PACKAGES) == f"file://{vendor}"
+    environment = {"DEEPEP_MIRRORS": "https://=http://proxy/"}
+    assert locations.read_mirrors([], environment, {}).packages(PACKAGES) == "http://proxy/vendor.invalid/repos/x86_64"
+    with pytest.raises(
+        Trouble,
+        match=r"package managers do not take this path — wanted no blanks, % or special letters in it\. Try: another",
+    ):
+        locations.read_mirrors([f"https://vendor.invalid/={tmp_path}/a b"], {}, {}).packages(PACKAGES)
+
+
+def test_what_mirror_wrote_has_no_packages_for_hosts(tmp_path: Path) -> None:
+    """They stay where the lock says, or where a prefix of any level sends them."""
+    for place in (str(written(tmp_path / "mirror")), "http://server"):
+        assert locations.read_mirrors([place], {}, {}).packages(PACKAGES) == PACKAGES
+        environment = {"DEEPEP_MIRRORS": "https://=http://proxy/"}
+        both = locations.read_mirrors([place], environment, {})
+        assert both.packages(PACKAGES) == "http://proxy/vendor.invalid/repos/x86_64"
+
+
 def test_everything_that_is_no_mirror_at_once(tmp_path: Path) -> None:
     (tmp_path / "half/git").mkdir(parents=True)
     flags = [

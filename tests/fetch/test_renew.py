@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import http.server
 import json
 import os
@@ -27,12 +26,12 @@ from deepep_bootstrap.cli.commands import lock as verb
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.fetch.files import fetch_archive
+from deepep_bootstrap.fetch.files import copy_from
 from deepep_bootstrap.fetch.renew import compare_link, renew_source, version_in
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
-from deepep_bootstrap.lock.model import Archive, Substitute
+from deepep_bootstrap.lock.model import Substitute
 from tests.cli.test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
 from tests.support.lock import BASE, DAY, FILES, FIRST, Server, commit, git
 from tests.support.paths import ROOT, TESTS
@@ -490,11 +489,7 @@ def test_compare_links(url: str, link: str) -> None:
     assert compare_link(url, "a", "b") == link
 
 
-CONTENT = b"what an archive holds\n" * 1000
-
-
-def sri(kind: str, data: bytes) -> str:
-    return f"{kind}-{base64.b64encode(hashlib.new(kind, data).digest()).decode()}"
+CONTENT = b"what a file will hold\n" * 1000
 
 
 @pytest.fixture
@@ -537,65 +532,18 @@ def file_server(files: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def add_archive(path: Path, url: str, kind: str = "sha512") -> None:
-    text = (
-        f'\n[archive.kit]  # a file\nurl = "{url}"\nhash = "{sri(kind, CONTENT)}" # SRI\nsize = '
-        f'{len(CONTENT)}\nversion = "1.0"\n'
-    )
-    path.write_text(f"{path.read_text()}\n{text}")
-
-
-@pytest.mark.parametrize("kind", ["sha256", "sha512"])
-def test_archives(kind: str, server: Server, path: Path, run: Any, files: Path, file_server: str) -> None:
-    add_archive(path, f"{file_server}dist/kit-1.0.tar.xz", kind)
-    assert run(check=True)[0] == OK
-    assert f"  kit 1.0  {file_server}dist/kit-1.0.tar.xz  0 MiB  for no stack\n" in run()[1]
-    assert "unchanged" in run(update="kit")[1]
-    before = path.read_text()
-    code, out, _ = run(update="kit", ref=f"{file_server}dist/kit-1.1.tar.xz")
-    assert code == OK
-    assert "; version 1.0 → 1.1" in out
-    assert locks.read_lock_file(path).archives["kit"] == Archive(
-        "kit", f"{file_server}dist/kit-1.1.tar.xz", sri(kind, CONTENT * 2), 2 * len(CONTENT), "1.1"
-    )
-    assert edit.diff(before, path.read_text(), "lock").count("\n-") == 4
-    (files / "kit-1.1.tar.xz").write_bytes(CONTENT)
-    message = refused(run, path, check=True)
-    assert message.splitlines() == [
-        (
-            f"archive kit: kit-1.1.tar.xz is not the locked file — found {sri(kind, CONTENT)}, wanted "
-            f"{sri(kind, CONTENT * 2)}"
-        ),
-        f"archive kit: kit-1.1.tar.xz has another size — found {len(CONTENT)} bytes, wanted {2 * len(CONTENT)} bytes",
-    ]
-    url = f"{file_server}dist/kit-1.1.tar.xz"
-    assert refused(run, path, update="kit") == (
-        f"archive kit: the file at {url} was replaced — found {sri(kind, CONTENT)}, wanted {sri(kind, CONTENT * 2)}."
-        f" Try: --ref={url} takes it on purpose"
-    )
-    code, out, _ = run(update="kit", ref=url)
-    assert code == OK
-    assert "version stays 1.1: --version=V sets another" in out
-
-
-def archive(url: str, data: bytes = CONTENT) -> Archive:
-    return Archive("kit", url, sri("sha256", data), len(data), "1.0")
-
-
 @pytest.mark.usefixtures("programs")
-def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path) -> None:
-    cache, url = tmp_path / "cache", f"{BASE}dist/kit-1.0.tar.xz"
+def test_where_files_come_from(files: Path, file_server: str, tmp_path: Path) -> None:
+    url, file = f"{BASE}dist/kit-1.0.tar.xz", tmp_path / "file"
     private = file_server.replace("http://", "http://user:a%20b@") + "private/"
     for value in (f"{BASE}={files.parent}", f"{BASE}={file_server}", f"{BASE}={private}"):
-        shutil.rmtree(cache, ignore_errors=True)
-        file = fetch_archive(archive(url), locations.read_mirrors([value], {}, {}), cache)
-        assert (file.name, file.read_bytes()) == ("kit-1.0.tar.xz", CONTENT)
-    nowhere = locations.read_mirrors([f"{BASE}={tmp_path}"], {}, {})
-    assert fetch_archive(archive(url), nowhere, cache) == file  # the cache has it
-    file.write_bytes(b"evil")
+        file.unlink(missing_ok=True)
+        copy_from(locations.read_mirrors([value], {}, {}).file(url), file, "file kit")
+        assert file.read_bytes() == CONTENT
     with pytest.raises(Trouble, match=r"mirror .*: has no file for https://host\.invalid/dist/kit-1\.0\.tar\.xz"):
-        fetch_archive(archive(url), nowhere, cache)
-    assert fetch_archive(archive(f"file://{files}/kit-1.0.tar.xz"), nowhere, cache).read_bytes() == CONTENT
+        locations.read_mirrors([f"{BASE}={tmp_path}"], {}, {}).file(url)
+    copy_from(f"file://{files}/kit-1.1.tar.xz", file, "file kit")
+    assert file.read_bytes() == CONTENT * 2
 
 
 @pytest.mark.usefixtures("programs")
@@ -611,18 +559,14 @@ def test_where_archives_come_from(files: Path, file_server: str, tmp_path: Path)
         ),
         ("private/dist/kit-1.0.tar.xz", "SERVERprivate/dist/kit-1.0.tar.xz cannot be fetched: 401 Unauthorized. Try: "),
         ("half.tar", "SERVERhalf.tar cannot be fetched: the connection ended after 100 of 22000 bytes. Try: "),
-        ("dist/kit-1.1.tar.xz", "kit-1.1.tar.xz is not the locked file — found sha256-"),
     ],
 )
-def test_archives_that_cannot_be_had(name: str, message: str, file_server: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_had(name: str, message: str, file_server: str, tmp_path: Path) -> None:
     secret = file_server.replace("http://", "http://user:secret@")
     with pytest.raises(Trouble) as caught:
-        fetch_archive(
-            archive(f"{BASE}{name}"), locations.read_mirrors([f"{BASE}={secret}"], {}, {}), tmp_path / "cache"
-        )
-    assert str(caught.value).replace(file_server, "SERVER").startswith(f"archive kit: {message}")
+        copy_from(f"{secret}{name}", tmp_path / "file", "file kit")
+    assert str(caught.value).replace(file_server, "SERVER").startswith(f"file kit: {message}")
     assert "secret" not in str(caught.value)
-    assert [name for _, _, names in os.walk(tmp_path / "cache") for name in names] == []
 
 
 def test_documents(server: Server, path: Path, run: Any) -> None:

@@ -283,11 +283,11 @@ def test_an_interrupt_ends_a_download_that_is_under_way(tmp_path: Path) -> None:
     program = f"""
 import signal, sys, pathlib, os
 sys.path.insert(0, {str(ROOT)!r})
-from deepep_bootstrap import wheels, mirrors
-from deepep_bootstrap.lock import Wheel
+from deepep_bootstrap.fetch import wheels, locations
+from deepep_bootstrap.lock.model import Wheel
 wheels._pip = lambda: ({str(slow)!r},)
 wheel = Wheel("six", "1.0", "pypi", "six-1.0-py3-none-any.whl", "sha256-" + "A" * 43 + "=", 1)
-wheels.fetch_wheels([wheel], mirrors.Mirrors(), pathlib.Path({str(tmp_path / "cache")!r}), print)
+wheels.fetch_wheels([wheel], locations.Mirrors(), pathlib.Path({str(tmp_path / "cache")!r}), print)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():

@@ -11,9 +11,11 @@ import pytest
 import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.lock import model
+from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.lock.packages import System
 from tests.support.paths import TESTS
@@ -66,8 +68,9 @@ def test_a_good_lock() -> None:
         indexes={"inner": "https://example.invalid/simple"},
         text=BASE,
     )
-    assert wheels[0].tags == ("cp311", "cp311", ("manylinux_2_28_x86_64",))
-    assert uv.tags == ("py3", "none", ("manylinux_2_17_x86_64", "manylinux2014_x86_64"))
+    assert {str(tag) for tag in wheels[0].tags} == {"cp311-cp311-manylinux_2_28_x86_64"}
+    assert {str(tag) for tag in uv.tags} == {"py3-none-manylinux_2_17_x86_64", "py3-none-manylinux2014_x86_64"}
+    assert uv.platforms == {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}
 
 
 def test_a_substitution_may_say_its_reason() -> None:
@@ -136,6 +139,70 @@ def test_which_wheels_install_on_a_target(file: str, fits: bool) -> None:
             == f"x.toml: stack.one.wheels.cp311-x86_64[1].file: this wheel does not install on cp311-x86_64 — found "
             f"{file}"
         )
+
+
+def every_wheel() -> list[Wheel]:
+    """Every wheel file of the shipped lock once."""
+    real = model.read_lock_file(REAL)
+    closures = [closure for stack in real.stacks.values() for closure in stack.wheels.values()]
+    return list(dict.fromkeys(wheel for wheels in (*closures, *real.tools.values()) for wheel in wheels))
+
+
+def installs_by_name(file: str, target: str) -> bool:
+    """Whether a wheel installs on a target, read off its file's name by hand: the meaning that the lock always had."""
+    interpreter, machine = target.split("-", 1)
+    python, abi, platforms = file.removesuffix(".whl").split("-")[-3:]
+    pythons = python.split(".")
+    stable = abi == "abi3" and any(
+        re.fullmatch(r"cp3[0-9]+", tag) and int(tag[3:]) <= int(interpreter[3:]) for tag in pythons
+    )
+    pure = abi == "none" and any(tag in ("py3", interpreter, interpreter.replace("cp", "py")) for tag in pythons)
+    native = abi == interpreter and interpreter in pythons
+    linux = re.compile(rf"(manylinux\w*|linux)_{machine}")
+    system = any(tag == "any" or linux.fullmatch(tag) for tag in platforms.split("."))
+    return system and (stable or pure or native)
+
+
+def test_names_versions_and_tags_of_the_shipped_wheels_read_as_they_always_did() -> None:
+    wheels = every_wheel()
+    assert len(wheels) > 70
+    targets = [f"cp3{minor}-{machine}" for minor in range(8, 16) for machine in ("x86_64", "aarch64")]
+    for wheel in wheels:
+        name, version = wheel.file.split("-")[:2]
+        assert canonicalize_name(name) == re.sub(r"[-_.]+", "-", wheel.name).lower(), wheel.file
+        assert version == wheel.version, wheel.file
+        for target in targets:
+            assert model.installs_on(wheel, target) == installs_by_name(wheel.file, target), (wheel.file, target)
+
+
+def test_versions_of_the_shipped_lock_compare_as_they_always_did() -> None:
+    """By the numbers in front, whatever follows; every pair."""
+
+    def by_hand(version: str) -> tuple[int, ...]:
+        match = re.match(r"\d+(\.\d+)*", version)
+        parts = [int(part) for part in match[0].split(".")] if match else []
+        while parts and not parts[-1]:
+            parts.pop()
+        return tuple(parts)
+
+    real = model.read_lock_file(REAL)
+    versions = {each.version for each in (*every_wheel(), *real.sources.values())}
+    assert {version: numbers(version) for version in versions} == {each: by_hand(each) for each in versions}
+
+
+def test_requirements_of_the_shipped_lock_have_their_names() -> None:
+    for stack in model.read_lock_file(REAL).stacks.values():
+        for requirement in (*stack.asked.python, *stack.asked.overrides):
+            assert model.REQUIREMENT.fits(requirement)
+            name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+            assert model.requirement_name(requirement) == re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a @ https://x/y", "a; python_version > '3'", "-r x", "a==1\n", "a==1\nb", "a ==", "a b", "./a", "a#b"]
+)
+def test_what_is_no_requirement(text: str) -> None:
+    assert not model.REQUIREMENT.fits(text)
 
 
 def check(text: str) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -19,15 +19,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import check, locations, resolver
 from deepep_bootstrap.fetch.locations import Mirrors
-from deepep_bootstrap.fetch.renew import (
-    CheckedPin,
-    PinRequest,
-    Renewal,
-    check_archive,
-    check_source,
-    renew_archive,
-    renew_source,
-)
+from deepep_bootstrap.fetch.renew import CheckedPin, PinRequest, Renewal, check_source, renew_source
 from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.inventory.survey import Flags, read_tree
@@ -58,8 +50,8 @@ def lock(
     Exit 1 when a pin is not what it should be or could not be renewed.
     """
     screen = Screen("lock", as_json=flags.json)
-    wish = PinRequest(ref, version)
-    problems = _contradictions(check, update, wish)
+    request = PinRequest(ref, version)
+    problems = _contradictions(check, update, request)
     if download and not check:
         problems.append(Problem("--download", "is a way to check wheels", wanted="--check --download"))
     if problems:
@@ -70,8 +62,8 @@ def lock(
     stacks = (flags.stack,) if flags.stack else tuple(found.stacks)
     work = _Work(flags, screen, found, locations.read_mirrors(flags.mirror, os.environ, found.indexes), stacks)
     if update:
-        return renew(work, update, wish)
-    return look_again(work, download) if check else show(work)
+        return renew(work, update, request)
+    return check_pins(work, download) if check else show(work)
 
 
 def show(work: _Work) -> int:
@@ -83,17 +75,13 @@ def show(work: _Work) -> int:
     return OK
 
 
-def look_again(work: _Work, download: bool = False) -> int:
+def check_pins(work: _Work, download: bool = False) -> int:
     """Fetch every pin anew and compare it, ask indexes for every wheel (with `download` fetch these too), and hold
     stacks to the rules; print all that is not as locked. What reads the lock has checked its schema."""
-    sources, archives = used(work.lock, work.stacks)
     done: dict[str, CheckedPin] = {}
-    for source in sources:
+    for source in used(work.lock, work.stacks):
         done[source.name] = check_source(source, work.mirrors)
         _tell(work.screen, f"source {source.name} {source.rev[:12]}", done[source.name])
-    for archive in archives:
-        done[archive.name] = check_archive(archive, work.mirrors)
-        _tell(work.screen, f"archive {archive.name} {archive.version}", done[archive.name])
     done |= _check_wheels(work, download)
     problems = [problem for each in done.values() for problem in each.problems]
     unfit = [*_unresolved(work), *compatibility.check_lock(work.lock, read_tree(work.flags.root / "env"), work.stacks)]
@@ -117,25 +105,28 @@ def _check_wheels(work: _Work, download: bool) -> dict[str, CheckedPin]:
     lists = [closure for stack in stacks for closure in stack.wheels.values()]
     wheels = dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
 
-    def tell(wheel: Wheel, checked: CheckedPin) -> None:
+    def on_done(wheel: Wheel, checked: CheckedPin) -> None:
         if download or checked.problems or checked.notes:
             _tell(work.screen, f"wheel {wheel.file}", checked)
 
-    def state_of(wheel: Wheel) -> str:
-        if not found[wheel].stated:
-            return "as locked"
-        whose = (
-            "the mirror's own pages state, which invoke mirror wrote"
-            if work.mirrors.is_written(wheel.index)
-            else "their indexes state"
+    found = check.check_wheels(wheels, check.Ways(work.mirrors, cache_dir(), download), on_done)
+    if not download:
+        states = Counter(
+            _wheel_state(work.mirrors, wheel, checked) for wheel, checked in found.items() if not checked.problems
         )
-        return f"as {whose} (--download fetches and hashes them)"
-
-    found = check.check_wheels(wheels, check.Ways(work.mirrors, cache_dir(), download), tell)
-    states = Counter(state_of(wheel) for wheel, checked in found.items() if not checked.problems and not download)
-    for state, count in states.items():
-        work.screen.say(f"ok      {count} wheels: {state}")
+        for state, count in states.items():
+            work.screen.say(f"ok      {count} wheels: {state}")
     return {wheel.file: checked for wheel, checked in found.items()}
+
+
+def _wheel_state(mirrors: Mirrors, wheel: Wheel, checked: CheckedPin) -> str:
+    """Return what is known of a wheel without a problem: whether the file was hashed, else whose word it is."""
+    if not checked.stated:
+        return "as locked"
+    whose = "their indexes state"
+    if mirrors.is_written(wheel.index):
+        whose = "the mirror's own pages state, which invoke mirror wrote"
+    return f"as {whose} (--download fetches and hashes them)"
 
 
 def _unresolved(work: _Work) -> list[Problem]:
@@ -154,43 +145,58 @@ def _unresolved(work: _Work) -> list[Problem]:
     return problems
 
 
-def renew(work: _Work, wanted: str, wish: PinRequest) -> int:
+@dataclass
+class _Renewed:
+    """What came of renewing pins: sources, closures of wheels, and what could not be renewed. Grows while it is
+    filled."""
+
+    sources: list[Renewal] = field(default_factory=list)
+    closures: list[WheelClosure] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def renew(work: _Work, pin: str, request: PinRequest) -> int:
     """Follow what pins ask for anew and rewrite the lock; with --dry-run only say how. All pins can be renewed, or
     nothing is written."""
     path = _path(work.flags)
     text = work.lock.text
-    problems: list[Problem] = []
-    renewals: list[Renewal] = []
-    resolved: list[WheelClosure] = []
-    for name in _names(work, wanted):
-        try:
-            if name == PYTHON:
-                resolved = _resolved(work)
-            else:
-                renewals.append(_renewed(work, name, wish))
-        except Trouble as trouble:
-            problems.extend(trouble.problems)
-            continue
-        for line in (
-            (each for closure in resolved for each in closure_lines(closure))
-            if name == PYTHON
-            else change_lines(renewals[-1])
-        ):
-            work.screen.say(line)
-    new = text if problems else _rewritten(text, renewals, resolved, str(path))
+    renewed = _renew_pins(work, _names(work, pin), request)
+    problems = renewed.problems
+    new = text if problems else _rewritten(text, renewed, str(path))
     if new != text:
-        problems += _broken(work, locks.parse_lock(new, str(path)), resolved)
+        problems += _broken(work, locks.parse_lock(new, str(path)), renewed.closures)
         if not problems and not work.flags.dry_run:
             _replace(path, text, new)
     for problem in problems:
         work.screen.problem(problem)
     _sum_up(work, new != text, bool(problems))
     code = TROUBLE if problems else OK
-    changes = [*map(change_json, renewals), *map(closure_json, resolved)]
+    changes = [*map(change_json, renewed.sources), *map(closure_json, renewed.closures)]
     work.screen.document(
         code, problems, **pins_json(locks.read_lock_file(path), work.stacks), checks=[], changes=changes
     )
     return code
+
+
+def _renew_pins(work: _Work, names: Sequence[str], request: PinRequest) -> _Renewed:
+    """Renew pins one after the other, and say what becomes of each that can be renewed."""
+    renewed = _Renewed()
+    for name in names:
+        try:
+            if name == PYTHON:
+                closures = _resolved(work)
+                renewed.closures += closures
+                lines = [line for closure in closures for line in closure_lines(closure)]
+            else:
+                renewal = _renewed_source(work, name, request)
+                renewed.sources.append(renewal)
+                lines = change_lines(renewal)
+        except Trouble as trouble:
+            renewed.problems.extend(trouble.problems)
+            continue
+        for line in lines:
+            work.screen.say(line)
+    return renewed
 
 
 def _resolved(work: _Work) -> list[WheelClosure]:
@@ -215,23 +221,22 @@ def _broken(work: _Work, new: Lock, resolved: Sequence[WheelClosure]) -> Sequenc
     return compatibility.check_lock(new, read_tree(work.flags.root / "env"), stacks) if stacks else ()
 
 
-def _rewritten(text: str, renewals: Sequence[Renewal], resolved: Sequence[WheelClosure], path: str) -> str:
+def _rewritten(text: str, renewed: _Renewed, path: str) -> str:
     """Return the text of the lock with what has changed."""
-    changed = {place: value for renewal in renewals for place, value in renewal.changed.items()}
-    lists = {(each.stack, each.target): each.after for each in resolved if each.changes}
+    changed = {place: value for renewal in renewed.sources for place, value in renewal.changed.items()}
+    lists = {(each.stack, each.target): each.after for each in renewed.closures if each.changes}
     new = edit.rewrite(text, changed, path) if changed else text
     return edit.put_wheels(new, lists, path) if lists else new
 
 
-def _renewed(work: _Work, name: str, wish: PinRequest) -> Renewal:
-    if name in work.lock.sources:
-        renewal = renew_source(work.lock.sources[name], wish, work.mirrors)
-        rev = str(renewal.after["rev"])
-        if rev == renewal.before["rev"] or name not in {stack.deepep for stack in work.lock.stacks.values()}:
-            return renewal
-        note = compatibility.unrecorded(rev, read_tree(work.flags.root / "env"))
-        return replace(renewal, notes=(*renewal.notes, note)) if note else renewal
-    return renew_archive(work.lock.archives[name], wish, work.mirrors)
+def _renewed_source(work: _Work, name: str, request: PinRequest) -> Renewal:
+    """Return the renewal of a source; for a DeepEP also what the rules ask of its new commit and nobody recorded."""
+    renewal = renew_source(work.lock.sources[name], request, work.mirrors)
+    rev = str(renewal.after["rev"])
+    if rev == renewal.before["rev"] or name not in {stack.deepep for stack in work.lock.stacks.values()}:
+        return renewal
+    note = compatibility.unrecorded(rev, read_tree(work.flags.root / "env"))
+    return replace(renewal, notes=(*renewal.notes, note)) if note else renewal
 
 
 def _sum_up(work: _Work, changed: bool, failed: bool) -> None:
@@ -246,33 +251,33 @@ def _sum_up(work: _Work, changed: bool, failed: bool) -> None:
         work.screen.next_commands(["invoke lock --check", "invoke plan --hosts=FILE"])
 
 
-def _contradictions(check: bool, update: str, wish: PinRequest) -> list[Problem]:
+def _contradictions(check: bool, update: str, request: PinRequest) -> list[Problem]:
     problems = []
     if check and update:
         problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
-    for flag, value in (("--ref", wish.ref), ("--version", wish.version)):
+    for flag, value in (("--ref", request.ref), ("--version", request.version)):
         if value and update in {"", EVERY, PYTHON}:
             problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
     return problems
 
 
-def _names(work: _Work, wanted: str) -> list[str]:
-    asking = [name for name in work.stacks if work.lock.stacks[name].asked.python]
-    names = [*work.lock.sources, *work.lock.archives, *([PYTHON] if asking else [])]
-    if wanted == EVERY:
+def _names(work: _Work, pin: str) -> list[str]:
+    resolvable = [name for name in work.stacks if work.lock.stacks[name].asked.python]
+    names = [*work.lock.sources, *([PYTHON] if resolvable else [])]
+    if pin == EVERY:
         return names
-    if wanted == PYTHON and not asking:
+    if pin == PYTHON and not resolvable:
         remedy = 'python = ["torch==2.10.0", ...] and targets = ["cp312-x86_64", ...] in the table of a stack'
         raise Trouble(
             Problem(
                 "--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy
             )
         )
-    if wanted not in names:
-        near = get_close_matches(wanted, names, 1)
+    if pin not in names:
+        near = get_close_matches(pin, names, 1)
         remedy = f"--update={near[0]}" if near else ""
-        raise Trouble(Problem("--update", "no such pin in the lock", wanted, f"{', '.join(names)} or {EVERY}", remedy))
-    return [wanted]
+        raise Trouble(Problem("--update", "no such pin in the lock", pin, f"{', '.join(names)} or {EVERY}", remedy))
+    return [pin]
 
 
 def _tell(screen: Screen, what: str, checked: CheckedPin) -> None:

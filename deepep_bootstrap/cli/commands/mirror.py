@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.fetch.locations import INDEX, PACKAGES, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror import apt_parts, index
-from deepep_bootstrap.fetch.mirror.apt_fill import Brought, fill_packages, foretell_packages
+from deepep_bootstrap.fetch.locations import INDEX, repository_path, wheel_path
+from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.fill import Filled, FillJob, fill, is_file
 from deepep_bootstrap.fetch.mirror.index import (
     MARKER,
@@ -37,23 +36,15 @@ from deepep_bootstrap.fetch.mirror.index import (
     render_mirror_index,
     walk,
 )
-from deepep_bootstrap.fetch.mirror.selection import MirrorSelection, Named, choose_contents, with_index
+from deepep_bootstrap.fetch.mirror.selection import MirrorSelection, SelectionFlags, choose_contents, with_index
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Lock
 
 
-def mirror(
-    flags: Flags,
-    directory: str,
-    *,
-    check: bool = False,
-    target: str = "",
-    packages: str | bool = "",
-    prune: bool = False,
-) -> int:
-    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas, and so do
-    `--stack` and, for distributions whose repositories are copied in part, `packages`.
+def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", prune: bool = False) -> int:
+    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas,
+    `--stack` stacks.
 
     Exit 1 when something could not be fetched, 4 when a check finds the mirror incomplete, changed, or made for other
     pins.
@@ -67,10 +58,10 @@ def mirror(
         raise Trouble(Problem("--check", "changes nothing and does not go with --prune or --dry-run"))
     root = Path(os.path.expanduser(directory)).absolute()
     lock = locks.read_lock_file(flags.lock or flags.root / "deepep.lock.toml")
-    named = Named.of(flags.stack, target, packages)
+    selected = SelectionFlags.of(flags.stack, target)
     if check:
-        return check_mirror(screen, root, lock, named)
-    choice = choose_contents(lock, named, screen)
+        return check_mirror(screen, root, lock, selected)
+    choice = choose_contents(lock, selected)
     found = locations.read_mirrors(flags.mirror, os.environ, lock.indexes)
     check_place(root)
     if flags.dry_run:
@@ -124,7 +115,6 @@ def write_mirror(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
     """Fill the mirror, write the index of what is there, and say what is still missing; only a complete mirror loses
     its mark."""
     filled = fill(job)
-    brought = fill_packages(job, filled, choice.parts) if choice.parts else ()
     index = new_index(choice, job, filled)
     # Contents before names: after a power cut the index must not name files that never reached the disk.
     os.sync()
@@ -145,13 +135,7 @@ def write_mirror(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
             [f"invoke mirror {job.root} --check", f"invoke bootstrap --hosts=FILE --mirror={job.root}"]
         )
     code = TROUBLE if filled.problems else OK
-    content = {
-        "added": filled.added,
-        "repaired": filled.repaired,
-        "removed": removed,
-        "packages": _packages(brought),
-        "findings": [],
-    }
+    content = {"added": filled.added, "repaired": filled.repaired, "removed": removed, "packages": [], "findings": []}
     screen.document(code, filled.problems, **_head(job.root, index), **content)
     return code
 
@@ -166,58 +150,37 @@ def new_index(choice: MirrorSelection, job: FillJob, filled: Filled) -> MirrorIn
         if each not in filled.sources and f"{repository_path(each.url)}/{PINS}{each.rev}" in files
     ]
     sources = sorted([*filled.sources, *kept], key=_order)
-    archives = {
-        path: pin for path, pin in (job.old.archives if job.old else {}).items() if path in files
-    } | filled.archives
     digest = recipes.digest({"lock": choice.lock.text})
-    copied = dict(job.old.packages) if job.old and not job.prune else {}
-    return MirrorIndex(digest, choice.stacks, choice.targets, tuple(sources), archives, files, copied | filled.packages)
+    return MirrorIndex(digest, choice.stacks, choice.targets, tuple(sources), files)
 
 
 def foretell(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
-    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written. Of package
-    repositories the indexes are fetched, for nothing else says what is in them."""
+    """Say what a mirror would have to fetch, as far as names and sizes tell; nothing is written."""
     root, wanted = job.root, job.wanted
     missing = [
         path
         for path in dict.fromkeys(repository_path(source.url) for source in wanted.sources)
         if not (root / path).is_dir()
     ]
-    missing += [path for path in (file_path(archive.url) for archive in wanted.archives) if not is_file(root, path)]
     wheels = {wheel_path(wheel.index, wheel.name, wheel.file): wheel.size for wheel in wanted.wheels}
     absent = [
         path for path, bytes_ in wheels.items() if not is_file(root, path) or (root / path).stat().st_size != bytes_
     ]
-    brought, debs = foretell_packages(job, choice.parts)
-    fetched = [*missing, *absent, *debs]
+    fetched = [*missing, *absent]
     for path in fetched:
         screen.say(f"would fetch {path}")
     bytes_ = size(sum(wheels[path] for path in absent))
-    of_packages = f", {size(sum(debs.values()))} of packages" if brought else ""
-    screen.say(f"{root}: {len(fetched)} to fetch, {bytes_} of wheels{of_packages}; nothing was written")
-    head = _head(root, MirrorIndex("", choice.stacks, choice.targets, (), {}, {}))
-    screen.document(OK, (), **head, added=fetched, repaired=[], removed=[], packages=_packages(brought), findings=[])
+    screen.say(f"{root}: {len(fetched)} to fetch, {bytes_} of wheels; nothing was written")
+    head = _head(root, MirrorIndex("", choice.stacks, choice.targets, (), {}))
+    screen.document(OK, (), **head, added=fetched, repaired=[], removed=[], packages=[], findings=[])
     return OK
 
 
-def check_mirror(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
-    """Hash every file of the mirror and compare the index with the lock: with what was `named`, else with what the
+def check_mirror(screen: Screen, root: Path, lock: Lock, selected: SelectionFlags) -> int:
+    """Hash every file of the mirror and compare the index with the lock: with what was `selected`, else with what the
     mirror was made for. 4 unless it is complete, unchanged and what the lock wants."""
-    if not root.is_dir():
-        raise Trouble(Problem(str(root), "there is no such directory", try_=f"invoke mirror {root}"))
-    index = read_mirror_index(root)
+    index = _finished_index(root)
     where, remedy = f"mirror {root}", f"invoke mirror {root}"
-    if index is None:
-        unfinished = (root / MARKER).is_file()
-        what = (
-            "is incomplete: its first writing did not come to its end"
-            if unfinished
-            else f"is no mirror: it has no {INDEX}"
-        )
-        raise Trouble(
-            Problem(where, what, try_=f"{remedy} (it goes on from what is there)" if unfinished else remedy),
-            code=VERDICT,
-        )
     problems = []
     if (root / MARKER).is_file():
         problems.append(Problem(where, "is incomplete: the last writing did not come to its end", try_=remedy))
@@ -226,12 +189,12 @@ def check_mirror(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
         Problem(f"{where}: {shown(each.path)}", each.state, each.found, each.wanted, _remedy(each, remedy))
         for each in findings
     ]
-    gone = [] if named.stacks else [name for name in index.stacks if name not in lock.stacks]
-    problems += [
-        Problem(f"{lock.path}: stack {name}", "the mirror is for this stack, which the lock has not") for name in gone
-    ]
-    choice = choose_contents(lock, with_index(lock, named, index), screen)
-    problems += [*lacking(index, choice.wanted), *apt_parts.lacking(index.packages, choice.parts, remedy)]
+    for name in index.stacks:
+        if not selected.stacks and name not in lock.stacks:
+            what = "the mirror is for this stack, which the lock has not"
+            problems.append(Problem(f"{lock.path}: stack {name}", what))
+    choice = choose_contents(lock, with_index(lock, selected, index))
+    problems += lacking(index, choice.wanted)
     for problem in problems:
         screen.problem(problem)
     total = sum(record.size for record in index.files.values())
@@ -245,6 +208,20 @@ def check_mirror(screen: Screen, root: Path, lock: Lock, named: Named) -> int:
         code, problems, **_head(root, index), added=[], repaired=[], removed=[], packages=[], findings=found
     )
     return code
+
+
+def _finished_index(root: Path) -> MirrorIndex:
+    """Return the index of the mirror at `root`. Raises Trouble where there is none."""
+    if not root.is_dir():
+        raise Trouble(Problem(str(root), "there is no such directory", try_=f"invoke mirror {root}"))
+    index = read_mirror_index(root)
+    if index is not None:
+        return index
+    what, remedy = f"is no mirror: it has no {INDEX}", f"invoke mirror {root}"
+    if (root / MARKER).is_file():
+        what = "is incomplete: its first writing did not come to its end"
+        remedy = f"{remedy} (it goes on from what is there)"
+    raise Trouble(Problem(f"mirror {root}", what, try_=remedy), code=VERDICT)
 
 
 def prune_files(root: Path, index: MirrorIndex) -> list[str]:
@@ -294,19 +271,4 @@ def _order(held: Held) -> tuple[str, str]:
 
 
 def _remedy(finding: MirrorFault, remedy: str) -> str:
-    if finding.path.startswith(f"{PACKAGES}/"):
-        remedy += " --packages"
     return f"{remedy} --prune" if finding.state == "extra" else remedy
-
-
-def _packages(brought: Sequence[Brought]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "date": each.date,
-            "packages": len(each.debs),
-            "bytes": each.bytes,
-            "elsewhere": list(each.elsewhere),
-        }
-        for each in brought
-    ]

@@ -4,7 +4,7 @@ records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
@@ -13,58 +13,79 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates, reach
-from deepep_bootstrap.prefix.archive import index, transfer
-from deepep_bootstrap.prefix.archive.index import Tree
-from deepep_bootstrap.prefix.archive.stream import open_archive, read_index
+from deepep_bootstrap.prefix.archive import index
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.defects import find_defects
-from deepep_bootstrap.prefix.history import EntryVerdict, FileChange
-from deepep_bootstrap.prefix.offer import current_offer, offered_stacks
+from deepep_bootstrap.prefix.history import EntryVerdict
+from deepep_bootstrap.prefix.offer import StackRecord, current_offer, offered_stacks
+from deepep_bootstrap.remote.fleet import Transport
 
 
-def verify(flags: Flags, *, store: bool = False, against: str = "") -> int:
+def verify(flags: Flags, *, store: bool = False) -> int:
     """Load the module of each offered stack (with --stack of that one) and import deep_ep through a login shell of
     every host; exit 4 where that does not give what was built, and where what was built has a known defect on its
     GPUs.
 
-    With `store` read every file of the store instead; exit 4 where one is not as published. With `against`, an
-    archive of `invoke export`, name the files of entries that came out otherwise where the archive was made; exit 4
-    where one did."""
-    if against:
-        return compare_builds(flags, against)
+    With `store` read every file of the store instead; exit 4 where one is not as published."""
     if store:
         return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_connections(flags, inventory) as door:
-        survey = gather(flags, door, inventory, prefix)
-        records, default = offered_stacks(survey, flags.stack), current_offer(survey).default_stack
-        found, unread = find_defects(flags, door, survey)
-        generation = next(
-            (survey.facts[host.name].prefix.generation for host in candidates(inventory) if host.name in survey.facts),
-            0,
-        )
-        recipes = read_tree(flags.root / "recipes")
-        outcomes: list[Outcome] = []
-        for record in records:
-            load = proof.Load("deepep" if default == record.stack else record.module)
-            done = proof.verify_all(door, survey.reached, record, recipes, load=load, generation=generation)
-            outcomes += done if len(records) == 1 else (replace(each, step=f"verify {record.stack}") for each in done)
-    defects = [defect for defect in found if defect.stack in {record.stack for record in records}]
+    with open_connections(flags, inventory) as connections:
+        survey = gather(flags, connections, inventory, prefix)
+        records = offered_stacks(survey, flags.stack)
+        found, unread = find_defects(flags, connections, survey)
+        outcomes = _load_modules(flags, connections, survey, records)
+    stacks = {record.stack for record in records}
+    defects = [defect for defect in found if defect.stack in stacks]
     problems = (*survey.problems, *unread)
     screen.outcomes(explained(outcomes, flags.root))
     for defect in defects:
         screen.say(f"blocking: {shortened(str(defect))}", style="red")
     for problem in problems:
         screen.problem(problem)
-    code = worst([*(outcome.code for outcome in outcomes), *(VERDICT for _ in defects), *(TROUBLE for _ in problems)])
+    codes = [outcome.code for outcome in outcomes]
+    codes += [VERDICT] * len(defects) + [TROUBLE] * len(problems)
+    code = worst(codes)
     modules = [record.module for record in records]
-    told = {"outcomes": list(map(outcome_json, outcomes)), "defects": [asdict(defect) for defect in defects]}
-    screen.document(code, problems, module=modules[0], modules=modules, **told)
+    screen.document(
+        code,
+        problems,
+        module=modules[0],
+        modules=modules,
+        outcomes=[outcome_json(outcome) for outcome in outcomes],
+        defects=[asdict(defect) for defect in defects],
+    )
     return code
+
+
+def _load_modules(
+    flags: Flags, connections: Transport, survey: Survey, records: Sequence[StackRecord]
+) -> list[Outcome]:
+    """Load the module of each stack on every host that answered; with several stacks each outcome names its own."""
+    default = current_offer(survey).default_stack
+    generation = _current_generation(survey)
+    recipes = read_tree(flags.root / "recipes")
+    outcomes: list[Outcome] = []
+    for record in records:
+        load = proof.Load("deepep" if default == record.stack else record.module)
+        done = proof.verify_all(connections, survey.reached, record, recipes, load=load, generation=generation)
+        if len(records) > 1:
+            outcomes += [replace(each, step=f"verify {record.stack}") for each in done]
+        else:
+            outcomes += done
+    return outcomes
+
+
+def _current_generation(survey: Survey) -> int:
+    """Return the number of the current generation as the first host with the prefix says it; 0 where none does."""
+    for host in candidates(survey.inventory):
+        if host.name in survey.facts:
+            return survey.facts[host.name].prefix.generation
+    return 0
 
 
 def verify_store(flags: Flags) -> int:
@@ -94,53 +115,6 @@ def verify_store(flags: Flags) -> int:
     code = VERDICT if bad else OK
     screen.document(code, problems, prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
     return code
-
-
-def compare_builds(flags: Flags, against: str) -> int:
-    """Compare entries of the same name with those in an archive: they were built from the same inputs, by another
-    run or elsewhere."""
-    screen = Screen("verify", as_json=flags.json)
-    with open_archive(against) as stream:
-        theirs = {tree.name: tree for tree in index.parse_index(read_index(stream, against), against).trees}
-    with reach(flags) as reached:
-        common = sorted(theirs.keys() & reached.holdings.entries.keys())
-        ours = {tree.name: tree for tree in transfer.list_trees(reached.door, reached.place, common)} if common else {}
-    verdicts = [EntryVerdict(name, "absent") for name in sorted(theirs.keys() - ours.keys())]
-    for name, tree in sorted(ours.items()):
-        changes = tuple(_changes(theirs[name], tree))
-        verdicts.append(EntryVerdict(name, "changed" if changes else "same", changes))
-    for verdict in verdicts:
-        said = {
-            "same": "the same in both",
-            "absent": "not in this store",
-            "changed": f"{len(verdict.changes)} files came out otherwise",
-        }
-        screen.say(
-            f"  {shortened(verdict.name)}: {said[verdict.state]}", style="yellow" if verdict.state == "changed" else ""
-        )
-        for change in verdict.changes:
-            screen.say(f"      {change.path}: {change.what}")
-    differ = [verdict for verdict in verdicts if verdict.state == "changed"]
-    if not common:
-        screen.say(
-            f"no entry of {against} is in {reached.place.prefix}: nothing was built from the same inputs in both",
-            style="bold",
-        )
-    for problem in reached.problems:
-        screen.problem(problem)
-    code = VERDICT if differ or not common else OK
-    screen.document(
-        code, list(reached.problems), prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts]
-    )
-    return code
-
-
-def _changes(theirs: Tree, ours: Tree) -> Iterator[FileChange]:
-    """Yield what differs between two builds, but for the manifest, which says when and where each was made."""
-    was, now = (set(index.record(tree).decode(errors="backslashreplace").splitlines()[:-1]) for tree in (theirs, ours))
-    for change in history.differences(sorted(was - now), sorted(now - was)):
-        if change.path != "manifest.json":
-            yield change
 
 
 def is_bad(verdict: EntryVerdict) -> bool:

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch import files
 from deepep_bootstrap.fetch.git import Pin
-from deepep_bootstrap.fetch.locations import Mirrors, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror.apt_parts import MirroredRepository
+from deepep_bootstrap.fetch.locations import GIT, WHEELS, Mirrors, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
 from deepep_bootstrap.fetch.mirror.index import (
     PAGE,
@@ -70,8 +68,6 @@ class Filled:
 
     files: dict[str, Record] = field(default_factory=dict)
     sources: list[Held] = field(default_factory=list)
-    archives: dict[str, str] = field(default_factory=dict)
-    packages: dict[str, MirroredRepository] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -81,10 +77,9 @@ def fill(job: FillJob) -> Filled:
     """Bring everything that is wanted into the mirror; what could not be brought is in `problems`, the rest is there
     all the same."""
     filled = Filled()
-    for folder in ("git", "wheels", "files"):
+    for folder in (GIT, WHEELS):
         make_folder(job.root, folder)
     fill_sources(job, filled)
-    fill_archives(job, filled)
     fill_wheels(job, filled)
     write_pages(job, filled)
     return filled
@@ -93,30 +88,46 @@ def fill(job: FillJob) -> Filled:
 def fill_sources(job: FillJob, filled: Filled) -> None:
     """Bring the repositories of all sources and, where their hash covers them, of their submodules; then verify each
     source."""
-    todo = [_pin(source) for source in job.wanted.sources]
-    seen: set[tuple[str, str]] = set()
-    while todo:
-        new = {
-            (repository_path(pin.url), pin.rev): pin for pin in todo if (repository_path(pin.url), pin.rev) not in seen
-        }
-        seen |= set(new)
-        todo = []
-        for path in dict.fromkeys(path for path, _ in new):
-            pins = [pin for (place, _), pin in new.items() if place == path]
+    placed: dict[str, set[str]] = {}
+    waiting = by_repository([_pin(source) for source in job.wanted.sources])
+    while waiting:
+        submodules: list[Pin] = []
+        for path, pins in waiting.items():
+            placed.setdefault(path, set()).update(pin.rev for pin in pins)
             try:
                 place_repository(job, filled, path, pins)
-                todo += [module for pin in pins if pin.submodules for module in modules(pin, job.root)]
+                submodules += submodules_of(job.root, pins)
             except Trouble as trouble:
                 filled.problems.extend(trouble.problems)
-    for path in dict.fromkeys(path for path, _ in seen):
+        waiting = by_repository(pin for pin in submodules if pin.rev not in placed.get(repository_path(pin.url), ()))
+    for path in placed:
         filled.files |= {name: measure(job.root, name) for name in walk_below(job.root, path)}
-    told = bool(filled.problems)
+    verify_sources(job, filled)
+
+
+def by_repository(pins: Iterable[Pin]) -> dict[str, list[Pin]]:
+    """Return pins by the path of their repository in the mirror; of several with one commit the last."""
+    found: dict[str, dict[str, Pin]] = {}
+    for pin in pins:
+        found.setdefault(repository_path(pin.url), {})[pin.rev] = pin
+    return {path: list(commits.values()) for path, commits in found.items()}
+
+
+def submodules_of(root: Path, pins: Sequence[Pin]) -> list[Pin]:
+    """Return the submodules of those pins whose hash covers them. Raises Trouble where the mirror at `root` does not
+    give out a commit."""
+    return [module for pin in pins if pin.submodules for module in modules(pin, root)]
+
+
+def verify_sources(job: FillJob, filled: Filled) -> None:
+    """Verify every wanted source. Where a repository could not be had, that was said; what it keeps from being written
+    out is no news."""
+    was_said = bool(filled.problems)
     for source in job.wanted.sources:
         try:
             verify_source(job, filled, source)
         except Trouble as trouble:
-            # Where a repository could not be had, that was said; what it keeps from being written out is no news.
-            filled.problems.extend(() if told else trouble.problems)
+            filled.problems.extend(() if was_said else trouble.problems)
 
 
 def place_repository(job: FillJob, filled: Filled, path: str, pins: Sequence[Pin]) -> None:
@@ -168,25 +179,6 @@ def verify_source(job: FillJob, filled: Filled, source: Source) -> None:
     filled.problems.extend(found.problems)
     filled.sources.append(Held(source.name, source.url, source.rev, source.hash))
     job.say(f"source {source.name} {source.rev[:12]}: hash as locked")
-
-
-def fill_archives(job: FillJob, filled: Filled) -> None:
-    """Bring every archive that is not there as locked."""
-    for archive in job.wanted.archives:
-        path = file_path(archive.url)
-        there = is_file(job.root, path)
-        if there and not files.differences(archive, files.measured(job.root / path)):
-            filled.files[path], filled.archives[path] = measure(job.root, path), archive.hash
-            continue
-        try:
-            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as scratch:
-                place(job.root, path, files.fetch_archive(archive, job.mirrors, Path(scratch)))
-        except Trouble as trouble:
-            filled.problems.extend(trouble.problems)
-            continue
-        filled.files[path], filled.archives[path] = measure(job.root, path), archive.hash
-        (filled.repaired if there else filled.added).append(path)
-        job.say(f"archive {archive.name}: {path}")
 
 
 def fill_wheels(job: FillJob, filled: Filled) -> None:

@@ -3,8 +3,6 @@
     mirror.json                 the index: every file's size and SRI hash; written last, by one rename
     git/HOST/OWNER/NAME.git     bare repositories that any web server can serve
     wheels/INDEX/NAME/FILE      with a page of links beside them: behind a web server an index for pip and uv
-    files/HOST/PATH             single files
-    packages/HOST/PATH          parts of package repositories, as the lock's [system.*] name them, with keys
 
 Reading only: nothing here writes, follows a symbolic link, or leaves the directory.
 """
@@ -18,19 +16,18 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME
-from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, file_path, repository_path, wheel_path
-from deepep_bootstrap.fetch.mirror import apt_parts
-from deepep_bootstrap.fetch.mirror.apt_parts import MirroredRepository
-from deepep_bootstrap.lock.model import FILE_HASH, HASH, REV, TARGET, Archive, Source, Wheel
+from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, repository_path, wheel_path
+from deepep_bootstrap.lock.model import HASH, REV, TARGET, Source, Wheel
 
 FORMAT = 1
 MARKER = ".incomplete"
@@ -42,25 +39,18 @@ PAGE = "index.html"
 LONGEST_INDEX = 64 << 20
 """Bytes of an index that are read at most: a mirror of everything has some ten thousand files, a line or two each."""
 CHUNK = 1 << 20
-KEYS = {"format": int, "lock": str, "stacks": list, "targets": list, "sources": list, "archives": dict, "files": dict}
-OPTIONAL = "packages"
-"""A key that only a mirror with packages has, so that a program without them reads all others."""
-SOURCE_KEYS = {"name", "url", "rev", "hash"}
-SOURCE_FORMS = {"name": NAME, "rev": REV, "hash": HASH}
 MANY = 10
 """Faults of an index that are named; one hostile file need not fill a screen."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file as the index has it: its size in bytes and the SRI hash of its content."""
 
     size: int
     hash: str
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A git source that was verified in the mirror: what the lock called it, its address, its commit and the hash of
     its tree."""
 
@@ -73,16 +63,27 @@ class Held:
 @dataclass(frozen=True)
 class MirrorIndex:
     """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is
-    there: the sources, of archives the hashes that the lock has (of either kind), every file, both by path, and
-    parts of package repositories by name."""
+    there: the sources, and every file by path."""
 
     lock: str
     stacks: tuple[str, ...]
     targets: tuple[str, ...]
     sources: tuple[Held, ...]
-    archives: Mapping[str, str]
     files: Mapping[str, Record]
-    packages: Mapping[str, MirroredRepository] = field(default_factory=dict)
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """mirror.json as it is written. What versions before this one kept of single files and of package repositories
+    is taken in whatever form it has, and left out."""
+
+    format: int
+    lock: str
+    stacks: tuple[str, ...]
+    targets: tuple[str, ...]
+    sources: tuple[Held, ...]
+    files: dict[str, Record]
+    archives: Any = None
+    packages: Any = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,6 @@ class MirrorWants:
     """What a mirror has to hold for some stacks and targets of a lock."""
 
     sources: tuple[Source, ...]
-    archives: tuple[Archive, ...]
     wheels: tuple[Wheel, ...]
 
 
@@ -112,9 +112,8 @@ def render_mirror_index(index: MirrorIndex) -> str:
         "stacks": list(index.stacks),
         "targets": list(index.targets),
         "sources": [{"name": each.name, "url": each.url, "rev": each.rev, "hash": each.hash} for each in index.sources],
-        "archives": dict(sorted(index.archives.items())),
         "files": {path: {"size": each.size, "hash": each.hash} for path, each in sorted(index.files.items())},
-    } | ({OPTIONAL: apt_parts.render_repositories(dict(sorted(index.packages.items())))} if index.packages else {})
+    }
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -147,29 +146,15 @@ def parse_mirror_index(data: bytes, where: str) -> MirrorIndex:
     if document["format"] != FORMAT:
         what = "this index has another format: update the tool"
         raise Trouble(Problem(where, what, found=str(document["format"]), wanted=str(FORMAT)))
-    faults = [f"{key}: missing or of another kind" for key, kind in KEYS.items() if type(document.get(key)) is not kind]
-    faults += [f"{key}: an unknown key" for key in document if key not in {*KEYS, OPTIONAL}]
-    if type(document.setdefault(OPTIONAL, {})) is not dict:
-        faults.append(f"{OPTIONAL}: of another kind")
-    if not faults:
-        faults = list(_faults(document))
+    try:
+        read = msgspec.convert(document, _Document)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise Trouble(Problem(where, "is no index of a mirror", found=_printable(str(error)))) from None
+    faults = [*_list_faults(read), *_source_faults(read.sources), *_file_faults(read.files)]
     if faults:
         more = [f"and {len(faults) - MANY} more"] if len(faults) > MANY else []
-        raise Trouble(
-            *(
-                Problem(where, fault.encode("ascii", "backslashreplace").decode()[:400])
-                for fault in (*faults[:MANY], *more)
-            )
-        )
-    return MirrorIndex(
-        document["lock"],
-        tuple(document["stacks"]),
-        tuple(document["targets"]),
-        tuple(Held(**each) for each in document["sources"]),
-        document["archives"],
-        {path: Record(each["size"], each["hash"]) for path, each in document["files"].items()},
-        apt_parts.read_repositories(document[OPTIONAL]),
-    )
+        raise Trouble(*(Problem(where, _printable(fault)) for fault in (*faults[:MANY], *more)))
+    return MirrorIndex(read.lock, read.stacks, read.targets, read.sources, read.files)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -180,42 +165,38 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _faults(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the values of an index whose keys are right."""
-    for key, form in (("stacks", NAME), ("targets", TARGET)):
-        bad = [value for value in document[key] if not (isinstance(value, str) and form.fits(value))]
-        yield from (f"{key}: {value!r:.80} is not {form.words}" for value in bad)
-    for each in document["sources"]:
-        if (
-            type(each) is not dict
-            or set(each) != SOURCE_KEYS
-            or not all(isinstance(text, str) for text in each.values())
-        ):
-            yield f"sources: {each!r:.80} is no source"
-            continue
-        yield from (
-            f"sources: {each[key]!r:.80} is not {form.words}"
-            for key, form in SOURCE_FORMS.items()
-            if not form.fits(each[key])
-        )
-        with suppress(Trouble):
-            repository_path(each["url"])
-            continue
-        yield f"sources: {each['url']!r:.80} has no place in a mirror"
-    for path, each in document["archives"].items():
-        if path not in document["files"] or not (isinstance(each, str) and FILE_HASH.fits(each)):
-            yield f"archives: {path!r:.200} is not among the files, or has no SRI hash"
-    yield from apt_parts.faults(document[OPTIONAL])
-    for path, each in document["files"].items():
+def _printable(text: str) -> str:
+    """Return a text of somebody else for a message: in ASCII, and not too long."""
+    return text.encode("ascii", "backslashreplace").decode()[:400]
+
+
+def _list_faults(document: _Document) -> Iterator[str]:
+    """Yield what is no name of a stack and no target."""
+    for key, values, form in (("stacks", document.stacks, NAME), ("targets", document.targets, TARGET)):
+        for value in values:
+            if not form.fits(value):
+                yield f"{key}: {value!r:.80} is not {form.words}"
+
+
+def _source_faults(sources: Sequence[Held]) -> Iterator[str]:
+    """Yield what sources cannot be: names, commits and hashes of another form, and addresses that lead out of a
+    mirror."""
+    for each in sources:
+        for value, form in ((each.name, NAME), (each.rev, REV), (each.hash, HASH)):
+            if not form.fits(value):
+                yield f"sources: {value!r:.80} is not {form.words}"
+        try:
+            repository_path(each.url)
+        except Trouble:
+            yield f"sources: {each.url!r:.80} has no place in a mirror"
+
+
+def _file_faults(files: Mapping[str, Record]) -> Iterator[str]:
+    """Yield paths that lead out of a mirror, and files without a size or a hash."""
+    for path, record in files.items():
         if not is_inside(path):
             yield f"files: {path!r:.200} is no path inside a mirror"
-        if type(each) is not dict or set(each) != {"size", "hash"}:
-            yield f"files: {path!r:.200} has not exactly size and hash"
-        elif (
-            type(each["size"]) is not int
-            or each["size"] < 0
-            or not (isinstance(each["hash"], str) and HASH.fits(each["hash"]))
-        ):
+        if record.size < 0 or not HASH.fits(record.hash):
             yield f"files: {path!r:.200} has no size in bytes or no SRI hash"
 
 
@@ -295,11 +276,6 @@ def lacking(index: MirrorIndex, wanted: MirrorWants) -> list[Problem]:
         Problem(f"source {each.name}", "the mirror does not have the locked commit", wanted=each.rev)
         for each in wanted.sources
         if (each.url, each.rev, each.hash) not in held
-    ]
-    problems += [
-        Problem(f"archive {archive.name}", "the mirror does not have the locked file", wanted=archive.hash)
-        for archive in wanted.archives
-        if index.archives.get(file_path(archive.url)) != archive.hash
     ]
     for wheel in wanted.wheels:
         record = index.files.get(wheel_path(wheel.index, wheel.name, wheel.file))

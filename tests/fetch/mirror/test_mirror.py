@@ -3,7 +3,6 @@ finished after any interruption."""
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import functools
 import hashlib
@@ -27,7 +26,7 @@ from deepep_bootstrap.cli.commands import lock as lock_verb
 from deepep_bootstrap.cli.commands import mirror as verb
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.fetch import files, locations, sources, wheels
+from deepep_bootstrap.fetch import locations, sources, wheels
 from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.index import (
     MirrorIndex,
@@ -46,16 +45,10 @@ from tests.support.paths import ROOT
 pytest_plugins = ["tests.support.lock"]
 
 ENGINE = "git/host.invalid/owner/engine.git"
-ARCHIVE = "files/host.invalid/dl/data+1.tar.gz"
 TINY = "wheels/inner/tiny/tiny-1.0-py3-none-any.whl"
 LOCK = """version = 1
 default_stack = "one"
 {sources}
-[archive.data]
-url = "https://host.invalid/dl/data+1.tar.gz"
-hash = "{archive}"
-size = 9
-version = "1.0"
 [stack.one]
 deepep = "engine"
 nvshmem = "old"
@@ -90,7 +83,7 @@ class World:
 
     @property
     def flags(self) -> Flags:
-        places = (self.server.flag, f"{BASE}dl/={self.folder}/dl", f"index:inner={self.folder}/made")
+        places = (self.server.flag, f"index:inner={self.folder}/made")
         return Flags(ROOT, lock=str(self.folder / "lock.toml"), mirror=places)
 
     def run(
@@ -128,7 +121,7 @@ def entry(wheel: Wheel) -> str:
 
 
 def make_world(server: Server, folder: Path) -> World:
-    """Two pins of one repository, a source with a submodule, an archive, wheels of two targets and a tool for two
+    """Two pins of one repository, a source with a submodule, wheels of two targets and a tool for two
     machines."""
     outer = server.folder / "owner/outer.git"
     shutil.copytree(server.engine, outer)
@@ -152,8 +145,6 @@ def make_world(server: Server, folder: Path) -> World:
         pin("old", f"{BASE}owner/engine.git", server.commits["two"], tree_of(folder / "trees/two", two)),
         pin("outer", f"{BASE}owner/outer", made, tree_of(folder / "trees/outer", filled), submodules=True),
     ]
-    (folder / "dl").mkdir()
-    (folder / "dl/data+1.tar.gz").write_bytes(b"some data")
     tiny = make_wheel(folder / "made", "tiny")
     other = make_wheel(folder / "made", "Other_One", "cp312-cp312-manylinux_2_28_x86_64")
     tool = [
@@ -161,7 +152,6 @@ def make_world(server: Server, folder: Path) -> World:
     ]
     text = LOCK.format(
         sources="\n".join(sources),
-        archive=f"sha512-{base64.b64encode(hashlib.sha512(b'some data').digest()).decode()}",
         one=entry(tiny),
         two=f"{entry(tiny)}, {entry(other)}",
         tool=", ".join(map(entry, tool)),
@@ -221,13 +211,11 @@ def test_what_a_mirror_holds_and_that_a_second_run_writes_nothing_again(
 ) -> None:
     index = world.index()
     assert {each.name for each in index.sources} == {"engine", "old", "outer"}
-    assert {ARCHIVE, TINY, "wheels/inner/other-one/Other_One-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"} <= set(
-        index.files
-    )
+    assert {TINY, "wheels/inner/other-one/Other_One-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"} <= set(index.files)
     pins = {path.rpartition("/")[2] for path in index.files if path.startswith(f"{ENGINE}/refs/pins/")}
     assert pins == {world.server.commits[name] for name in ("two", "three", "pull")}
     assert world.states() == {}
-    for folder in (world.server.folder, world.folder / "made", world.folder / "dl"):
+    for folder in (world.server.folder, world.folder / "made"):
         shutil.rmtree(folder)
         folder.mkdir()
     before, text = snapshot(world.mirror), (world.mirror / "mirror.json").read_text()
@@ -247,7 +235,6 @@ def take_everything(world: World, place: str, cache: Path) -> None:
     for source in world.lock.sources.values():
         assert filetree.hash_path(sources.fetch_source(source, found, cache)) == source.hash
         assert sources.measure_source(source, found).hash == source.hash
-    assert files.fetch_archive(world.lock.archives["data"], found, cache).read_bytes() == b"some data"
     closures = [closure for stack in world.lock.stacks.values() for closure in stack.wheels.values()]
     for closure in (*closures, world.lock.tools["uv"][:1]):
         for file in wheels.fetch_wheels(closure, found, cache, print).values():
@@ -286,11 +273,8 @@ def test_everything_comes_from_a_plain_web_server(
     subprocess.run([sys.executable, "-m", "uv", "--quiet", "--no-config", *words], check=True)
     assert (tmp_path / "site/tiny.py").is_file()
     # A check says that the hashes it saw there are those that we wrote, which proves nothing of the files.
-    there = [
-        f"{BASE}{below}={world.mirror}/{folder}/host.invalid/{below}"
-        for folder, below in (("git", ""), ("files", "dl/"))
-    ]
-    lock_verb.lock(replace(world.flags, mirror=(*there, served)), check=True)
+    there = f"{BASE}={world.mirror}/git/host.invalid/"
+    lock_verb.lock(replace(world.flags, mirror=(there, served)), check=True)
     said = capsys.readouterr().out
     assert (
         "ok      3 wheels: as the mirror's own pages state, which invoke mirror wrote (--download fetches and hashes "
@@ -332,7 +316,7 @@ def fifo(path: Path) -> None:
 def test_every_damage_is_named_and_repaired(
     damage: Callable[[Path], None], state: str, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damaged = [ARCHIVE, TINY, "wheels/inner/tiny/index.html", f"{ENGINE}/HEAD", pack_of(world)]
+    damaged = [TINY, "wheels/inner/tiny/index.html", f"{ENGINE}/HEAD", pack_of(world)]
     for path in damaged:
         (world.mirror / path).chmod(0o644)
         damage(world.mirror / path)
@@ -374,9 +358,9 @@ def cut_at(world: World, line: int) -> bool:
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from deepep_bootstrap.cli.commands import mirror
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.cli.commands import mirror
 lines = iter(range(1, {line}))
 Screen.say = lambda self, text="", style="": next(lines, None) or os._exit(9)
 mirror.mirror(Flags(Path({str(ROOT)!r}), lock={world.flags.lock!r}, mirror={world.flags.mirror!r}), {str(world.mirror)!r})
@@ -413,33 +397,22 @@ def test_a_later_writing_that_was_killed_is_told_too(world: World, capsys: pytes
 
 
 def test_what_cannot_be_fetched_is_named_and_the_rest_is_there(bare: World, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (
-        bare.server.folder / "owner/outer.git",
-        bare.folder / "dl/data+1.tar.gz",
-        bare.folder / "made/tiny-1.0-py3-none-any.whl",
-    ):
+    for path in (bare.server.folder / "owner/outer.git", bare.folder / "made/tiny-1.0-py3-none-any.whl"):
         path.rename(path.with_name("away"))
     assert bare.run() == TROUBLE
     said = capsys.readouterr()
     assert [line.split(":")[0] for line in said.err.splitlines()] == [
         f"mirror {bare.server.folder}",
-        f"mirror {bare.folder}/dl",
         "index inner (" + str(bare.folder / "made") + ")",
     ]
     assert "not complete" in said.out
     assert bare.run(check=True) == VERDICT
     said = capsys.readouterr()
-    for what in (
-        "is incomplete",
-        "source outer: the mirror does not have",
-        "archive data: the mirror does not",
-        "wheel tiny-1.0-py3-none-any.whl: the",
-    ):
+    for what in ("is incomplete", "source outer: the mirror does not have", "wheel tiny-1.0-py3-none-any.whl: the"):
         assert what in said.err
     assert "engine" not in said.err
     for path, name in (
         (bare.server.folder / "owner", "outer.git"),
-        (bare.folder / "dl", "data+1.tar.gz"),
         (bare.folder / "made", "tiny-1.0-py3-none-any.whl"),
     ):
         (path / "away").rename(path / name)
@@ -553,7 +526,7 @@ def test_nothing_is_written_through_a_symbolic_link(world: World, tmp_path: Path
     assert snapshot(tmp_path / "moved") == moved
     (world.mirror / "git/host.invalid/owner").unlink()
     (tmp_path / "moved").rename(world.mirror / "git/host.invalid/owner")
-    for path in ("wheels/inner/tiny", "git/host.invalid/owner", "files/host.invalid"):
+    for path in ("wheels/inner/tiny", "git/host.invalid/owner"):
         shutil.rmtree(world.mirror / path)
         (world.mirror / path).symlink_to(tmp_path / "outside")
         try:
@@ -577,6 +550,21 @@ def test_a_hostile_index_is_refused(case: dict[str, Any], mirrored: Path) -> Non
     with pytest.raises(Trouble) as caught:
         index.parse_mirror_index(json.dumps(document).encode(), "mirror.json")
     assert case["says"] in str(caught.value)
+
+
+def test_an_index_of_a_version_with_single_files_and_packages_is_read(world: World) -> None:
+    document = json.loads((world.mirror / "mirror.json").read_text())
+    document |= {"archives": {"files/host.invalid/a": "x"}, "packages": {"debian-12/cuda": {}}}
+    (world.mirror / "packages/host.invalid").mkdir(parents=True)
+    (world.mirror / "packages/host.invalid/Packages").write_bytes(b"")
+    record = {"size": 0, "hash": filetree.sri(hashlib.sha256().digest())}
+    document["files"]["packages/host.invalid/Packages"] = record
+    (world.mirror / "mirror.json").write_text(json.dumps(document))
+    assert world.run(check=True) == OK
+    assert world.run() == OK
+    assert world.run(prune=True) == OK
+    assert not (world.mirror / "packages").exists()
+    assert {"archives", "packages"}.isdisjoint(json.loads((world.mirror / "mirror.json").read_text()))
 
 
 def test_an_index_that_cannot_be_believed_is_made_anew(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -627,20 +615,11 @@ values = st.recursive(
 @settings(deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["lock", "stacks", "targets", "sources", "archives", "files", "more"]), values, max_size=5
+        st.sampled_from(["lock", "stacks", "targets", "sources", "files", "archives", "more"]), values, max_size=5
     )
 )
 def test_any_index_is_read_or_refused(changes: dict[str, object]) -> None:
-    document = {
-        "format": 1,
-        "lock": "",
-        "stacks": [],
-        "targets": [],
-        "sources": [],
-        "archives": {},
-        "files": {},
-        **changes,
-    }
+    document = {"format": 1, "lock": "", "stacks": [], "targets": [], "sources": [], "files": {}, **changes}
     try:
         index = parse_mirror_index(json.dumps(document).encode(), "mirror.json")
     except Trouble:

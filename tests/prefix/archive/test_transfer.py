@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,6 @@ from deepep_bootstrap.cli.commands import export as export_verb
 from deepep_bootstrap.cli.commands import import_ as import_verb
 from deepep_bootstrap.cli.commands.export import export
 from deepep_bootstrap.cli.commands.import_ import import_
-from deepep_bootstrap.cli.commands.verify import verify
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Python, Toolkit
@@ -29,7 +27,7 @@ from deepep_bootstrap.prefix.archive.stream import Packer, header, members, padd
 from deepep_bootstrap.prefix.archive.transfer import Room
 from tests.support import plan as plan_support
 from tests.support.archive import BASE, INPUTS, TOP, add_rich_entry
-from tests.support.build import ROOT, run_bash, script
+from tests.support.build import ROOT
 from tests.support.store import Prefix
 
 pytest_plugins = ["tests.support.store", "tests.support.archive"]
@@ -102,46 +100,6 @@ def test_from_one_prefix_to_another(
     assert subprocess.run(words, input=text, capture_output=True, check=False).returncode == 0
     manifest = json.loads(text)["generation"]
     assert (manifest["generation"], manifest["lock_digest"]) == (1, "abcdefghijklmn")
-
-
-def test_what_came_out_otherwise_is_named(
-    offered: Prefix, target: Path, trust: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two builds of one digest: all files but the manifest, which says when and where, are to be the same."""
-    out = str(tmp_path / "a.tar")
-    assert export(flags(offered.path), out=out, sign=trust[0]) == 0
-    assert import_(flags(target), file=out, allowed_signers=trust[1]) == 0
-    assert verify(flags(target), against=out) == 0
-    entry = target / "store" / TOP
-    other = sorted(
-        path for path in entry.rglob("*") if path.is_file() and not path.is_symlink() and path.name not in UNTOLD
-    )[0]
-    for path in (other, entry / "manifest.json"):
-        path.chmod(0o644)
-        path.write_bytes(path.read_bytes() + b" ")
-        path.chmod(0o444)
-    (entry / "files.sha256").unlink()
-    done = run_bash(
-        script("lib.sh", "prefix/lib/files.sh", extra='record_files "$1" "$2"'), {}, str(entry), str(tmp_path / "work")
-    )
-    assert done.returncode == 0, done.stderr
-    capsys.readouterr()
-    assert verify(flags(target, json=True), against=out) == 4
-    entries = {each["name"]: each for each in json.loads(capsys.readouterr().out)["entries"]}
-    assert [change["path"] for change in entries[TOP]["changes"]] == [str(other.relative_to(entry))]
-    assert (entries[TOP]["state"], entries[BASE]["state"], set(entries)) == ("changed", "same", {TOP, BASE})
-
-
-def test_nothing_in_common_is_no_success(
-    offered: Prefix, trust: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "a.tar")
-    assert export(flags(offered.path), out=out, sign=trust[0]) == 0
-    for name in (TOP, BASE):
-        shutil.rmtree(offered.path / "store" / name)
-    capsys.readouterr()
-    assert verify(flags(offered.path), against=out) == 4
-    assert "nothing was built from the same inputs" in capsys.readouterr().out
 
 
 @pytest.fixture
