@@ -1,16 +1,17 @@
 """Facts of one host: the data lines of recipes/facts.sh parsed into frozen values, read from `invoke facts`
-documents, and told as lines for people.
+documents, and shown as lines for people.
+
+Records that msgspec reads have slots: without them it leaves out of the next document what had its default in this one.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
-import json
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.records import (
@@ -27,7 +28,7 @@ from deepep_bootstrap.inventory.machine import FORM_MANY, FORM_SINGLE, Machine
 from deepep_bootstrap.inventory.machine import parse_machine as prepared
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prefix:
     """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing
     parent), `id` the content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current`
@@ -76,7 +77,7 @@ def parse_prefix(records: Records) -> Prefix:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it
     now."""
@@ -92,7 +93,7 @@ class Gpu:
     processes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Toolkit:
     """A CUDA toolkit: its directory and the version nvcc states, e.g. "13.0.88"; `stubs`: has lib64/stubs/libcuda.so;
     `real` is the directory behind a link such as /usr/local/cuda."""
@@ -104,7 +105,7 @@ class Toolkit:
     real: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Python:
     """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python
     also its torch (empty when absent) and `problem`, why it cannot be used ("" when it can)."""
@@ -120,7 +121,7 @@ class Python:
     header: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gid:
     """One entry of a port's GID table; `kind` is "IB/RoCE v1" or "RoCE v2", `netdev` the network device behind it."""
 
@@ -130,7 +131,7 @@ class Gid:
     netdev: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Port:
     """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in
     Gb/s."""
@@ -142,7 +143,7 @@ class Port:
     gids: tuple[Gid, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rdma:
     """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this
     host lends (SR-IOV)."""
@@ -156,7 +157,7 @@ class Rdma:
     virtual: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Modules:
     """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash,
     MODULEPATH of a login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one,
@@ -169,7 +170,7 @@ class Modules:
     hook: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slurm:
     """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no
     compute node), `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether
@@ -191,7 +192,7 @@ class Slurm:
     slurmd: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free
     space are in MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed,
@@ -400,13 +401,20 @@ def _brings_memlock(limits: Mapping[str, str]) -> bool:
 SCHEMA = 1
 
 
+def facts_json(facts: Mapping[str, Facts]) -> dict[str, Any]:
+    """Return the facts of hosts as JSON values, by host: `hosts` in the document of `invoke facts`."""
+    values: dict[str, Any] = msgspec.to_builtins(facts)
+    return values
+
+
 def read_facts_json(text: str, where: str) -> dict[str, Facts]:
     """Return the facts of every host in a document of `invoke facts`; {} for no text. Trouble for a text that is
-    none, naming the host and the key. Keys that are missing have their defaults: facts grow from version to version."""
+    none, naming the host and the place. Keys that are missing have their defaults, unknown ones are passed over:
+    facts grow from version to version."""
     if not text.strip():
         return {}
     try:
-        document = json.loads(text)
+        document = msgspec.json.decode(text)
         hosts = document["hosts"] if document["schema"] == SCHEMA else None
     except (ValueError, KeyError, TypeError, RecursionError):
         hosts = None
@@ -416,62 +424,16 @@ def read_facts_json(text: str, where: str) -> dict[str, Facts]:
                 where, "these are no facts of hosts", wanted=f"the document of `invoke facts --json`, schema {SCHEMA}"
             )
         )
+    return {name: _facts_of(name, values, where) for name, values in hosts.items()}
+
+
+def _facts_of(name: str, values: object, where: str) -> Facts:
     try:
-        return {name: _made(Facts, seen, name) for name, seen in hosts.items()}
-    except TypeError as error:
+        return msgspec.convert(values, Facts)
+    except msgspec.ValidationError as error:
         raise Trouble(
-            Problem(where, "facts of a host cannot be read", str(error), "what `invoke facts --json` prints")
+            Problem(where, "facts of a host cannot be read", f"{name}: {error}", "what `invoke facts --json` prints")
         ) from None
-
-
-@functools.cache
-def _types(kind: Any) -> Mapping[str, Any]:
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
-
-
-def _made(kind: Any, value: Any, path: str) -> Any:
-    """Return `value` as what the annotation `kind` says; TypeError with the place of what is not."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise TypeError(f"{path} is no table")
-        return _record(kind, value, path)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(f"{path} is no list")
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        if len(kinds) != len(value):
-            raise TypeError(f"{path} has {len(value)} parts")
-        return tuple(
-            _made(one, each, f"{path}[{number}]") for number, (one, each) in enumerate(zip(kinds, value, strict=True))
-        )
-    if origin in {Union, types.UnionType}:
-        return None if value is None else _made(next(one for one in inner if one is not type(None)), value, path)
-    return _plain(kind, value, path)
-
-
-def _record(kind: Any, value: Mapping[str, Any], path: str) -> Any:
-    """Return a dataclass with the keys of `value` that it knows; TypeError names those that it cannot do without."""
-    needed = [
-        each.name
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING and each.name not in value
-    ]
-    if needed:
-        raise TypeError(f"{path} lacks {', '.join(needed)}")
-    return kind(
-        **{name: _made(one, value[name], f"{path}.{name}") for name, one in _types(kind).items() if name in value}
-    )
-
-
-def _plain(kind: Any, value: Any, path: str) -> Any:
-    """Return a number, a truth or a text; a float may be written as a whole number, half a character is no text."""
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind or (kind is str and any("\ud800" <= letter <= "\udfff" for letter in value)):
-        raise TypeError(f"{path} is {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
-    return value
 
 
 def by_label(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dict[str, list[str]]]:
@@ -484,52 +446,59 @@ def by_label(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, dic
     return found
 
 
-def lines(seen: Facts) -> list[tuple[str, str]]:
+def lines(facts: Facts) -> list[tuple[str, str]]:
     """Return what a person wants to know of one host, a label and a sentence each; nothing that differs on every
     host."""
-    gpus = sorted(
-        {
-            f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}"
-            for gpu in seen.gpus
-        }
-    )
-    active = [device.name for device in seen.rdma if any(port.state == "ACTIVE" for port in device.ports)]
-    layers = sorted({port.link_layer for device in seen.rdma for port in device.ports if port.link_layer})
-    origin = f"OFED {seen.prepared.ofed}" if seen.prepared.ofed else "the kernel's own driver"
-    slurm = seen.slurm
-    prefix = seen.prefix
-    state = f"{prefix.fs}, {prefix.free_mib // 1024} GiB free, generation {prefix.generation or 'none'}"
     return [
-        ("system", f"{seen.os_name}, kernel {seen.kernel}, {seen.machine}"),
-        ("machine", f"{seen.cpus} CPUs, {seen.memory_mib // 1024} GiB"),
-        ("GPUs", f"{len(seen.gpus)} × {'; '.join(gpus)}" if gpus else "none"),
-        ("driver", driver_line(seen)),
-        ("CUDA", ", ".join(f"{kit.version} in {kit.path}" for kit in seen.toolkits) or "none"),
-        (
-            "RDMA",
-            f"{len(active)} of {len(seen.rdma)} devices active ({', '.join(layers)}), {origin}"
-            if seen.rdma
-            else "none",
-        ),
-        ("Python", ", ".join(f"{python.path} {python.version}" for python in seen.pythons) or "none"),
-        ("tools", ", ".join(f"{name} {version}".rstrip() for name, version in seen.tools) or "none"),
-        ("modules", f"{seen.modules.kind} {seen.modules.version}".strip()),
-        ("Slurm", slurm_line(seen) if slurm.works else "none"),
-        ("prefix", f"{prefix.path}: {state}" if prefix.exists else f"{prefix.path}: not there yet"),
+        ("system", f"{facts.os_name}, kernel {facts.kernel}, {facts.machine}"),
+        ("machine", f"{facts.cpus} CPUs, {facts.memory_mib // 1024} GiB"),
+        ("GPUs", gpu_line(facts.gpus)),
+        ("driver", driver_line(facts)),
+        ("CUDA", ", ".join(f"{kit.version} in {kit.path}" for kit in facts.toolkits) or "none"),
+        ("RDMA", rdma_line(facts)),
+        ("Python", ", ".join(f"{python.path} {python.version}" for python in facts.pythons) or "none"),
+        ("tools", ", ".join(f"{name} {version}".rstrip() for name, version in facts.tools) or "none"),
+        ("modules", f"{facts.modules.kind} {facts.modules.version}".strip()),
+        ("Slurm", slurm_line(facts) if facts.slurm.works else "none"),
+        ("prefix", prefix_line(facts.prefix)),
     ]
 
 
-def driver_line(seen: Facts) -> str:
+def gpu_line(gpus: Sequence[Gpu]) -> str:
+    """Return number and kinds of a host's GPUs."""
+    kinds = {f"{gpu.name}, compute {gpu.capability}, {gpu.memory_mib // 1024} GiB, driver {gpu.driver}" for gpu in gpus}
+    return f"{len(gpus)} × {'; '.join(sorted(kinds))}" if gpus else "none"
+
+
+def rdma_line(facts: Facts) -> str:
+    """Return how many RDMA devices are active, on which link layers, and where their driver comes from."""
+    if not facts.rdma:
+        return "none"
+    active = [device.name for device in facts.rdma if any(port.state == "ACTIVE" for port in device.ports)]
+    layers = sorted({port.link_layer for device in facts.rdma for port in device.ports if port.link_layer})
+    origin = f"OFED {facts.prepared.ofed}" if facts.prepared.ofed else "the kernel's own driver"
+    return f"{len(active)} of {len(facts.rdma)} devices active ({', '.join(layers)}), {origin}"
+
+
+def prefix_line(prefix: Prefix) -> str:
+    """Return filesystem, free space and generation of the prefix."""
+    if not prefix.exists:
+        return f"{prefix.path}: not there yet"
+    generation = prefix.generation or "none"
+    return f"{prefix.path}: {prefix.fs}, {prefix.free_mib // 1024} GiB free, generation {generation}"
+
+
+def driver_line(facts: Facts) -> str:
     """Return version and flavor of the GPU driver, and the way on which NICs reach GPU memory: dma-buf, else a
     module for it."""
-    if not seen.prepared.nvidia_version:
+    if not facts.prepared.nvidia_version:
         return "not loaded"
-    modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in seen.kernel_modules]
-    way = "through dma-buf" if seen.prepared.dmabuf else f"through {modules[0]}" if modules else "not reached by NICs"
-    return f"{seen.prepared.nvidia_version}, {seen.prepared.nvidia_flavor}; GPU memory {way}"
+    modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in facts.kernel_modules]
+    way = "through dma-buf" if facts.prepared.dmabuf else f"through {modules[0]}" if modules else "not reached by NICs"
+    return f"{facts.prepared.nvidia_version}, {facts.prepared.nvidia_flavor}; GPU memory {way}"
 
 
-def slurm_line(seen: Facts) -> str:
+def slurm_line(facts: Facts) -> str:
     """Return version and state of Slurm on a host, without the host's name in it."""
-    state = f"node is {seen.slurm.state.lower()}" if seen.slurm.node else "a client, no node"
-    return f"{seen.slurm.version}, {state}"
+    state = f"node is {facts.slurm.state.lower()}" if facts.slurm.node else "a client, no node"
+    return f"{facts.slurm.version}, {state}"

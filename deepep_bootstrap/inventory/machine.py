@@ -13,7 +13,7 @@ from itertools import pairwise
 from deepep_bootstrap.core.records import Records, decimal, natural, number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Library:
     """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it
     states or needs ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it (""
@@ -26,7 +26,7 @@ class Library:
     package: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Address:
     """An IPv4 or IPv6 address of an interface with its prefix length, e.g. "10.8.0.7/24"."""
 
@@ -34,7 +34,7 @@ class Address:
     cidr: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """One route of the main table: destination ("0.0.0.0/0" for the default) and interface, with its metric."""
 
@@ -43,7 +43,7 @@ class Route:
     metric: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReachedPort:
     """How two GPUs reach each other, as `nvidia-smi topo -m` says it: "NV18", "PIX", "SYS"."""
 
@@ -52,7 +52,7 @@ class ReachedPort:
     by: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stamp:
     """What a host recipe left when it changed something that works after a reboot only: the boot during which it
     did."""
@@ -61,7 +61,7 @@ class Stamp:
     boot_id: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What a host shows of its preparation. Nothing here is an error; empty and 0 mean that there is nothing of the
     kind.

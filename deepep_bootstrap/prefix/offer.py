@@ -4,17 +4,17 @@ becomes files.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.json import made
 from deepep_bootstrap.core.recipes import digest
 from deepep_bootstrap.inventory.survey import Flags, Survey
 
@@ -65,7 +65,7 @@ def command_for(flags: Flags) -> str:
     return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SiteSettings:
     """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved
     ("gpu:8" or "")."""
@@ -77,7 +77,7 @@ class SiteSettings:
     sbatch_args: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StackRecord:
     """Everything a generation's files say of one stack: the rendered offer is a pure function of these records.
 
@@ -109,7 +109,7 @@ class StackRecord:
     nccl: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The whole offer of a prefix: the stacks by name, and which one plain `module load deepep` means."""
 
@@ -131,12 +131,20 @@ def control_has_slurm(prefix: str, prefix_id: str) -> bool:
 
 def offer_document(offer: Offer) -> dict[str, Any]:
     """Return the offer as JSON values, for the key "offer" of a generation's manifest."""
-    return asdict(offer)
+    values: dict[str, Any] = msgspec.to_builtins(offer)
+    return values
 
 
 def offer_digest(offer: Offer) -> str:
     """Return the digest that tells whether two offers are equal."""
     return digest(offer_document(offer))
+
+
+@dataclass(frozen=True, slots=True)
+class _ManifestForm:
+    """What is read of a generation's manifest; `status` shows the rest as it is."""
+
+    offer: Offer
 
 
 def read_offer(manifest: str) -> Offer | None:
@@ -147,18 +155,29 @@ def read_offer(manifest: str) -> Offer | None:
     if not manifest.strip():
         return None
     try:
-        found = json.loads(manifest)["offer"]
-        stacks = {name: _read_record(record) for name, record in found["stacks"].items()}
-        return made(Offer, {**found, "stacks": stacks})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        found = msgspec.json.decode(manifest)
+        offer = msgspec.convert(found, _ManifestForm).offer
+        _check_keys(found["offer"])
+    except (ValueError, RecursionError) as error:
         what = "this generation's manifest cannot be read"
         reason = f"{type(error).__name__}: {error}"
         remedy = "invoke rollback, or the version of this program that wrote it"
         raise Trouble(Problem("manifest.json", what, reason, "a manifest of schema 1", remedy)) from error
+    return offer
 
 
-def _read_record(found: Mapping[str, Any]) -> StackRecord:
-    return made(StackRecord, {**found, "site": made(SiteSettings, found["site"])})
+def _check_keys(offer: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that this version does not know: what a later one wrote there would be lost in the
+    next generation. `offer` has the form of an Offer."""
+    _refuse_unknown(Offer, offer, "$.offer")
+    for stack, record in offer["stacks"].items():
+        _refuse_unknown(StackRecord, record, f"$.offer.stacks.{stack}")
+        _refuse_unknown(SiteSettings, record["site"], f"$.offer.stacks.{stack}.site")
+
+
+def _refuse_unknown(kind: type[Offer | StackRecord | SiteSettings], found: Mapping[str, Any], place: str) -> None:
+    if unknown := sorted(found.keys() - {each.name for each in fields(kind)}):
+        raise ValueError(f"Unknown key {', '.join(unknown)} - at `{place}`")
 
 
 # DeepEP's Buffer sets these itself before NVSHMEM starts: exporting them would look like a setting and be none.

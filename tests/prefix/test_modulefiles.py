@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import modulefiles, offer, test_kinds
-from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_digest, read_offer
+from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_digest, offer_document, read_offer
 from tests.support import modules as support
 
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
@@ -186,7 +187,21 @@ def test_a_manifest_of_an_earlier_version_can_be_read() -> None:
     for stack in found["offer"]["stacks"].values():
         for later in ("by_host", "by_kind", "gib"):
             del stack[later]
-    assert read_offer(json.dumps(found)) == offer
+    read = read_offer(json.dumps(found))
+    assert read == offer
+    assert read is not None
+    assert offer_digest(read) == offer_digest(offer)
+    assert json.dumps(offer_document(read)) == json.dumps(asdict(offer))
+
+
+def test_a_manifest_of_a_later_version_is_refused() -> None:
+    offer = support.offer()
+    found = json.loads(modulefiles.manifest(offer, generation=1, created="", by="", lock_digest="", hosts=()))
+    for table in (found["offer"], *(stack["site"] for stack in found["offer"]["stacks"].values())):
+        table["later"] = "x"
+        with pytest.raises(Trouble, match=r"Unknown key later - at `\$\.offer"):
+            read_offer(json.dumps(found))
+        del table["later"]
 
 
 def test_what_differs_between_hosts_survives_the_manifest() -> None:

@@ -247,7 +247,10 @@ def test_facts_that_cannot_be_read_do_not_keep_the_report(tmp_path: Path, capsys
     shutil.copytree(RUNS / "healthy", tmp_path / "run")
     (tmp_path / "run" / "facts.json").write_text('{"schema": 1, "hosts": {"b200-001": {"gpus": [{"index": "x"}]}}}')
     out = told(capsys, str(tmp_path / "run"))
-    assert "note: run/facts.json: facts of a host cannot be read — found b200-001.gpus[0] lacks name" in out
+    assert (
+        "note: run/facts.json: facts of a host cannot be read — found b200-001: Expected `int`, got `str` - at `$.gpus[0].index`"
+        in out
+    )
 
 
 # --- what is written ------------------------------------------------------------------------------------------------------------------

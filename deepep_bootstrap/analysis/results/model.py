@@ -29,7 +29,7 @@ class Best:
     rdma_chunk: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One setting that a sweep tried: the operation (one of OPERATIONS; "" where the log ended before its end said
     which), and what came of it. A chunk of None is upstream's default where `default` is true."""

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
+
+import msgspec
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -17,7 +19,7 @@ SCHEMA = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,180}\.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TunedSetting:
     """Settings of one operation, in tokens (buffers as the sweep had them; those of RDMA are None on one node), and
     what they gave: GB/s and microseconds as in figures.Best."""
@@ -32,7 +34,7 @@ class TunedSetting:
     us: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Key:
     """What settings are for. `gpu` as gpu_slug gives it, `stack` the stack of the lock that DeepEP belongs to."""
 
@@ -55,7 +57,7 @@ class Key:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PastSetting:
     """A run in short: when it ended (seconds since 1970), microseconds of its best settings by operation, and
     whether it was `used`: its settings became the document's."""
@@ -78,8 +80,8 @@ class Document:
     run: str
     measured: int
     settings: Mapping[str, TunedSetting]
-    sweep: Sequence[Point] = ()
-    history: Sequence[PastSetting] = ()
+    sweep: tuple[Point, ...] = ()
+    history: tuple[PastSetting, ...] = ()
 
 
 def gpu_slug(name: str) -> str:
@@ -95,61 +97,85 @@ def render_document(document: Document) -> str:
     """Return the text of a document, one point of the sweep a line."""
     head = {
         "schema": SCHEMA,
-        **asdict(document.key),
+        **msgspec.to_builtins(document.key),
         **{name: getattr(document, name) for name in ("test", "deepep", "run", "measured")},
+        "settings": msgspec.to_builtins(document.settings),
+        "history": msgspec.to_builtins(document.history),
     }
-    head["settings"] = {name: asdict(setting) for name, setting in document.settings.items()}
-    head["history"] = [asdict(past) for past in document.history]
-    points = ",\n".join("    " + json.dumps(asdict(point)) for point in document.sweep)
+    points = ",\n".join("    " + json.dumps(point) for point in msgspec.to_builtins(document.sweep))
     text = json.dumps(head, indent=2, ensure_ascii=False).removesuffix("\n}")
     return f'{text},\n  "sweep": [\n{points}\n  ]\n}}\n'
+
+
+@dataclass(frozen=True)
+class _SettingsForm:
+    """`settings` of a document: one for each of OPERATIONS."""
+
+    dispatch_fp8: TunedSetting
+    dispatch_bf16: TunedSetting
+    combine: TunedSetting
+
+
+@dataclass(frozen=True)
+class _DocumentForm:
+    """A document as JSON has it, without the fields of Key, which stand beside these."""
+
+    test: str
+    deepep: str
+    run: str
+    measured: int
+    settings: _SettingsForm
+    history: tuple[PastSetting, ...]
+    sweep: tuple[Point, ...]
 
 
 def parse_document(text: str, where: str) -> Document:
     """Return the document in `text`; Trouble that names `where` for a text that is none, or holds what no document
     can."""
     try:
-        found: Any = json.loads(text, parse_constant=_refuse)
+        found = msgspec.json.decode(text)
         if found["schema"] != SCHEMA:
             raise ValueError(f"schema {found['schema']!r}")
-        return _read(found)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        form = msgspec.convert(found, _DocumentForm)
+        document = Document(
+            key=msgspec.convert(found, Key),
+            test=form.test,
+            deepep=form.deepep,
+            run=form.run,
+            measured=form.measured,
+            settings={name: getattr(form.settings, name) for name in OPERATIONS},
+            sweep=form.sweep,
+            history=form.history,
+        )
+        _check_numbers(document)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         problem = Problem(
-            where, "this is no tuning document and is left out", said[:200], f"schema {SCHEMA}", "removing the file"
+            where, "this is no tuning document and is left out", reason[:200], f"schema {SCHEMA}", "removing the file"
         )
         raise Trouble(problem) from None
+    return document
 
 
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no measured value")
+def _check_numbers(document: Document) -> None:
+    """Raise ValueError for a number below zero: none of a document's can be."""
+    _check_fields("$", document)
+    _check_fields("$", document.key)
+    for name, setting in document.settings.items():
+        _check_fields(f"$.settings.{name}", setting)
+    for number, past in enumerate(document.history):
+        _check_fields(f"$.history[{number}]", past)
+        for name, microseconds in past.us.items():
+            _check_sign(f"$.history[{number}].us.{name}", microseconds)
+    for number, point in enumerate(document.sweep):
+        _check_fields(f"$.sweep[{number}]", point)
 
 
-def _read(found: Mapping[str, Any]) -> Document:
-    key = Key(**{name: _fit(name, kind, found[name]) for name, kind in Key.__annotations__.items()})
-    settings = {name: _record(TunedSetting, found["settings"][name]) for name in OPERATIONS}
-    history = [_record(PastSetting, {**past, "us": dict(past["us"])}) for past in found["history"]]
-    sweep = tuple(_record(Point, point) for point in found["sweep"])
-    test, deepep, run = (_fit(name, "str", found[name]) for name in ("test", "deepep", "run"))
-    return Document(key, test, deepep, run, _fit("measured", "int", found["measured"]), settings, sweep, tuple(history))
+def _check_fields(place: str, record: Any) -> None:
+    for each in fields(record):
+        _check_sign(f"{place}.{each.name}", getattr(record, each.name))
 
 
-def _record(kind: Any, table: Mapping[str, Any]) -> Any:
-    return kind(**{name: _fit(name, wanted, table[name]) for name, wanted in kind.__annotations__.items()})
-
-
-def _fit(name: str, wanted: str, value: Any) -> Any:
-    """Return a value that is what the annotation `wanted` says; ValueError where it is not."""
-    kinds: dict[str, tuple[type, ...]] = {
-        "int": (int,),
-        "float": (int, float),
-        "str": (str,),
-        "bool": (bool,),
-        "None": (type(None),),
-    }
-    if wanted.startswith("Mapping"):
-        return {str(each): _fit(f"{name}.{each}", "float", number) for each, number in value.items()}
-    fits = isinstance(value, tuple(kind for part in wanted.split(" | ") for kind in kinds[part]))
-    if not fits or (isinstance(value, bool) and wanted != "bool") or (isinstance(value, int | float) and value < 0):
-        raise ValueError(f"{name} is {value!r}")
-    return value
+def _check_sign(place: str, value: object) -> None:
+    if isinstance(value, int | float) and value < 0:
+        raise ValueError(f"{value} is below zero - at `{place}`")

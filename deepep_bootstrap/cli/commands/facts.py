@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.inventory.facts import by_label, lines
+from deepep_bootstrap.inventory.facts import by_label, facts_json, lines
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 
 
@@ -26,7 +25,7 @@ def facts(flags: Flags) -> int:
     for problem in survey.problems:
         screen.problem(problem)
     code = TROUBLE if survey.problems else OK
-    screen.document(code, survey.problems, hosts={name: asdict(seen) for name, seen in survey.facts.items()})
+    screen.document(code, survey.problems, hosts=facts_json(survey.facts))
     return code
 
 

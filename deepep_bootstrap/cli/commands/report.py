@@ -10,7 +10,6 @@ import platform
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
+from deepep_bootstrap.inventory.facts import facts_json
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.steps import plan_json
@@ -151,7 +151,7 @@ def ask_hosts(flags: Flags, inventory: Inventory, prefix: str, problems: list[Pr
         with open_connections(flags, inventory) as transport:
             survey: Survey = gather(flags, transport, inventory, prefix)
             problems.extend(survey.problems)
-            files["facts.json"] = document({name: asdict(facts) for name, facts in survey.facts.items()})
+            files["facts.json"] = document(facts_json(survey.facts))
             files["plan.json"] = document(
                 plan_json(decide(transport, survey, request_for(flags, survey, read_wanted(flags)), anyhow=True))
             )

@@ -8,7 +8,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
@@ -22,7 +22,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time
-from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.facts import Facts, facts_json
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, number, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
@@ -292,11 +292,7 @@ def bring_back(
     ]
     nodes = [name for name in values.get("nodes", "").split(",") if name]
     facts = assess.by_node(context.survey.facts, nodes)
-    new = {
-        run_folder.FACTS: json.dumps(
-            {"schema": 1, "hosts": {name: asdict(seen) for name, seen in facts.items()}}, indent=1
-        )
-    }
+    new = {run_folder.FACTS: json.dumps({"schema": 1, "hosts": facts_json(facts)}, indent=1)}
     if went.log:
         new["job.log"] = went.log
     run_folder.keep_files(

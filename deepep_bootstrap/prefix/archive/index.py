@@ -13,8 +13,10 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import msgspec
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.prefix.contents import ENTRY_NAME
@@ -28,6 +30,9 @@ archive."""
 FILE, FOLDER, LINK = "file", "folder", "link"
 EXECUTABLE, PLAIN, FOLDER_MODE = 0o555, 0o444, 0o755
 """The only modes a published entry has; a shared prefix gives its group the folders by itself."""
+
+MODES: Mapping[str, tuple[str, ...]] = {FILE: ("0444", "0555"), FOLDER: ("0755",), LINK: ("",)}
+"""The modes that an index may say of each type; links have none."""
 
 LARGEST_FILE = 1 << 42
 LONGEST_PATH, LONGEST_NAME = 1024, 255
@@ -101,8 +106,9 @@ class Built:
 
     def as_json(self) -> dict[str, Any]:
         """Return its values for a JSON document, but for the recipes, which say nothing to a person."""
-        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in found.items() if name != "recipes"}
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        del found["recipes"]
+        return found
 
     def __str__(self) -> str:
         gpus = f", GPU architectures {', '.join(self.archs)}" if self.archs else ""
@@ -169,19 +175,63 @@ def _written(thing: ArchiveMember) -> dict[str, Any]:
     return {"path": thing.path, "type": FOLDER, "mode": f"{thing.mode:04o}"}
 
 
+@dataclass(frozen=True)
+class _MemberForm:
+    """A folder, file or link as JSON has it; which keys it has depends on its `type`."""
+
+    path: str
+    type: str
+    mode: str = ""
+    size: int = -1
+    sha256: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class _EntryForm:
+    """An entry as JSON has it."""
+
+    name: str
+    things: tuple[_MemberForm, ...]
+
+
+@dataclass(frozen=True)
+class _BuiltForm:
+    """Built as JSON has it: archives of earlier versions lack what has a default."""
+
+    os_id: str
+    os_version: str
+    machine: str
+    glibc: str
+    cuda: tuple[str, ...]
+    archs: tuple[str, ...]
+    compilers: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _IndexForm:
+    """An index as JSON has it."""
+
+    built: _BuiltForm
+    entries: tuple[_EntryForm, ...]
+    lock_digest: str
+    generation: Any
+
+
 def parse_index(text: bytes, where: str) -> ArchiveIndex:
     """Return the index that `text` is, checked: nothing in it can lie, or point, outside its store. Trouble with the
     first thing that is wrong; `where` names the archive in it."""
     try:
+        # Not msgspec's decoder: it refuses half a character before the name that has it can be said.
         found = json.loads(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise Trouble(_refusal(where, "this is not the index of an archive of ours", "", f'"format": "{FORMAT}"'))
         if found["version"] != VERSION:
             raise Trouble(_refusal(where, "its format is not of this version", _shown(found["version"]), str(VERSION)))
-        trees = tuple(Tree(_text(each["name"]), tuple(map(_read_thing, each["things"]))) for each in found["entries"])
-        generation = found["generation"] if isinstance(found["generation"], dict) else {}
-        index = ArchiveIndex(_read_built(found["built"]), trees, _text(found["lock_digest"]), generation)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        index = _index_of(msgspec.convert(found, _IndexForm))
+    except (ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise Trouble(
             _refusal(where, "its index cannot be read", _shown(reason), f"an index of version {VERSION}")
@@ -191,34 +241,26 @@ def parse_index(text: bytes, where: str) -> ArchiveIndex:
     return index
 
 
-def _read_built(found: Mapping[str, Any]) -> Built:
-    cuda, archs = (tuple(map(_text, found[key])) for key in ("cuda", "archs"))
-    os_id, os_version, machine, glibc = (_text(found[key]) for key in ("os_id", "os_version", "machine", "glibc"))
-    compilers, pythons, recipes = (tuple(map(_text, found.get(key, ()))) for key in ("compilers", "pythons", "recipes"))
-    return Built(os_id, os_version, machine, glibc, cuda, archs, compilers, pythons, recipes)
+def _index_of(form: _IndexForm) -> ArchiveIndex:
+    """Return the index that a form means; ValueError for a member that no entry can have."""
+    trees = tuple(Tree(entry.name, tuple(map(_member, entry.things))) for entry in form.entries)
+    built = Built(**{each.name: getattr(form.built, each.name) for each in fields(Built)})
+    generation = form.generation if isinstance(form.generation, dict) else {}
+    return ArchiveIndex(built, trees, form.lock_digest, generation)
 
 
-def _read_thing(found: Mapping[str, Any]) -> ArchiveMember:
-    kind, path = found["type"], _text(found["path"])
-    allowed = {FILE: ("0444", "0555"), FOLDER: ("0755",), LINK: ("",)}.get(kind, ())
-    if (mode := found.get("mode", "")) not in allowed:
-        raise ValueError(f"{path}: type {kind!r} with mode {mode!r}")
-    if kind == LINK:
-        return ArchiveMember(path, LINK, target=_text(found["target"]))
-    if kind == FOLDER:
-        return ArchiveMember(path, FOLDER)
-    size = found["size"]
-    if type(size) is not int or not 0 <= size <= LARGEST_FILE:
-        raise ValueError(f"{path}: size {size!r}")
-    if not SHA256.fullmatch(sha256 := _text(found["sha256"])):
-        raise ValueError(f"{path}: sha256 {sha256!r}")
-    return ArchiveMember(path, FILE, mode == "0555", size, sha256)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} where a text should be")
-    return value
+def _member(form: _MemberForm) -> ArchiveMember:
+    if form.mode not in MODES.get(form.type, ()):
+        raise ValueError(f"{form.path}: type {form.type!r} with mode {form.mode!r}")
+    if form.type == LINK:
+        return ArchiveMember(form.path, LINK, target=form.target)
+    if form.type == FOLDER:
+        return ArchiveMember(form.path, FOLDER)
+    if not 0 <= form.size <= LARGEST_FILE:
+        raise ValueError(f"{form.path}: size {form.size!r}")
+    if not SHA256.fullmatch(form.sha256):
+        raise ValueError(f"{form.path}: sha256 {form.sha256!r}")
+    return ArchiveMember(form.path, FILE, form.mode == "0555", form.size, form.sha256)
 
 
 def check_index(index: ArchiveIndex, where: str) -> Iterator[Problem]:

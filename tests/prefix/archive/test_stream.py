@@ -296,11 +296,11 @@ HOSTILE_INDEXES = {
     ),
     "float": (
         spoiled(made_up(small_tree()), lambda found: found["entries"][0]["things"][0].update(size=1.5)),
-        "size 1.5",
+        "Expected `int`, got `float` - at `$.entries[0].things[0].size`",
     ),
     "true": (
         spoiled(made_up(small_tree()), lambda found: found["entries"][0]["things"][0].update(size=True)),
-        "size True",
+        "Expected `int`, got `bool` - at `$.entries[0].things[0].size`",
     ),
     "hash": (
         spoiled(made_up(small_tree()), lambda found: found["entries"][0]["things"][0].update(sha256="x")),
