@@ -25,7 +25,7 @@ demo: .venv/.ready
 	bash tests/demo.sh
 
 quick: .venv/.ready
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not system and not e2e" $(PYTEST_ARGS) tests
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=quick -m "not system and not e2e" $(PYTEST_ARGS) tests
 
 # Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
 # take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that

@@ -20,6 +20,7 @@ from tests.support import classes, order
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)  # what `make quick` takes
 hypothesis.settings.load_profile("patient")
 
 GUARD = classes.Guard()
