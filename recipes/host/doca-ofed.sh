@@ -97,24 +97,7 @@ apply_ofed() {
 }
 
 main() {
-    local -r verb="${1:-check}"
-    local before
-    case "${verb}" in
-        check) report_state ;;
-        apply)
-            before="$(report_state)"
-            [[ "${before}" != *state=blocked* ]] || die "${before##*note=}"
-            if [[ "${before}" == *state=todo* ]]; then apply_ofed; fi
-            report_state
-            ;;
-        remove)
-            release_packages doca-ofed
-            remove_files doca-ofed
-            data state ok
-            data found "no repository of ours; packages stay"
-            ;;
-        *) die "unknown argument ${verb}: check, apply or remove" ;;
-    esac
+    run_held_recipe doca-ofed apply_ofed "${1:-check}"
 }
 
 main "$@"

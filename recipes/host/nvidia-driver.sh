@@ -126,24 +126,7 @@ apply_driver() {
 }
 
 main() {
-    local -r verb="${1:-check}"
-    local before
-    case "${verb}" in
-        check) report_state ;;
-        apply)
-            before="$(report_state)"
-            [[ "${before}" != *state=blocked* ]] || die "${before##*note=}"
-            if [[ "${before}" == *state=todo* ]]; then apply_driver; fi
-            report_state
-            ;;
-        remove)
-            release_packages nvidia-driver
-            remove_files nvidia-driver
-            data state ok
-            data found "no repository of ours; packages stay"
-            ;;
-        *) die "unknown argument ${verb}: check, apply or remove" ;;
-    esac
+    run_held_recipe nvidia-driver apply_driver "${1:-check}"
 }
 
 main "$@"

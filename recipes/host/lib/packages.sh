@@ -148,3 +148,26 @@ release_packages() {
     esac
     rm -f -- "${record}"
 }
+
+# run_held_recipe RECIPE APPLY VERB: what a recipe does that installs packages and holds them. It has defined report_state, and the function
+# APPLY, which is called where something is to be done.
+run_held_recipe() {
+    local -r recipe="$1" apply="$2" verb="$3"
+    local before
+    case "${verb}" in
+        check) report_state ;;
+        apply)
+            before="$(report_state)"
+            [[ "${before}" != *state=blocked* ]] || die "${before##*note=}"
+            if [[ "${before}" == *state=todo* ]]; then "${apply}"; fi
+            report_state
+            ;;
+        remove)
+            release_packages "${recipe}"
+            remove_files "${recipe}"
+            data state ok
+            data found "no repository of ours; packages stay"
+            ;;
+        *) die "unknown argument ${verb}: check, apply or remove" ;;
+    esac
+}
