@@ -1,4 +1,4 @@
-"""Checks of the GPUs, their driver and their links. Each row is a question to one host."""
+"""Checks of the GPUs of one host, their driver and their links."""
 
 from __future__ import annotations
 

@@ -353,12 +353,12 @@ def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[st
     }
     without = {host: seen.gpu_problem or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
     if not found:
-        told = next(iter(without.values()), "no compute capability from nvidia-smi")
+        reason = next(iter(without.values()), "no compute capability from nvidia-smi")
         raise Trouble(
             Problem(
                 _fold(facts),
                 "there is no GPU to build for",
-                told,
+                reason,
                 "one GPU at least",
                 "role=login for hosts without GPUs",
             )
