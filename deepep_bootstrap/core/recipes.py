@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -47,28 +48,25 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(strip_comments(text).encode()).hexdigest()
 
 
+TOKEN = re.compile(
+    r"""
+      (?P<quoted> \'[^\']*(?:\'|\Z) | "(?:\\.|[^"\\])*(?:"|\\?\Z) )
+    | (?P<escaped> \\.? )
+    | (?P<comment> (?:(?<=\s)|\A) \#(?!!)[^\n]* )
+    | (?P<plain> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""What a bash or Python text is made of, as far as comments go: a quoted text, which may never end, an escaped
+character, a comment, any other character. In single quotes a backslash is a character like any other."""
+
+
 def strip_comments(text: str) -> str:
     """Return a bash or Python text without comments, blank lines and trailing blanks: what its meaning depends on.
 
-    `#!` is kept: it may be the first line of a program that the recipe writes.
+    `#!` is kept: it may be the first line of a program that the recipe writes. Names of store entries rest on this
+    text: whoever changes what it returns has every user build anew.
     """
-    kept: list[str] = []
-    quote = ""
-    skip_to = -1
-    for position, char in enumerate(text):
-        if position < skip_to:
-            continue
-        before = text[position - 1] if position else "\n"
-        if char == "#" and not quote and before.isspace() and text[position + 1 : position + 2] != "!":
-            end = text.find("\n", position)
-            skip_to = end if end >= 0 else len(text)
-            continue
-        if char == "\\" and quote != "'":
-            kept.append(text[position : position + 2])
-            skip_to = position + 2
-            continue
-        if char in "'\"" and quote in {"", char}:
-            quote = "" if quote else char
-        kept.append(char)
-    lines = (line.rstrip() for line in "".join(kept).splitlines())
+    kept = "".join(token.group() for token in TOKEN.finditer(text) if token.lastgroup != "comment")
+    lines = (line.rstrip() for line in kept.splitlines())
     return "\n".join(line for line in lines if line)

@@ -5,7 +5,7 @@ against a list of known keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -57,21 +57,12 @@ def read_records(text: str, form: RecordForm, where: str, printer: str) -> Recor
     that is not of the `form`, and for an answer that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
     faults = []
-    for line in text.split("\n"):
-        key, equals, value = line.partition("=")
-        fields = tuple(value.split("\t"))
-        if not line:
-            continue
-        if not equals or (key not in form.single and key not in form.many):
-            faults.append(f"the line {line[:SHOWN]!r}")
-        elif "\0" in line:
-            faults.append(f"a zero byte in {line[:SHOWN]!r}")
-        elif len(fields) != (form.single.get(key) or form.many[key]):
-            faults.append(f"{len(fields)} fields in {line[:SHOWN]!r}")
-        elif key in form.single and key in lines:
-            faults.append(f"a second line {key}")
+    for line in filter(None, text.split("\n")):
+        key, _, value = line.partition("=")
+        if fault := _fault(line, form, lines.keys()):
+            faults.append(fault)
         else:
-            lines.setdefault(key, []).append(fields)
+            lines.setdefault(key, []).append(tuple(value.split("\t")))
     if faults:
         raise Trouble(*(disagreement(where, printer, fault) for fault in faults))
     if form.end and lines.get(form.end) != [("1",)]:
@@ -80,6 +71,19 @@ def read_records(text: str, form: RecordForm, where: str, printer: str) -> Recor
             Problem(where, f"the answer of {printer} is cut off", cut, f"{form.end}=1", "the same command again")
         )
     return Records(lines)
+
+
+def _fault(line: str, form: RecordForm, known: Collection[str]) -> str:
+    """Return what is wrong with a line, or ""; `known` are the keys of the lines before it."""
+    key, equals, value = line.partition("=")
+    wanted = form.single.get(key) or form.many.get(key)
+    if not equals or wanted is None:
+        return f"the line {line[:SHOWN]!r}"
+    if "\0" in line:
+        return f"a zero byte in {line[:SHOWN]!r}"
+    if (count := value.count("\t") + 1) != wanted:
+        return f"{count} fields in {line[:SHOWN]!r}"
+    return f"a second line {key}" if key in form.single and key in known else ""
 
 
 def disagreement(where: str, printer: str, found: str) -> Problem:

@@ -12,7 +12,7 @@ from deepep_bootstrap.doctor import gpu, host, network, user
 from deepep_bootstrap.doctor.consistency import compare
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, HostView, Row
 from deepep_bootstrap.inventory import network_env
-from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.facts import Facts, Prefix
 from deepep_bootstrap.inventory.network_env import HANDLER, read_profile
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import PlanRequest
@@ -121,22 +121,28 @@ def known_defects(case: Case, gpu_hosts: Sequence[HostView]) -> Iterator[Finding
 
 def examine_host(seen: HostView, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Yield what was found on one host. Where a recipe's own check was run, it says what is found and wanted."""
-    waiting, well = (
-        frozenset(each for each, check in checks.items() if check.state == state)
-        for state in (host_recipes.REBOOT, host_recipes.OK)
-    )
-    seen = replace(seen, told=waiting, well=well)
-    same: dict[str, list[Fault]] = {}
-    for row in ROWS:
-        for fault in row.look(seen) if seen.role in row.roles else ():
-            check = checks.get(row.recipe)
-            if check is None or (check.state == host_recipes.OK and row.always):
-                yield Finding(row.check, fault.severity, (seen.name,), fault.found, fault.wanted, row.why, fault.fix)
-            elif check.state != host_recipes.OK:
-                same.setdefault(row.recipe, []).append(fault)
+    seen = replace(seen, told=_in_state(checks, host_recipes.REBOOT), well=_in_state(checks, host_recipes.OK))
+    faults_of_recipe: dict[str, list[Fault]] = {}
+    for row, fault in _faults(seen):
+        check = checks.get(row.recipe)
+        if check is None or (check.state == host_recipes.OK and row.always):
+            yield Finding(row.check, fault.severity, (seen.name,), fault.found, fault.wanted, row.why, fault.fix)
+        elif check.state != host_recipes.OK:
+            faults_of_recipe.setdefault(row.recipe, []).append(fault)
     for recipe, check in checks.items():
         if check.state != host_recipes.OK:
-            yield from_recipe(seen, check, same.get(recipe, []))
+            yield from_recipe(seen, check, faults_of_recipe.get(recipe, []))
+
+
+def _in_state(checks: Mapping[str, Check], state: str) -> frozenset[str]:
+    return frozenset(recipe for recipe, check in checks.items() if check.state == state)
+
+
+def _faults(seen: HostView) -> Iterator[tuple[Row, Fault]]:
+    """Yield what the checks for hosts of this role found."""
+    for row in ROWS:
+        if seen.role in row.roles:
+            yield from ((row, fault) for fault in row.look(seen))
 
 
 def from_recipe(seen: HostView, check: Check, same: Sequence[Fault]) -> Finding:
@@ -163,27 +169,31 @@ def from_recipe(seen: HostView, check: Check, same: Sequence[Fault]) -> Finding:
 def share_prefix(case: Case, seen: Sequence[HostView]) -> Iterator[Finding]:
     """Yield what keeps the prefix from being one directory for all hosts."""
     prefixes = {host.name: host.facts.prefix for host in seen if not host.facts.prefix.problem}
-    ids: dict[str, list[str]] = {}
+    hosts_by_id: dict[str, list[str]] = {}
     for name, prefix in prefixes.items():
-        ids.setdefault(prefix.id, []).append(name)
-    why, fix = (
-        "One host builds, all others read what it built.",
-        f"mounting one shared {case.prefix} everywhere, or --limit",
-    )
-    if len(ids) > 1:
-        ranked = sorted(ids.items(), key=lambda group: -len(group[1]))
+        hosts_by_id.setdefault(prefix.id, []).append(name)
+    if len(hosts_by_id) > 1:
+        ranked = sorted(hosts_by_id.items(), key=lambda group: -len(group[1]))
         found = "; ".join(f"{marker[:8] or 'nothing'} on {fold(names)}" for marker, names in ranked)
         odd = tuple(name for _, names in ranked[1:] for name in names)
-        yield Finding("prefix-shared", BLOCKING, odd, found, f"one {case.prefix} for all hosts", why, fix)
-    elif "" in ids and len(prefixes) > 1:
-        local = tuple(
-            name
-            for name, prefix in prefixes.items()
-            if prefix.fs in LOCAL_FILESYSTEMS and prefix.source.startswith(("/dev/", "overlay"))
-        )
-        if local:
-            found = f"{case.prefix} would be on a disk of each host's own ({prefixes[local[0]].fs})"
-            yield Finding("prefix-shared", BLOCKING, local, found, "a filesystem that the hosts share", why, fix)
+        yield not_shared(case, odd, found, f"one {case.prefix} for all hosts")
+        return
+    local = tuple(name for name, prefix in prefixes.items() if is_local(prefix))
+    if "" in hosts_by_id and len(prefixes) > 1 and local:
+        found = f"{case.prefix} would be on a disk of each host's own ({prefixes[local[0]].fs})"
+        yield not_shared(case, local, found, "a filesystem that the hosts share")
+
+
+def not_shared(case: Case, hosts: tuple[str, ...], found: str, wanted: str) -> Finding:
+    """Return the finding of hosts that see another prefix than the others do."""
+    why = "One host builds, all others read what it built."
+    fix = f"mounting one shared {case.prefix} everywhere, or --limit"
+    return Finding("prefix-shared", BLOCKING, hosts, found, wanted, why, fix)
+
+
+def is_local(prefix: Prefix) -> bool:
+    """Whether a prefix is on a disk of the host's own."""
+    return prefix.fs in LOCAL_FILESYSTEMS and prefix.source.startswith(("/dev/", "overlay"))
 
 
 def have_slurm(case: Case, seen: Sequence[HostView]) -> Iterator[Finding]:

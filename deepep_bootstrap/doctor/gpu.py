@@ -1,11 +1,11 @@
-"""Checks of the GPUs, their driver and their links. Each row is a question to one host."""
+"""Checks of the GPUs of one host, their driver and their links."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Case, Fault, HostView, Row, few
 from deepep_bootstrap.inventory.machine import FABRIC_WELL, Machine
 
 GPUS_PER_NODE = 8
@@ -109,16 +109,30 @@ def below_floor(capability: str) -> bool:
 def runs_cuda(seen: HostView) -> Iterator[Fault]:
     """The driver brings the stack's CUDA major."""
     for driver in sorted({gpu.driver for gpu in seen.facts.gpus}):
-        branch = int(driver.split(".")[0]) if driver.split(".")[0].isdigit() else 0
-        major, minor = next(((major, minor) for floor, major, minor in DRIVER_CUDA if branch >= floor), (0, 0))
+        branch = driver_branch(driver)
+        major, minor = cuda_of(branch)
         if branch and major < int(seen.case.stack.cuda):
-            floor = min(row[0] for row in DRIVER_CUDA if row[1] >= int(seen.case.stack.cuda))
-            fitting = next((name for name, cuda in seen.case.other_stacks.items() if int(cuda) <= major), "")
-            fix = seen.case.with_stack(fitting) if fitting else f"installing driver {floor} or later, then a reboot"
             brings = f"CUDA {major}.{minor}" if major else "no CUDA 12"
-            yield Fault(
-                BLOCKING, f"driver {driver} ({brings})", f"driver {floor} or later for CUDA {seen.case.stack.cuda}", fix
-            )
+            yield too_old(seen.case, f"driver {driver} ({brings})", major)
+
+
+def too_old(case: Case, found: str, major: int) -> Fault:
+    """Return the fault of a driver that brings no more than CUDA `major`: another stack fits it, or a newer driver."""
+    floor = min(floor for floor, brought, _ in DRIVER_CUDA if brought >= int(case.stack.cuda))
+    fitting = next((name for name, cuda in case.other_stacks.items() if int(cuda) <= major), "")
+    fix = case.with_stack(fitting) if fitting else f"installing driver {floor} or later, then a reboot"
+    return Fault(BLOCKING, found, f"driver {floor} or later for CUDA {case.stack.cuda}", fix)
+
+
+def driver_branch(driver: str) -> int:
+    """Return 580 of "580.159.04"; 0 for what is no version."""
+    branch = driver.split(".")[0]
+    return int(branch) if branch.isdigit() else 0
+
+
+def cuda_of(branch: int) -> tuple[int, int]:
+    """Return major and minor of the CUDA that a driver branch brings; zeros before CUDA 12."""
+    return next(((major, minor) for floor, major, minor in DRIVER_CUDA if branch >= floor), (0, 0))
 
 
 def has_nvlink(seen: HostView) -> Iterator[Fault]:

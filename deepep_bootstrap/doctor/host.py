@@ -52,10 +52,10 @@ def is_in_service(seen: HostView) -> Iterator[Fault]:
             "sbatch_args=--reservation=NAME in the hosts file, where it is yours",
         )
     elif state and not commands.is_usable(state, seen.case.reservation):
-        told = f"{state}: {reason}" if reason else state
+        found = f"{state}: {reason}" if reason else state
         by_hand = f"scontrol show node {name}; scontrol update nodename={name} state=resume"
         fix = seen.case.bootstrap if nodes.is_ours(reason) else by_hand
-        yield Fault(WARNING, told, "a node in service", fix)
+        yield Fault(WARNING, found, "a node in service", fix)
 
 
 def finds_slurm(seen: HostView) -> Iterator[Fault]:

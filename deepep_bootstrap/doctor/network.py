@@ -148,16 +148,16 @@ def has_one_user_space(seen: HostView) -> Iterator[Fault]:
     libraries = [each for each in seen.facts.prepared.verbs if each.kind == "libibverbs"]
     providers = [each for each in seen.facts.prepared.verbs if each.kind == "provider"]
     abis = {each.abi for each in libraries}
-    told = few((f"{each.path} ({each.version or '?'}, ABI {each.abi or '?'})" for each in (*libraries, *providers)), 6)
+    found = few((f"{each.path} ({each.version or '?'}, ABI {each.abi or '?'})" for each in (*libraries, *providers)), 6)
     fix = f"{seen.case.bootstrap}  # or by hand: rdma-core and its providers from one origin"
     if not libraries:
         yield Fault(BLOCKING, "no libibverbs", "rdma-core with its mlx5 provider", seen.case.bootstrap)
     elif not any(each.abi in abis for each in providers):
         yield Fault(
-            BLOCKING, told if providers else f"{told}, no mlx5 provider", "a provider with libibverbs' own ABI", fix
+            BLOCKING, found if providers else f"{found}, no mlx5 provider", "a provider with libibverbs' own ABI", fix
         )
     elif len(abis) > 1 or any(each.abi not in abis for each in providers):
-        yield Fault(WARNING, told, "one libibverbs", fix)
+        yield Fault(WARNING, found, "one libibverbs", fix)
 
 
 def has_gpu_handler(seen: HostView) -> Iterator[Fault]:

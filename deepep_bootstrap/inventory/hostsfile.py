@@ -76,35 +76,57 @@ def read_hosts(value: str, limit: str = "") -> Inventory:
     return _limited(inventory, limit) if limit else inventory
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A line of hosts: the hosts that it names, and its own settings of them."""
+
+    hosts: tuple[Host, ...]
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Default:
+    """A setting of the `defaults` line, and the line (`file:line`) that it is on."""
+
+    value: str
+    where: str
+
+
 def parse_hosts_file(text: str, path: str) -> Inventory:
     """Read the text of a hosts file; `path` is its name in messages. Raises Trouble with every problem at once."""
     lines, problems = _split(text, path)
-    common: dict[str, str] = {}
-    entries: list[tuple[list[Host], dict[str, str]]] = []
-    origin: dict[str, str] = {}
+    defaults: dict[str, Default] = {}
+    entries: list[Entry] = []
     for where, words in lines:
-        is_defaults = words[0] == DEFAULTS
-        values = _pairs(words[1:], where, SETTING_KEYS | HOST_KEYS if is_defaults else HOST_KEYS, problems)
-        if is_defaults:
-            problems += [
-                Problem(where, f"{key} is set twice", f"also in {origin[key]}") for key in values if key in common
-            ]
-            common.update(values)
-            origin.update(dict.fromkeys(values, where))
+        if words[0] == DEFAULTS:
+            problems += _add_defaults(defaults, words[1:], where)
         else:
-            hosts, bad = _expand(words[0], where)
+            values = _pairs(words[1:], where, HOST_KEYS, problems)
+            named, bad = _expand(words[0], where)
             problems += bad
-            entries.append((hosts, values))
-    hosts = [_host(host, {**common, **values}) for host_list, values in entries for host in host_list]
+            entries.append(Entry(tuple(named), values))
+    common = {key: default.value for key, default in defaults.items()}
+    hosts = [_host(host, {**common, **entry.values}) for entry in entries for host in entry.hosts]
     if not entries and not problems:
         problems.append(
             Problem(f"{path}:1", "no host in it", wanted="one node set a line, e.g. b200-[001-016] user=root")
         )
     problems += _repeated(hosts)
-    problems += _unknown_hosts(common, origin, [host.name for host in hosts])
+    problems += _unknown_hosts(defaults, [host.name for host in hosts])
     if problems:
         raise Trouble(*sorted(problems, key=lambda problem: int(problem.where.rpartition(":")[2] or 0)))
     return Inventory(path, tuple(hosts), _settings(common))
+
+
+def _add_defaults(defaults: dict[str, Default], words: list[str], where: str) -> list[Problem]:
+    """Add the settings of one `defaults` line; what is wrong with it is returned."""
+    problems: list[Problem] = []
+    values = _pairs(words, where, SETTING_KEYS | HOST_KEYS, problems)
+    for key, value in values.items():
+        if key in defaults:
+            problems.append(Problem(where, f"{key} is set twice", f"also in {defaults[key].where}"))
+        defaults[key] = Default(value, where)
+    return problems
 
 
 def _read(path: Path) -> str:
@@ -180,21 +202,27 @@ def _expand(entry: str, where: str) -> tuple[list[Host], list[Problem]]:
     hosts: list[Host] = []
     problems: list[Problem] = []
     for piece in nodeset.pieces(entry):
-        user, at, rest = piece.rpartition("@")
-        names, port = (rest, "") if rest.count(":") > 1 else (rest.partition(":")[0], rest.partition(":")[2])
-        wrong = [_user(user)] if at else []
-        wrong += [_port(port)] if ":" in rest and names != rest else []
-        expanded = nodeset.expand(names)
-        wrong += [expanded] if isinstance(expanded, str) else []
-        if any(wrong):
-            problems += [
-                Problem(where, "a bad node set", piece[:80] or "nothing", wanted) for wanted in wrong if wanted
-            ]
-        else:
-            hosts += [Host(name, user=user, port=int(port or 0), where=where) for name in expanded]
+        named, wrong = _expand_piece(piece, where)
+        hosts += named
+        problems += [Problem(where, "a bad node set", piece[:80] or "nothing", wanted) for wanted in wrong]
     if len(hosts) > nodeset.MOST_NAMES:
         return [], [Problem(where, "a bad node set", f"{len(hosts)} hosts", f"at most {nodeset.MOST_NAMES}")]
     return hosts, problems
+
+
+def _expand_piece(piece: str, where: str) -> tuple[list[Host], list[str]]:
+    """Return the hosts that `user@names:port` means, and, where it cannot be read, what was wanted instead."""
+    user, at, rest = piece.rpartition("@")
+    is_ipv6 = rest.count(":") > 1
+    names, colon, port = (rest, "", "") if is_ipv6 else rest.partition(":")
+    wrong = [_user(user)] if at else []
+    wrong += [_port(port)] if colon else []
+    expanded = nodeset.expand(names)
+    if isinstance(expanded, str):
+        wrong.append(expanded)
+    if any(wrong) or isinstance(expanded, str):
+        return [], [wanted for wanted in wrong if wanted]
+    return [Host(name, user=user, port=int(port or 0), where=where) for name in expanded], []
 
 
 def _host(host: Host, values: Mapping[str, str]) -> Host:
@@ -218,10 +246,11 @@ def _repeated(hosts: list[Host]) -> Iterator[Problem]:
             yield Problem(host.where, f"host {host.name} is named twice", f"also in {first[host.name].where}")
 
 
-def _unknown_hosts(common: Mapping[str, str], origin: Mapping[str, str], names: list[str]) -> Iterator[Problem]:
+def _unknown_hosts(defaults: Mapping[str, Default], names: list[str]) -> Iterator[Problem]:
     for key in ("build_host", "prefix_host", "slurm_host"):
-        if key in common and common[key] not in names:
-            yield _unknown(origin[key], f"{key} {common[key]} is no host of this file", common[key], names)
+        default = defaults.get(key)
+        if default and default.value not in names:
+            yield _unknown(default.where, f"{key} {default.value} is no host of this file", default.value, names)
 
 
 def _limited(inventory: Inventory, limit: str) -> Inventory:

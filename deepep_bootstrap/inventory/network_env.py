@@ -96,22 +96,35 @@ def choose_profile(profile: str, facts: Mapping[str, Facts]) -> tuple[str, str, 
     decides."""
     if profile != AUTO:
         return profile, "named in the hosts file", ()
-    nics = {host: active_nics(seen) for host, seen in facts.items()}
-    speeds: dict[str, float] = {}
-    for nic in (nic for found in nics.values() for nic in found):
-        speeds[nic.link] = speeds.get(nic.link, 0.0) + nic.rate
-    usable = {link: speed for link, speed in speeds.items() if link in BY_LINK}
-    if not usable:
+    active = {host: active_nics(seen) for host, seen in facts.items()}
+    speeds = _speeds(active)
+    if not speeds:
         return SINGLE, f"no active {DRIVER} port on any GPU host", ()
-    link = max(usable, key=lambda name: usable[name])
+    link = max(speeds, key=lambda name: speeds[name])
     why = f"active {DRIVER} ports with link layer {link}"
-    without = [host for host, found in nics.items() if not any(nic.link == link for nic in found)]
-    notes = [f"{_fold(without)}: no active {link} port, cannot take part in runs over several nodes"] if without else []
-    others = [other for other in usable if other != link]
-    notes += [f"NICs of another kind ({', '.join(others)}) are left alone: {link} has more bandwidth"] if others else []
+    notes = tuple(_link_notes(link, speeds, active))
     if link == "Ethernet" and _all_b200(facts) and any(seen.prepared.gib for seen in facts.values()):
-        return GCP_B200, f"{why}, B200 GPUs and Google's gIB", tuple(notes)
-    return BY_LINK[link], why, tuple(notes)
+        return GCP_B200, f"{why}, B200 GPUs and Google's gIB", notes
+    return BY_LINK[link], why, notes
+
+
+def _speeds(active: Mapping[str, Sequence[Nic]]) -> dict[str, float]:
+    """Return the bandwidth of all hosts' active ports by link layer, of those that there is a profile for."""
+    speeds: dict[str, float] = {}
+    for nic in (nic for found in active.values() for nic in found):
+        if nic.link in BY_LINK:
+            speeds[nic.link] = speeds.get(nic.link, 0.0) + nic.rate
+    return speeds
+
+
+def _link_notes(link: str, speeds: Mapping[str, float], active: Mapping[str, Sequence[Nic]]) -> Iterator[str]:
+    """Yield which hosts have no port of the chosen link layer, and which other link layers are left alone."""
+    without = [host for host, found in active.items() if not any(nic.link == link for nic in found)]
+    if without:
+        yield f"{_fold(without)}: no active {link} port, cannot take part in runs over several nodes"
+    others = [other for other in speeds if other != link]
+    if others:
+        yield f"NICs of another kind ({', '.join(others)}) are left alone: {link} has more bandwidth"
 
 
 def _all_b200(facts: Mapping[str, Facts]) -> bool:
@@ -119,8 +132,38 @@ def _all_b200(facts: Mapping[str, Facts]) -> bool:
     return bool(names) and all(re.search(r"\bB200\b", name) for name in names)
 
 
+@dataclass(frozen=True)
+class HostNetwork:
+    """What one host's hardware decides: `node` is the name that it calls itself, `nics` the port of each GPU by its
+    index, `hca_prefix` what NVSHMEM must be told of the ports' names, `interface` the one toward the other hosts, and
+    `interface_word` the same for who reads names as beginnings. Empty where nothing is to be set."""
+
+    node: str
+    nics: Mapping[int, Nic]
+    hca_prefix: str
+    interface: str
+    interface_word: str
+
+    @property
+    def map(self) -> str:
+        """The ports of the GPUs as DeepEP reads them."""
+        return ",".join(f"{gpu}:{nic}" for gpu, nic in self.nics.items())
+
+    def environment(self, gid_index: int | None) -> dict[str, str]:
+        """Return the variables of this host, "" for those that are left unset."""
+        nvshmem, nccl, gloo = INTERFACES
+        return {
+            MAP: self.map,
+            "NVSHMEM_HCA_PREFIX": self.hca_prefix,
+            "NVSHMEM_IB_GID_INDEX": "" if gid_index is None else str(gid_index),
+            nvshmem: self.interface_word,
+            nccl: self.interface_word,
+            gloo: self.interface,
+        }
+
+
 def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], profile: Profile) -> Settings:
-    """Return the variables that the network's hardware decides, with notes; `ports` as fabric.sort_out gives them, by
+    """Return the variables that the network's hardware decides, with notes; `ports` as nics.sort_out gives them, by
     host.
 
     Hosts without a port for the GPUs' traffic have no say: nothing runs between them and others."""
@@ -128,72 +171,83 @@ def network_settings(facts: Mapping[str, Facts], ports: Mapping[str, Sorted], pr
     facts = {host: seen for host, seen in facts.items() if host in ports and ports[host].used}
     if not facts:
         return Settings(notes=left)
-    maps = {host: nics.assign_nics(seen.gpus, ports[host].used) for host, seen in facts.items()}
-    index = (
-        nics.gid_index(nic for assigned in maps.values() for nic in assigned.values())
-        if profile.link == "Ethernet"
-        else None
-    )
-    values = {
-        MAP: {host: ",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) for host, assigned in maps.items()},
-        "NVSHMEM_HCA_PREFIX": {
-            host: nics.name_prefix(nic.name for nic in assigned.values()) for host, assigned in maps.items()
-        },
-        "NVSHMEM_IB_GID_INDEX": {host: "" if index is None else str(index) for host in facts},
-        **_interfaces(facts),
-    }
-    notes = [*left, *_map_notes(facts, ports, maps)]
-    if profile.link == "Ethernet" and index is None and "NVSHMEM_IB_GID_INDEX" not in profile.environment:
+    networks = _host_networks(facts, ports)
+    is_ethernet = profile.link == "Ethernet"
+    used = [nic for network in networks.values() for nic in network.nics.values()]
+    index = nics.gid_index(used) if is_ethernet else None
+    notes = [*left, *_map_notes(facts, ports, {host: network.nics for host, network in networks.items()})]
+    if is_ethernet and index is None and "NVSHMEM_IB_GID_INDEX" not in profile.environment:
         notes.append(
             "no one GID index holds a routable RoCE v2 address on all NICs of all hosts: NVSHMEM finds one for each NIC"
         )
-    if len(facts) > 1 and not all(values[INTERFACES[0]].values()):
-        without = [host for host in facts if not values[INTERFACES[0]][host]]
+    without = [host for host, network in networks.items() if not network.interface]
+    if len(facts) > 1 and without:
         notes.append(
             f"{_fold(without)}: no one interface toward the other hosts is known: NVSHMEM, NCCL and Gloo choose theirs"
         )
-    spread = _spread(values, facts)
+    spread = _spread([HostVariables(network.node, network.environment(index)) for network in networks.values()])
     return Settings(spread.environment, spread.by_host, (*notes, *spread.notes))
 
 
-def _interfaces(facts: Mapping[str, Facts]) -> dict[str, dict[str, str]]:
-    """Return the three variables that name the interface between the hosts, by host. NCCL and NVSHMEM read names as
-    beginnings."""
+def _host_networks(facts: Mapping[str, Facts], ports: Mapping[str, Sorted]) -> dict[str, HostNetwork]:
+    """Return what each host's hardware decides, by host. NCCL and NVSHMEM read names of interfaces as beginnings,
+    unless "=" stands before them; Gloo does not."""
     machines = {host: seen.prepared for host, seen in facts.items()}
-    found = nics.bootstrap_interfaces(machines)
-    ambiguous = {name for name in set(found.values()) if nics.is_ambiguous(name, machines.values())}
-    exact = {host: "=" if name in ambiguous else "" for host, name in found.items()}
-    nvshmem, nccl, gloo = INTERFACES
-    plain = {host: found.get(host, "") for host in facts}
-    marked = {host: exact.get(host, "") + plain[host] for host in facts}
-    return {nvshmem: marked, nccl: dict(marked), gloo: plain}
+    interfaces = nics.bootstrap_interfaces(machines)
+    ambiguous = {name for name in set(interfaces.values()) if nics.is_ambiguous(name, machines.values())}
+    networks = {}
+    for host, seen in facts.items():
+        assigned = nics.assign_nics(seen.gpus, ports[host].used)
+        prefix = nics.name_prefix(nic.name for nic in assigned.values())
+        interface = interfaces.get(host, "")
+        word = f"={interface}" if interface in ambiguous else interface
+        networks[host] = HostNetwork(short_name(host, seen), assigned, prefix, interface, word)
+    return networks
 
 
-def _spread(values: Mapping[str, Mapping[str, str]], facts: Mapping[str, Facts]) -> Settings:
+@dataclass(frozen=True)
+class HostVariables:
+    """The variables of one host, "" for those that are left unset, and the name that it calls itself."""
+
+    node: str
+    values: Mapping[str, str]
+
+
+def _spread(hosts: Sequence[HostVariables]) -> Settings:
     """Return each variable once where all hosts agree, else by node: modulefiles choose by the name that `hostname
     -s` prints."""
     environment: dict[str, str] = {}
     by_host: dict[str, dict[str, str]] = {}
     unclear: list[str] = []
-    for variable, found in values.items():
-        distinct = set(found.values())
-        if len(distinct) == 1:
-            environment[variable] = distinct.pop()
-            continue
-        nodes: dict[str, set[str]] = {}
-        for host, value in found.items():
-            nodes.setdefault(short_name(host, facts[host]), set()).add(value)
-        if any(len(several) > 1 for several in nodes.values()):
+    for variable in hosts[0].values:
+        if len({host.values[variable] for host in hosts}) == 1:
+            environment[variable] = hosts[0].values[variable]
+        elif _same_by_node(hosts, variable):
+            for host in hosts:
+                by_host.setdefault(host.node, {})[variable] = host.values[variable]
+        else:
             unclear.append(variable)
-            continue
-        for node, one in nodes.items():
-            by_host.setdefault(node, {})[variable] = one.pop()
-    differing = dict.fromkeys(name for found in by_host.values() for name in found)
-    notes = [f"chosen by the host's name when the module is loaded: {', '.join(differing)}"] if differing else []
-    notes += [f"hosts of one name differ in {', '.join(unclear)}: left unset"] if unclear else []
+    filled = {node: _filled(values) for node, values in by_host.items()}
     return Settings(
-        _filled(environment), {node: _filled(found) for node, found in by_host.items() if _filled(found)}, tuple(notes)
+        _filled(environment),
+        {node: values for node, values in filled.items() if values},
+        tuple(_spread_notes(by_host, unclear)),
     )
+
+
+def _spread_notes(by_host: Mapping[str, Mapping[str, str]], unclear: Sequence[str]) -> Iterator[str]:
+    """Yield which variables differ between hosts, and which are left unset for it."""
+    differing = dict.fromkeys(name for values in by_host.values() for name in values)
+    if differing:
+        yield f"chosen by the host's name when the module is loaded: {', '.join(differing)}"
+    if unclear:
+        yield f"hosts of one name differ in {', '.join(unclear)}: left unset"
+
+
+def _same_by_node(hosts: Sequence[HostVariables], variable: str) -> bool:
+    """Return whether hosts that call themselves alike have the same value."""
+    first: dict[str, str] = {}
+    return all(first.setdefault(host.node, host.values[variable]) == host.values[variable] for host in hosts)
 
 
 def _filled(values: Mapping[str, str]) -> dict[str, str]:
@@ -207,12 +261,12 @@ def short_name(host: str, facts: Facts) -> str:
 
 def _left_notes(ports: Mapping[str, Sorted]) -> Iterator[str]:
     """Yield which mlx5 ports are left alone for another reason than their kind, equal hosts together."""
-    told: dict[str, list[str]] = {}
+    hosts_by_text: dict[str, list[str]] = {}
     for host, found in ports.items():
         reasons = {why: names for why, names in found.left.items() if not why.startswith(("driver ", "link layer "))}
         text = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
-        told.setdefault(text, []).append(host)
-    yield from (f"{_fold(hosts)}: left alone: {text}" for text, hosts in told.items() if text)
+        hosts_by_text.setdefault(text, []).append(host)
+    yield from (f"{_fold(hosts)}: left alone: {text}" for text, hosts in hosts_by_text.items() if text)
 
 
 def _map_notes(
@@ -221,16 +275,16 @@ def _map_notes(
     """Yield what is particular in the maps: hosts that differ, NICs that are shared, cards with several ports,
     bonds."""
     groups: dict[str, list[str]] = {}
-    told: dict[str, list[str]] = {}
+    hosts_by_text: dict[str, list[str]] = {}
     for host, assigned in maps.items():
         groups.setdefault(",".join(f"{gpu}:{nic}" for gpu, nic in assigned.items()) or "none", []).append(host)
         for text in _host_notes(len(facts[host].gpus), ports[host].used, assigned):
-            told.setdefault(text, []).append(host)
+            hosts_by_text.setdefault(text, []).append(host)
     if len(groups) > 1:
         each = [f"{_fold(hosts)} {text}" for text, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))]
         more = f"; and {len(each) - MOST_TOLD} more" if len(each) > MOST_TOLD else ""
         yield f"the hosts' GPUs and NICs are not laid out alike: {'; '.join(each[:MOST_TOLD])}{more}"
-    yield from (f"{_fold(hosts)}: {text}" for text, hosts in told.items())
+    yield from (f"{_fold(hosts)}: {text}" for text, hosts in hosts_by_text.items())
 
 
 def _host_notes(gpus: int, nics: Sequence[Nic], assigned: Mapping[int, Nic]) -> Iterator[str]:
@@ -299,12 +353,12 @@ def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[st
     }
     without = {host: seen.gpu_problem or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
     if not found:
-        told = next(iter(without.values()), "no compute capability from nvidia-smi")
+        reason = next(iter(without.values()), "no compute capability from nvidia-smi")
         raise Trouble(
             Problem(
                 _fold(facts),
                 "there is no GPU to build for",
-                told,
+                reason,
                 "one GPU at least",
                 "role=login for hosts without GPUs",
             )

@@ -93,32 +93,36 @@ def sort_out(facts: Facts, link: str) -> Sorted:
     are physical ones, ports of less than half the fastest rate (management), and, where most GPUs share a PCI switch
     with a NIC, the NICs that share one with no GPU: what is built beside the GPUs serves them, what hangs elsewhere
     serves storage or management."""
+    left = _unusable(facts)
+    nics = list(active_nics(facts))
+
+    def leave(why: str, names: Iterable[Nic]) -> None:
+        for nic in names:
+            left.setdefault(why, []).append(str(nic))
+            nics.remove(nic)
+
+    for nic in [nic for nic in nics if nic.link != link]:
+        leave(f"link layer {nic.link}", [nic])
+    if not all(nic.virtual for nic in nics):
+        leave("virtual function", [nic for nic in nics if nic.virtual])
+    fastest = max((nic.rate for nic in nics), default=0.0)
+    for nic in [nic for nic in nics if nic.rate * 2 < fastest]:
+        leave(f"{nic.rate:g} of {fastest:g} Gb/s", [nic])
+    leave("under no switch with a GPU", _apart(facts.gpus, nics))
+    return Sorted(tuple(nics), {why: tuple(names) for why, names in left.items()})
+
+
+def _unusable(facts: Facts) -> dict[str, list[str]]:
+    """Return the devices of other drivers and the ports that are not active, by reason."""
     left: dict[str, list[str]] = {}
     for device in facts.rdma:
         if device.driver != DRIVER:
             left.setdefault(f"driver {device.driver or 'none'}", []).append(device.name)
-        for port in device.ports if device.driver == DRIVER else ():
+            continue
+        for port in device.ports:
             if port.state != "ACTIVE":
                 left.setdefault(f"port state {port.state}", []).append(f"{device.name}:{port.number}")
-    nics = active_nics(facts)
-    kept = list(nics)
-
-    def leave(why: str, nic: Nic) -> None:
-        left.setdefault(why, []).append(str(nic))
-        kept.remove(nic)
-
-    for nic in nics:
-        if nic.link != link:
-            leave(f"link layer {nic.link}", nic)
-    if not all(nic.virtual for nic in kept):
-        for nic in [nic for nic in kept if nic.virtual]:
-            leave("virtual function", nic)
-    fastest = max((nic.rate for nic in kept), default=0.0)
-    for nic in [nic for nic in kept if nic.rate * 2 < fastest]:
-        leave(f"{nic.rate:g} of {fastest:g} Gb/s", nic)
-    for nic in _apart(facts.gpus, kept):
-        leave("under no switch with a GPU", nic)
-    return Sorted(tuple(kept), {why: tuple(names) for why, names in left.items()})
+    return left
 
 
 def _apart(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
@@ -181,34 +185,67 @@ def _balanced(costs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return the column of each row of a square matrix for the smallest sum: the Hungarian method, O(n³), here n ≤
-    32."""
-    size = len(costs)
-    rows, columns, owner = [0] * (size + 1), [0] * (size + 1), [0] * (size + 1)
-    for row in range(1, size + 1):
-        owner[0], column = row, 0
-        least: list[float] = [math.inf] * (size + 1)
-        came, seen = [0] * (size + 1), [False] * (size + 1)
-        while owner[column]:
-            seen[column] = True
-            here = owner[column]
-            for other in (other for other in range(1, size + 1) if not seen[other]):
-                cost = costs[here - 1][other - 1] - rows[here] - columns[other]
-                if cost < least[other]:
-                    least[other], came[other] = cost, column
-            nearest = min((other for other in range(1, size + 1) if not seen[other]), key=least.__getitem__)
-            step = int(least[nearest])
-            for other in range(size + 1):
-                if seen[other]:
-                    rows[owner[other]] += step
-                    columns[other] -= step
-                else:
-                    least[other] -= step
-            column = nearest
-        while column:
-            owner[column] = owner[came[column]]
-            column = came[column]
-    return [place for _, place in sorted((owner[column], column - 1) for column in range(1, size + 1))]
+    """Return the column of each row of a square matrix for the smallest sum of costs.
+
+    The Hungarian method with potentials, O(n³), here n ≤ 32: H. W. Kuhn, "The Hungarian method for the assignment
+    problem", Naval Research Logistics Quarterly 2 (1955); in this form, one shortest augmenting path a row, R. Jonker
+    and A. Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems", Computing
+    38 (1987)."""
+    matching = _Matching(costs)
+    for row in range(len(costs)):
+        matching.add(row)
+    return sorted(range(len(costs)), key=lambda column: matching.row_of[column])
+
+
+class _Matching:
+    """An assignment of rows to columns that grows row by row, the cheapest one for the rows that it has.
+
+    `row_of[column]` is the row assigned to a column, NOBODY for none; the last column is no column of the matrix: the
+    row to be assigned stands there while its path is searched. Potentials of rows and columns keep every reduced cost
+    (cost - potentials of its row and column) at 0 or above, and that of every assigned pair at 0."""
+
+    NOBODY = -1
+
+    def __init__(self, costs: Sequence[Sequence[int]]) -> None:
+        self.costs = costs
+        self.size = len(costs)
+        self.row_of = [self.NOBODY] * (self.size + 1)
+        self.row_potential = [0] * self.size
+        self.column_potential = [0] * (self.size + 1)
+
+    def add(self, row: int) -> None:
+        """Assign `row`: find the cheapest path from it to a free column, and move every row on it one column on."""
+        start = self.size
+        self.row_of[start] = row
+        least: list[float] = [math.inf] * self.size  # the cheapest way to each column that was found so far
+        before = [start] * self.size  # the column before it on this way
+        reached: list[int] = []
+        column = start
+        while self.row_of[column] != self.NOBODY:
+            reached.append(column)
+            open_columns = [other for other in range(self.size) if other not in reached]
+            self._relax(column, open_columns, least, before)
+            column = min(open_columns, key=least.__getitem__)
+            self._lower(int(least[column]), reached, open_columns, least)
+        while column != start:
+            self.row_of[column] = self.row_of[before[column]]
+            column = before[column]
+
+    def _relax(self, column: int, open_columns: Iterable[int], least: list[float], before: list[int]) -> None:
+        """Note the columns that are reached cheaper by the row of `column`."""
+        row = self.row_of[column]
+        for other in open_columns:
+            cost = self.costs[row][other] - self.row_potential[row] - self.column_potential[other]
+            if cost < least[other]:
+                least[other], before[other] = cost, column
+
+    def _lower(self, step: int, reached: Iterable[int], open_columns: Iterable[int], least: list[float]) -> None:
+        """Change potentials by `step`, so that the way to the nearest open column costs nothing."""
+        for column in reached:
+            self.row_potential[self.row_of[column]] += step
+            self.column_potential[column] -= step
+        for column in open_columns:
+            least[column] -= step
 
 
 def _shared(one: str, other: str) -> int:
@@ -241,13 +278,22 @@ def name_prefix(names: Iterable[str]) -> str:
 def gid_index(nics: Iterable[Nic]) -> int | None:
     """Return the one index at which every NIC of every host has a routable RoCE v2 address (IPv4 first); None when
     there is no such index or more than one, where NVSHMEM chooses for each NIC better than we could for all."""
-    tables = [[gid for gid in nic.gids if gid.kind == ROCE_V2 and not gid.gid.startswith(LINK_LOCAL)] for nic in nics]
+    tables = [_routable(nic) for nic in nics]
     for beginning in (IPV4, ""):
-        found = [{gid.index for gid in table if gid.gid.startswith(beginning)} for table in tables]
-        shared = set.intersection(*found) if found else set()
+        shared = _shared_indexes(tables, beginning)
         if shared:
             return shared.pop() if len(shared) == 1 else None
     return None
+
+
+def _routable(nic: Nic) -> list[Gid]:
+    return [gid for gid in nic.gids if gid.kind == ROCE_V2 and not gid.gid.startswith(LINK_LOCAL)]
+
+
+def _shared_indexes(tables: Iterable[Sequence[Gid]], beginning: str) -> set[int]:
+    """Return the indexes at which every table has an address that begins so."""
+    indexes = [{gid.index for gid in table if gid.gid.startswith(beginning)} for table in tables]
+    return set.intersection(*indexes) if indexes else set()
 
 
 def bootstrap_interfaces(machines: Mapping[str, Machine]) -> dict[str, str]:

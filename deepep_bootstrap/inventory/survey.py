@@ -203,10 +203,10 @@ def fold_problems(problems: Iterable[Problem], inventory: Inventory) -> tuple[Pr
             same = replace(problem, where="", what=what, try_="")
         groups.setdefault(same, []).append(problem)
     return tuple(
-        told[0]
-        if len(told) == 1
+        alike[0]
+        if len(alike) == 1
         else replace(
-            told[0], where=nodeset.fold(each.where for each in told), what=same.what.replace(OWN_NAME, "of the host")
+            alike[0], where=nodeset.fold(each.where for each in alike), what=same.what.replace(OWN_NAME, "of the host")
         )
-        for same, told in groups.items()
+        for same, alike in groups.items()
     )

@@ -96,8 +96,8 @@ def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: Rule
 
     Manifests of entries hold no commit; the module's name ends in the first digits of it."""
     deepep, nvshmem = str(record.get("deepep", "")), str(record.get("nvshmem", ""))
-    told = re.search(r"-([0-9a-f]{7,40})$", str(record.get("module", "")).removesuffix(f"-{stack}"))
-    rev = told[1] if told else ""
+    commit = re.search(r"-([0-9a-f]{7,40})$", str(record.get("module", "")).removesuffix(f"-{stack}"))
+    rev = commit[1] if commit else ""
     archs = tuple(str(each) for each in _list(record.get("archs")))
     inputs = {name: _inputs(holdings, name) for name in (deepep, nvshmem)}
     contents = {"deepep": book.contents(rev, _changes(inputs[deepep])), "nvshmem": Contents(complete=False)}

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from deepep_bootstrap.fetch.renew import compare_link
-from deepep_bootstrap.lock.model import Lock, Source
+from deepep_bootstrap.lock.model import Lock, Source, Stack
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings
 
 Place = tuple[str, str, str]
@@ -74,15 +74,28 @@ def lock_facts(lock: Lock) -> Facts:
     for source in lock.sources.values():
         found |= source_facts(source.name, source)
     for name, stack in lock.stacks.items():
-        found |= {("stack", name, key): value for key, value in _flat(stack) if not key.startswith("wheels")}
-        for target, wheels in stack.wheels.items():
-            found |= wheel_facts(f"{name} {target}", ((wheel.name, wheel.version, wheel.hash) for wheel in wheels))
+        found |= stack_facts(name, stack)
     for name, system in lock.systems.items():
-        found |= {("system", name, key): value for key, value in _flat(system)}
+        found |= _placed("system", name, _flat(system))
     for name, wheels in lock.tools.items():
         found |= wheel_facts(f"tool {name}", ((wheel.file, wheel.version, wheel.hash) for wheel in wheels))
-    found |= {("index", name, "url"): url for name, url in lock.indexes.items()}
+    for name, url in lock.indexes.items():
+        found["index", name, "url"] = url
     return found
+
+
+def stack_facts(name: str, stack: Stack) -> dict[Place, str]:
+    """Return what a lock says of one stack, the wheels of each target by themselves."""
+    pairs = ((key, value) for key, value in _flat(stack) if not key.startswith("wheels"))
+    found = _placed("stack", name, pairs)
+    for target, wheels in stack.wheels.items():
+        found |= wheel_facts(f"{name} {target}", ((wheel.name, wheel.version, wheel.hash) for wheel in wheels))
+    return found
+
+
+def _placed(what: str, name: str, pairs: Iterable[tuple[str, str]]) -> dict[Place, str]:
+    """Return keys and values as facts of one thing."""
+    return {(what, name, key): value for key, value in pairs}
 
 
 def source_facts(name: str, source: Source) -> dict[Place, str]:
@@ -130,20 +143,26 @@ def generation_facts(holdings: Holdings, generation: Generation, sources: Mappin
     """
     found: dict[Place, str] = {("offer", "", "default_stack"): generation.default_stack}
     for stack, record in generation.stacks.items():
-        found |= {
-            ("stack", stack, key): value
-            for key, value in _values({k: v for k, v in record.items() if k not in RECORD_WORDS})
-        }
-        found |= {("site", stack, key): value for key, value in _values(record.get("site"))}
-        found |= {("variable", stack, key): value or "(unset)" for key, value in _values(record.get("environment"))}
-        for word, where in (("by_host", "on"), ("by_kind", "for")):
-            for each, values in _mapping(record.get(word)).items():
-                found |= {("variable", f"{stack} {where} {each}", key): value for key, value in _values(values)}
+        found |= record_facts(stack, record)
         for kind, name in record.items():
             if isinstance(name, str) and ENTRY_NAME.fullmatch(name):
-                found[("entry", stack, kind)] = name
+                found["entry", stack, kind] = name
                 manifest = holdings.entries[name].manifest if name in holdings.entries else {}
                 found |= entry_facts(f"{kind} of {stack}", _mapping(manifest.get("inputs")), sources)
+    return found
+
+
+def record_facts(stack: str, record: Mapping[str, Any]) -> dict[Place, str]:
+    """Return what the record of a stack says as facts, its variables and the site's settings by themselves."""
+    words = {key: value for key, value in record.items() if key not in RECORD_WORDS}
+    found = _placed("stack", stack, _values(words))
+    found |= _placed("site", stack, _values(record.get("site")))
+    variables = ((key, value or "(unset)") for key, value in _values(record.get("environment")))
+    found |= _placed("variable", stack, variables)
+    for host, values in _mapping(record.get("by_host")).items():
+        found |= _placed("variable", f"{stack} on {host}", _values(values))
+    for kind, values in _mapping(record.get("by_kind")).items():
+        found |= _placed("variable", f"{stack} for {kind}", _values(values))
     return found
 
 
@@ -187,18 +206,26 @@ def _word(value: object) -> str:
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the fields of a frozen dataclass, all the way down, with dotted keys; its name is no fact of its own."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for item in fields(value):
-            if path or item.name != "name":
-                yield from _flat(getattr(value, item.name), f"{path}.{item.name}" if path else item.name)
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{path}.{key}")
-    elif isinstance(value, tuple) and any(is_dataclass(inner) for inner in value):
-        for position, inner in enumerate(value):
-            yield from _flat(inner, f"{path}.{getattr(inner, 'name', position)}")
-    else:
+    parts = _parts(value)
+    if parts is None:
         yield path, _word(value)
+        return
+    for name, inner in parts:
+        if path:
+            yield from _flat(inner, f"{path}.{name}")
+        elif name != "name":
+            yield from _flat(inner, name)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the named parts of a record, a table, or a list of records; None for what has none."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(each.name, getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, Mapping):
+        return [(str(key), inner) for key, inner in value.items()]
+    if isinstance(value, tuple) and any(is_dataclass(inner) for inner in value):
+        return [(str(getattr(inner, "name", position)), inner) for position, inner in enumerate(value)]
+    return None
 
 
 def lines(changes: Sequence[OfferChange]) -> Iterator[str]:
@@ -207,12 +234,12 @@ def lines(changes: Sequence[OfferChange]) -> Iterator[str]:
         several = list(group)
         yield f"{what} {name}".rstrip()
         for change in several:
-            yield f"    {change.key}: {_told(change)}"
+            yield f"    {change.key}: {_change_text(change)}"
             if change.link:
                 yield f"        {change.link}"
 
 
-def _told(change: OfferChange) -> str:
+def _change_text(change: OfferChange) -> str:
     old, new = change.old, change.new
     if change.what == "wheel":
         # The hash matters to a person only where it is all that differs.

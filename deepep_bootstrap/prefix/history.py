@@ -169,10 +169,10 @@ def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[FileChang
         elif "record" in before:
             yield FileChange(path, "changed, so it does not tell what else is")
         else:
-            told = [MODES[kind][0] for kind in after if kind in MODES] + [
+            changes = [MODES[kind][0] for kind in after if kind in MODES] + [
                 MODES[kind][1] for kind in before if kind in MODES
             ]
-            yield FileChange(path, ", ".join(told))
+            yield FileChange(path, ", ".join(changes))
 
 
 def _things(lines: dict[str, str]) -> bool:

@@ -202,6 +202,7 @@ _MODULE = re.compile(r"deepep/[A-Za-z0-9][A-Za-z0-9._+-]*")
 _STACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.,:;=+@%/()*&|!\[\]^~-]+")
 _VERSION = re.compile(r"[A-Za-z0-9._+!-]*")
+_CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -226,26 +227,29 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
         yield Problem(where, "a stack's name is used in file names", repr(record.stack), "letters, digits and ._+-")
     if not _MODULE.fullmatch(record.module):
         yield Problem(where, "not a module name", repr(record.module), "deepep/ and letters, digits and ._+-")
+    yield from _check_paths(where, record)
+    hosts = [name for name in record.by_host if not _HOST.fullmatch(name)]
+    yield from (Problem(where, "not the short name of a host", repr(name)) for name in hosts)
+    if record.nccl and not record.python:
+        yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
+    versions = [text for text in (record.python_version, record.nccl) if not _VERSION.fullmatch(text)]
+    versions += [text for text in record.archs if not _CAPABILITY.fullmatch(text)]
+    yield from (Problem(where, "not a version", repr(text)) for text in versions)
+    entries = filter(None, (record.deepep, record.nvshmem, record.gdrcopy, record.python))
+    yield from (Problem(where, "not the name of a store entry", repr(n)) for n in entries if not _STACK.fullmatch(n))
+
+
+def _check_paths(where: str, record: StackRecord) -> Iterator[Problem]:
+    """Yield the paths that path lists and files cannot hold, and those that are missing: the prefix always, the
+    Python where the store has none."""
     paths = {"prefix": record.prefix, "python": record.external_python, "CUDA_HOME": record.cuda_home}
+    needed = {"prefix"} if record.python else {"prefix", "python"}
     for what, path in paths.items():
-        if not _PATH.fullmatch(path) and (path or what == "prefix" or (what == "python" and not record.python)):
+        if not _PATH.fullmatch(path) and (path or what in needed):
             wanted = "an absolute path without spaces, colons and quotes"
             yield Problem(where, f"the path of {what} cannot be written into path lists", repr(path), wanted)
     if record.gib and not _PATH.fullmatch(record.gib):
         yield Problem(where, "the path of gIB's script cannot be written into files", repr(record.gib))
-    yield from (
-        Problem(where, "not the short name of a host", repr(name))
-        for name in record.by_host
-        if not _HOST.fullmatch(name)
-    )
-    if record.nccl and not record.python:
-        yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
-    for version in (record.python_version, record.nccl, *record.archs):
-        if not _VERSION.fullmatch(version):
-            yield Problem(where, "not a version", repr(version))
-    for name in (record.deepep, record.nvshmem, record.gdrcopy, record.python):
-        if name and not _STACK.fullmatch(name):
-            yield Problem(where, "not the name of a store entry", repr(name))
 
 
 def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[Problem]:

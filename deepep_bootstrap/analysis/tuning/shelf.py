@@ -50,7 +50,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Kept:
-    """A run's document as it was kept, what became of the run (tuning.Merged) and where the file is."""
+    """A run's document as it was kept, what became of the run (sweep.Merged) and where the file is."""
 
     document: Document
     state: str
@@ -65,13 +65,13 @@ class Stored:
     problems: tuple[Problem, ...] = ()
 
 
-def read_shelf(door: Transport, place: PrefixHandle) -> Shelf:
+def read_shelf(connections: Transport, place: PrefixHandle) -> Shelf:
     """Return the documents in the prefix; a file that is none is left out and named in `problems`."""
     where = f"{place.host.name} {place.prefix}"
     job = Job(
         compose(place.recipes, *TUNING), args=("look",), env=_env(place), user=place.user, watched=True, timeout=None
     )
-    reply = door.run(place.host, job)
+    reply = connections.run(place.host, job)
     if reply.code:
         read_answer(reply, place, "tuning.sh", LOOKED)
     documents: dict[str, Document] = {}
@@ -90,32 +90,46 @@ def read_shelf(door: Transport, place: PrefixHandle) -> Shelf:
     return Shelf(documents, hashes, tuple(problems))
 
 
-def store(door: Transport, place: PrefixHandle, new: Sequence[Document], module: str) -> Stored:
-    """Keep the documents of a run (tuning.documents), each merged with the one of the same key, and the module's
-    text (env/tuned/ deepep_tuned.py). Trouble where the user who works there may not write in the prefix; without
+def store(connections: Transport, place: PrefixHandle, new: Sequence[Document], module: str) -> Stored:
+    """Keep the documents of a run (sweep.documents), each merged with the one of the same key, and the module's
+    text (env/tuned/deepep_tuned.py). Trouble where the user who works there may not write in the prefix; without
     documents nothing is touched."""
     if not new:
         return Stored(())
     for _ in range(ATTEMPTS):
-        shelf = read_shelf(door, place)
-        merged = [sweep.merge(shelf.documents.get(document.key.file), document) for document in new]
-        files = [Content(one.document.key.file, document.render_document(one.document).encode()) for one in merged]
-        files.append(Content("python/deepep_tuned.py", module.encode()))
-        bases = "\n".join(
-            f"{one.document.key.file} {shelf.hashes.get(one.document.key.file, 'none')}" for one in merged
-        )
-        env = {**_env(place), "BASES": bases}
-        job = Job(compose(place.recipes, *TUNING), args=("keep",), env=env, user=place.user, timeout=None)
-        answer = read_answer(door.send(place.host, job, tar_files(files)), place, "tuning.sh", KEPT)
-        if answer.text("state") == "kept":
-            folder = f"{place.prefix}/tuning"
-            kept = tuple(Kept(one.document, one.state, f"{folder}/{one.document.key.file}") for one in merged)
-            mine = {f"{place.host.name} {folder}/{one.document.key.file}" for one in merged}
-            return Stored(kept, tuple(problem for problem in shelf.problems if problem.where in mine))
+        shelf = read_shelf(connections, place)
+        merged = [sweep.merge(shelf.documents.get(each.key.file), each) for each in new]
+        if _write(connections, place, shelf, merged, module):
+            return _stored(place, shelf, merged)
     what = "settings cannot be kept: other runs keep theirs all the time"
     raise Trouble(
         Problem(f"{place.host.name} {place.prefix}/tuning", what, f"{ATTEMPTS} attempts", try_="the same command again")
     )
+
+
+def _stored(place: PrefixHandle, shelf: Shelf, merged: Sequence[sweep.Merged]) -> Stored:
+    """Return the documents as they were kept, with what was wrong with the files that they replaced."""
+    folder = f"{place.prefix}/tuning"
+    kept = tuple(Kept(one.document, one.state, f"{folder}/{one.document.key.file}") for one in merged)
+    replaced = {f"{place.host.name} {each.path}" for each in kept}
+    return Stored(kept, tuple(problem for problem in shelf.problems if problem.where in replaced))
+
+
+def _write(
+    connections: Transport, place: PrefixHandle, shelf: Shelf, merged: Sequence[sweep.Merged], module: str
+) -> bool:
+    """Write merged documents and the module; False where another run has changed what `shelf` was read from."""
+    files = []
+    bases = []
+    for one in merged:
+        name = one.document.key.file
+        files.append(Content(name, document.render_document(one.document).encode()))
+        bases.append(f"{name} {shelf.hashes.get(name, 'none')}")
+    files.append(Content("python/deepep_tuned.py", module.encode()))
+    env = {**_env(place), "BASES": "\n".join(bases)}
+    job = Job(compose(place.recipes, *TUNING), args=("keep",), env=env, user=place.user, timeout=None)
+    reply = connections.send(place.host, job, tar_files(files))
+    return read_answer(reply, place, "tuning.sh", KEPT).text("state") == "kept"
 
 
 def _env(place: PrefixHandle) -> dict[str, str]:

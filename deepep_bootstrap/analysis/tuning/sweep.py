@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point, Tested
 from deepep_bootstrap.analysis.tuning.document import Document, Key, PastSetting, TunedSetting, gpu_slug
@@ -133,24 +132,35 @@ def choose_settings(tested: Tested, ranks: int) -> dict[str, TunedSetting]:
     with the smallest sum of times. Upstream's own choice goes first among equals; its default setting is no candidate,
     as in upstream.
     """
+    points = _candidates(tested)
+    complete = []
+    for sms in sorted({point.sms for point in points}):
+        best = _fastest([point for point in points if point.sms == sms])
+        if len(best) == len(OPERATIONS):
+            complete.append(best)
+    if not complete:
+        return {}
+    chosen = min(complete, key=lambda best: sum(point.us for point in best.values()))
+    return {name: _setting(point, tested.test, ranks) for name, point in chosen.items()}
+
+
+def _candidates(tested: Tested) -> list[Point]:
+    """Return the settings that were measured, upstream's own choice first."""
     points = [
         Point(name, best.sms or 0, best.nvl_chunk, best.rdma_chunk, best.nvl_gbs, best.rdma_gbs, best.us or 0.0)
         for name, best in tested.best.items()
     ]
     points += _averaged(tested.sweep)
-    points = [
-        point for point in points if point.operation in OPERATIONS and point.sms and point.nvl_chunk and point.us > 0
-    ]
-    candidates = []
-    for sms in sorted({point.sms for point in points}):
-        mine = [point for point in points if point.sms == sms]
-        best = {name: min(found, key=lambda point: point.us) for name in OPERATIONS if (found := _of(mine, name))}
-        if len(best) == len(OPERATIONS):
-            candidates.append(best)
-    if not candidates:
-        return {}
-    chosen = min(candidates, key=lambda best: sum(point.us for point in best.values()))
-    return {name: _setting(point, tested.test, ranks) for name, point in chosen.items()}
+    return [each for each in points if each.operation in OPERATIONS and each.sms and each.nvl_chunk and each.us > 0]
+
+
+def _fastest(points: Sequence[Point]) -> dict[str, Point]:
+    """Return the fastest point of each operation that has any."""
+    best = {}
+    for name in OPERATIONS:
+        if found := _of(points, name):
+            best[name] = min(found, key=lambda point: point.us)
+    return best
 
 
 def _of(points: Sequence[Point], operation: str) -> list[Point]:
@@ -233,28 +243,43 @@ def heat_maps(sweep: Sequence[Point]) -> tuple[HeatMap, ...]:
 
 def _maps(operation: str, points: Sequence[Point], sweep: Sequence[Point]) -> Iterator[HeatMap]:
     sms = sorted({point.sms for point in points})
-    rdma = sorted({point.rdma_chunk for point in points if point.rdma_chunk is not None})
-    fabric = "RDMA" if rdma and any(point.rdma_gbs is not None for point in points) else "NVLink"
-    defaults = [_gbs(point, fabric) for point in sweep if point.default]
-    shared = {"operation": operation, "fabric": fabric, "default": _mean(defaults)}
-    if len(sms) == 1 and len(rdma) > 1:
-        cells = {(point.rdma_chunk or 0, point.nvl_chunk or 0): _gbs(point, fabric) for point in points}
-        yield _map(cells, rows_are="RDMA chunk", fixed=f"{sms[0]} SMs", **shared)
+    chunks = sorted({point.rdma_chunk for point in points if point.rdma_chunk is not None})
+    empty = _empty_map(operation, points, sweep)
+    if len(sms) == 1 and len(chunks) > 1:
+        yield _filled(replace(empty, rows_are="RDMA chunk", fixed=f"{sms[0]} SMs"), _by_chunks(points, empty.fabric))
         return
-    for chunk in (*rdma,) or (None,):
-        cells = {
-            (point.sms, point.nvl_chunk or 0): _gbs(point, fabric) for point in points if point.rdma_chunk == chunk
-        }
-        yield _map(cells, rows_are="SMs", fixed=f"RDMA chunk {chunk}" if chunk else "", **shared)
+    if not chunks:
+        yield _filled(empty, _by_sms(points, empty.fabric))
+    for chunk in chunks:
+        of_chunk = [point for point in points if point.rdma_chunk == chunk]
+        fixed = f"RDMA chunk {chunk}" if chunk else ""
+        yield _filled(replace(empty, fixed=fixed), _by_sms(of_chunk, empty.fabric))
+
+
+def _empty_map(operation: str, points: Sequence[Point], sweep: Sequence[Point]) -> HeatMap:
+    """Return a map without values, of the fabric that its points were measured over."""
+    over_rdma = any(point.rdma_chunk is not None for point in points)
+    fabric = "RDMA" if over_rdma and any(point.rdma_gbs is not None for point in points) else "NVLink"
+    default = _mean([_gbs(point, fabric) for point in sweep if point.default])
+    return HeatMap(operation, fabric, "SMs", (), (), (), None, default=default)
+
+
+def _by_chunks(points: Sequence[Point], fabric: str) -> dict[tuple[int, int], float | None]:
+    return {(point.rdma_chunk or 0, point.nvl_chunk or 0): _gbs(point, fabric) for point in points}
+
+
+def _by_sms(points: Sequence[Point], fabric: str) -> dict[tuple[int, int], float | None]:
+    return {(point.sms, point.nvl_chunk or 0): _gbs(point, fabric) for point in points}
 
 
 def _gbs(point: Point, fabric: str) -> float | None:
     return point.rdma_gbs if fabric == "RDMA" else point.nvl_gbs
 
 
-def _map(cells: Mapping[tuple[int, int], float | None], **more: Any) -> HeatMap:
+def _filled(empty: HeatMap, cells: Mapping[tuple[int, int], float | None]) -> HeatMap:
+    """Return the map with the values of `cells`, by row and column."""
     rows, columns = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
     values = tuple(tuple(cells.get((row, column)) for column in columns) for row in rows)
     known = {cell: value for cell, value in cells.items() if value is not None}
     best = max(known, key=lambda cell: known[cell]) if known else None
-    return HeatMap(rows=tuple(rows), columns=tuple(columns), values=values, best=best, **more)
+    return replace(empty, rows=tuple(rows), columns=tuple(columns), values=values, best=best)
