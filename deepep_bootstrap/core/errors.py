@@ -61,12 +61,14 @@ class Problem:
 
 
 class Trouble(Exception):
-    """Expected trouble: one or more problems, shown one a line, never as a traceback."""
+    """Expected trouble: one or more problems, shown one a line, never as a traceback. `may_pass`: a host or a service
+    does not answer now, and may do so again soon, as one that reboots."""
 
-    def __init__(self, *problems: Problem, code: int = TROUBLE) -> None:
+    def __init__(self, *problems: Problem, code: int = TROUBLE, may_pass: bool = False) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
         self.code = code
+        self.may_pass = may_pass
 
 
 def plain(text: str) -> str:

@@ -17,7 +17,7 @@ from fabric import Config
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
-from deepep_bootstrap.remote.host import LOCAL, Host, UnreachableError
+from deepep_bootstrap.remote.host import LOCAL, Host
 from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
 from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
@@ -313,7 +313,7 @@ class ConnectionPool:
             remedy = "logging in by hand"
             if session.alive:
                 raise Trouble(Problem(host.name, "does not start a shell for us", try_=remedy)) from None
-            raise UnreachableError(Problem(host.name, session.ending, try_=remedy)) from None
+            raise Trouble(Problem(host.name, session.ending, try_=remedy), may_pass=True) from None
 
 
 class _Line:
@@ -425,7 +425,7 @@ class Sessions:
             problems = [
                 replace(one, where=account.name, what=f"jump host {one.where}: {one.what}") for one in trouble.problems
             ]
-            raise type(trouble)(*problems) from None
+            raise Trouble(*problems, may_pass=trouble.may_pass) from None
 
     def _look_up(self, account: Account) -> Known:
         book = self._known[account.known_hosts]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepep_bootstrap.core.errors import Trouble
-
 
 @dataclass(frozen=True)
 class Host:
@@ -22,10 +20,6 @@ class Host:
     connection: str = "ssh"
     role: str = "gpu"
     where: str = ""
-
-
-class UnreachableError(Trouble):
-    """A host or a service does not answer now, and may do so again soon, as one that reboots."""
 
 
 LOCAL = "local"

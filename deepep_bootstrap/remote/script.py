@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.channel import Channel, LineLostError
-from deepep_bootstrap.remote.host import UnreachableError
 
 OnLine = Callable[[str], None]
 Sink = Callable[[bytes], object]
@@ -57,11 +56,11 @@ class Script:
                 self._err.feed(came[1])
             code = self.wire.code()
         except TimeoutError:
-            raise UnreachableError(
-                Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line())
+            raise Trouble(
+                Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line()), may_pass=True
             ) from None
         except LineLostError as lost:
-            raise UnreachableError(Problem(self._host, str(lost))) from None
+            raise Trouble(Problem(self._host, str(lost)), may_pass=True) from None
         finally:
             self.wire.close()
         if not self._out.started:

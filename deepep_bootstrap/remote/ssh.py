@@ -22,7 +22,6 @@ from paramiko.packet import Packetizer
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.process import end_group
-from deepep_bootstrap.remote.host import UnreachableError
 from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, LogIn, Verifier
 
 MISSED_ANSWERS = 3
@@ -136,7 +135,7 @@ class Session:
                 )
             ) from None
         except (paramiko.SSHException, EOFError, OSError):
-            raise UnreachableError(Problem(self.account.name, "the connection was lost")) from None
+            raise Trouble(Problem(self.account.name, "the connection was lost"), may_pass=True) from None
         transport.served = True
         return channel
 
@@ -190,7 +189,7 @@ def connect(
             raise
         problem = _explain(error, account, timeouts, time.monotonic() - began)
         for_good = isinstance(error, socket.gaierror | paramiko.ssh_exception.IncompatiblePeer)
-        raise (Trouble(problem) if for_good else UnreachableError(problem)) from None
+        raise Trouble(problem, may_pass=not for_good) from None
     return Session(account, link, proxy)
 
 
@@ -246,10 +245,11 @@ def _through(via: Session, account: Account, timeouts: Timeouts) -> paramiko.Cha
         if error.code == CONNECT_FAILED:
             what = f"jump host {jump} cannot reach it on port {account.port}"
             raise Trouble(Problem(account.name, what)) from None
-        raise UnreachableError(Problem(account.name, f"jump host {jump} does not forward connections")) from None
+        what = f"jump host {jump} does not forward connections"
+        raise Trouble(Problem(account.name, what), may_pass=True) from None
     except paramiko.SSHException:
-        raise UnreachableError(
-            Problem(account.name, f"no answer through jump host {jump} within {timeouts.connect} s")
+        raise Trouble(
+            Problem(account.name, f"no answer through jump host {jump} within {timeouts.connect} s"), may_pass=True
         ) from None
     return channel
 

@@ -26,7 +26,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote.host import Host, UnreachableError
+from deepep_bootstrap.remote.host import Host
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -338,7 +338,7 @@ class LogIn:
                 # This key was refused; a server that has closed the connection would refuse the others too.
                 if not transport.is_active():
                     lost = self._problem("closed the connection during the log-in", tried)
-                    raise UnreachableError(*lost.problems) from None
+                    raise Trouble(*lost.problems, may_pass=True) from None
                 if time.monotonic() - began > (transport.auth_timeout or 0):
                     raise self._problem("the log-in was not answered in time", tried) from None
         raise (

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
-from deepep_bootstrap.remote.host import Host, UnreachableError
+from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import commands, nodes
 from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
 
@@ -94,8 +94,8 @@ class Cluster:
         while True:
             try:
                 return self._try_all(script, args)
-            except UnreachableError:
-                if time.monotonic() > deadline:
+            except Trouble as trouble:
+                if not trouble.may_pass or time.monotonic() > deadline:
                     raise
             self._sleep(3.0)
 
@@ -104,8 +104,10 @@ class Cluster:
         for host in self._hosts:
             try:
                 return self._try(host, script, args)
-            except UnreachableError as unreachable:
-                last = unreachable
+            except Trouble as trouble:
+                last = trouble
+                if not trouble.may_pass:
+                    raise
         raise last or Trouble(Problem("Slurm", "no host to ask it from"))
 
     def _try(self, host: Host, script: str, args: tuple[str, ...]) -> Reply:
@@ -117,7 +119,7 @@ class Cluster:
             remedy = "scontrol ping there"
             if reply.code == 124 or nodes.says_away(found):
                 what = "Slurm's controller does not answer"
-                raise UnreachableError(Problem(host.name, what, found[-200:], try_=remedy))
+                raise Trouble(Problem(host.name, what, found[-200:], try_=remedy), may_pass=True)
             raise Trouble(Problem(host.name, "Slurm refuses", found[-200:], try_=remedy))
         return reply
 
