@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,18 +91,25 @@ def fill_sources(job: FillJob, filled: Filled) -> None:
     placed: dict[str, set[str]] = {}
     waiting = by_repository([_pin(source) for source in job.wanted.sources])
     while waiting:
-        submodules: list[Pin] = []
         for path, pins in waiting.items():
             placed.setdefault(path, set()).update(pin.rev for pin in pins)
-            try:
-                place_repository(job, filled, path, pins)
-                submodules += submodules_of(job.root, pins)
-            except Trouble as trouble:
-                filled.problems.extend(trouble.problems)
+        submodules = place_repositories(job, filled, waiting)
         waiting = by_repository(pin for pin in submodules if pin.rev not in placed.get(repository_path(pin.url), ()))
     for path in placed:
         filled.files |= {name: measure(job.root, name) for name in walk_below(job.root, path)}
     verify_sources(job, filled)
+
+
+def place_repositories(job: FillJob, filled: Filled, wanted: Mapping[str, Sequence[Pin]]) -> list[Pin]:
+    """Bring repositories by their path, and return the submodules that their pins cover."""
+    submodules: list[Pin] = []
+    for path, pins in wanted.items():
+        try:
+            place_repository(job, filled, path, pins)
+            submodules += submodules_of(job.root, pins)
+        except Trouble as trouble:
+            filled.problems.extend(trouble.problems)
+    return submodules
 
 
 def by_repository(pins: Iterable[Pin]) -> dict[str, list[Pin]]:
