@@ -49,11 +49,11 @@ class Assessment:
 def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
     """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
     need not have any) found at `where`. Trouble for one that cannot be read."""
-    book = rules.load_causes(texts[rules.FILE], f"env/{rules.FILE}")
+    causes = rules.load_causes(texts[rules.FILE], f"env/{rules.FILE}")
     if site.get(CAUSES):
-        book = rules.join(book, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", book))
+        causes = rules.join(causes, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", causes))
     own = site.get(reference_file.FILE, "")
-    return Books(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), book)
+    return Books(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), causes)
 
 
 def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment:

@@ -95,11 +95,10 @@ def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
     def quoted(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         return tuple(replace(each, text=scrub(each.text)) for each in evidence)
 
-    told = found.diagnosis
     diagnosis = Diagnosis(
-        tuple(replace(finding, evidence=quoted(finding.evidence)) for finding in told.findings),
-        tuple(replace(note, evidence=quoted(note.evidence)) for note in told.notes),
-        quoted((told.failure,))[0] if told.failure else None,
+        tuple(replace(finding, evidence=quoted(finding.evidence)) for finding in found.diagnosis.findings),
+        tuple(replace(note, evidence=quoted(note.evidence)) for note in found.diagnosis.notes),
+        quoted((found.diagnosis.failure,))[0] if found.diagnosis.failure else None,
     )
     tests = tuple(
         replace(

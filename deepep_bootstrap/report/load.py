@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -27,7 +27,7 @@ from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report.compose import PAST_RUNS, compose, keyed
 from deepep_bootstrap.report.model import Past, Report
 from deepep_bootstrap.testing import run_folder
-from deepep_bootstrap.testing.run_folder import TestRun, parse_values
+from deepep_bootstrap.testing.run_folder import RunFiles, TestRun, parse_values
 
 SITE_FILES = (assess.CAUSES, reference_file.FILE)
 FOLDERS_TO_PREFIX = 3
@@ -40,7 +40,9 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
     is no such run, or it cannot be read."""
     folder = Path(os.path.expanduser(name))
     if name and os.path.isfile(folder / run_folder.VALUES):
-        return _read_here(folder.resolve(), texts), str(folder.resolve())
+        folder = folder.resolve()
+        local = LocalRuns(folder.parent)
+        return _report(local, local.values(), str(folder), texts), str(folder)
     if not flags.hosts and not flags.prefix:
         what = "no such run on this machine" if name else "no run named"
         wanted = (
@@ -50,29 +52,23 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
         remedy = shlex.join(["invoke", "report", *filter(None, [name]), "--hosts=hosts/b200.txt"])
         raise Trouble(Problem(name or "report", what, wanted=wanted, try_=remedy))
     with reach(flags, empty=True) as reached:
-        return _read_there(reached.door, reached.place, name, texts)
+        store = PrefixRuns(reached.door, reached.place)
+        runs = store.values()
+        found = choose_run(runs, name, store.where)
+        return _report(store, runs, found, texts), f"{found} on {reached.place.host.name}"
 
 
-def _read_there(door: Transport, place: PrefixHandle, name: str, texts: Mapping[str, str]) -> tuple[Report, str]:
-    runs = listed(door, place)
-    folder = choose_run(runs, name, f"{place.host.name} {place.prefix}/logs/tests")
-    collected = run_folder.collect(door, place, folder, patience=0)
-    site = {file: run_folder.read_site(door, place, file) for file in SITE_FILES}
+def _report(
+    store: LocalRuns | PrefixRuns, runs: Mapping[str, Mapping[str, str]], folder: str, texts: Mapping[str, str]
+) -> Report:
+    """Return the report of the run in a folder, over the earlier ones of `runs`, which are values by folder."""
+    collected = store.files(folder)
     run = run_folder.of_files(PurePosixPath(folder).name, collected.files)
-    past = earlier(door, place, runs, like(run, runs))
+    names = like(run, runs)
+    logs = store.logs(names)
+    earlier = tuple(past(name, runs[name], logs.get(name, {})) for name in names)
     remarks = tuple(f"{missing} bytes of {file} are left out" for file, missing in collected.cut.items())
-    return made(run, texts, site, past=past, remarks=remarks), f"{folder} on {place.host.name}"
-
-
-def _read_here(folder: Path, texts: Mapping[str, str]) -> Report:
-    run = run_folder.of_files(folder.name, run_folder.of_folder(folder))
-    runs = listed_here(folder.parent)
-    past = earlier_here(runs, like(run, runs))
-    site = {}
-    if folder.parts[-FOLDERS_TO_PREFIX:-1] == ("logs", "tests"):
-        paths = [folder.parents[FOLDERS_TO_PREFIX - 1] / file for file in SITE_FILES]
-        site = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
-    return made(run, texts, site, past=past)
+    return made(run, texts, store.site_files(folder), past=earlier, remarks=remarks)
 
 
 def choose_run(runs: Mapping[str, Mapping[str, str]], name: str, where: str) -> str:
@@ -127,20 +123,98 @@ LARGEST, TOTAL = 1 << 20, 32 << 20
 LIMIT = 300.0
 
 
-def listed(door: Transport, place: PrefixHandle, most: int = MOST) -> dict[str, dict[str, str]]:
-    """Return the values of the `most` newest runs there are, by folder, the newest first. A run whose values cannot
-    be read has none."""
-    found = _read(door, place, (), most)
-    return {path.removesuffix(f"/{run_folder.VALUES}"): _values(text) for path, text in found.items()}
+@dataclass(frozen=True)
+class LocalRuns:
+    """The runs beside each other in a folder of this machine, which need not be one of a prefix. They are read without
+    a shell, so that a copied folder can be reported on any machine."""
+
+    folder: Path
+
+    def values(self) -> dict[str, dict[str, str]]:
+        """Return the values of the newest runs by folder, the newest first. A run whose values cannot be read has
+        none."""
+        try:
+            paths = sorted(self.folder.glob(f"*/{run_folder.VALUES}"), reverse=True)[:MOST]
+            return {str(path.parent): _values(path.read_text(encoding="utf-8", errors="replace")) for path in paths}
+        except OSError as error:
+            problem = Problem(str(self.folder), "runs cannot be looked at", error.strerror or str(error))
+            raise Trouble(problem) from None
+
+    def files(self, folder: str) -> RunFiles:
+        """Return the files of one run."""
+        return RunFiles(run_folder.of_folder(Path(folder)), {})
+
+    def logs(self, folders: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the logs of the nodes of several runs by folder and name, but for long ones."""
+        return {folder: dict(_short_logs(Path(folder))) for folder in folders}
+
+    def site_files(self, folder: str) -> dict[str, str]:
+        """Return the site's own files by name, where the run's folder is in a prefix."""
+        run = Path(folder)
+        if run.parts[-FOLDERS_TO_PREFIX:-1] != ("logs", "tests"):
+            return {}
+        paths = [run.parents[FOLDERS_TO_PREFIX - 1] / name for name in SITE_FILES]
+        return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
-def listed_here(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the same of the runs that lie beside each other in a folder of this machine."""
-    try:
-        paths = sorted(folder.glob(f"*/{run_folder.VALUES}"), reverse=True)[:MOST]
-        return {str(path.parent): _values(path.read_text(encoding="utf-8", errors="replace")) for path in paths}
-    except OSError as error:
-        raise Trouble(Problem(str(folder), "runs cannot be looked at", error.strerror or str(error))) from None
+def _short_logs(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("node-*.log")):
+        if path.stat().st_size <= LARGEST:
+            yield path.name, path.read_bytes().decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class PrefixRuns:
+    """The runs of a prefix that a host sees."""
+
+    transport: Transport
+    place: PrefixHandle
+
+    @property
+    def where(self) -> str:
+        """The place of the runs for people."""
+        return f"{self.place.host.name} {self.place.prefix}/logs/tests"
+
+    def values(self, most: int = MOST) -> dict[str, dict[str, str]]:
+        """Return the values of the `most` newest runs by folder, the newest first. A run whose values cannot be read
+        has none."""
+        found = self._read((), most)
+        return {path.removesuffix(f"/{run_folder.VALUES}"): _values(text) for path, text in found.items()}
+
+    def files(self, folder: str) -> RunFiles:
+        """Return the files of one run."""
+        return run_folder.collect(self.transport, self.place, folder, patience=0)
+
+    def logs(self, folders: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the logs of the nodes of several runs by folder and name, but for long ones."""
+        names = tuple(folders)
+        found: dict[str, dict[str, str]] = {}
+        for path, text in (self._read(names, MOST) if names else {}).items():
+            folder, _, name = path.rpartition("/")
+            found.setdefault(folder, {})[name] = text
+        return found
+
+    def site_files(self, folder: str) -> dict[str, str]:
+        """Return the site's own files by name."""
+        return {name: run_folder.read_site(self.transport, self.place, name) for name in SITE_FILES}
+
+    def _read(self, folders: Iterable[str], most: int) -> dict[str, str]:
+        place = self.place
+        output = bytearray()
+        env = {
+            "PREFIX": place.prefix,
+            "RUNS": "\n".join(folders),
+            "MOST": str(most),
+            "LARGEST": str(LARGEST),
+            "TOTAL": str(TOTAL),
+        }
+        script = recipes.compose(place.recipes, *HISTORY)
+        job = Job(script, env=env, user=place.user, timeout=LIMIT, sink=output.extend)
+        reply = self.transport.run(place.host, job)
+        if reply.code:
+            raise Trouble(Problem(self.where, "runs cannot be looked at", last_lines(reply.err)))
+        found = run_folder.parse_collected(bytes(output), self.where)
+        return {path: text for path, text in found.files.items() if path not in found.cut}
 
 
 def _values(text: str) -> dict[str, str]:
@@ -174,31 +248,6 @@ def like(run: TestRun, runs: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]
     return tuple(sorted(known, key=lambda folder: number(runs[folder]["started"]) or 0.0)[-PAST_RUNS:])
 
 
-def earlier(
-    door: Transport, place: PrefixHandle, runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]
-) -> tuple[Past, ...]:
-    """Return what the runs in `folders` gave."""
-    names = tuple(folders)
-    logs: dict[str, dict[str, str]] = {name: {} for name in names}
-    for path, text in (_read(door, place, names) if names else {}).items():
-        folder, _, name = path.rpartition("/")
-        logs.setdefault(folder, {})[name] = text
-    return tuple(past(name, runs[name], logs[name]) for name in names)
-
-
-def earlier_here(runs: Mapping[str, Mapping[str, str]], folders: Iterable[str]) -> tuple[Past, ...]:
-    """Return what the runs in `folders` of this machine gave."""
-    found = []
-    for name in folders:
-        texts = {
-            path.name: path.read_bytes()
-            for path in sorted(Path(name).glob("node-*.log"))
-            if path.stat().st_size <= LARGEST
-        }
-        found.append(past(name, runs[name], {log: data.decode("utf-8", "replace") for log, data in texts.items()}))
-    return tuple(found)
-
-
 def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Past:
     """Return what one run gave, by its logs of nodes; a run that failed may have figures too."""
     return Past(
@@ -209,27 +258,8 @@ def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Pas
     )
 
 
-def _read(door: Transport, place: PrefixHandle, folders: Iterable[str], most: int = MOST) -> dict[str, str]:
-    came = bytearray()
-    env = {
-        "PREFIX": place.prefix,
-        "RUNS": "\n".join(folders),
-        "MOST": str(most),
-        "LARGEST": str(LARGEST),
-        "TOTAL": str(TOTAL),
-    }
-    job = Job(recipes.compose(place.recipes, *HISTORY), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
-    reply = door.run(place.host, job)
-    if reply.code:
-        raise Trouble(
-            Problem(f"{place.host.name} {place.prefix}/logs/tests", "runs cannot be looked at", last_lines(reply.err))
-        )
-    found = run_folder.parse_collected(bytes(came), f"{place.host.name} {place.prefix}/logs/tests")
-    return {path: text for path, text in found.files.items() if path not in found.cut}
-
-
 SHOWN = 5
-"""Runs that are told."""
+"""Runs that `invoke status` shows."""
 
 
 @dataclass(frozen=True)
@@ -259,12 +289,13 @@ def newest(
     host = next((host for host in hosts if facts[host.name].prefix.exists), None)
     if host is None:
         return ()
-    runs = listed(door, PrefixHandle(host, facts[host.name].prefix.path, recipes, user), most=SHOWN)
-    return tuple(told(PurePosixPath(folder).name, values) for folder, values in runs.items())
+    store = PrefixRuns(door, PrefixHandle(host, facts[host.name].prefix.path, recipes, user))
+    runs = store.values(most=SHOWN)
+    return tuple(last_test(PurePosixPath(folder).name, values) for folder, values in runs.items())
 
 
-def told(run: str, values: Mapping[str, str]) -> LastTest:
-    """Return what the values of a run's run.env say."""
+def last_test(run: str, values: Mapping[str, str]) -> LastTest:
+    """Return a run by the values of its run.env."""
     nodes = tuple(name for name in values.get("nodes", "").split(",") if name)
     started = number(values.get("started", "")) or 0.0
     return LastTest(run, values.get("kind", "unknown"), values.get("stack", "unknown"), nodes, started, verdict(values))

@@ -13,7 +13,7 @@ NEAR = 12
 """Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
 
 FLOOR = 0.3
-"""Least confidence that is told."""
+"""Least confidence of a cause that is named."""
 
 SURE = 0.75
 """From here on a cause is taken for sure and explains others."""
@@ -68,8 +68,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What logs tell: causes, the most likely first; remarks; and the first line that tells of a failure at all,
-    None where nothing failed."""
+    """The result of reading logs: causes, the most likely first; remarks; and the first line that tells of a failure
+    at all, None where nothing failed."""
 
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
@@ -77,7 +77,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LogEnd:
     """One log with the line from which on it counts: after the last line that says all went well, where nothing
     failed later."""
 
@@ -102,26 +102,25 @@ class _Found:
         return part, min((each.line for _, other, each in self.signs if other == part), default=hit.line)
 
 
-def diagnose(logs: Mapping[str, str], book: CauseSet) -> Diagnosis:
-    """Return what the logs (name → text, in the order in which they tell) say about a failure, by the rules of
-    `book`."""
-    parts = [_part(Log(name, text), book.ending) for name, text in logs.items()]
+def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
+    """Return the causes of a failure in the logs (name → text, in the order in which they count), by `rules`."""
+    parts = [_log_end(Log(name, text), rules.ending) for name, text in logs.items()]
     failed = any(part.failure for part in parts)
-    look = _Look(tuple(parts), book.ending, failed)
-    found = [each for cause in book.causes if (each := look.at(cause))]
+    look = _Look(tuple(parts), rules.ending, failed)
+    found = [each for cause in rules.causes if (each := look.at(cause))]
     ranked = _rank(found)
-    findings = tuple(_told(each, parts) for each in ranked)
+    findings = tuple(_finding(each, parts) for each in ranked)
     failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
     return Diagnosis(
-        findings, (*_harmless(parts, book), *_survived(parts, book, {each.cause.slug for each in found})), failure
+        findings, (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found})), failure
     )
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several
     logs."""
-    told: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
-    several = len({each.log for item in told for each in item.evidence}) > 1
+    items: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
+    several = len({each.log for item in items for each in item.evidence}) > 1
     findings = [
         {
             "cause": finding.cause,
@@ -168,7 +167,7 @@ def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any
     return [{**({"file": each.log} if several else {}), "line": each.line, "text": each.text} for each in evidence]
 
 
-def _part(log: Log, ending: Ending) -> _Part:
+def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
     well = max((log.last(pattern) for pattern in ending.well), default=-1)
@@ -177,7 +176,7 @@ def _part(log: Log, ending: Ending) -> _Part:
         _failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))
     ):
         start = 0
-    return _Part(log, start, _failure(log, ending, start))
+    return _LogEnd(log, start, _failure(log, ending, start))
 
 
 def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
@@ -204,7 +203,7 @@ def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
 class _Look:
     """All logs while causes are looked for in them; `failed`: one of them tells of a failure."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_LogEnd, ...]
     ending: Ending
     failed: bool
 
@@ -245,7 +244,7 @@ class _Look:
                     break
 
 
-def _first(pattern: Pattern, parts: Sequence[_Part], near: Pattern | None = None) -> tuple[int, Hit] | None:
+def _first(pattern: Pattern, parts: Sequence[_LogEnd], near: Pattern | None = None) -> tuple[int, Hit] | None:
     for place, part in enumerate(parts):
         for hit in part.log.find(pattern):
             if near is None or part.log.near(near, hit.line, NEAR):
@@ -253,7 +252,7 @@ def _first(pattern: Pattern, parts: Sequence[_Part], near: Pattern | None = None
     return None
 
 
-def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_Part]) -> bool:
+def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_LogEnd]) -> bool:
     return any(_first(pattern, parts) for pattern in patterns)
 
 
@@ -275,7 +274,7 @@ def _rank(found: Sequence[_Found]) -> list[_Found]:
     return sorted((each for each in weighed if each.confidence >= least), key=order)
 
 
-def _told(found: _Found, parts: Sequence[_Part]) -> Finding:
+def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
     cause = found.cause
     lines = dict.fromkeys((place, hit.line, hit.text) for _, place, hit in found.signs)
     chosen = list(lines)[:SHOWN]
@@ -292,9 +291,9 @@ def _shown(log: Log, hit: Hit) -> Evidence:
     return Evidence(log.name, hit.line + 1, hit.text)
 
 
-def _harmless(parts: Sequence[_Part], book: CauseSet) -> Iterator[Note]:
+def _harmless(parts: Sequence[_LogEnd], rules: CauseSet) -> Iterator[Note]:
     """Yield a note for each kind of line that looks bad and is not here."""
-    for rule in book.harmless:
+    for rule in rules.harmless:
         if _anywhere(rule.unless, parts):
             continue
         for pattern in rule.find:
@@ -303,12 +302,12 @@ def _harmless(parts: Sequence[_Part], book: CauseSet) -> Iterator[Note]:
                 break
 
 
-def _survived(parts: Sequence[_Part], book: CauseSet, found: set[str]) -> Iterator[Note]:
+def _survived(parts: Sequence[_LogEnd], rules: CauseSet, found: set[str]) -> Iterator[Note]:
     """Yield a note for each cause that showed and that the run got over."""
     if not any(part.start for part in parts):
         return
-    look = _Look(tuple(replace(part, start=0) for part in parts), book.ending, failed=False)
-    for cause in book.causes:
+    look = _Look(tuple(replace(part, start=0) for part in parts), rules.ending, failed=False)
+    for cause in rules.causes:
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]
             yield Note(

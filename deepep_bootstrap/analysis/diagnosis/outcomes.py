@@ -23,12 +23,12 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
         return given
     where = root / "env" / rules.FILE
     try:
-        book = rules.load_causes(where.read_text(encoding="utf-8"), str(where))
+        causes = rules.load_causes(where.read_text(encoding="utf-8"), str(where))
     except Trouble as trouble:
         # What failed is told all the same; a fault in the rules is a remark beside it.
         return tuple(_longer(outcome, [f"no cause was looked for: {trouble}"]) for outcome in given)
     return tuple(
-        _longer(outcome, brief(diagnose(_logs(outcome), book))) if outcome.state == "failed" else outcome
+        _longer(outcome, brief(diagnose(_logs(outcome), causes))) if outcome.state == "failed" else outcome
         for outcome in given
     )
 

@@ -156,6 +156,8 @@ def _test_tokens(line: str, number: int, label: str) -> list[Token]:
             if own in line:
                 matches = pattern.finditer(line)
                 found += [(match.start(), Token(kind, number, label, match.groups())) for match in matches]
+    if not found:
+        return []  # most lines of a log: nothing is built for them
     if len(found) > 1:
         found.sort(key=lambda one: one[0])
     return [token for _, token in found]
