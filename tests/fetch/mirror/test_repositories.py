@@ -23,6 +23,8 @@ from tests.support.repos import Package, Signer, make_apt_repository, signer
 
 __all__ = ["machine"]  # a fixture
 
+pytestmark = pytest.mark.usefixtures("programs")
+
 
 @pytest.fixture(scope="module")
 def key() -> Iterator[Signer]:
