@@ -1,7 +1,6 @@
 # make quick        the tests that start no process and open no socket: under a minute
 # make test         all tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
-# make check        types, style, imports, shell
-# make complexity   functions that are too long to read
+# make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
 # make clean        everything these made
 
@@ -15,7 +14,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'su
 P :=
 PYTEST_ARGS :=
 
-.PHONY: quick test check complexity demo bench clean
+.PHONY: quick test check demo bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -27,22 +26,20 @@ demo: .venv/.ready
 quick: .venv/.ready
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=quick -m "not system and not e2e" $(PYTEST_ARGS) tests
 
-# Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
+# Four workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
 # take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that
 # would take its place gets no work of a file as a whole, and the run would wait for it for ever.
 test: .venv/.ready
 	bash tests/setup.sh test
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
 
 check: .venv/.ready
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports --no-cache
-	$(PYTHON) tests/shellcheck_all.py
-
-complexity: .venv/.ready
 	complexipy deepep_bootstrap tasks.py --max-complexity-allowed 15 --failed --plain
+	$(PYTHON) tests/shellcheck_all.py
 
 bench: .venv/.ready
 	for bench in tests/bench/bench_*.py; do $(PYTHON) "$$bench" || exit; done

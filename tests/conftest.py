@@ -100,7 +100,7 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """Put signal handlers back after every test: the front door replaces that of ^C, and a later test presses ^C in
+    """Put signal handlers back after every test: the command line replaces that of ^C, and a later test presses ^C in
     the same process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
     saved = {number: signal.getsignal(number) for number in numbers}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,33 @@ def test_no_unfinished_marks() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     for path in tracked("*.py", "*.sh", "Makefile"):
         assert not marks.search(path.read_text(encoding="utf-8", errors="replace")), path
+
+
+def test_no_folder_became_a_hall() -> None:
+    for folder in (path.parent for path in PACKAGE.rglob("__init__.py") if path.parent.name != "commands"):
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= 13, f"{folder} has {len(modules)} modules"
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_wrong_import_is_refused(tmp_path: Path) -> None:
+    """The contracts in pyproject.toml, on a copy of the engine in which core imports a higher package."""
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def lint() -> subprocess.CompletedProcess[str]:
+        words = [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+            "--no-cache",
+        ]
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    assert lint().returncode == 0
+    (tmp_path / PACKAGE.name / "core" / "planted.py").write_text("from deepep_bootstrap.plan import steps\n")
+    refused = lint()
+    assert refused.returncode == 1
+    assert "packages are layers BROKEN" in refused.stdout
+    assert "deepep_bootstrap.core.planted -> deepep_bootstrap.plan.steps" in refused.stdout

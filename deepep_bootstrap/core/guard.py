@@ -67,7 +67,7 @@ def guarded(verb: str, body: Callable[[], int], *, as_json: bool = False) -> int
         return _tell(verb, (stopped,), INTERRUPTED, as_json=as_json)
     except OSError as error:
         return _tell_os_error(verb, error, as_json=as_json)
-    except Exception:  # noqa: BLE001 - the front door: a bug must not end in a traceback on an admin's screen
+    except Exception:  # noqa: BLE001 - a bug must not end in a traceback on an admin's screen
         return _tell_bug(verb, as_json=as_json)
 
 

@@ -151,11 +151,11 @@ def open_connections(flags: Flags, inventory: Inventory) -> Iterator[ConnectionP
         fleet.close()
 
 
-def gather(flags: Flags, door: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
+def gather(flags: Flags, transport: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
     """Ask every host for its facts at the same time; trouble when none of them answers. From then on every script
     finds Slurm's clients where the account's PATH, or that of sudo, lacks them."""
     job = _fact_job(flags, prefix)
-    replies = door.run_all(inventory.hosts, lambda host: job)
+    replies = transport.run_all(inventory.hosts, lambda host: job)
     facts: dict[str, Facts] = {}
     problems: list[Problem] = []
     for name, reply in replies.items():
@@ -167,15 +167,15 @@ def gather(flags: Flags, door: ConnectionPool, inventory: Inventory, prefix: str
     places[THIS_MACHINE.name] = (os.path.dirname(shutil.which("sinfo") or ""), os.environ.get("SLURM_CONF", ""))
     for name, (folder, conf) in places.items():
         if folder:
-            door.equip(name, folder, {"SLURM_CONF": conf} if conf else {})
+            transport.equip(name, folder, {"SLURM_CONF": conf} if conf else {})
     if not facts:
         raise Trouble(*fold_problems(problems, inventory))
     return Survey(inventory, prefix, facts, fold_problems(problems, inventory))
 
 
-def gather_one(flags: Flags, door: Transport, host: Host, prefix: str) -> Facts:
+def gather_one(flags: Flags, transport: Transport, host: Host, prefix: str) -> Facts:
     """Return the facts of one host now; Trouble when it does not answer."""
-    return _facts_in(door.run(host, _fact_job(flags, prefix)))
+    return _facts_in(transport.run(host, _fact_job(flags, prefix)))
 
 
 def _fact_job(flags: Flags, prefix: str) -> Job:

@@ -26,10 +26,10 @@ NOTHING = Holdings(0, (), {})
 
 @dataclass(frozen=True)
 class Reached:
-    """A prefix that answered: the door, the place, what the prefix holds, and the hosts that were named (this
+    """A prefix that answered: the transport, the place, what the prefix holds, and the hosts that were named (this
     machine, where none were). `problems` are hosts that did not answer before it."""
 
-    door: ConnectionPool
+    transport: ConnectionPool
     place: PrefixHandle
     holdings: Holdings
     inventory: Inventory = HERE_ALONE
@@ -46,13 +46,13 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
     """
     inventory, prefix = _inventory(flags)
     recipes = read_tree(flags.root / "recipes")
-    with open_connections(flags, inventory) as door:
+    with open_connections(flags, inventory) as transport:
         problems: list[Problem] = []
         for host in candidates(inventory):
             place = PrefixHandle(host, prefix, recipes, inventory.settings.build_user)
-            if (trouble := _unreachable(door, host)) is None:
-                holdings = NOTHING if empty else history.read_contents(door, place, locks=locks)
-                yield Reached(door, place, holdings, inventory, tuple(problems))
+            if (trouble := _unreachable(transport, host)) is None:
+                holdings = NOTHING if empty else history.read_contents(transport, place, locks=locks)
+                yield Reached(transport, place, holdings, inventory, tuple(problems))
                 return
             problems.extend(trouble.problems)
     raise Trouble(*problems)
@@ -78,10 +78,10 @@ def candidates(inventory: Inventory) -> Sequence[Host]:
     return sorted(inventory.hosts, key=lambda host: host.role != "gpu")
 
 
-def _unreachable(door: Transport, host: Host) -> Trouble | None:
+def _unreachable(transport: Transport, host: Host) -> Trouble | None:
     """Return why a host cannot be talked to; None where it answers."""
     try:
-        door.run(host, Job("true"))
+        transport.run(host, Job("true"))
     except Trouble as trouble:
         return trouble
     return None

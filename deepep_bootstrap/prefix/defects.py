@@ -129,7 +129,7 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def find_defects(flags: Flags, door: Transport, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
+def find_defects(flags: Flags, transport: Transport, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
     """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why
     nobody could look."""
     hosts = [host for host in (*candidates(survey.inventory), *survey.inventory.hosts) if host.name in survey.facts]
@@ -137,7 +137,7 @@ def find_defects(flags: Flags, door: Transport, survey: Survey) -> tuple[tuple[D
     if via is None:
         return (), ()
     try:
-        holdings = history.read_contents(door, PrefixHandle(via, survey.prefix, read_tree(flags.root / "recipes")))
+        holdings = history.read_contents(transport, PrefixHandle(via, survey.prefix, read_tree(flags.root / "recipes")))
     except Trouble as trouble:
         return (), trouble.problems
     generation = holdings.get(holdings.current)

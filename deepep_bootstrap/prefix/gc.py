@@ -35,11 +35,11 @@ class Holders:
     unasked: tuple[Problem, ...] = ()
 
 
-def find_holders(door: Transport, place: PrefixHandle, hosts: Sequence[Host], names: Iterable[str]) -> Holders:
+def find_holders(transport: Transport, place: PrefixHandle, hosts: Sequence[Host], names: Iterable[str]) -> Holders:
     """Return who uses `names` (entries, and `generations/NUMBER`) on `hosts`: as root, since a job is anybody's,
     else as far as we see."""
     wanted = "\n".join(name if "/" in name else f"store/{name}" for name in names)
-    replies = _ask(door, place, hosts, wanted)
+    replies = _ask(transport, place, hosts, wanted)
     by: dict[str, str] = {}
     partly, queues = list[str](), list[Host]()
     unasked: list[Problem] = []
@@ -53,22 +53,22 @@ def find_holders(door: Transport, place: PrefixHandle, hosts: Sequence[Host], na
             by.setdefault(name.removeprefix("store/"), f"{program} of {user}, pid {pid} on {host.name}")
         partly.extend([host.name] if records.text("sees") != "all" else [])
         queues.extend([host] if records.text("squeue") == "yes" else [])
-    waiting = _queue(door, place, queues[0], wanted) if queues else ()
+    waiting = _queue(transport, place, queues[0], wanted) if queues else ()
     return Holders(by, waiting, tuple(partly), tuple(unasked))
 
 
-def _ask(door: Transport, place: PrefixHandle, hosts: Sequence[Host], wanted: str) -> dict[str, Reply | Trouble]:
+def _ask(transport: Transport, place: PrefixHandle, hosts: Sequence[Host], wanted: str) -> dict[str, Reply | Trouble]:
     jobs = {user: _job(place, "processes", wanted, user=user) for user in ("root", "")}
-    replies = door.run_all(hosts, lambda _: jobs["root"])
+    replies = transport.run_all(hosts, lambda _: jobs["root"])
     again = [host for host in hosts if isinstance(replies[host.name], Trouble)]
-    return {**replies, **(door.run_all(again, lambda _: jobs[""]) if again else {})}
+    return {**replies, **(transport.run_all(again, lambda _: jobs[""]) if again else {})}
 
 
-def _queue(door: Transport, place: PrefixHandle, host: Host, wanted: str) -> tuple[str, ...]:
+def _queue(transport: Transport, place: PrefixHandle, host: Host, wanted: str) -> tuple[str, ...]:
     """Return the jobs that wait; none where Slurm does not answer: nothing of it could be kept on their account
     anyway."""
     try:
-        records = _read(door.run(host, _job(place, "queue", wanted)), QUEUE, host.name)
+        records = _read(transport.run(host, _job(place, "queue", wanted)), QUEUE, host.name)
     except Trouble:
         return ()
     return tuple(f"{job} of {user}" for job, user in records.rows("job"))

@@ -76,28 +76,28 @@ class Published:
     stale: bool
 
 
-def prepare_prefix(door: Transport, place: PrefixHandle, owner: str = "") -> str:
+def prepare_prefix(transport: Transport, place: PrefixHandle, owner: str = "") -> str:
     """Make the prefix and return its id. `owner` is the user who builds, given the new folders when root makes them;
     Trouble says what stands in the way."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
-    reply = door.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
+    reply = transport.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
     return read_answer(reply, place, "init.sh", RecordForm({"state": 1, "id": 1})).text("id")
 
 
-def make_prefix(door: Transport, place: PrefixHandle) -> str:
+def make_prefix(transport: Transport, place: PrefixHandle) -> str:
     """Make the prefix as the user who works there, where that user may; else as root, for that user. Returns its id.
 
     In this order, because root may not write on many a network filesystem, and a plain user not below /opt.
     """
     if not place.user:
-        return prepare_prefix(door, place)
+        return prepare_prefix(transport, place)
     try:
-        return prepare_prefix(door, place)
+        return prepare_prefix(transport, place)
     except Trouble:
-        return prepare_prefix(door, replace(place, user="root"), place.user)
+        return prepare_prefix(transport, replace(place, user="root"), place.user)
 
 
-def probe_shared(door: Transport, place: PrefixHandle, hosts: Sequence[Host]) -> dict[str, str]:
+def probe_shared(transport: Transport, place: PrefixHandle, hosts: Sequence[Host]) -> dict[str, str]:
     """Prove that all `hosts` see the prefix of `place` as one directory: one writes a file of a fresh name, all look
     for it.
 
@@ -105,13 +105,13 @@ def probe_shared(door: Transport, place: PrefixHandle, hosts: Sequence[Host]) ->
     no matter of one host, and nothing may be built before it is put right.
     """
     name = secrets.token_hex(8)
-    _probe(door, place, "write", name)
+    _probe(transport, place, "write", name)
     try:
         script = compose(place.recipes, *PROBE)
         others = [host for host in hosts if host.name != place.host.name]
-        replies = door.run_all(others, lambda _: Job(script, args=("look", name), env={"PREFIX": place.prefix}))
+        replies = transport.run_all(others, lambda _: Job(script, args=("look", name), env={"PREFIX": place.prefix}))
     finally:
-        _probe(door, place, "clean", name)
+        _probe(transport, place, "clean", name)
     seen: dict[str, list[str]] = {}
     unasked: dict[str, str] = {}
     for host, reply in replies.items():
@@ -136,12 +136,12 @@ def _unshared(place: PrefixHandle, state: str, names: Sequence[str]) -> Problem:
     )
 
 
-def _probe(door: Transport, place: PrefixHandle, verb: str, name: str) -> Records:
+def _probe(transport: Transport, place: PrefixHandle, verb: str, name: str) -> Records:
     job = Job(compose(place.recipes, *PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
-    return read_answer(door.run(place.host, job), place, "probe.sh", RecordForm({"state": 1, "id": 1}))
+    return read_answer(transport.run(place.host, job), place, "probe.sh", RecordForm({"state": 1, "id": 1}))
 
 
-def publish_generation(door: Transport, place: PrefixHandle, files: Iterable[Content], base: int) -> Published:
+def publish_generation(transport: Transport, place: PrefixHandle, files: Iterable[Content], base: int) -> Published:
     """Publish `files` as the next generation, composed from generation `base` (0 for none), and make it current.
 
     `manifest.json` must be among them with a key "generation", which gets its number there. Trouble where store entries
@@ -152,7 +152,7 @@ def publish_generation(door: Transport, place: PrefixHandle, files: Iterable[Con
     texts = [content.data for content in files if content.path == "manifest.json"]
     names = entry_names([json.loads(text) for text in texts])
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "BASE": str(base), "ENTRIES": "\n".join(names)}
-    reply = door.send(
+    reply = transport.send(
         place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files)
     )
     answer = read_answer(
@@ -165,27 +165,27 @@ def publish_generation(door: Transport, place: PrefixHandle, files: Iterable[Con
     return Published(answer.number("generation"), answer.text("state") == "stale")
 
 
-def current(door: Transport, place: PrefixHandle) -> int:
+def current(transport: Transport, place: PrefixHandle) -> int:
     """Return the number of the generation that is current now as the prefix's host sees it, 0 without one."""
-    reply = door.run(
+    reply = transport.run(
         place.host, Job('readlink -- "$1/current" || true # no generation yet', args=(place.prefix,), user=place.user)
     )
     number = reply.out.strip().removeprefix("generations/")
     return int(number) if number.isdecimal() else 0
 
 
-def keep_logs(door: Transport, place: PrefixHandle, run: str, chunks: Iterable[bytes]) -> str:
+def keep_logs(transport: Transport, place: PrefixHandle, run: str, chunks: Iterable[bytes]) -> str:
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
     job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
-    return read_answer(door.send(place.host, job, chunks), place, "logs.sh", RecordForm({"logs": 1})).text("logs")
+    return read_answer(transport.send(place.host, job, chunks), place, "logs.sh", RecordForm({"logs": 1})).text("logs")
 
 
-def note_proof(door: Transport, place: PrefixHandle, stack: str, *, proved: bool) -> None:
+def note_proof(transport: Transport, place: PrefixHandle, stack: str, *, proved: bool) -> None:
     """Say in the prefix whether a stack was seen to work since it was last built or offered; facts tell it to the
     next plan."""
     args = ("proved" if proved else "unproved", stack)
     job = Job(compose(place.recipes, *PROOF), args=args, env={"PREFIX": place.prefix}, user=place.user)
-    read_answer(door.run(place.host, job), place, "proof.sh", RecordForm({"state": 1}))
+    read_answer(transport.run(place.host, job), place, "proof.sh", RecordForm({"state": 1}))
 
 
 def tar_files(files: Iterable[Content]) -> Iterator[bytes]:

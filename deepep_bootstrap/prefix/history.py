@@ -60,22 +60,22 @@ class EntryVerdict:
     changes: tuple[FileChange, ...] = ()
 
 
-def read_contents(door: Transport, place: PrefixHandle, *, locks: bool = False) -> Holdings:
+def read_contents(transport: Transport, place: PrefixHandle, *, locks: bool = False) -> Holdings:
     """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no
     right to write."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
-    reply = door.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
+    reply = transport.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
     if reply.code:
         read_answer(reply, place, "generations.sh", RecordForm({}))
     return parse_contents(reply.out, f"{place.host.name} {place.prefix}")
 
 
-def roll_back(door: Transport, place: PrefixHandle, holdings: Holdings, target: Generation) -> None:
+def roll_back(transport: Transport, place: PrefixHandle, holdings: Holdings, target: Generation) -> None:
     """Make `target` the current generation by one rename; Trouble, and nothing changed, where generations or entries
     went meanwhile."""
     names = sorted(holdings.closure(target.names))
     env = {"BASE": str(holdings.current), "TO": str(target.number), "ENTRIES": "\n".join(names)}
-    reply = door.run(place.host, _changing(place, ROLLBACK, env))
+    reply = transport.run(place.host, _changing(place, ROLLBACK, env))
     answer = read_answer(
         reply, place, "rollback.sh", RecordForm({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1})
     )
@@ -91,7 +91,7 @@ def roll_back(door: Transport, place: PrefixHandle, holdings: Holdings, target: 
 
 
 def collect(
-    door: Transport,
+    transport: Transport,
     place: PrefixHandle,
     holdings: Holdings,
     garbage: Garbage,
@@ -105,7 +105,7 @@ def collect(
         "DROP": "\n".join(map(str, garbage.generations)),
         "ENTRIES": "\n".join(entry.name for entry in garbage.entries),
     }
-    reply = door.run(place.host, _changing(place, GC, env), on_line)
+    reply = transport.run(place.host, _changing(place, GC, env), on_line)
     answer = read_answer(reply, place, "gc.sh", REMOVED)
     if answer.text("state") == "stale":
         raise Trouble(
@@ -121,7 +121,7 @@ def collect(
 
 
 def rehash(
-    door: Transport, place: PrefixHandle, names: Iterable[str], on_line: Callable[[str], None] | None = None
+    transport: Transport, place: PrefixHandle, names: Iterable[str], on_line: Callable[[str], None] | None = None
 ) -> tuple[EntryVerdict, ...]:
     """Read every file of these entries and compare it with the record made when they were published, which may take
     minutes. Each data line goes to `on_line` as it comes."""
@@ -134,7 +134,7 @@ def rehash(
         watched=True,
         timeout=None,
     )
-    reply = door.run(place.host, job, on_line)
+    reply = transport.run(place.host, job, on_line)
     if reply.code:
         read_answer(reply, place, "rehash.sh", RecordForm({}))
     where = f"{place.host.name} {place.prefix}"

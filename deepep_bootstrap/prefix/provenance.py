@@ -19,7 +19,7 @@ BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""
 
 
-def bills(door: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
+def bills(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
     """Return the bill of materials of an offer about to be published, after a look at the store for its entries'
     manifests; none where the library that writes it is not installed, which must not keep anybody from the offer
     itself.
@@ -32,7 +32,7 @@ def bills(door: Transport, place: PrefixHandle, offer: Offer, own: Lock | None =
         return ()
     from deepep_bootstrap.prefix import sbom
 
-    holdings = history.read_contents(door, place, locks=own is None or len(offer.stacks) > 1)
+    holdings = history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1)
     locks = [*locks_of(holdings), *([own] if own else [])]
     return (Content(BILL, sbom.make_bill(offer, holdings, sbom.Pins.of(locks))),)
 

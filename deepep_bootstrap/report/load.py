@@ -52,7 +52,7 @@ def read_run(flags: Flags, name: str, texts: Mapping[str, str]) -> tuple[Report,
         remedy = shlex.join(["invoke", "report", *filter(None, [name]), "--hosts=hosts/b200.txt"])
         raise Trouble(Problem(name or "report", what, wanted=wanted, try_=remedy))
     with reach(flags, empty=True) as reached:
-        store = PrefixRuns(reached.door, reached.place)
+        store = PrefixRuns(reached.transport, reached.place)
         runs = store.values()
         found = choose_run(runs, name, store.where)
         return _report(store, runs, found, texts), f"{found} on {reached.place.host.name}"
@@ -282,14 +282,14 @@ class LastTest:
 
 
 def newest(
-    door: Transport, hosts: Iterable[Host], facts: Mapping[str, Facts], *, recipes: Mapping[str, str], user: str
+    transport: Transport, hosts: Iterable[Host], facts: Mapping[str, Facts], *, recipes: Mapping[str, str], user: str
 ) -> tuple[LastTest, ...]:
     """Return the newest runs in the prefix, read as `user` through the first of `hosts` that sees it; none where
     nobody does. Trouble where they cannot be read."""
     host = next((host for host in hosts if facts[host.name].prefix.exists), None)
     if host is None:
         return ()
-    store = PrefixRuns(door, PrefixHandle(host, facts[host.name].prefix.path, recipes, user))
+    store = PrefixRuns(transport, PrefixHandle(host, facts[host.name].prefix.path, recipes, user))
     runs = store.values(most=SHOWN)
     return tuple(last_test(PurePosixPath(folder).name, values) for folder, values in runs.items())
 

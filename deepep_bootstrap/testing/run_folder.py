@@ -244,13 +244,13 @@ class RunFiles:
     cut: Mapping[str, int]
 
 
-def collect(door: Transport, place: PrefixHandle, folder: str, *, patience: int = 0) -> RunFiles:
+def collect(transport: Transport, place: PrefixHandle, folder: str, *, patience: int = 0) -> RunFiles:
     """Return what is in a run's folder, which the host of `place` sees, after at most `patience` seconds in which
     its end may come into sight; Trouble where it cannot be read."""
     came = bytearray()
     env = {"PLACE": folder, "LARGEST": str(LARGEST), "TOTAL": str(TOTAL), "PATIENCE": str(patience)}
     job = Job(compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
-    reply = door.run(place.host, job)
+    reply = transport.run(place.host, job)
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{folder} cannot be read", last_lines(reply.err)))
     return parse_collected(bytes(came), f"{place.host.name} {folder}")
@@ -280,7 +280,7 @@ def parse_collected(data: bytes, where: str) -> RunFiles:
 
 
 def keep_files(
-    door: Transport,
+    transport: Transport,
     place: PrefixHandle,
     folder: str,
     *,
@@ -289,7 +289,7 @@ def keep_files(
 ) -> None:
     """Add to a run's folder: `lines` behind its run.env, and files by name. Trouble where that cannot be."""
     env = {"PREFIX": place.prefix, "PLACE": folder, "LINES": "\n".join(lines)}
-    reply = door.send(
+    reply = transport.send(
         place.host,
         Job(compose(place.recipes, *KEEP), env=env, user=place.user),
         tar_files([Content(name, data) for name, data in (files or {}).items()]),
@@ -298,19 +298,19 @@ def keep_files(
         raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
 
 
-def read_site(door: Transport, place: PrefixHandle, name: str) -> str:
+def read_site(transport: Transport, place: PrefixHandle, name: str) -> str:
     """Return the text of a site's own file in the prefix, "" where it has none; Trouble where it cannot be read."""
     env = {"PREFIX": place.prefix, "NAME": name}
-    reply = door.run(place.host, Job(compose(place.recipes, *SITE), env=env, user=place.user))
+    reply = transport.run(place.host, Job(compose(place.recipes, *SITE), env=env, user=place.user))
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{place.prefix}/{name} cannot be read", last_lines(reply.err)))
     return reply.out
 
 
-def write_site(door: Transport, place: PrefixHandle, name: str, text: str) -> None:
+def write_site(transport: Transport, place: PrefixHandle, name: str, text: str) -> None:
     """Write a site's own file in the prefix; Trouble where this user may not."""
     env = {"PREFIX": place.prefix, "NAME": name}
     job = Job(compose(place.recipes, *SITE), args=("write",), env=env, user=place.user)
-    reply = door.send(place.host, job, (text.encode(),))
+    reply = transport.send(place.host, job, (text.encode(),))
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{place.prefix}/{name} cannot be written", last_lines(reply.err)))

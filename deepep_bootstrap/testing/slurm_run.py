@@ -120,7 +120,7 @@ def run_name(kind: str) -> str:
 
 
 def submit(
-    door: Transport, host: Host, request: TestRequest, recipes: Mapping[str, str], *, on_line: OnLine | None = None
+    transport: Transport, host: Host, request: TestRequest, recipes: Mapping[str, str], *, on_line: OnLine | None = None
 ) -> TestRunResult:
     """Submit a test on `host`, a client of Slurm, and follow it to its end; its output goes to `on_line` line by line.
 
@@ -133,7 +133,7 @@ def submit(
         "OPTIONS": "\n".join(request.options),
     }
     job = Job(compose(recipes, *SUBMIT), request.args, env, request.user, watched=True, timeout=None)
-    reply = door.run(host, job, _without_data(on_line))
+    reply = transport.run(host, job, _without_data(on_line))
     if reply.code:
         raise Trouble(
             Problem(host.name, f"the {request.kind.name} test could not be followed", reply.err.strip()[-400:])
@@ -141,10 +141,10 @@ def submit(
     return submitted(reply, request, host)
 
 
-def never_runs(door: Transport, host: Host, request: TestRequest) -> str:
+def never_runs(transport: Transport, host: Host, request: TestRequest) -> str:
     """Return why Slurm would refuse a test, in its own words, "" where it takes it: sbatch asks and submits nothing.
     Nodes that are drained or down keep it waiting, which is no refusal."""
-    reply = door.run(
+    reply = transport.run(
         host,
         Job(
             'sbatch --test-only "$@" 2>&1',

@@ -61,7 +61,7 @@ def meeting_address(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
 
 
 def run_over_ssh(
-    door: Transport,
+    transport: Transport,
     hosts: Sequence[Host],
     wish: TestRequest,
     recipes: Mapping[str, str],
@@ -74,7 +74,7 @@ def run_over_ssh(
 
     A node that fails ends the others, and so does the end of the time, or of this program: each script is watched.
     """
-    crew = _NodeRuns(door, hosts, wish, on_line)
+    crew = _NodeRuns(transport, hosts, wish, on_line)
     began = time.monotonic()
     try:
         nodes, state = crew.work(compose(recipes, *HERE), address)
@@ -107,10 +107,10 @@ def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], n
 class _NodeRuns:
     """The scripts of one run, one for each host: started, waited for, ended together."""
 
-    def __init__(self, door: Transport, hosts: Sequence[Host], wish: TestRequest, on_line: OnLine | None) -> None:
+    def __init__(self, transport: Transport, hosts: Sequence[Host], wish: TestRequest, on_line: OnLine | None) -> None:
         self.lines: list[str] = []
         self.place = ""
-        self._door, self._hosts, self._wish, self._on_line = door, hosts, wish, on_line
+        self._door, self._hosts, self._wish, self._on_line = transport, hosts, wish, on_line
         self._key = f"code-{secrets.token_hex(4)}"
         self._holds: list[BackgroundJob] = []
         self._turn = threading.Lock()

@@ -1,4 +1,4 @@
-"""The stand-in sources built for real, with gcc, cmake and the fake CUDA toolkit, through the engine's door to this
+"""The stand-in sources built for real, with gcc, cmake and the fake CUDA toolkit, through the engine's transport to this
 machine."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Place:
     stacks: Stacks
 
     def of(self, stack: str, stacks: Stacks | None = None) -> Prepared:
-        """Return one stack with its sources and wheels fetched through the engine's own doors."""
+        """Return one stack with its sources and wheels fetched through the engine's own connections."""
         given = stacks or self.stacks
         found = model.read_lock_file(given.lock)
         chosen = found.stacks[stack]

@@ -18,14 +18,15 @@ def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monk
     monkeypatch.setattr(hosts, "LIMIT", 0.5)
     here = Host("here", connection="local")
     recipes = {**dict.fromkeys(host_recipes.LIBRARIES, ""), "host/limits.sh": HANGS}
-    door = ConnectionPool([here])
+    transport = ConnectionPool([here])
     outcomes = []
     for hang in ("yes", "no"):
         step = Step("host", "limits", "memory limits", ("here",), Reason("", ""), {"HANG": hang})
         outcomes += [
-            outcome for outcome, _ in hosts.apply_step(door, [here], step, recipes, on_line=lambda host, line: None)
+            outcome
+            for outcome, _ in hosts.apply_step(transport, [here], step, recipes, on_line=lambda host, line: None)
         ]
-    door.close()
+    transport.close()
     assert [(outcome.state, outcome.code, outcome.detail) for outcome in outcomes] == [
         ("failed", 1, "no end of the script after 0.5 s — found unpacking doca-all"),
         ("done", 0, ""),

@@ -90,7 +90,7 @@ def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_fi
         Flags(ROOT),
         Screen("bootstrap", as_json=True),
         RunLogs.none(),
-        prefix.door,
+        prefix.transport,
         survey,
         wanted,
         planned,

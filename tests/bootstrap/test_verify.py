@@ -261,7 +261,7 @@ def local_host() -> Host:
 
 
 def test_outcomes_through_the_door(machine: Machine, tmp_path: Path) -> None:
-    # No module system on this machine's own system or one of its own: both ways lead through the real door.
+    # No module system on this machine's own system or one of its own: both ways lead through the real recipes.
     host, login = local_host(), Host("login", connection="local", role="login")
     fleet = ConnectionPool((host, login))
     try:

@@ -42,6 +42,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fail-on", type=int, default=-1)
 parser.add_argument("--sleep", type=float, default=0)
 parser.add_argument("--words", nargs="*")
+parser.add_argument("--num-tokens", type=int)
 args = parser.parse_args()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -93,7 +94,7 @@ def make_prefix(lab: LiveLab, record: StackRecord) -> None:
 
 
 class Cluster:
-    """The lab with a stack on its shared prefix, and the door to its login host."""
+    """The lab with a stack on its shared prefix, and the transport to its login host."""
 
     def __init__(self, lab: LiveLab) -> None:
         self.lab = lab
@@ -204,7 +205,7 @@ def test_an_interrupt_takes_the_job_along(cluster: Cluster) -> None:
                 RECIPES,
                 on_line=lambda line: started.set() if "MET" in line else None,
             )
-        except BaseException as error:  # the door is closed under it: what it raises is not the point here
+        except BaseException as error:  # the transport is closed under it: what it raises is not the point here
             ended.append(error)
 
     thread = threading.Thread(target=follow)

@@ -58,7 +58,7 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     text = modulefiles.manifest(
         offer, generation=1, created="2026-01-01T00:00:00Z", by="admin", lock_digest="", hosts=("a", "b")
     )
-    generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
+    generations.publish_generation(prefix.transport, prefix.place, [Content("manifest.json", text.encode())], 0)
     # Another host's view of a network filesystem may be a minute old, or of another directory.
     old = facts.Prefix(generation=7, manifest=text.replace("v1-cu13", "old"))
     inventory = hostsfile.parse_hosts_file(
@@ -70,7 +70,7 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     survey = Survey(inventory, str(prefix.path), seen)
     found = offered(survey, seat(survey))
     assert list(found.stacks) == ["v1", "v1-cu13"]
-    (outcome,) = withdraw(Flags(root=ROOT, stack="v1-cu13"), prefix.door, survey, without(found, "v1-cu13", "v1"))
+    (outcome,) = withdraw(Flags(root=ROOT, stack="v1-cu13"), prefix.transport, survey, without(found, "v1-cu13", "v1"))
     assert (outcome.host, outcome.state) == ("b", "done")
     newest = prefix.look().generations[-1]
     assert (newest.number, list(newest.stacks)) == (2, ["v1"])
@@ -125,9 +125,9 @@ def test_a_host_that_cannot_say_what_was_written_is_named_and_the_others_are_hea
     inventory = hostsfile.parse_hosts_file(f"defaults prefix=/p\na connection=local\n{DOWN} port={gone}\n", "hosts.txt")
     survey = Survey(inventory, "/p", {"a": Facts(), DOWN: Facts()})
     recipes = {**RECIPES, "host/written.sh": f"{text}\n{RECIPES['host/written.sh']}"}
-    door = ConnectionPool(inventory.hosts, Options(ssh_config="", known_hosts=(str(tmp_path / "known"),)))
-    found, problems = written(door, survey, recipes)
-    door.close()
+    transport = ConnectionPool(inventory.hosts, Options(ssh_config="", known_hosts=(str(tmp_path / "known"),)))
+    found, problems = written(transport, survey, recipes)
+    transport.close()
     assert {problem.where: str(problem)[: len(said[problem.where])] for problem in problems} == said
     assert found == ({} if "a" in said else {"a": (Written("limits", "/etc/ours", ours=True),)})
 
@@ -141,7 +141,7 @@ def test_hosts_are_undone_although_the_offer_cannot_be_changed(
     for name in entry_names(offer_document(offer)):
         (prefix.path / "store" / name).mkdir()
     text = modulefiles.manifest(offer, generation=1, created="", by="admin", lock_digest="", hosts=("a",))
-    generations.publish_generation(prefix.door, prefix.place, [Content("manifest.json", text.encode())], 0)
+    generations.publish_generation(prefix.transport, prefix.place, [Content("manifest.json", text.encode())], 0)
     (prefix.path / "store").rename(prefix.path / "elsewhere")
     names = tmp_path / "hosts.txt"
     names.write_text(f"defaults prefix={prefix.path}\na connection=local\n")

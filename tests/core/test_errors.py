@@ -1,4 +1,4 @@
-"""Messages, exit codes and the front-door guard."""
+"""Messages, exit codes and the guard."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ NEEDS = [
     "rich",
     "ClusterShell",
     "jinja2",
+    "msgspec",
+    "packaging",
 ]  # without cyclonedx-python-lib, which only one file needs
 BUNDLED = "/opt/own/lib/python3.*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3"
 SLURM = "sinfo squeue scontrol sbatch srun salloc scancel"

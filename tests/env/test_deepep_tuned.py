@@ -223,9 +223,9 @@ def test_importing_it_needs_nothing_and_reads_nothing(tmp_path: Path) -> None:
     ]
     before = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "No module named 'deepep_tuned'" in before.stderr, "before the first run there is no such module"
-    door = ConnectionPool([HERE])
-    shelf.store(door, place, [document()], MODULE)
-    door.close()
+    transport = ConnectionPool([HERE])
+    shelf.store(transport, place, [document()], MODULE)
+    transport.close()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n", "")
     (Path(place.prefix) / "tuning/broken.json").write_text("{")

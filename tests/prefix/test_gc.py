@@ -43,7 +43,7 @@ OLD, NEW, BASE, LOOSE = (
 
 def collect(prefix: Prefix, keep: int = 1) -> history.CollectedGarbage:
     holdings = prefix.look()
-    return history.collect(prefix.door, prefix.place, holdings, choose_garbage(holdings, keep))
+    return history.collect(prefix.transport, prefix.place, holdings, choose_garbage(holdings, keep))
 
 
 def environment(prefix: Prefix, drop: str = "", entries: str = "", seen: str = "") -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_entries_that_no_kept_generation_needs_go_with_their_generation(used: Pr
 
 def test_the_current_generation_stays_however_old_it_is(used: Prefix) -> None:
     holdings = used.look()
-    history.roll_back(used.door, used.place, holdings, rollback_target(holdings, 1))
+    history.roll_back(used.transport, used.place, holdings, rollback_target(holdings, 1))
     used.entry(entry_name("deepep", "3"))
     done = collect(used)
     assert done.generations == ()
@@ -160,7 +160,7 @@ def test_what_a_running_build_uses_stays_with_all_it_needs(used: Prefix, tmp_pat
 def test_a_build_that_began_after_the_look_is_seen_under_the_lock(used: Prefix, tmp_path: Path) -> None:
     holdings = used.look()
     session = start_session(used, tmp_path, OLD)
-    done = history.collect(used.door, used.place, holdings, choose_garbage(holdings, 1))
+    done = history.collect(used.transport, used.place, holdings, choose_garbage(holdings, 1))
     assert [name for name, _ in done.kept] == [OLD]
     assert done.entries == (LOOSE,)
     session.communicate("")
@@ -216,7 +216,7 @@ def test_generations_that_came_meanwhile_stop_it(used: Prefix) -> None:
     used.offer(OLD)
     before = used.names()
     with pytest.raises(Trouble, match="another run changed the generations meanwhile"):
-        history.collect(used.door, used.place, holdings, choose_garbage(holdings, 1))
+        history.collect(used.transport, used.place, holdings, choose_garbage(holdings, 1))
     assert used.names() == before
 
 

@@ -33,7 +33,7 @@ NOBODY = "nobody" if os.geteuid() == 0 else ""
 
 
 @pytest.fixture
-def door() -> Iterator[ConnectionPool]:
+def transport() -> Iterator[ConnectionPool]:
     fleet = ConnectionPool([HERE])
     yield fleet
     fleet.close()
@@ -69,13 +69,13 @@ def names(prefix: Path) -> set[str]:
 # init.sh
 
 
-def test_init_makes_the_prefix_once(tmp_path: Path, door: ConnectionPool) -> None:
+def test_init_makes_the_prefix_once(tmp_path: Path, transport: ConnectionPool) -> None:
     prefix = tmp_path / "a/b c/prefix"
-    first = generations.prepare_prefix(door, place(prefix))
+    first = generations.prepare_prefix(transport, place(prefix))
     assert len(first) == 32
     assert names(prefix) == {".id", "store", "generations", "logs"}
     assert {path.stat().st_mode & 0o777 for path in (prefix, prefix / "store")} == {0o755}
-    assert generations.prepare_prefix(door, place(prefix)) == first
+    assert generations.prepare_prefix(transport, place(prefix)) == first
 
 
 def test_init_at_the_same_time_gives_one_id(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_init_at_the_same_time_gives_one_id(tmp_path: Path) -> None:
     assert names(tmp_path / "prefix") == {".id", "store", "generations", "logs"}
 
 
-def test_init_refuses_a_file(tmp_path: Path, door: ConnectionPool) -> None:
+def test_init_refuses_a_file(tmp_path: Path, transport: ConnectionPool) -> None:
     (tmp_path / "prefix").write_text("")
     with pytest.raises(Trouble, match="prefix exists and is not a directory"):
-        generations.prepare_prefix(door, place(tmp_path / "prefix"))
+        generations.prepare_prefix(transport, place(tmp_path / "prefix"))
     with pytest.raises(Trouble, match="prefix exists and is not a directory"):
-        generations.prepare_prefix(door, place(tmp_path / "prefix/below"))
+        generations.prepare_prefix(transport, place(tmp_path / "prefix/below"))
 
 
 @pytest.mark.parametrize("prefix", ["relative/path", "/"])
@@ -182,8 +182,8 @@ class HalfThere(TwoViews):
 def test_probe_goes_on_without_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
     hosts = [Host(f"n{number}", connection="local") for number in range(4)]
     prefix = make_prefix(tmp_path)
-    door = HalfThere(hosts, {host.name: prefix for host in hosts})
-    unasked = generations.probe_shared(door, replace(place(prefix), host=hosts[0]), hosts)
+    transport = HalfThere(hosts, {host.name: prefix for host in hosts})
+    unasked = generations.probe_shared(transport, replace(place(prefix), host=hosts[0]), hosts)
     assert unasked == {
         "n1": "did not answer for 60 s. Try: its console",
         "n2": "the prefix cannot be looked at: probe.sh: /p/.id: Permission denied",
@@ -202,15 +202,15 @@ def test_probe_removes_old_probes_of_killed_runs(tmp_path: Path) -> None:
 # offer.sh
 
 
-def test_an_offer_becomes_current_with_its_links(tmp_path: Path, door: ConnectionPool) -> None:
+def test_an_offer_becomes_current_with_its_links(tmp_path: Path, transport: ConnectionPool) -> None:
     prefix = make_prefix(tmp_path)
     files = [
         Content("manifest.json", b'{"schema": 1, "generation": 0}'),
         Content("modulefiles/x", b"text"),
         Content("sbatch/run", b"", True),
     ]
-    assert generations.publish_generation(door, place(prefix), files, 0) == generations.Published(1, stale=False)
-    assert generations.publish_generation(door, place(prefix), files, 1) == generations.Published(2, stale=False)
+    assert generations.publish_generation(transport, place(prefix), files, 0) == generations.Published(1, stale=False)
+    assert generations.publish_generation(transport, place(prefix), files, 1) == generations.Published(2, stale=False)
     assert os.readlink(prefix / "current") == "generations/2"
     assert (prefix / "modulefiles/x").read_text() == "text"
     assert os.access(prefix / "sbatch/run", os.X_OK)
@@ -329,15 +329,15 @@ def test_a_foreign_modulefiles_folder_is_not_replaced(tmp_path: Path) -> None:
 # logs.sh
 
 
-def test_logs_are_kept_by_run(tmp_path: Path, door: ConnectionPool) -> None:
+def test_logs_are_kept_by_run(tmp_path: Path, transport: ConnectionPool) -> None:
     prefix = make_prefix(tmp_path)
     folder = generations.keep_logs(
-        door, place(prefix), "20260101T000000Z-ab", generations.tar_files([Content("n001/build.log", b"text")])
+        transport, place(prefix), "20260101T000000Z-ab", generations.tar_files([Content("n001/build.log", b"text")])
     )
     assert folder == f"{prefix}/logs/20260101T000000Z-ab"
     assert (prefix / "logs/20260101T000000Z-ab/n001/build.log").read_text() == "text"
     with pytest.raises(Trouble, match="bad run name"):
-        generations.keep_logs(door, place(prefix), "../../etc", [])
+        generations.keep_logs(transport, place(prefix), "../../etc", [])
 
 
 # session.sh and receive.sh
@@ -347,14 +347,14 @@ def session_env(folder: Path, prefix: Path) -> dict[str, str]:
     return {"TMPDIR": str(folder), "PREFIX": str(prefix), "TOKEN": "t"}
 
 
-def test_a_session_has_a_private_folder_for_as_long_as_it_lives(tmp_path: Path, door: ConnectionPool) -> None:
+def test_a_session_has_a_private_folder_for_as_long_as_it_lives(tmp_path: Path, transport: ConnectionPool) -> None:
     prefix = make_prefix(tmp_path)
-    hold = door.hold(HERE, Job(SESSION, env=session_env(tmp_path, prefix), watched=True, timeout=None))
+    hold = transport.hold(HERE, Job(SESSION, env=session_env(tmp_path, prefix), watched=True, timeout=None))
     scratch = Path(hold.wait_for("scratch"))
     assert hold.wait_for("jobid") == "0"
     assert scratch.parent == tmp_path.resolve()
     assert scratch.stat().st_mode & 0o777 == 0o700
-    reply = door.send(
+    reply = transport.send(
         HERE, Job(RECEIVE, env={"SCRATCH": str(scratch)}), generations.tar_files([Content("src/a/file", b"x")])
     )
     assert reply.out == "state=received\n"

@@ -193,7 +193,7 @@ def test_two_stacks_of_one_prefix_share_one_bill_from_the_locks_of_both(
     for entry in {entry.name: entry for entry in (*v1, *other)}.values():
         prefix.entry(entry.name, entry.needs, inputs=entry.inputs)
     prefix.offer(*(entry.name for entry in other), stack="v1-cu13", lock=(ROOT / "deepep.lock.toml").read_text())
-    (content,) = provenance.bills(prefix.door, prefix.place, offer_of(**{"v1": v1, "v1-cu13": other}))
+    (content,) = provenance.bills(prefix.transport, prefix.place, offer_of(**{"v1": v1, "v1-cu13": other}))
     assert content.path == "sbom.cdx.json"
     found = by_ref(read(content.data))
     assert {entry.name for entry in (*v1, *other)} <= set(found)

@@ -33,7 +33,7 @@ ODD = "a name\nwith \\ everything -> in it"
 
 
 def changes(prefix: Prefix, name: str = NAME) -> list[tuple[str, str]]:
-    (verdict,) = history.rehash(prefix.door, prefix.place, [name])
+    (verdict,) = history.rehash(prefix.transport, prefix.place, [name])
     assert (verdict.state == "same") == (not verdict.changes)
     return [(change.path, change.what) for change in verdict.changes]
 
@@ -122,9 +122,9 @@ def test_entries_without_a_record_and_entries_that_are_gone(prefix: Prefix, caps
     prefix.offer(NAME)
     assert verify(flags, store=True) == OK
     record.unlink()
-    verdicts = history.rehash(prefix.door, prefix.place, [NAME, OTHER])
+    verdicts = history.rehash(prefix.transport, prefix.place, [NAME, OTHER])
     assert [(verdict.name, verdict.state) for verdict in verdicts] == [(NAME, "unrecorded"), (OTHER, "missing")]
-    assert history.rehash(prefix.door, prefix.place, []) == ()
+    assert history.rehash(prefix.transport, prefix.place, []) == ()
     assert verify(flags, store=True) == VERDICT
     said = capsys.readouterr().err
     assert f"{record.parent}: its files.sha256 is gone" in said
@@ -170,7 +170,7 @@ def test_rollback_switches_one_link_and_nothing_else(prefix: Prefix) -> None:
         if path.name not in {"current"} and path.is_file()
     )
     holdings = prefix.look()
-    history.roll_back(prefix.door, prefix.place, holdings, rollback_target(holdings, 0))
+    history.roll_back(prefix.transport, prefix.place, holdings, rollback_target(holdings, 0))
     assert os.readlink(prefix.path / "current") == "generations/1"
     after = sorted(
         (str(path), path.lstat().st_mtime_ns)
@@ -200,7 +200,7 @@ def test_rollback_looks_again_under_the_lock(prefix: Prefix, what: str) -> None:
     }
     current = os.readlink(prefix.path / "current")
     with pytest.raises(Trouble, match=told[what]):
-        history.roll_back(prefix.door, prefix.place, holdings, rollback_target(holdings, 1))
+        history.roll_back(prefix.transport, prefix.place, holdings, rollback_target(holdings, 1))
     assert os.readlink(prefix.path / "current") == current
 
 

@@ -1,4 +1,4 @@
-"""The door to hosts against real sshds on loopback, and the same scripts on this machine: one suite for both where
+"""Connections to hosts against real sshds on loopback, and the same scripts on this machine: one suite for both where
 they agree."""
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def server(lab: Lab) -> Sshd:
 
 
 @pytest.fixture
-def door(lab: Lab, server: Sshd) -> Iterator[Callable[..., ConnectionPool]]:
+def transport(lab: Lab, server: Sshd) -> Iterator[Callable[..., ConnectionPool]]:
     fleets: list[ConnectionPool] = []
 
     def make(password: str = "") -> ConnectionPool:
@@ -85,8 +85,8 @@ def door(lab: Lab, server: Sshd) -> Iterator[Callable[..., ConnectionPool]]:
         fleet.close()
 
 
-def ways(door: Callable[..., ConnectionPool]) -> list[tuple[str, ConnectionPool]]:
-    return [("asks", door(PASSWORD)), ("free", door()), ("free", door(PASSWORD))]
+def ways(transport: Callable[..., ConnectionPool]) -> list[tuple[str, ConnectionPool]]:
+    return [("asks", transport(PASSWORD)), ("free", transport()), ("free", transport(PASSWORD))]
 
 
 def leftovers() -> list[Path]:
@@ -97,31 +97,33 @@ def leftovers() -> list[Path]:
     return found
 
 
-def test_root_by_sudo_with_and_without_a_password(lab: Lab, server: Sshd, door: Callable[..., ConnectionPool]) -> None:
-    for user, fleet in ways(door):
+def test_root_by_sudo_with_and_without_a_password(
+    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]
+) -> None:
+    for user, fleet in ways(transport):
         script = 'id -un; echo "$1 $A $HOME"; wc -c; echo talk >&2; exit 5'
         reply = fleet.run(lab.host(server, user=user), Job(script, args=("a b",), env={"A": "c  d"}, user="root"))
         assert (reply.code, reply.out, reply.err) == (5, "root\na b c  d /root\n0\n", "talk\n")
     assert not leftovers()
 
 
-def test_another_user_and_oneself(lab: Lab, server: Sshd, door: Callable[..., ConnectionPool]) -> None:
+def test_another_user_and_oneself(lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
     host = lab.host(server, user="asks")
-    assert door(PASSWORD).run(host, Job("id -un; echo $HOME", user="free")).out == f"free\n{lab.folder}/free\n"
-    assert door().run(host, Job("id -un", user="asks")).out == "asks\n"
-    as_root = door().run(lab.host(server, user="root"), Job("id -un; echo $HOME; pwd", user="asks"))
+    assert transport(PASSWORD).run(host, Job("id -un; echo $HOME", user="free")).out == f"free\n{lab.folder}/free\n"
+    assert transport().run(host, Job("id -un", user="asks")).out == "asks\n"
+    as_root = transport().run(lab.host(server, user="root"), Job("id -un; echo $HOME; pwd", user="asks"))
     assert as_root.out.split() == ["asks", f"{lab.folder}/asks", f"{lab.folder}/asks"]
-    assert door().run(lab.host(server, user="root"), Job("id -un", user="root")).out == "root\n"
+    assert transport().run(lab.host(server, user="root"), Job("id -un", user="root")).out == "root\n"
 
 
 def test_the_password_is_nowhere_to_be_seen(
-    lab: Lab, server: Sshd, door: Callable[..., ConnectionPool], tmp_path: Path
+    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
 ) -> None:
     look = (
         "for file in /proc/[0-9]*/{cmdline,environ}; do grep -aqF 'correct horse' $file && echo $file; done "
         "2>/dev/null; export"
     )
-    fleet = door(PASSWORD)
+    fleet = transport(PASSWORD)
     for watched in (False, True):
         reply = fleet.run(lab.host(server, user="asks"), Job(look, user="root", watched=watched))
         assert "SUDO_USER" in reply.out
@@ -130,9 +132,9 @@ def test_the_password_is_nowhere_to_be_seen(
     assert "horse" not in server.log()
 
 
-def test_bulk_through_sudo(lab: Lab, server: Sshd, door: Callable[..., ConnectionPool]) -> None:
+def test_bulk_through_sudo(lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
     data = bytes(range(256)) * 400
-    for user, fleet in ways(door):
+    for user, fleet in ways(transport):
         reply = fleet.send(
             lab.host(server, user=user), Job("head -c 256 | od -An -tu1 | head -1; wc -c", user="root"), [data] * 20
         )
@@ -140,9 +142,9 @@ def test_bulk_through_sudo(lab: Lab, server: Sshd, door: Callable[..., Connectio
 
 
 def test_a_watched_script_of_root_ends_with_its_controller(
-    lab: Lab, server: Sshd, door: Callable[..., ConnectionPool], tmp_path: Path
+    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
 ) -> None:
-    for number, (user, fleet) in enumerate(ways(door)):
+    for number, (user, fleet) in enumerate(ways(transport)):
         pid_file = tmp_path / str(number)
         job = Job(f"sleep 600 & echo $! >{pid_file}; echo ready=1; wait", user="root", timeout=None)
         hold = fleet.hold(lab.host(server, user=user), job)
@@ -164,12 +166,12 @@ def test_a_watched_script_of_root_ends_with_its_controller(
     ],
 )
 def test_what_sudo_refuses(
-    lab: Lab, server: Sshd, door: Callable[..., ConnectionPool], user: str, password: str, message: str
+    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], user: str, password: str, message: str
 ) -> None:
     host = lab.host(server, user=user)
     for job in (Job("echo ran", user="root"), Job("echo ran", user="root", watched=True)):
         with pytest.raises(Trouble, match=message) as caught:
-            door(password).run(host, job)
+            transport(password).run(host, job)
         assert caught.value.problems[0].where == host.name
         assert "horse" not in str(caught.value)
         assert "wrong" not in str(caught.value)
@@ -177,7 +179,7 @@ def test_what_sudo_refuses(
 
 
 def test_slurms_clients_on_the_accounts_own_path_are_found_through_sudo_too(
-    lab: Lab, door: Callable[..., ConnectionPool]
+    lab: Lab, transport: Callable[..., ConnectionPool]
 ) -> None:
     """As in /usr/local/bin, which sshd's PATH has and the secure_path of RHEL's sudo has not; SLURM_CONF stays
     behind as well."""
@@ -187,7 +189,7 @@ def test_slurms_clients_on_the_accounts_own_path_are_found_through_sudo_too(
     (clients / "sinfo").chmod(0o755)
     lines = f"SetEnv PATH={clients}:/usr/bin:/bin SLURM_CONF=/shared/slurm.conf"
     host = lab.host(lab.start("127.0.3.3", prefix=in_namespace(lab.folder), lines=lines), user="free")
-    fleet = door()
+    fleet = transport()
     seen = gather(Flags(ROOT), fleet, Inventory("hosts.txt", (host,), Settings()), "/none").facts[host.name].slurm
     assert (seen.works, seen.path, seen.conf) == (True, str(clients), "/shared/slurm.conf")
     for user in ("root", "asks", ""):
@@ -213,11 +215,11 @@ def test_slurms_clients_of_this_machine_are_found_through_sudo_too(
     assert reply.out == f"{tmp_path}/sinfo\n/shared/slurm.conf\n"
 
 
-def test_no_sudo_at_all(lab: Lab, door: Callable[..., ConnectionPool]) -> None:
+def test_no_sudo_at_all(lab: Lab, transport: Callable[..., ConnectionPool]) -> None:
     programs = lab.folder / "bin"
     programs.mkdir()
     for name in ("sh", "bash", "id", "head", "mktemp", "rm", "wc", "cat"):
         (programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
     server = lab.start("127.0.3.2", prefix=in_namespace(lab.folder), lines=f"SetEnv PATH={programs}")
     with pytest.raises(Trouble, match="not root, and no sudo there"):
-        door(PASSWORD).run(lab.host(server, user="asks"), Job("true", user="root"))
+        transport(PASSWORD).run(lab.host(server, user="asks"), Job("true", user="root"))

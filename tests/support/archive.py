@@ -66,11 +66,11 @@ def add_rich_entry(prefix: Prefix, name: str, needs: Sequence[str] = ()) -> Path
 
 def pack(prefix: Prefix, *names: str) -> tuple[bytes, ArchiveIndex]:
     """Return an archive of entries, and its index."""
-    trees = transfer.list_trees(prefix.door, prefix.place, names)
+    trees = transfer.list_trees(prefix.transport, prefix.place, names)
     index = ArchiveIndex(Built("debian", "12", "x86_64", "2.36", ("12.9",), ("9.0",)), trees, "digest", {"schema": 1})
     out = io.BytesIO()
     packer = stream.Packer(out, index, render_index(index))
-    transfer.pull(prefix.door, prefix.place, trees, packer.feed)
+    transfer.pull(prefix.transport, prefix.place, trees, packer.feed)
     packer.finish()
     return out.getvalue(), index
 
@@ -80,7 +80,7 @@ def unpack(prefix: Prefix, data: bytes) -> transfer.Arrived:
     stream = io.BytesIO(data)
     index = parse_index(read_index(stream, "FILE"), "FILE")
     names = [tree.name for tree in index.trees]
-    return transfer.push(prefix.door, prefix.place, index.trees, read_trees(stream, index, "FILE", names))
+    return transfer.push(prefix.transport, prefix.place, index.trees, read_trees(stream, index, "FILE", names))
 
 
 def made_up(*trees: Tree) -> ArchiveIndex:

@@ -1,4 +1,4 @@
-"""What the tests of the store share: a door to this machine, recipe texts, the stand-in sources built once, small
+"""What the tests of the store share: a transport to this machine, recipe texts, the stand-in sources built once, small
 made-up entries."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def health(prefix: Path, entry: entries.Entry, folder: Path) -> None:
         "ENTRY": entry.name,
         "TOKEN": "t",
     }
-    door = ConnectionPool([HERE])
-    reply = door.run(HERE, Job(text, env=env, timeout=None))
-    door.close()
+    transport = ConnectionPool([HERE])
+    reply = transport.run(HERE, Job(text, env=env, timeout=None))
+    transport.close()
     assert reply.out == "state=ok\n", reply.err

@@ -89,7 +89,7 @@ def newest_target(found: model.Stack) -> str:
 
 
 def prepare(folder: Path) -> Prepared:
-    """Make repositories and wheels in `folder` and fetch what the demo's lock names through the engine's own doors."""
+    """Make repositories and wheels in `folder` and fetch what the demo's lock names through the engine's own connections."""
     found = model.read_lock_file(ROOT / "tests/upstreams/demo.lock.toml")
     stack = found.stacks[found.default_stack]
     target = newest_target(stack)
@@ -115,11 +115,11 @@ def prepare(folder: Path) -> Prepared:
 
 def run(request: BuildRequest, on_event: Callable[[Event], None] = lambda _: None) -> dict[str, Outcome]:
     """Build and return the outcomes by kind of entry."""
-    door = ConnectionPool([HERE])
+    transport = ConnectionPool([HERE])
     try:
-        outcomes = build.build_all(door, HERE, request, on_event)
+        outcomes = build.build_all(transport, HERE, request, on_event)
     finally:
-        door.close()
+        transport.close()
     kinds = {entry.name: entry.kind for entry in request.entries}
     return {kinds[outcome.step]: outcome for outcome in outcomes}
 

@@ -1,4 +1,4 @@
-"""A prefix with made-up entries and generations, made by the recipes that make real ones, and a door to this
+"""A prefix with made-up entries and generations, made by the recipes that make real ones, and a transport to this
 machine."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Prefix:
     """A prefix on this machine."""
 
     path: Path
-    door: ConnectionPool
+    transport: ConnectionPool
 
     @property
     def place(self) -> PrefixHandle:
@@ -96,12 +96,12 @@ class Prefix:
             Content("modulefiles/deepep/1", b"x"),
         ]
         files += [Content("deepep.lock.toml", lock.encode())] if lock else []
-        done = generations.publish_generation(self.door, self.place, files, self.look().current)
+        done = generations.publish_generation(self.transport, self.place, files, self.look().current)
         assert not done.stale
         return done.generation
 
     def look(self, *, locks: bool = False) -> Holdings:
-        return history.read_contents(self.door, self.place, locks=locks)
+        return history.read_contents(self.transport, self.place, locks=locks)
 
     def names(self) -> set[str]:
         """Every name in the store, hidden ones too."""

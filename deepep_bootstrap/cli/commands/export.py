@@ -34,8 +34,8 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         holdings, place = reached.holdings, reached.place
         chosen = choose_generation(holdings, wanted)
         names = sorted(holdings.closure(chosen.names))
-        facts = gather_one(flags, reached.door, place.host, place.prefix)
-        trees = transfer.list_trees(reached.door, place, names)
+        facts = gather_one(flags, reached.transport, place.host, place.prefix)
+        trees = transfer.list_trees(reached.transport, place, names)
         built = built_on(chosen, holdings.entries, facts)
         index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), chosen.manifest)
         for problem in check_index(index, f"{place.host.name} {place.prefix}"):
@@ -180,7 +180,7 @@ def write_archive(screen: Screen, reached: Reached, path: Path, content: tuple[A
                 packer.feed(data)
                 tell(len(data))
 
-            transfer.pull(reached.door, reached.place, index.trees, feed)
+            transfer.pull(reached.transport, reached.place, index.trees, feed)
             packer.finish()
             stream.flush()
             os.fsync(stream.fileno())

@@ -33,7 +33,7 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
         if not flags.dry_run:
             if garbage.generations or garbage.entries:
                 confirm(flags, "gc", "Remove all this?")
-            done = history.collect(reached.door, reached.place, reached.holdings, garbage)
+            done = history.collect(reached.transport, reached.place, reached.holdings, garbage)
     sizes = {entry.name: entry.size for entry in garbage.entries} | dict(reached.holdings.leftovers)
     gone = [*sizes] if flags.dry_run else [*done.entries, *done.leftovers]
     total = sum(sizes.get(name, 0) for name in gone)
@@ -53,7 +53,7 @@ def find_garbage(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
     """Return what goes, and who uses some of what would have gone: that stays."""
     garbage = choose_garbage(reached.holdings, keep)
     names = [*(f"generations/{number}" for number in garbage.generations), *(entry.name for entry in garbage.entries)]
-    users = find_holders(reached.door, reached.place, reached.inventory.hosts, names) if names else Holders()
+    users = find_holders(reached.transport, reached.place, reached.inventory.hosts, names) if names else Holders()
     return choose_garbage(reached.holdings, keep, users.by), users
 
 

@@ -48,14 +48,14 @@ def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsi
         need_whole(stream, file, total(index, text))
         with reach(flags, empty=True) as reached:
             survey, notes = fitting(flags, reached, index, file)
-            room = transfer.look_for_room(reached.door, reached.place, [tree.name for tree in index.trees])
+            room = transfer.look_for_room(reached.transport, reached.place, [tree.name for tree in index.trees])
             differs = tuple(unmet(flags, survey, index, held_in(survey)))
             wanted = [tree for tree in index.trees if tree.name not in room.present]
             show(screen, index, (signer, room, (*notes, *differs)))
             need_room(reached, room, wanted)
             arrived = NOBODY
             if wanted and not flags.dry_run:
-                make_prefix(reached.door, reached.place)
+                make_prefix(reached.transport, reached.place)
                 arrived = receive(screen, reached, (stream, index, file), wanted)
     states = {tree.name: "absent" for tree in wanted} | dict.fromkeys(arrived.imported, "imported")
     finish(screen, flags, reached, (arrived, not differs))
@@ -108,7 +108,7 @@ def need_whole(stream: BinaryIO, file: str, total: int) -> None:
 def fitting(flags: Flags, reached: Reached, index: ArchiveIndex, file: str) -> tuple[Survey, tuple[str, ...]]:
     """Return the hosts, and what differs there from where the entries were built. Trouble where no host has the
     operating system and CPU they were built for: their digests cover both, so no bootstrap would ever use them."""
-    survey = gather(flags, reached.door, reached.inventory, reached.place.prefix)
+    survey = gather(flags, reached.transport, reached.inventory, reached.place.prefix)
     built = index.built
     found = {system_of(facts) for facts in survey.facts.values()}
     if (built.os_id, built.os_version, built.machine) not in found:
@@ -226,7 +226,7 @@ def receive(
                 tell(len(piece))
                 yield piece
 
-        return transfer.push(reached.door, reached.place, trees, members())
+        return transfer.push(reached.transport, reached.place, trees, members())
 
 
 def finish(screen: Screen, flags: Flags, reached: Reached, result: tuple[Arrived, bool]) -> None:

@@ -33,7 +33,7 @@ def rollback(flags: Flags, *, to: str = "") -> int:
         for defect in found:
             screen.say(f"blocking in generation {target.number}: {shortened(str(defect))}", style="red")
         if change and not flags.dry_run:
-            history.roll_back(reached.door, reached.place, holdings, target)
+            history.roll_back(reached.transport, reached.place, holdings, target)
     modules = [str(record.get("module", "")) for record in target.stacks.values()]
     said = "would make" if flags.dry_run else "made"
     if change:

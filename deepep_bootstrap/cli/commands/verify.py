@@ -99,7 +99,7 @@ def verify_store(flags: Flags) -> int:
             f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}",
             style="bold",
         )
-        verdicts = history.rehash(reached.door, reached.place, names)
+        verdicts = history.rehash(reached.transport, reached.place, names)
     for verdict in verdicts:
         screen.say(f"  {shortened(verdict.name)}: {told(verdict)}", style="red" if is_bad(verdict) else "")
         for change in verdict.changes:

@@ -70,7 +70,7 @@ def telling(screen: Screen, host: Host, what: str, total: int) -> Iterator[Calla
         yield tell
 
 
-def list_trees(door: Transport, place: PrefixHandle, names: Sequence[str]) -> tuple[Tree, ...]:
+def list_trees(transport: Transport, place: PrefixHandle, names: Sequence[str]) -> tuple[Tree, ...]:
     """Return what is in these entries, as their records say, sorted by name. Trouble where an entry is not as it was
     published (contents are compared later, while they come), and where it holds what an archive does not."""
     came = bytearray()
@@ -84,7 +84,7 @@ def list_trees(door: Transport, place: PrefixHandle, names: Sequence[str]) -> tu
         timeout=None,
         sink=came.extend,
     )
-    read_answer(door.run(place.host, job), place, "export.sh", RecordForm({}))
+    read_answer(transport.run(place.host, job), place, "export.sh", RecordForm({}))
     return tuple(parse_list(bytes(came), f"{place.host.name} {place.prefix}"))
 
 
@@ -153,7 +153,7 @@ def _with_hash(thing: ArchiveMember, hashes: dict[bytes, str]) -> ArchiveMember:
     return ArchiveMember(thing.path, FILE, thing.executable, thing.size, hashes.get(thing.path.encode(), ""))
 
 
-def pull(door: Transport, place: PrefixHandle, trees: Iterable[Tree], sink: Callable[[bytes], object]) -> None:
+def pull(transport: Transport, place: PrefixHandle, trees: Iterable[Tree], sink: Callable[[bytes], object]) -> None:
     """Give the contents of all files of `trees` to `sink`, one behind the other; what `sink` raises ends it."""
     names = (f"./{tree.name}/{thing.path}\0".encode() for tree in trees for thing in tree.files)
     job = Job(
@@ -164,7 +164,7 @@ def pull(door: Transport, place: PrefixHandle, trees: Iterable[Tree], sink: Call
         timeout=None,
         sink=sink,
     )
-    read_answer(door.send(place.host, job, _pieces(names)), place, "export.sh", RecordForm({}))
+    read_answer(transport.send(place.host, job, _pieces(names)), place, "export.sh", RecordForm({}))
 
 
 def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
@@ -178,18 +178,20 @@ def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(piece)
 
 
-def look_for_room(door: Transport, place: PrefixHandle, names: Iterable[str]) -> Room:
+def look_for_room(transport: Transport, place: PrefixHandle, names: Iterable[str]) -> Room:
     """Return what the prefix has room for and already holds; there may be no prefix yet. Trouble where its store may
     not be written."""
-    reply = door.run(place.host, _importing(place, "look", names))
+    reply = transport.run(place.host, _importing(place, "look", names))
     answer = read_answer(reply, place, "import.sh", RecordForm({"free": 1}, {"present": 1}))
     return Room(answer.number("free") * KIB, answer.words("present"))
 
 
-def push(door: Transport, place: PrefixHandle, trees: Sequence[Tree], members: Iterable[bytes]) -> Arrived:
+def push(transport: Transport, place: PrefixHandle, trees: Sequence[Tree], members: Iterable[bytes]) -> Arrived:
     """Unpack `members` (the tar stream of `trees`, without its end) aside on the prefix's host, compare every file
     there with its record, and publish the entries. What `members` raises, and any difference, leaves nothing behind."""
-    reply = door.send(place.host, _importing(place, "receive", (tree.name for tree in trees)), _stream(trees, members))
+    reply = transport.send(
+        place.host, _importing(place, "receive", (tree.name for tree in trees)), _stream(trees, members)
+    )
     form = RecordForm({"end": 1}, {"phase": 1, "imported": 1, "present": 1, "waiting": 1}, end="end")
     answer = read_answer(reply, place, "import.sh", form)
     return Arrived(answer.words("imported"), answer.words("present"))

@@ -305,7 +305,7 @@ def test_any_sweep_has_maps_without_holes_in_their_form(sweep: list[Point]) -> N
 
 
 @pytest.fixture
-def door() -> Iterator[ConnectionPool]:
+def transport() -> Iterator[ConnectionPool]:
     fleet = ConnectionPool([HERE])
     yield fleet
     fleet.close()
@@ -323,36 +323,36 @@ def files(place: PrefixHandle) -> set[str]:
 
 @pytest.mark.usefixtures("programs")
 def test_the_first_document_brings_the_module_and_without_one_nothing_is_touched(
-    door: ConnectionPool, place: PrefixHandle
+    transport: ConnectionPool, place: PrefixHandle
 ) -> None:
-    assert shelf.store(door, place, (), MODULE) == shelf.Stored(())
-    assert shelf.read_shelf(door, place) == shelf.Shelf({}, {})
+    assert shelf.store(transport, place, (), MODULE) == shelf.Stored(())
+    assert shelf.read_shelf(transport, place) == shelf.Shelf({}, {})
     assert not (Path(place.prefix) / "tuning").exists()
     new = real_document()
-    (kept,) = shelf.store(door, place, [new], MODULE).kept
+    (kept,) = shelf.store(transport, place, [new], MODULE).kept
     assert (kept.state, kept.document, kept.path) == ("new", new, f"{place.prefix}/tuning/{new.key.file}")
     assert files(place) == {new.key.file, "python/deepep_tuned.py"}
-    assert shelf.read_shelf(door, place).documents == {new.key.file: new}
+    assert shelf.read_shelf(transport, place).documents == {new.key.file: new}
     modes = {path.stat().st_mode & 0o777 for path in (Path(place.prefix) / "tuning").rglob("*") if path.is_file()}
     assert modes == {0o644}
 
 
 @pytest.mark.usefixtures("programs")
 def test_the_next_run_is_merged_and_the_module_stays_while_it_is_the_same(
-    door: ConnectionPool, place: PrefixHandle
+    transport: ConnectionPool, place: PrefixHandle
 ) -> None:
-    shelf.store(door, place, [document(500, "r1", 1)], MODULE)
+    shelf.store(transport, place, [document(500, "r1", 1)], MODULE)
     module = Path(place.prefix) / "tuning/python/deepep_tuned.py"
     before = module.stat()
-    (kept,) = shelf.store(door, place, [document(600, "r2", 2)], MODULE).kept
+    (kept,) = shelf.store(transport, place, [document(600, "r2", 2)], MODULE).kept
     assert (kept.state, kept.document.settings["combine"].us, len(kept.document.history)) == ("slower", 500, 2)
     assert module.stat().st_ino == before.st_ino
-    shelf.store(door, place, [document(500, "r3", 3)], MODULE + "# newer\n")
+    shelf.store(transport, place, [document(500, "r3", 3)], MODULE + "# newer\n")
     assert module.read_text().endswith("# newer\n")
 
 
 @pytest.mark.usefixtures("programs")
-def test_a_file_that_is_no_document_is_named_and_replaced(door: ConnectionPool, place: PrefixHandle) -> None:
+def test_a_file_that_is_no_document_is_named_and_replaced(transport: ConnectionPool, place: PrefixHandle) -> None:
     new = document()
     folder = Path(place.prefix) / "tuning"
     folder.mkdir()
@@ -360,38 +360,38 @@ def test_a_file_that_is_no_document_is_named_and_replaced(door: ConnectionPool, 
     (folder / "other.json").write_bytes(b"\xff\xfe")
     for name in ("a\tb.json", "a\nb.json", "-rf.json", "._x.json", "X.json"):
         (folder / name).write_text("{")
-    shelf = read_shelf(door, place)
+    shelf = read_shelf(transport, place)
     assert not shelf.documents
     assert {problem.where.rpartition("/")[2] for problem in shelf.problems} == {new.key.file, "other.json"}
-    stored = store(door, place, [new], MODULE)
+    stored = store(transport, place, [new], MODULE)
     assert [problem.where.rpartition("/")[2] for problem in stored.problems] == [new.key.file]
-    assert read_shelf(door, place).documents == {new.key.file: new}
+    assert read_shelf(transport, place).documents == {new.key.file: new}
     assert (folder / "other.json").read_bytes() == b"\xff\xfe", "what is not ours stays"
 
 
 @pytest.mark.usefixtures("programs")
-def test_writers_at_the_same_time_lose_nothing(door: ConnectionPool, place: PrefixHandle) -> None:
+def test_writers_at_the_same_time_lose_nothing(transport: ConnectionPool, place: PrefixHandle) -> None:
     runs = [document(500 + time, f"r{time}", time) for time in range(1, 7)]
     with ThreadPoolExecutor(len(runs)) as pool:
         states = [
-            stored.kept[0].state for stored in pool.map(lambda run: shelf.store(door, place, [run], MODULE), runs)
+            stored.kept[0].state for stored in pool.map(lambda run: shelf.store(transport, place, [run], MODULE), runs)
         ]
     assert states.count("new") == 1
-    (kept,) = shelf.read_shelf(door, place).documents.values()
+    (kept,) = shelf.read_shelf(transport, place).documents.values()
     assert {past.run for past in kept.history} == {run.run for run in runs}
     assert kept.run == "r6"
     assert files(place) == {kept.key.file, "python/deepep_tuned.py"}, "no locks and stages are left"
 
 
 @pytest.mark.usefixtures("programs")
-def test_who_may_not_write_is_told_so(door: ConnectionPool, tmp_path: Path) -> None:
+def test_who_may_not_write_is_told_so(transport: ConnectionPool, tmp_path: Path) -> None:
     # Below /tmp itself, since nobody but us may enter the folders of a test.
     folder = Path(shutil.copytree(make_prefix(tmp_path), f"/tmp/tuning-{os.getpid()}"))
     try:
         folder.chmod(0o555)
         place = PrefixHandle(HERE, str(folder), RECIPES, user="nobody" if os.geteuid() == 0 else "")
         with pytest.raises(Trouble, match="settings cannot be kept there"):
-            shelf.store(door, place, [document()], MODULE)
+            shelf.store(transport, place, [document()], MODULE)
         assert not (folder / "tuning").exists()
     finally:
         folder.chmod(0o755)

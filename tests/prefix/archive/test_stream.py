@@ -67,7 +67,7 @@ def test_what_goes_in_comes_out(packed: tuple[bytes, ArchiveIndex], other: Prefi
     arrived = unpack(other, data)
     assert arrived == transfer.Arrived((BASE, TOP) if BASE < TOP else (TOP, BASE), ())
     assert other.names() == {BASE, TOP}
-    assert {verdict.state for verdict in history.rehash(other.door, other.place, [BASE, TOP])} == {"same"}
+    assert {verdict.state for verdict in history.rehash(other.transport, other.place, [BASE, TOP])} == {"same"}
     again, same = pack(other, BASE, TOP)
     assert again == data
     assert same == index
@@ -100,7 +100,7 @@ def test_what_is_there_is_left_alone(packed: tuple[bytes, ArchiveIndex], other: 
     mine = other.entry(BASE, content=b"mine\n")
     assert unpack(other, packed[0]) == transfer.Arrived((TOP,), (BASE,))
     assert (mine / "lib/content").read_bytes() == b"mine\n"
-    room = transfer.look_for_room(other.door, other.place, [BASE, entry_name("gdrcopy")])
+    room = transfer.look_for_room(other.transport, other.place, [BASE, entry_name("gdrcopy")])
     assert room.present == (BASE,)
     assert room.free > 0
 
@@ -121,7 +121,7 @@ def test_an_entry_without_a_record_gets_one(prefix: Prefix, other: Prefix) -> No
     folder = add_rich_entry(prefix, TOP)
     (folder / "files.sha256").unlink()
     unpack(other, pack(prefix, TOP)[0])
-    assert [verdict.state for verdict in history.rehash(other.door, other.place, [TOP])] == ["same"]
+    assert [verdict.state for verdict in history.rehash(other.transport, other.place, [TOP])] == ["same"]
 
 
 def test_a_shared_prefix_stays_shared(packed: tuple[bytes, ArchiveIndex], other: Prefix) -> None:
@@ -133,7 +133,7 @@ def test_a_shared_prefix_stays_shared(packed: tuple[bytes, ArchiveIndex], other:
         if path.is_dir() and not path.is_symlink()
     }
     assert modes == {0o2775}
-    assert [verdict.state for verdict in history.rehash(other.door, other.place, [TOP])] == ["same"]
+    assert [verdict.state for verdict in history.rehash(other.transport, other.place, [TOP])] == ["same"]
 
 
 # Export refuses what is not as published
@@ -521,13 +521,13 @@ EVIL_STREAMS = {
 def test_the_host_believes_nobody(other: Prefix, tmp_path: Path, case: str) -> None:
     before = {path for path, _ in everything_below(tmp_path)}
     with pytest.raises(Trouble, match="cannot be imported"):
-        transfer.push(other.door, other.place, [small_tree()], EVIL_STREAMS[case])
+        transfer.push(other.transport, other.place, [small_tree()], EVIL_STREAMS[case])
     assert {path for path, _ in everything_below(tmp_path)} == before
     assert not Path("/tmp/evil-of-archive").exists()
 
 
 def test_a_good_stream_passes_the_same_way(other: Prefix) -> None:
-    assert transfer.push(other.door, other.place, [small_tree()], [ROOTS]).imported == (TOP,)
+    assert transfer.push(other.transport, other.place, [small_tree()], [ROOTS]).imported == (TOP,)
 
 
 def test_without_the_last_member_nothing_counts(other: Prefix) -> None:
@@ -554,7 +554,7 @@ def test_an_import_that_is_ended_in_its_middle_leaves_nothing(
             yield piece
 
     with pytest.raises(type(reason)):
-        transfer.push(other.door, other.place, index.trees, half())
+        transfer.push(other.transport, other.place, index.trees, half())
     assert other.names() == set()
 
 

@@ -218,7 +218,7 @@ def test_what_a_bootstrap_would_build_all_the_same_is_told() -> None:
 
 
 def test_what_does_not_fit_is_not_begun(packed: tuple[bytes, ArchiveIndex], offered: Prefix, tmp_path: Path) -> None:
-    reached = access.Reached(offered.door, offered.place, offered.look())
+    reached = access.Reached(offered.transport, offered.place, offered.look())
     trees = packed[1].trees
     need = sum(tree.on_disk for tree in trees)
     import_verb.need_room(reached, Room(need, ()), trees)
@@ -285,12 +285,12 @@ def test_a_failing_disk_is_said_and_leaves_nothing(
     folder.mkdir()
     pull = transfer.pull
 
-    def full(door, place, trees, sink):
+    def full(transport, place, trees, sink):
         def broken(data: bytes) -> None:
             sink(data)
             raise OSError(28, "No space left on device")
 
-        pull(door, place, trees, broken)
+        pull(transport, place, trees, broken)
 
     monkeypatch.setattr(transfer, "pull", full)
     with pytest.raises(Trouble, match=r"a\.tar: cannot be written: No space left on device"):

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "env" / "programs"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "env" / "programs"))
 
 import launching
 import torch
