@@ -26,12 +26,12 @@ demo: .venv/.ready
 quick: .venv/.ready
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=quick -m "not system and not e2e" $(PYTEST_ARGS) tests
 
-# Four workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
+# Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
 # take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that
 # would take its place gets no work of a file as a whole, and the run would wait for it for ever.
 test: .venv/.ready
 	bash tests/setup.sh test
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
 
 check: .venv/.ready
 	ruff check .

@@ -475,6 +475,8 @@ def test_a_session_to_a_host_that_lost_power_is_not_used_again(actions: HostActi
     before = control.boot_id(actions.transport, N1)
     actions.lab.power_cut("n001")
     actions.lab.boot("n001")
+    # Under load its sshd takes longer than these connections wait for one.
+    wait_for(lambda: actions.lab.ssh("n001", "true").returncode == 0)
     actions.transport.forget(N1)
     # On the session of before nobody would answer, and none would come of it.
     assert control.boot_id(actions.transport, N1) not in ("", before)
