@@ -12,9 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepep_bootstrap.analysis.results import collectors, own_programs
-from deepep_bootstrap.analysis.results.collectors import LOW, LogSection, NodeOutput, judge, sections
+from deepep_bootstrap.analysis.results.collectors import (
+    LOW,
+    LogSection,
+    NodeOutput,
+    PassRun,
+    join_runs,
+    judge,
+    sections,
+)
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, LowLatency, Operation, Pass, Tested
-from deepep_bootstrap.analysis.results.passes import PassRun, join_runs
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
