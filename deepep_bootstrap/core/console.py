@@ -24,7 +24,7 @@ from rich.text import Text
 from deepep_bootstrap.core.errors import REMEDY, Problem, plain
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.core.text import seconds, shortened
+from deepep_bootstrap.core.text import duration, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
@@ -219,7 +219,7 @@ class _Progress:
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         with self._lock:
             for step, row in self._rows.items():
-                elapsed = f"{time.monotonic() - row.since:.0f} s"
+                elapsed = duration(round(time.monotonic() - row.since))
                 table.add_row(self._spinner, Text(fold(row.hosts)), Text(step), elapsed, Text(row.text, style="dim"))
             return Group(table) if self._rows else Group(self._spinner)
 
@@ -235,4 +235,4 @@ def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
 
 def took_by(group: Sequence[Outcome]) -> str:
     """Return how long the slowest of some equal outcomes took; "" for what was never begun."""
-    return "" if group[0].state == "skipped" else seconds(max(outcome.seconds for outcome in group))
+    return "" if group[0].state == "skipped" else duration(max(outcome.seconds for outcome in group))

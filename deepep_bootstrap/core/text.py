@@ -35,16 +35,22 @@ def shortened(text: str) -> str:
     return STORE_HASH.sub(r"\1…", text)
 
 
-def seconds(count: float) -> str:
-    """Return a duration in the units a person would choose."""
-    if count < 9.95:
-        return f"{count:.1f} s"
-    whole = round(count)
+def duration(seconds: float) -> str:
+    """Return a duration for people: `0.4 s`, `59 s`, `30 min`, `12 min 34 s`, `2 h 03 min`.
+
+    Rounded to the nearest tenth of a second below 10 s, second below an hour, minute from there on. A smaller unit
+    that is zero is left out, so that a limit reads as it was set.
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+        (count, rest), unit, smaller = divmod(whole, 60), "min", "s"
+    else:
+        (count, rest), unit, smaller = divmod(round(whole / 60), 60), "h", "min"
+    return f"{count} {unit} {rest:02} {smaller}" if rest else f"{count} {unit}"
 
 
 def size(count: int) -> str:

@@ -25,6 +25,7 @@ from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Tested, Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
 
 TEMPLATE, STYLE = "report.html.j2", "report.css"
@@ -65,7 +66,7 @@ def render_html(report: Report, made: float) -> str:
         "bytes": gigabytes,
         "when": when,
         "day": day,
-        "took": took,
+        "duration": duration,
         "marked": marked,
         "first_large": first_large,
     }
@@ -137,20 +138,6 @@ def when(seconds: float | None) -> str:
 def day(seconds: float) -> str:
     """Return a day in UTC."""
     return time.strftime("%Y-%m-%d", time.gmtime(seconds)) if seconds else "unknown day"
-
-
-def took(seconds: float | None) -> str:
-    """Return a duration for people."""
-    if seconds is None:
-        return ""
-    whole = round(seconds)
-    return (
-        f"{whole} s"
-        if whole < 120
-        else f"{whole // 60} min {whole % 60:02} s"
-        if whole < 7200
-        else f"{whole / 3600:.1f} h"
-    )
 
 
 def config(tested: Tested) -> str:

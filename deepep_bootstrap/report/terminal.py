@@ -13,6 +13,7 @@ from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.report import html
 from deepep_bootstrap.report.html import Scale
 from deepep_bootstrap.report.model import (
@@ -77,7 +78,12 @@ def show_report(screen: Screen, report: Report) -> None:
         style=STATES[report.state],
     )
     screen.say(clean(report.why))
-    facts = (run.name, html.when(report.started), html.took(report.seconds), run.values.get("module", ""))
+    facts = (
+        run.name,
+        html.when(report.started),
+        "" if report.seconds is None else duration(report.seconds),
+        run.values.get("module", ""),
+    )
     screen.say(clean(", ".join(filter(None, facts))), style="dim")
     if report.said:
         _head(screen, "What the test's program said")

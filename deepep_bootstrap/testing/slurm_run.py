@@ -11,6 +11,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import RecordForm, Records, read_records
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
@@ -191,10 +192,10 @@ def _end_of(records: Records, request: TestRequest) -> _End:
     if job is None:
         return _End(LOST, f"{name}: Slurm has lost sight of it")
     if records.text("late"):
-        return _End(LATE, f"{name} did not start in {request.start_limit} s: {job.reason or job.state}")
+        return _End(LATE, f"{name} did not start in {duration(request.start_limit)}: {job.reason or job.state}")
     where = f"{name} on {commands.fold(job.nodes) or 'no node'}"
     if records.text("hung") or job.state == "TIMEOUT":
-        return _End(HUNG, f"{where}: no end after {request.time_limit} s", VERDICT)
+        return _End(HUNG, f"{where}: no end after {duration(request.time_limit)}", VERDICT)
     if job.state == "FAILED" and job.code == NO_OUTPUT:
         place = records.text("place")
         problem = Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see")
@@ -219,7 +220,7 @@ def silent(said: Sequence[LastOutput], nodes: Sequence[str]) -> tuple[str, ...]:
     found = []
     for one in sorted((one for one in said if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
         index, _, host = one.log.removeprefix("node-").removesuffix(".log").partition("-")
-        words = f"said last, {one.age} s before: {one.last}" if one.last else "said nothing at all"
+        words = f"said last, {duration(one.age)} before: {one.last}" if one.last else "said nothing at all"
         found.append(f"node {index} ({host}) {words}")
     ranks = {int(name): one for one in said if (name := one.log.removeprefix("rank-").removesuffix(".log")).isdecimal()}
     local = max(len(ranks) // max(len(nodes), 1), 1)

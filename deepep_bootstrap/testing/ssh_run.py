@@ -16,6 +16,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.remote.fleet import BackgroundJob, Job, Transport
@@ -98,7 +99,7 @@ def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], n
     if troubles:
         return "; ".join(troubles), TROUBLE
     if state == HUNG:
-        return f"no end after {limit} s, without Slurm", VERDICT
+        return f"no end after {duration(limit)}, without Slurm", VERDICT
     if failed:
         return f"{'; '.join(failed)}, without Slurm", VERDICT
     return f"passed on {names}, without Slurm", OK

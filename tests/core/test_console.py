@@ -17,7 +17,7 @@ from deepep_bootstrap.core import console
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble, plain
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.core.text import seconds, shortened, size
+from deepep_bootstrap.core.text import duration, shortened, size
 from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
 from deepep_bootstrap.remote import channel
 from tests.support.paths import TESTS
@@ -177,12 +177,13 @@ def test_the_live_table_is_safe_from_many_threads() -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        *((0.0, "0.0 s"), (0.14, "0.1 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s")),
-        *((754.2, "12 min 34 s"), (3599.7, "1 h 00 min"), (7384, "2 h 03 min")),
+        *((0.0, "0 s"), (0.14, "0.1 s"), (9.94, "9.9 s"), (2.5, "2.5 s"), (9.96, "10 s"), (59.4, "59 s")),
+        *((59.6, "1 min"), (90, "1 min 30 s"), (754.2, "12 min 34 s"), (1800, "30 min"), (3599.7, "1 h")),
+        *((7199, "2 h"), (7384, "2 h 03 min"), (14400, "4 h")),
     ],
 )
 def test_durations(count: float, text: str) -> None:
-    assert seconds(count) == text
+    assert duration(count) == text
 
 
 def test_sizes() -> None:

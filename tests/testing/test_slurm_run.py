@@ -146,15 +146,15 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
             "job=7\nlate=yes\nrecord=" + RECORD.format("PENDING", "Resources", "0:0"),
             slurm_run.LATE,
             TROUBLE,
-            "did not start in 600 s: Resources",
+            "did not start in 10 min: Resources",
         ),
         (
             "job=7\nhung=yes\nrecord=" + RECORD.format("CANCELLED", "None", "0:15"),
             slurm_run.HUNG,
             VERDICT,
-            "n[001-002]: no end after 60 s",
+            "n[001-002]: no end after 1 min",
         ),
-        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), slurm_run.HUNG, VERDICT, "no end after 60 s"),
+        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), slurm_run.HUNG, VERDICT, "no end after 1 min"),
         (
             "job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"),
             slurm_run.ENDED,

@@ -14,6 +14,7 @@ from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.remote.host import LOCAL
 from deepep_bootstrap.slurm import nodes
 from deepep_bootstrap.slurm.nodes import Look, read_reason
@@ -111,7 +112,7 @@ class HostRebootRun:
             if not self._drain:
                 raise LeftAloneError(f"in use, left alone: {busy}")
             if time.monotonic() > deadline:
-                raise LeftAloneError(f"still in use after {span(self._policy.drain_timeout)}: {busy}", "failed")
+                raise LeftAloneError(f"still in use after {duration(self._policy.drain_timeout)}: {busy}", "failed")
             if busy != told:
                 self._say(f"drained, waiting for {busy}")
                 told = busy
@@ -223,7 +224,7 @@ class HostRebootRun:
                 self._drain.keep_out(self._order.why)
         if self._drain:
             self._drain.forget_reboot()
-        what = f"did not come back within {span(self._policy.boot_timeout)} after its reboot"
+        what = f"did not come back within {duration(self._policy.boot_timeout)} after its reboot"
         raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
 
     def _check(self) -> None:
@@ -293,10 +294,3 @@ class HostRebootRun:
 
     def _say(self, line: str) -> None:
         self._wave.tell(self._host.name, line)
-
-
-def span(seconds: float) -> str:
-    """Return a time for people: `90 s`, `30 min`, `4 h`."""
-    return (
-        f"{seconds / 3600:g} h" if seconds >= 7200 else f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
-    )

@@ -29,7 +29,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
-from deepep_bootstrap.core.text import seconds
+from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES
@@ -241,7 +241,7 @@ def summarize(state: RunState, begin: float, how: str, *, in_prefix: str = "") -
         context.screen.say(f"\nLogs: {context.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
     bad = fold(outcome.host for outcome in state.failed) if state.failed else ""
     failed = f", with failures on {bad}; once that is mended, the same command goes on from here" if bad else ""
-    context.screen.say(f"{how} after {seconds(time.monotonic() - begin)}{failed}.", style="bold")
+    context.screen.say(f"{how} after {duration(time.monotonic() - begin)}{failed}.", style="bold")
 
 
 def keep_logs(state: RunState) -> str:
