@@ -13,8 +13,7 @@ from deepep_bootstrap.analysis.diagnosis import rules
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence, Finding, advice, as_json
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
-from deepep_bootstrap.cli import logs
-from deepep_bootstrap.cli.logs import Sought, read_log
+from deepep_bootstrap.cli.logs import Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.redact import scrub, secrets_of
@@ -29,17 +28,17 @@ SOUGHT = Sought(
 )
 
 
-def diagnose(words: Sequence[str], *, causes: str = "", json: bool = False) -> int:
-    """Print why something failed, as far as the logs that `words` mean (files, folders, globs, `-`) tell; 0 whatever
-    they tell.
+def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", json: bool = False) -> int:
+    """Say why something failed, out of its logs: causes with the lines that show them, why, and what mends it.
 
-    `causes` names a file of further rules; one with the slug of a known cause replaces that.
+    `logs` and each of `log` is a file, a folder, a glob or `-`; exit 0 whatever is in them. `causes` names a file of
+    further rules; one with the slug of a known cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
     book = read_rules(ROOT, causes)
-    logs = {name: read_log(name, SOUGHT.remedy) for name in files(words)}
-    found = without_secrets(find_causes(logs, book))
-    several = len(logs) > 1
+    texts = {name: read_log(name, SOUGHT.remedy) for name in files((logs, *(log or ())))}
+    found = without_secrets(find_causes(texts, book))
+    several = len(texts) > 1
     tell(screen, found, several=several)
     screen.document(OK, (), **as_json(found))
     return OK
@@ -107,6 +106,6 @@ def files(words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the logs that `words` mean, each file once, by its first name. Trouble for a word that
     means none."""
     found: dict[str, str] = {}
-    for file, name in logs.names(words, SOUGHT):
+    for file, name in names(words, SOUGHT):
         found.setdefault(file, name)
     return tuple(found.values())

@@ -17,8 +17,10 @@ from deepep_bootstrap.prefix.diff import OfferChange, difference, generation_fac
 
 
 def diff(flags: Flags, *, old: str, new: str) -> int:
-    """Print what differs between `old` and `new`, two numbers of generations or two lock files; exit 0 whatever that
-    is."""
+    """Say what changed between two generations (numbers) or two lock files (paths).
+
+    Exit 0 whatever that is.
+    """
     screen = Screen("diff", as_json=flags.json)
     numbers = [text for text in (old, new) if text.isascii() and text.isdigit()]
     problems: Sequence[Problem] = ()

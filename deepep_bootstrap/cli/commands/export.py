@@ -23,8 +23,11 @@ from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, f
 
 
 def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "") -> int:
-    """Write the closure of `generation` ("" for the current one) to the file `out`, and with `sign` (a key) a
-    signature beside it."""
+    """Write the store entries of a generation into one archive, with hashes and a signature, for another prefix to
+    import.
+
+    `generation` "" is the current one; `out` is the file; the signature by the key `sign` lies beside it.
+    """
     screen = Screen("export", as_json=flags.json)
     path = new_file(out)
     if sign:

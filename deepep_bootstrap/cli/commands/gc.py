@@ -21,9 +21,13 @@ SHOWN = 10
 
 
 def gc(flags: Flags, *, keep: str = "5") -> int:
-    """Keep the `keep` newest generations and the current one, what they need, and what running builds and processes
+    """Remove generations beyond the newest few, and store entries that no generation, running build or process of
+    the hosts needs.
+
+    Keep the `keep` newest generations and the current one, what they need, and what running builds and processes
     of the hosts use; remove the rest once that is confirmed. Exit 1 where something could not be removed or a host
-    could not be asked."""
+    could not be asked.
+    """
     screen = Screen("gc", as_json=flags.json)
     count = number("--keep", keep)
     with reach(flags) as reached:

@@ -16,8 +16,10 @@ DIGEST_SHOWN = 7
 
 
 def generations(flags: Flags) -> int:
-    """Print every generation, newest first: number, date, who, lock, stacks and modules, hosts, its folder and its
-    own size."""
+    """List what the prefix offered over time and what it offers now: number, date, stacks, hosts, size.
+
+    Newest first; with who made it, its lock, its modules, its folder and its own size.
+    """
     screen = Screen("generations", as_json=flags.json)
     with reach(flags) as reached:
         holdings, prefix = reached.holdings, reached.place.prefix

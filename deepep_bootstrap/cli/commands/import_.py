@@ -33,8 +33,12 @@ NOBODY = Arrived((), ())
 
 
 def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsigned: bool = False) -> int:
-    """Import what the prefix does not have yet. Nothing is in the store under its name before all of it was
-    compared."""
+    """Bring the store entries of an archive into the prefix, once signature and hashes are right; bootstrap then
+    builds nothing.
+
+    What the prefix has already is left out. Nothing is in the store under its name before all of it was
+    compared.
+    """
     screen = Screen("import", as_json=flags.json)
     choose_trust(allowed_signers, insecure=insecure_unsigned)
     with open_archive(file) as stream:

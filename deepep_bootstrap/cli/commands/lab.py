@@ -12,8 +12,12 @@ from deepep_bootstrap.lab import cluster_lab as labs
 
 
 def lab(action: str, *, layer: str = "lmod", dir: str = "", json: bool = False) -> int:  # noqa: A002 - names of flags
-    """Bring the lab in folder `dir` up, take it down, or say how it is. `layer` is its module system ("lmod" or
-    "environment-modules"). Prints for people, or one JSON document; returns an exit code."""
+    """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in
+    namespaces.
+
+    `dir` is its folder, `layer` its module system ("lmod" or "environment-modules"). Prints for people, or one JSON
+    document.
+    """
     folder = labs.folder_of(dir)
     if action == "up":
         cluster.up(folder, layer, _say)

@@ -42,10 +42,10 @@ class _Work:
 def lock(
     flags: Flags, *, check: bool = False, update: str = "", ref: str = "", version: str = "", download: bool = False
 ) -> int:
-    """Print what the lock pins, check it, or update the pin `update` (or `all`), perhaps to another `ref` or with
-    another `version`.
+    """Say what is pinned and how old it is; check that it is still there and the same; update pins.
 
-    `python` is the pin of all wheels. `download` makes the check fetch every wheel instead of asking its index.
+    `update` is a pin or `all`, perhaps with another `ref` or another `version` to follow. `python` is the pin
+    of all wheels. `download` makes the check fetch every wheel instead of asking its index.
 
     Exit 1 when a pin is not what it should be or could not be renewed.
     """

@@ -43,8 +43,10 @@ from deepep_bootstrap.lock.model import Lock
 
 
 def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", prune: bool = False) -> int:
-    """Make or complete the mirror in `directory`, or check it; `target` names wheel targets joined by commas,
-    `--stack` stacks.
+    """Put everything that a bootstrap fetches into one directory, for --mirror where there is no network; --check
+    hashes it again.
+
+    `target` names wheel targets joined by commas, `--stack` stacks.
 
     Exit 1 when something could not be fetched, 4 when a check finds the mirror incomplete, changed, or made for other
     pins.

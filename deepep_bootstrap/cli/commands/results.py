@@ -8,8 +8,7 @@ from typing import Any
 
 from deepep_bootstrap.analysis.results import model, wording
 from deepep_bootstrap.analysis.results.read import RUN_LOG, read_logs
-from deepep_bootstrap.cli import logs
-from deepep_bootstrap.cli.logs import Sought, read_log
+from deepep_bootstrap.cli.logs import Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, VERDICT, Problem, Trouble
 
@@ -20,14 +19,17 @@ SOUGHT = Sought(
 )
 
 
-def results(words: Sequence[str], *, json: bool = False) -> int:
-    """Print what logs say about the tests in them; `words` are files, folders, globs or `-`. 4 unless every test is
-    ok."""
+def results(logs: str, log: Sequence[str] | None = None, *, json: bool = False) -> int:
+    """Say what logs of DeepEP's tests tell: cases, best figures, slow and missing ranks, and whether all is well.
+
+    `logs` and each of `log` is a file, a folder, a glob or `-`. Exit 4 unless every test is ok.
+    """
     screen = Screen("results", as_json=json)
-    logs = {name: read_log(name, SOUGHT.remedy) for name in files(words)}
-    tests = read_logs(logs)
+    words = (logs, *(log or ()))
+    texts = {name: read_log(name, SOUGHT.remedy) for name in files(words)}
+    tests = read_logs(texts)
     if not tests:
-        found = f"{len(logs)} log{'' if len(logs) == 1 else 's'} without a line of one"
+        found = f"{len(texts)} log{'' if len(texts) == 1 else 's'} without a line of one"
         wanted = (
             "output of test_intranode.py, test_internode.py, test_low_latency.py or test_ep.py, or of our nccl, "
             "pairs or smoke"
@@ -54,7 +56,7 @@ def document(tests: Sequence[model.Tested]) -> dict[str, Any]:
 def files(words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the logs that `words` mean, each file once. Trouble for a word that means none."""
     found: dict[str, str] = {}
-    for file, name in logs.names(words, SOUGHT):
+    for file, name in names(words, SOUGHT):
         # A run's folder links to what its job printed: the name there says more than the other one.
         known = found.setdefault(file, name)
         if RUN_LOG.fullmatch(os.path.basename(name)) and not RUN_LOG.fullmatch(os.path.basename(known)):

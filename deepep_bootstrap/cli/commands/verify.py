@@ -25,11 +25,13 @@ from deepep_bootstrap.remote.fleet import Transport
 
 
 def verify(flags: Flags, *, store: bool = False) -> int:
-    """Load the module of each offered stack (with --stack of that one) and import deep_ep through a login shell of
-    every host; exit 4 where that does not give what was built, and where what was built has a known defect on its
-    GPUs.
+    """Load the module and import deep_ep through a login shell of every host; say which NVSHMEM is really used.
 
-    With `store` read every file of the store instead; exit 4 where one is not as published."""
+    The module of each offered stack (with --stack of that one); exit 4 where that does not give what was built, and
+    where what was built has a known defect on its GPUs.
+
+    With `store` read every file of the store instead; exit 4 where one is not as published.
+    """
     if store:
         return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
