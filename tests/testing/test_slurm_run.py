@@ -154,7 +154,12 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
             VERDICT,
             "n[001-002]: no end after 1 min",
         ),
-        ("job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"), slurm_run.HUNG, VERDICT, "no end after 1 min"),
+        (
+            "job=7\nrecord=" + RECORD.format("TIMEOUT", "TimeLimit", "0:0"),
+            slurm_run.HUNG,
+            VERDICT,
+            "no end after 1 min",
+        ),
         (
             "job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"),
             slurm_run.ENDED,
