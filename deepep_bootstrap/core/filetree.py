@@ -42,6 +42,15 @@ def hash_path(path: str | os.PathLike[str], overlay: Mapping[bytes, bytes] = NO_
     return sri(digest.digest())
 
 
+def hash_file(file: Path) -> str:
+    """Return the SRI hash of the bytes of a file, which is read in pieces. Raises OSError."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(CHUNK):
+            digest.update(piece)
+    return sri(digest.digest())
+
+
 def sri(digest: bytes) -> str:
     """Return the SRI form of a raw SHA-256 digest."""
     return f"sha256-{base64.b64encode(digest).decode()}"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch.files import measured
 from deepep_bootstrap.fetch.index import Offered, PackageIndex, find_index, offered, size_of
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
 from deepep_bootstrap.fetch.renew import CheckedPin
@@ -113,8 +113,7 @@ def _check(wheel: Wheel, index: PackageIndex | Trouble, page: Page | None, ways:
 
 
 def _compare_file(wheel: Wheel, file: Path) -> CheckedPin:
-    found = measured(file)
-    return CheckedPin(tuple(_differences(wheel, str(file), found.hashes["sha256"], found.size)))
+    return CheckedPin(tuple(_differences(wheel, str(file), filetree.hash_file(file), file.stat().st_size)))
 
 
 def _compare_offer(wheel: Wheel, index: PackageIndex, page: Mapping[str, Offered]) -> CheckedPin:

@@ -57,26 +57,8 @@ class Mirrors:
         """
         replaced = self._replaced(url)
         if isinstance(replaced, str):
-            return _inside(replaced, repository_path(url), f"repository for {url}")
+            return _inside(replaced, url)
         return _below(*replaced, url) if replaced else url
-
-    def file(self, url: str) -> str:
-        """Return where the file at `url` is fetched from: an address, or a path below a directory. Raises Trouble
-        where it is not."""
-        replaced = self._replaced(url)
-        if isinstance(replaced, str):
-            return _inside(replaced, file_path(url), f"file for {url}")
-        place, rest = replaced or (url, "")
-        if is_address(place):
-            return place + rest
-        path = Path(place, rest.strip("/"))
-        if ".." in path.parts or not os.path.isfile(path):
-            raise Trouble(
-                Problem(
-                    f"mirror {place}", f"has no file for {url}", wanted=str(path), try_=f"fetching {url} to that place"
-                )
-            )
-        return str(path)
 
     def packages(self, url: str) -> str:
         """Return from where hosts get the package repository, or the key of one, that the lock has at `url`: an address
@@ -133,12 +115,6 @@ def repository_path(url: str) -> str:
     return f"{GIT}/{_local(url).removesuffix('.git')}.git"
 
 
-def file_path(url: str) -> str:
-    """Return where a written mirror keeps the file at `url`: files/HOST/PATH. Raises Trouble for an address that
-    leads out of it."""
-    return f"{FILES}/{_local(url)}"
-
-
 def wheel_path(index: str, name: str, file: str) -> str:
     """Return where a written mirror keeps a wheel: wheels/INDEX/NAME/FILE, which behind any web server is an index
     for pip and uv."""
@@ -186,19 +162,22 @@ def _for_hosts(path: str) -> str:
     return f"file://{path}"
 
 
-def _inside(root: str, path: str, what: str) -> str:
-    """Return the place of `path` in the written mirror at `root`; a directory is asked whether it has it, a server
-    when it is used."""
+def _inside(root: str, url: str) -> str:
+    """Return the place of the repository of `url` in the written mirror at `root`; a directory is asked whether it has
+    it, a server when it is used."""
+    path = repository_path(url)
     if is_address(root):
         return f"{root}/{quote(path)}"
     place = Path(root, path)
-    if not (os.path.isdir(place) if path.startswith(f"{GIT}/") else os.path.isfile(place)):
-        raise Trouble(Problem(f"mirror {root}", f"has no {what}", wanted=str(place), try_=_complaint(root)))
+    if not place.is_dir():
+        raise Trouble(
+            Problem(f"mirror {root}", f"has no repository for {url}", wanted=str(place), try_=_complaint(root))
+        )
     if place.resolve() != Path(root).resolve() / path:
         raise Trouble(
             Problem(
                 f"mirror {root}",
-                f"a symbolic link leads to another {what}",
+                f"a symbolic link leads to another repository for {url}",
                 str(place.resolve()),
                 str(place),
                 _complaint(root),

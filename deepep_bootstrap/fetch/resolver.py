@@ -25,7 +25,6 @@ from packaging.utils import parse_wheel_filename
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import load_toml
-from deepep_bootstrap.fetch.files import measured
 from deepep_bootstrap.fetch.index import PackageIndex, find_index, size_of
 from deepep_bootstrap.fetch.locations import Mirrors, shown
 from deepep_bootstrap.fetch.uv import find_uv
@@ -269,8 +268,8 @@ def _with_sizes(
     def one(pair: tuple[Wheel, str]) -> Wheel:
         wheel, url = pair
         if url.startswith("file://"):
-            found = measured(Path(unquote(urlsplit(url).path)))
-            return replace(wheel, hash=found.hashes["sha256"], size=found.size)
+            file = Path(unquote(urlsplit(url).path))
+            return replace(wheel, hash=filetree.hash_file(file), size=file.stat().st_size)
         if wheel.size:
             return wheel
         locked = known.get(wheel.hash)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import hashlib
 import importlib.util
 import os
 import re
@@ -26,7 +25,6 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
 from deepep_bootstrap.lock.model import OWN_INDEX, Wheel
 
-CHUNK = 1 << 20
 AT_ONCE = 4
 # What stays of pip's configuration. Not among them: find-links and extra-index-url, which would answer for an index
 # nobody named.
@@ -54,12 +52,12 @@ def fetch_wheel(wheel: Wheel, mirrors: Mirrors, cache: Path, *, running: set[int
     target = cached_file(wheel, cache)
     folder = target.parent
     try:
-        if target.is_file() and _hash(target) == wheel.hash:
+        if target.is_file() and filetree.hash_file(target) == wheel.hash:
             return target
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as scratch:
             file = _get(wheel, mirrors, Path(scratch), set() if running is None else running)
-            found = _hash(file)
+            found = filetree.hash_file(file)
             if found != wheel.hash:
                 raise Trouble(Problem(f"wheel {wheel.file}", "this file is not the locked one", found, wheel.hash))
             os.replace(file, target)
@@ -290,11 +288,3 @@ def own_settings() -> Mapping[str, str]:
             if equals and section == origin and key in KEPT:
                 settings[key] = str(ast.literal_eval(value))
     return settings
-
-
-def _hash(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return filetree.sri(digest.digest())

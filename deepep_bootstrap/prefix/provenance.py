@@ -3,7 +3,6 @@ itself."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 from deepep_bootstrap.core.errors import Trouble
@@ -21,15 +20,12 @@ BILL = "sbom.cdx.json"
 
 def bills(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
     """Return the bill of materials of an offer about to be published, after a look at the store for its entries'
-    manifests; none where the library that writes it is not installed, which must not keep anybody from the offer
-    itself.
+    manifests.
 
     `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read
     where the offer has any.
     """
     # The CycloneDX library is needed here alone, and every verb would wait for it.
-    if not importlib.util.find_spec("cyclonedx"):
-        return ()
     from deepep_bootstrap.prefix import sbom
 
     holdings = history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.fetch import locations, wheels
 from deepep_bootstrap.lock import model
 from tests.support.e2e import LOCK, ROOT
@@ -27,17 +28,7 @@ pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
 PREFIX = "/opt/some-dir"
-NEEDS = [
-    "fabric",
-    "invoke",
-    "paramiko",
-    "tomlkit",
-    "rich",
-    "ClusterShell",
-    "jinja2",
-    "msgspec",
-    "packaging",
-]  # without cyclonedx-python-lib, which only one file needs
+NEEDS = load_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]["dependencies"]
 BUNDLED = "/opt/own/lib/python3.*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3"
 SLURM = "sinfo squeue scontrol sbatch srun salloc scancel"
 
@@ -103,6 +94,7 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
     said = invoke(machine, f"bootstrap {flags}")
     for absence in ("no Slurm", "no module system", "no way out of the local network", "no sshd"):
         assert said.count(f"note: {absence}") == 1, f"each absence is reported once: {said}"
+    run(machine, f"grep -q CycloneDX {PREFIX}/current/sbom.cdx.json")
     before = run(machine, "find /opt/own -newer /shared/repo/tasks.py -name '*.py' -o -name deep_ep* | head").split()
     assert not [name for name in before if "deep_ep" in name], "nothing is written into somebody else's environment"
     # A node with the driver: the image's libcuda is a stand-in's business, /proc tells the scripts.

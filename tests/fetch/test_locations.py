@@ -90,8 +90,6 @@ def test_relative_directories_are_relative_to_here(tmp_path: Path, monkeypatch: 
 def written(root: Path) -> Path:
     """Make what looks like a directory of `invoke mirror`."""
     (root / "git/host.invalid/owner/name.git").mkdir(parents=True)
-    (root / "files/host.invalid/dl").mkdir(parents=True)
-    (root / "files/host.invalid/dl/a b.tar.gz").touch()
     (root / "mirror.json").touch()
     return root
 
@@ -106,9 +104,6 @@ def test_a_directory_written_by_mirror(url: str, tmp_path: Path) -> None:
         assert read.source(url) == f"{tmp_path}/mirror/git/host.invalid/owner/name.git"
         assert read.index("pypi") == f"{tmp_path}/mirror/wheels/pypi"
         assert read.index("inner") == f"{tmp_path}/mirror/wheels/inner"
-        assert (
-            read.file("https://host.invalid/dl/a%20b.tar.gz") == f"{tmp_path}/mirror/files/host.invalid/dl/a b.tar.gz"
-        )
 
 
 def test_a_web_server_with_what_mirror_wrote() -> None:
@@ -116,9 +111,6 @@ def test_a_web_server_with_what_mirror_wrote() -> None:
         read = locations.read_mirrors([value], {}, {})
         assert read.source(URL) == "http://user:secret@mirror.invalid/deepep/git/host.invalid/owner/name.git"
         assert read.index("pypi") == "http://user:secret@mirror.invalid/deepep/wheels/pypi"
-        assert read.file("https://host.invalid/dl/a%20b.tar.gz?v=1/2") == (
-            "http://user:secret@mirror.invalid/deepep/files/host.invalid/dl/a%20b.tar.gz%3Fv%3D1%252F2"
-        )
 
 
 def test_what_is_named_wins_over_what_mirror_wrote(tmp_path: Path) -> None:
@@ -173,9 +165,8 @@ def test_where_a_mirror_keeps_a_repository(url: str, path: str) -> None:
     ],
 )
 def test_no_address_leads_out_of_a_mirror(url: str, tmp_path: Path) -> None:
-    for path_of in (locations.repository_path, locations.file_path):
-        with pytest.raises(Trouble, match=r"has no place in a mirror"):
-            path_of(url)
+    with pytest.raises(Trouble, match=r"has no place in a mirror"):
+        locations.repository_path(url)
     with pytest.raises(Trouble):
         locations.read_mirrors([str(written(tmp_path))], {}, {}).source(url)
 
@@ -183,16 +174,12 @@ def test_no_address_leads_out_of_a_mirror(url: str, tmp_path: Path) -> None:
 def test_no_symbolic_link_leads_out_of_a_mirror(tmp_path: Path) -> None:
     root = written(tmp_path / "mirror")
     (tmp_path / "elsewhere/owner/name.git").mkdir(parents=True)
-    (tmp_path / "elsewhere/dl").mkdir()
-    (tmp_path / "elsewhere/dl/x").touch()
-    for kind in ("git", "files"):
-        (root / kind / "linked.invalid").symlink_to(tmp_path / "elsewhere")
+    (root / "git/linked.invalid").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "short").symlink_to(root)
     read = locations.read_mirrors([str(tmp_path / "short")], {}, {})
     assert read.source(URL) == f"{tmp_path}/short/git/host.invalid/owner/name.git"
-    for ask, url in ((read.source, "https://linked.invalid/owner/name"), (read.file, "https://linked.invalid/dl/x")):
-        with pytest.raises(Trouble, match="a symbolic link leads to another "):
-            ask(url)
+    with pytest.raises(Trouble, match="a symbolic link leads to another "):
+        read.source("https://linked.invalid/owner/name")
 
 
 PACKAGES = "https://vendor.invalid/repos/x86_64"

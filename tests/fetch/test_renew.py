@@ -3,16 +3,11 @@ git servers."""
 
 from __future__ import annotations
 
-import base64
-import functools
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +20,6 @@ from deepep_bootstrap.cli import lock_view
 from deepep_bootstrap.cli.commands import lock as verb
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.fetch import locations
-from deepep_bootstrap.fetch.files import copy_from
 from deepep_bootstrap.fetch.renew import compare_link, renew_source, version_in
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import edit
@@ -487,86 +480,6 @@ def test_versions_in_names(name: str, version: str) -> None:
 )
 def test_compare_links(url: str, link: str) -> None:
     assert compare_link(url, "a", "b") == link
-
-
-CONTENT = b"what a file will hold\n" * 1000
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    folder = tmp_path / "files/dist"
-    folder.mkdir(parents=True)
-    (folder / "kit-1.0.tar.xz").write_bytes(CONTENT)
-    (folder / "kit-1.1.tar.xz").write_bytes(CONTENT * 2)
-    return folder
-
-
-@pytest.fixture
-def file_server(files: Path) -> Iterator[str]:
-    class Odd(http.server.SimpleHTTPRequestHandler):
-        """Serves files, but one only half, and one only to whom it knows."""
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            if self.path.endswith("half.tar"):
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(CONTENT)))
-                self.end_headers()
-                self.wfile.write(CONTENT[:100])
-            elif (
-                self.path.startswith("/private")
-                and self.headers["Authorization"] != f"Basic {base64.b64encode(b'user:a b').decode()}"
-            ):
-                self.send_error(401)
-            else:
-                self.path = self.path.replace("/private", "")
-                super().do_GET()
-
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Odd, directory=str(files.parent))
-    ) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-
-
-@pytest.mark.usefixtures("programs")
-def test_where_files_come_from(files: Path, file_server: str, tmp_path: Path) -> None:
-    url, file = f"{BASE}dist/kit-1.0.tar.xz", tmp_path / "file"
-    private = file_server.replace("http://", "http://user:a%20b@") + "private/"
-    for value in (f"{BASE}={files.parent}", f"{BASE}={file_server}", f"{BASE}={private}"):
-        file.unlink(missing_ok=True)
-        copy_from(locations.read_mirrors([value], {}, {}).file(url), file, "file kit")
-        assert file.read_bytes() == CONTENT
-    with pytest.raises(Trouble, match=r"mirror .*: has no file for https://host\.invalid/dist/kit-1\.0\.tar\.xz"):
-        locations.read_mirrors([f"{BASE}={tmp_path}"], {}, {}).file(url)
-    copy_from(f"file://{files}/kit-1.1.tar.xz", file, "file kit")
-    assert file.read_bytes() == CONTENT * 2
-
-
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "dist/gone.tar",
-            (
-                "SERVERdist/gone.tar cannot be fetched: 404 File not found. Try: --mirror PREFIX=DIRECTORY with this "
-                "file below it"
-            ),
-        ),
-        ("private/dist/kit-1.0.tar.xz", "SERVERprivate/dist/kit-1.0.tar.xz cannot be fetched: 401 Unauthorized. Try: "),
-        ("half.tar", "SERVERhalf.tar cannot be fetched: the connection ended after 100 of 22000 bytes. Try: "),
-    ],
-)
-def test_files_that_cannot_be_had(name: str, message: str, file_server: str, tmp_path: Path) -> None:
-    secret = file_server.replace("http://", "http://user:secret@")
-    with pytest.raises(Trouble) as caught:
-        copy_from(f"{secret}{name}", tmp_path / "file", "file kit")
-    assert str(caught.value).replace(file_server, "SERVER").startswith(f"file kit: {message}")
-    assert "secret" not in str(caught.value)
 
 
 def test_documents(server: Server, path: Path, run: Any) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from deepep_bootstrap.cli.commands import lock as verb
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import OK, TROUBLE, Trouble
 from deepep_bootstrap.fetch import check, uv, wheels
 from deepep_bootstrap.fetch.check import Ways
-from deepep_bootstrap.fetch.files import measured
 from deepep_bootstrap.fetch.index import PackageIndex, size_of
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.inventory.survey import Flags
@@ -84,7 +84,7 @@ class Indexes:
         return f'<a href="{file.name}{digest}"{yanked}>{file.name}</a>\n'
 
     def hex(self, file: Path) -> str:
-        return self.hashes.get(file.name, base64.b64decode(measured(file).hashes["sha256"].partition("-")[2]).hex())
+        return self.hashes.get(file.name, base64.b64decode(filetree.hash_file(file).partition("-")[2]).hex())
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -355,7 +355,7 @@ def test_check_says_what_became_of_a_wheel(as_json: bool, indexes: Indexes) -> N
         for wheel, checked in found.items()
     }
     where = f"index inner ({place})"
-    new = measured(indexes.folder / "inner" / other.file).hashes["sha256"]
+    new = filetree.hash_file(indexes.folder / "inner" / other.file)
     assert said == {
         "good": [],
         "gone": [f"gone-1.0-py3-none-any.whl has vanished from {where} — 1 other files of gone"],

@@ -149,7 +149,6 @@ def test_raw_text_is_a_value_or_trouble_everywhere(tmp_path: Path, monkeypatch: 
             [f"https://host.invalid/={text}", f"index:x={text}"], {locations.VARIABLE: text}, {"y": text}
         ),
         locations.repository_path,
-        locations.file_path,
         lambda text: index.parse_mirror_index(text.encode(errors="surrogatepass"), "mirror.json"),
         lambda text: parse_index(text.encode(errors="surrogatepass"), "FILE"),
         lambda text: stream.read_index(io.BytesIO(text.encode(errors="surrogatepass")), "FILE"),
@@ -176,11 +175,8 @@ def test_any_value_anywhere_in_the_lock(place: tuple[str | int, ...], value: Any
         return
     for url in [source.url for source in found.sources.values()]:
         assert "\0" not in url
-        for path in (
-            accepted(lambda url=url: locations.repository_path(url)),
-            accepted(lambda url=url: locations.file_path(url)),
-        ):
-            assert path is None or index.is_inside(path)
+        path = accepted(lambda url=url: locations.repository_path(url))
+        assert path is None or index.is_inside(path)
 
 
 def lock_values() -> list[tuple[tuple[str, ...], Mapping[str, str]]]:

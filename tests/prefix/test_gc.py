@@ -25,7 +25,7 @@ from deepep_bootstrap.prefix import generations, history
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, rollback_target
 from deepep_bootstrap.prefix.gc import Garbage, choose_garbage
 from deepep_bootstrap.prefix.generations import Content
-from tests.support.build import FAST, ROOT, kill_group, run_bash, script, start_bash, until, values
+from tests.support.build import FAST, ROOT, kill_group, owner_text, run_bash, script, start_bash, until, values
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store"]
@@ -331,20 +331,6 @@ def test_gc_removes_nothing_that_nobody_confirmed(used: Prefix, monkeypatch: pyt
 
 
 # What dead builds left
-
-
-def owner_text(**changes: str) -> str:
-    lines = {
-        "host": os.uname().nodename,
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pidns": os.readlink("/proc/self/ns/pid"),
-        "pid": "4194304",
-        "start": "1",
-        "token": "gone",
-        "since": "2026-01-01T00:00:00Z",
-        "beat": "0000000001",
-    } | changes
-    return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
 def leave(prefix: Prefix, name: str, token: str, **changes: str) -> None:

@@ -22,6 +22,7 @@ from tests.support.build import (
     environment,
     kill_group,
     make_prefix,
+    owner_text,
     run_bash,
     script,
     start_bash,
@@ -201,21 +202,6 @@ def elsewhere(prefix: Path, owner: str, beat: int = 0) -> None:
     with (prefix / "store" / f".lock-{ENTRY}").open("r+") as file:
         file.write("".join(f"{key}={value}\n" for key, value in lines.items()))
         file.truncate()
-
-
-def owner_text(**changes: str) -> str:
-    """Return the description of an owner on this host that never was."""
-    lines = {
-        "host": os.uname().nodename,
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pidns": os.readlink("/proc/self/ns/pid"),
-        "pid": "4194304",
-        "start": "1",
-        "token": "gone",
-        "since": "2026-01-01T00:00:00Z",
-        "beat": "0000000001",
-    } | changes
-    return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,21 @@ def script(*names: str, extra: str = "") -> str:
     return "\n".join([*(RECIPES[name] for name in names), extra])
 
 
+def owner_text(**changes: str) -> str:
+    """Return the description of an owner on this host that never was."""
+    lines = {
+        "host": os.uname().nodename,
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pidns": os.readlink("/proc/self/ns/pid"),
+        "pid": "4194304",
+        "start": "1",
+        "token": "gone",
+        "since": "2026-01-01T00:00:00Z",
+        "beat": "0000000001",
+    } | changes
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
 def make_prefix(folder: Path) -> Path:
     """Return a prefix made by init.sh."""
     prefix = folder / "prefix"
