@@ -26,7 +26,7 @@ MOST_WORDS = 4
 
 
 @dataclass(frozen=True)
-class Books:
+class AssessmentRules:
     """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
 
     references: reference_file.ReferenceSet
@@ -46,17 +46,17 @@ class Assessment:
     own_words: tuple[str, ...] = ()
 
 
-def read_books(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> Books:
-    """Return the books in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
+def read_rules(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> AssessmentRules:
+    """Return the rules in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
     need not have any) found at `where`. Trouble for one that cannot be read."""
     causes = rules.load_causes(texts[rules.FILE], f"env/{rules.FILE}")
     if site.get(CAUSES):
         causes = rules.join(causes, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", causes))
     own = site.get(reference_file.FILE, "")
-    return Books(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), causes)
+    return AssessmentRules(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), causes)
 
 
-def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment:
+def assess(run: TestRun, facts: Mapping[str, Facts], judged_by: AssessmentRules) -> Assessment:
     """Return what a run says. `facts` are those of its nodes by name, as far as they are known.
 
     A test without an end of its own that was stopped as planned has ended. Of a kind that always prints results, a run
@@ -68,14 +68,14 @@ def assess(run: TestRun, facts: Mapping[str, Facts], books: Books) -> Assessment
     hosts = tuple(known.values())
     nodes = len(run.nodes) or 1
     gpu, fabric = compare.gpu_of(hosts), compare.fabric_of(hosts, nodes)
-    limits = compare.limits_of(hosts, books.references)
-    figures = compare.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=books.references, limits=limits)
+    limits = compare.limits_of(hosts, judged_by.references)
+    figures = compare.judge(tests, gpu=gpu, fabric=fabric, nodes=nodes, references=judged_by.references, limits=limits)
     expected = compare.gpu_nics(known) or None
-    counted = traffic.judge_traffic(run, expected_nics=expected, references=books.references)
+    counted = traffic.judge_traffic(run, expected_nics=expected, references=judged_by.references)
     failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
-    diagnosis = diagnose(telling_logs(run), books.causes) if failed else Diagnosis((), ())
+    diagnosis = diagnose(telling_logs(run), judged_by.causes) if failed else Diagnosis((), ())
     return Assessment(
         tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run)
     )

@@ -274,7 +274,7 @@ class _Run:
                 reply = self.transport.run(self.host, self.job(entry), tell)
             except Trouble as trouble:
                 # The host went away: what was published before is an outcome of this run all the same.
-                reply = Reply(self.host.name, 1, "", trouble.problems[0].said, 0.0)
+                reply = Reply(self.host.name, 1, "", trouble.problems[0].message, 0.0)
         seconds = time.monotonic() - start
         if reply.code:
             outcome = Outcome(

@@ -67,7 +67,7 @@ def send_source(context: BootstrapContext, step: Step, hosts: Sequence[Host]) ->
         try:
             reply = context.transport.send(host, job, filetree.tar_tree([(".", tree)]))
         except Trouble as trouble:
-            unsent[host.name] = trouble.problems[0].said
+            unsent[host.name] = trouble.problems[0].message
             continue
         if reply.code:
             unsent[host.name] = f"source {source.name} cannot be put there: {last_lines(reply.err)}"
@@ -122,7 +122,7 @@ def limit(name: str) -> float:
 def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tuple[Outcome, str]:
     """Return the outcome of a host recipe's reply, and what it said."""
     if isinstance(reply, Trouble):
-        return Outcome(step.title, host, "failed", reply.problems[0].said, seconds, TROUBLE), str(reply)
+        return Outcome(step.title, host, "failed", reply.problems[0].message, seconds, TROUBLE), str(reply)
     said = reply.out + reply.err
     if reply.code:
         last = last_lines(reply.err or reply.out)

@@ -55,18 +55,18 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
 
     request = replace(request, named=spot.named)
     if spot.client:
-        went = slurm_run.submit(context.transport, spot.client, request, context.request.recipes, on_line=show)
+        result = slurm_run.submit(context.transport, spot.client, request, context.request.recipes, on_line=show)
     else:
-        went = ssh_run.run_over_ssh(context.transport, spot.hosts, request, context.request.recipes, on_line=show)
-    log = context.run.log(went.host.name, SMOKE, "\n".join([*lines, ""]))
-    return tell(context, (replace(_told(went, request, lines), log=str(log)),))
+        result = ssh_run.run_over_ssh(context.transport, spot.hosts, request, context.request.recipes, on_line=show)
+    log = context.run.log(result.host.name, SMOKE, "\n".join([*lines, ""]))
+    return tell(context, (replace(_outcome_of(result, request, lines), log=str(log)),))
 
 
-def _told(went: TestRunResult, request: TestRequest, lines: Sequence[str]) -> Outcome:
-    if went.state == LATE:
+def _outcome_of(result: TestRunResult, request: TestRequest, lines: Sequence[str]) -> Outcome:
+    if result.state == LATE:
         later = f"sbatch {request.file}, when a node is free"
-        return replace(went.outcome, state="skipped", code=OK, detail=f"{went.outcome.detail}. Try: {later}")
-    said = [line for line in lines if f"[{SMOKE}] failed" in line or f"[{SMOKE}] rank " in line]
-    if went.outcome.code != OK and said:
-        return replace(went.outcome, detail=f"{went.outcome.detail}: {said[0]}")
-    return went.outcome
+        return replace(result.outcome, state="skipped", code=OK, detail=f"{result.outcome.detail}. Try: {later}")
+    failures = [line for line in lines if f"[{SMOKE}] failed" in line or f"[{SMOKE}] rank " in line]
+    if result.outcome.code != OK and failures:
+        return replace(result.outcome, detail=f"{result.outcome.detail}: {failures[0]}")
+    return result.outcome

@@ -43,10 +43,10 @@ class Problem:
     try_: str = ""
 
     def __str__(self) -> str:
-        return plain(f"{self.where}: {self.said}")
+        return plain(f"{self.where}: {self.message}")
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The message without its place, for a line that names the host itself."""
         parts = [
             part for part in (self.found and f"found {self.found}", self.wanted and f"wanted {self.wanted}") if part

@@ -116,7 +116,7 @@ def probe_shared(transport: Transport, place: PrefixHandle, hosts: Sequence[Host
     unasked: dict[str, str] = {}
     for host, reply in replies.items():
         if isinstance(reply, Trouble):
-            unasked[host] = reply.problems[0].said
+            unasked[host] = reply.problems[0].message
         elif reply.code:
             unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:

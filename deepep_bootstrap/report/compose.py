@@ -185,7 +185,7 @@ def praise(found: Assessment) -> str:
     """Return what is good about a run that passed."""
     passed = sum(tested.passed for tested in found.tests)
     said = [f"{passed} cases passed"] if passed else []
-    later = [tested.turn for tested in found.tests if tested.turn and tested.is_later_pass]
+    later = [tested.test_pass for tested in found.tests if tested.test_pass and tested.is_later_pass]
     said += [f"{checked.checked_calls} combine calls checked at {checked.tokens} tokens" for checked in later]
     compared = [verdict for verdict in found.verdicts if verdict.kind == FIGURE and verdict.wanted is not None]
     if compared:

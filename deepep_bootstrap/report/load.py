@@ -99,7 +99,7 @@ def made(
         facts = read_facts_json(run.facts, f"{run.name}/{run_folder.FACTS}")
     except Trouble as trouble:
         remarks = (*remarks, *(str(problem) for problem in trouble.problems))
-    found = assess.assess(run, facts, assess.read_books(texts, site, run.values.get("prefix", "") or run.name))
+    found = assess.assess(run, facts, assess.read_rules(texts, site, run.values.get("prefix", "") or run.name))
     return compose(run, found, facts, past=past, remarks=remarks)
 
 

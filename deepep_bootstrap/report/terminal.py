@@ -142,7 +142,7 @@ def _figures(screen: Screen, report: Report, glyphs: Glyphs) -> None:
             if tested.passed or tested.failed
             else ""
         )
-        cases += f", {wording.checked(tested.turn)}" if tested.turn else ""
+        cases += f", {wording.checked(tested.test_pass)}" if tested.test_pass else ""
         _head(
             screen,
             f"Figures of {tested.title} {tested.generation}{cases}{'' if tested.ended else ', did not reach its end'}",

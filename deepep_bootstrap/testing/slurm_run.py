@@ -100,14 +100,14 @@ class TestRunResult:
     """The result of running a test. `state` is ended, refused, late (never started), hung (the time was over),
     unwritten (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at
     `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself;
-    `said` what its logs held when the time was over."""
+    `last_output` the last lines of its logs when the time was over."""
 
     outcome: Outcome
     state: str
     host: Host
     place: str = ""
     log: str = ""
-    said: tuple[LastOutput, ...] = ()
+    last_output: tuple[LastOutput, ...] = ()
 
     @property
     def began(self) -> bool:
@@ -154,8 +154,8 @@ def never_runs(transport: Transport, host: Host, request: TestRequest) -> str:
             timeout=ASK_LIMIT,
         ),
     )
-    said = reply.out.strip().rpartition("\n")[2]
-    return said[-200:] if reply.code and not any(words in said for words in MAY_PASS) else ""
+    answer = reply.out.strip().rpartition("\n")[2]
+    return answer[-200:] if reply.code and not any(words in answer for words in MAY_PASS) else ""
 
 
 def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
@@ -171,7 +171,7 @@ def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
     log = f"{place}/job.log" if end.state in {ENDED, HUNG} else ""
     state = "failed" if end.code else "done"
     outcome = Outcome(f"{request.kind.name} test", reply.host, state, end.detail, reply.seconds, end.code, log)
-    return TestRunResult(outcome, end.state, host, place, said=outputs)
+    return TestRunResult(outcome, end.state, host, place, last_output=outputs)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _end_of(records: Records, request: TestRequest) -> _End:
     if job.state == "FAILED" and job.code == NO_OUTPUT:
         place = records.text("place")
         problem = Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see")
-        return _End(UNWRITTEN, problem.said)
+        return _End(UNWRITTEN, problem.message)
     if job.state == "COMPLETED" and job.code == 0:
         return _End(ENDED, f"{where} passed", OK)
     return _End(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
@@ -213,16 +213,20 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
     return lambda line: None if line.startswith(keys) else on_line(line)
 
 
-def silent(said: Sequence[LastOutput], nodes: Sequence[str]) -> tuple[str, ...]:
+def silent(last_output: Sequence[LastOutput], nodes: Sequence[str]) -> tuple[str, ...]:
     """Return what to say of a test that did not end: what each node said last, the one that is silent longest first,
     then ranks that are behind those with the same place on other nodes (the first rank of a node speaks for it, the
     others mostly say nothing)."""
     found = []
-    for one in sorted((one for one in said if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
+    for one in sorted((one for one in last_output if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
         index, _, host = one.log.removeprefix("node-").removesuffix(".log").partition("-")
         words = f"said last, {duration(one.age)} before: {one.last}" if one.last else "said nothing at all"
         found.append(f"node {index} ({host}) {words}")
-    ranks = {int(name): one for one in said if (name := one.log.removeprefix("rank-").removesuffix(".log")).isdecimal()}
+    ranks = {
+        int(name): one
+        for one in last_output
+        if (name := one.log.removeprefix("rank-").removesuffix(".log")).isdecimal()
+    }
     local = max(len(ranks) // max(len(nodes), 1), 1)
     for rank, one in sorted(ranks.items()):
         most = max((other.lines for number, other in ranks.items() if number % local == rank % local), default=0)

@@ -31,15 +31,15 @@ FIRST_PORT, PORTS = 20000, 12768
 
 @dataclass(frozen=True)
 class _Node:
-    """What became of one node: its exit code, None where somebody ended it, and the trouble that its connection had."""
+    """The end of one node: its exit code, None where somebody ended it, and the trouble of its connection."""
 
     code: int | None = None
     trouble: Trouble | None = None
 
 
 def capability(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
-    """Return the largest compute capability of the hosts' GPUs, by which all nodes of a test go; "" where nobody
-    said one."""
+    """Return the largest compute capability of the hosts' GPUs, by which all nodes of a test go; "" where none
+    is known."""
     known = [
         gpu.capability for host in hosts for gpu in facts[host.name].gpus if re.fullmatch(r"\d+\.\d+", gpu.capability)
     ]
@@ -64,7 +64,7 @@ def meeting_address(hosts: Sequence[Host], facts: Mapping[str, Facts]) -> str:
 def run_over_ssh(
     transport: Transport,
     hosts: Sequence[Host],
-    wish: TestRequest,
+    request: TestRequest,
     recipes: Mapping[str, str],
     *,
     address: str = "",
@@ -75,25 +75,25 @@ def run_over_ssh(
 
     A node that fails ends the others, and so does the end of the time, or of this program: each script is watched.
     """
-    crew = _NodeRuns(transport, hosts, wish, on_line)
+    runs = _NodeRuns(transport, hosts, request, on_line)
     began = time.monotonic()
     try:
-        nodes, state = crew.work(compose(recipes, *HERE), address)
-        said = crew.said() if state == HUNG else ()
+        nodes, state = runs.work(compose(recipes, *HERE), address)
+        last_output = runs.last_output() if state == HUNG else ()
     finally:
-        crew.close()
+        runs.close()
     names = fold(host.name for host in hosts)
-    detail, code = _told(hosts, nodes, (state, wish.time_limit), names)
-    log = f"{crew.place}/job.log" if crew.place else ""
+    detail, code = _result_of(hosts, nodes, (state, request.time_limit), names)
+    log = f"{runs.place}/job.log" if runs.place else ""
     outcome = Outcome(
-        f"{wish.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log
+        f"{request.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log
     )
-    return TestRunResult(outcome, state, hosts[0], crew.place, "\n".join([*crew.lines, ""]), said)
+    return TestRunResult(outcome, state, hosts[0], runs.place, "\n".join([*runs.lines, ""]), last_output)
 
 
-def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], names: str) -> tuple[str, int]:
-    """Return what to say of a run and its exit code."""
-    state, limit = how
+def _result_of(hosts: Sequence[Host], nodes: Sequence[_Node], end: tuple[str, int], names: str) -> tuple[str, int]:
+    """Return the detail of a run's outcome and its exit code."""
+    state, limit = end
     troubles = [str(problem) for node in nodes if node.trouble for problem in node.trouble.problems]
     failed = [f"{host.name}: exit code {node.code}" for host, node in zip(hosts, nodes, strict=True) if node.code]
     if troubles:
@@ -108,19 +108,21 @@ def _told(hosts: Sequence[Host], nodes: Sequence[_Node], how: tuple[str, int], n
 class _NodeRuns:
     """The scripts of one run, one for each host: started, waited for, ended together."""
 
-    def __init__(self, transport: Transport, hosts: Sequence[Host], wish: TestRequest, on_line: OnLine | None) -> None:
+    def __init__(
+        self, transport: Transport, hosts: Sequence[Host], request: TestRequest, on_line: OnLine | None
+    ) -> None:
         self.lines: list[str] = []
         self.place = ""
-        self._door, self._hosts, self._wish, self._on_line = transport, hosts, wish, on_line
+        self._transport, self._hosts, self._request, self._on_line = transport, hosts, request, on_line
         self._key = f"code-{secrets.token_hex(4)}"
-        self._holds: list[BackgroundJob] = []
-        self._turn = threading.Lock()
+        self._jobs: list[BackgroundJob] = []
+        self._lock = threading.Lock()
         self._last: dict[int, tuple[float, int, str]] = {}
         self._ended: queue.Queue[tuple[int, _Node]] = queue.Queue()
 
     def work(self, script: str, address: str) -> tuple[list[_Node], str]:
         """Start all nodes and wait until the last one has ended, the first one failed, or the time is over."""
-        end = time.monotonic() + self._wish.time_limit
+        end = time.monotonic() + self._request.time_limit
         port = str(FIRST_PORT + secrets.randbelow(PORTS))
         for index, host in enumerate(self._hosts):
             meeting = {
@@ -134,12 +136,12 @@ class _NodeRuns:
                 "DEEPEP_NODES": ",".join(each.name for each in self._hosts),
                 "KEY": self._key,
             }
-            env = {**self._wish.env, **names, **(meeting if len(self._hosts) > 1 else {})}
-            job = Job(script, self._wish.args, env, self._wish.user, timeout=None, merge=True)
-            self._holds.append(self._door.hold(host, job, functools.partial(self._tell, index)))
-        for index, hold in enumerate(self._holds):
+            env = {**self._request.env, **names, **(meeting if len(self._hosts) > 1 else {})}
+            job = Job(script, self._request.args, env, self._request.user, timeout=None, merge=True)
+            self._jobs.append(self._transport.hold(host, job, functools.partial(self._take_line, index)))
+        for index, running in enumerate(self._jobs):
             threading.Thread(
-                target=self._wait, args=(index, hold), name=f"test {self._hosts[index].name}", daemon=True
+                target=self._wait, args=(index, running), name=f"test {self._hosts[index].name}", daemon=True
             ).start()
         return self._collect(end)
 
@@ -155,28 +157,28 @@ class _NodeRuns:
                 return nodes, LOST if node.trouble else ENDED
         return nodes, ENDED
 
-    def _wait(self, index: int, hold: BackgroundJob) -> None:
+    def _wait(self, index: int, running: BackgroundJob) -> None:
         try:
-            place = hold.wait_for(f"place-{self._key}")
+            place = running.wait_for(f"place-{self._key}")
             if index == 0:
                 self.place = place
-            code = hold.wait_for(self._key)
+            code = running.wait_for(self._key)
             self._ended.put((index, _Node(int(code) if code.isdecimal() else TROUBLE)))
         except Trouble as trouble:
             self._ended.put((index, _Node(trouble=trouble)))
 
-    def said(self) -> tuple[LastOutput, ...]:
-        """Return what each node said last."""
+    def last_output(self) -> tuple[LastOutput, ...]:
+        """Return the last line of each node."""
         now = time.monotonic()
-        with self._turn:
+        with self._lock:
             last = {index: self._last.get(index, (now, 0, "")) for index in range(len(self._hosts))}
         names = {index: f"node-{index}-{host.name}.log" for index, host in enumerate(self._hosts)}
         return tuple(
             LastOutput(names[index], int(now - when), count, line[:160]) for index, (when, count, line) in last.items()
         )
 
-    def _tell(self, index: int, line: str) -> None:
-        with self._turn:
+    def _take_line(self, index: int, line: str) -> None:
+        with self._lock:
             if self._key in line:
                 return
             self.lines.append(line)
@@ -187,16 +189,16 @@ class _NodeRuns:
 
     def close(self) -> None:
         """End what still runs and wait for it: each node reads its counters once more before it goes."""
-        holds, self._holds = self._holds, []
-        if not holds:
+        jobs, self._jobs = self._jobs, []
+        if not jobs:
             return
-        with ThreadPoolExecutor(len(holds)) as pool:
-            for each in [pool.submit(_close, hold) for hold in holds]:
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            for each in [pool.submit(_close, running) for running in jobs]:
                 each.result()
 
 
-def _close(hold: BackgroundJob) -> None:
+def _close(running: BackgroundJob) -> None:
     try:
-        hold.close()
+        running.close()
     except Trouble:
-        return  # the node's end was told by whoever waited for it
+        return  # the thread that waits for this node reports its end

@@ -138,15 +138,15 @@ def cluster(lab: LiveLab) -> Iterator[Cluster]:
 
 
 def test_two_nodes_meet(cluster: Cluster) -> None:
-    went = cluster.run("internode", "--words", "a b", "c")
-    outcome = went.outcome
+    result = cluster.run("internode", "--words", "a b", "c")
+    outcome = result.outcome
     assert (outcome.state, outcome.code) == ("done", OK), cluster.lines
     assert cluster.met() == {"nodes": ["n001", "n002"], "gpus": "0,1,2,3,4,5,6,7", "words": ["a b", "c"], "stack": "v1"}
     assert f"deepep: environment: module {cluster.record.module}" in cluster.lines
     assert cluster.lines[-1] == "deepep: test_internode.py ended with exit code 0"
     assert "on n[001-002] passed" in outcome.detail
-    assert outcome.log == f"{went.place}/job.log"
-    assert went.place.startswith(f"{PREFIX}/logs/tests/2")
+    assert outcome.log == f"{result.place}/job.log"
+    assert result.place.startswith(f"{PREFIX}/logs/tests/2")
 
 
 @pytest.mark.parametrize("kind", ["intranode", "low-latency"])
@@ -184,9 +184,9 @@ def test_what_slurm_would_refuse_is_known_without_a_job(cluster: Cluster) -> Non
 def test_a_job_slurm_refuses(cluster: Cluster) -> None:
     text = Path(str(cluster.lab.shared), PREFIX.removeprefix("/shared/"), "sbatch", "v1", "internode-test.sbatch")
     text.write_text(text.read_text().replace("gpu:8", "gpu:9"))
-    went = cluster.run("internode")
-    outcome = went.outcome
-    assert (went.state, outcome.state, outcome.code) == (slurm_run.REFUSED, "failed", TROUBLE)
+    result = cluster.run("internode")
+    outcome = result.outcome
+    assert (result.state, outcome.state, outcome.code) == (slurm_run.REFUSED, "failed", TROUBLE)
     assert outcome.detail.startswith("sbatch: ")
     assert "not available" in outcome.detail
 

@@ -20,7 +20,7 @@ def test_a_problem_is_one_sentence_with_its_parts() -> None:
         "rev-parse 131da55"
     )
     assert str(Problem("n001", "refused")) == "n001: refused"
-    assert whole.said == str(whole).removeprefix("deepep.lock.toml: source.nvshmem.rev: ")
+    assert whole.message == str(whole).removeprefix("deepep.lock.toml: source.nvshmem.rev: ")
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_each_run_has_its_lines_and_variables(tmp_path: Path) -> None:
     assert [env["NVSHMEM_QP_DEPTH"] for _, env in seen] == [None, "2048", "2048", "2048"]
     assert [env["MASTER_PORT"] for _, env in seen] == ["20007", "20008", "20009", "20010"]
     first, second = read_logs({"node-1-x.log": "\n".join([*lines, ""])})
-    assert [(tested.turn, tested.ended) for tested in (first, second)] == [
+    assert [(tested.test_pass, tested.ended) for tested in (first, second)] == [
         (Pass(1, 128, 1, 1, 16), False),
         (Pass(2, 600, 3, 3, 48), False),
     ]
@@ -282,11 +282,11 @@ def test_only_the_first_pass_is_compared_and_kept() -> None:
             generation="v1",
             ok=True,
             ended=True,
-            config={"num_tokens": turn.tokens},
+            config={"num_tokens": test_pass.tokens},
             low_latency=LowLatency(combine_us=us),
-            turn=turn,
+            test_pass=test_pass,
         )
-        for us, turn in ((70.0, Pass(1, 128, 1, 1, 64)), (900.0, Pass(2, 256, 8, 8, 512)))
+        for us, test_pass in ((70.0, Pass(1, 128, 1, 1, 64)), (900.0, Pass(2, 256, 8, 8, 512)))
     )
     book = read_book(ENV)
     made = site_references.recorded(

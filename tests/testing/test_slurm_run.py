@@ -175,12 +175,12 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
     ],
 )
 def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path: Path) -> None:
-    went = slurm_run.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
-    assert (went.state, went.outcome.code) == (state, code)
-    assert detail in went.outcome.detail
-    assert "sbatch: sbatch: " not in went.outcome.detail
-    assert bool(went.outcome.log) == (state in {slurm_run.ENDED, slurm_run.HUNG})
-    assert went.began == (state in {slurm_run.ENDED, slurm_run.HUNG, slurm_run.LOST})
+    result = slurm_run.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
+    assert (result.state, result.outcome.code) == (state, code)
+    assert detail in result.outcome.detail
+    assert "sbatch: sbatch: " not in result.outcome.detail
+    assert bool(result.outcome.log) == (state in {slurm_run.ENDED, slurm_run.HUNG})
+    assert result.began == (state in {slurm_run.ENDED, slurm_run.HUNG, slurm_run.LOST})
 
 
 def test_who_is_silent() -> None:
@@ -227,23 +227,23 @@ def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[slurm_run.TestR
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("code", [0, 5])
 def test_on_one_host(code: int, prefix: Path) -> None:
-    went, lines = run_here(prefix, f"exit {code}")
+    result, lines = run_here(prefix, f"exit {code}")
     assert [line for line in lines if line] == [f"arguments: exit {code}, via ssh, on here", "complaint"]
-    assert (went.state, went.outcome.state, went.outcome.code) == (
+    assert (result.state, result.outcome.state, result.outcome.code) == (
         slurm_run.ENDED,
         "failed" if code else "done",
         VERDICT if code else OK,
     )
-    assert Path(went.place).parent == prefix / "logs" / "tests"
-    assert went.log.splitlines()[:2] == lines[:2]
+    assert Path(result.place).parent == prefix / "logs" / "tests"
+    assert result.log.splitlines()[:2] == lines[:2]
 
 
 @pytest.mark.usefixtures("programs")
 def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
-    went, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
-    assert (went.state, went.outcome.code) == (slurm_run.HUNG, VERDICT)
-    assert "no end after 1 s" in went.outcome.detail
-    assert [(one.log, one.last) for one in went.said] == [("node-0-here.log", "complaint")]
+    result, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
+    assert (result.state, result.outcome.code) == (slurm_run.HUNG, VERDICT)
+    assert "no end after 1 s" in result.outcome.detail
+    assert [(one.log, one.last) for one in result.last_output] == [("node-0-here.log", "complaint")]
     assert not is_running((prefix / "child").read_text().strip())
 
 
@@ -259,8 +259,8 @@ def test_a_host_that_goes_away(prefix: Path) -> None:
     host = Host("here", connection="local")
     fleet = ConnectionPool((host,))
     threading.Timer(1.0, fleet.close).start()
-    went = ssh_run.run_over_ssh(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
-    assert (went.state, went.outcome.code) == (slurm_run.LOST, TROUBLE)
+    result = ssh_run.run_over_ssh(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
+    assert (result.state, result.outcome.code) == (slurm_run.LOST, TROUBLE)
 
 
 # What comes back.

@@ -110,7 +110,7 @@ class Pass:
 class Tested:
     """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was
     found and `line` the number of its first line there. `ok` only if it ended, no case failed and no rank is
-    missing. `turn` is the pass that it is, None for a test without passes."""
+    missing. `test_pass` is the pass that it is, None for a test without passes."""
 
     test: str
     generation: str
@@ -127,17 +127,17 @@ class Tested:
     errors: Sequence[str] = ()
     log: str = ""
     line: int = 1
-    turn: Pass | None = None
+    test_pass: Pass | None = None
 
     @property
     def is_later_pass(self) -> bool:
         """Return whether it is a pass after the first: its figures are shown, and compared with nothing."""
-        return self.turn is not None and self.turn.number > 1
+        return self.test_pass is not None and self.test_pass.number > 1
 
     @property
     def title(self) -> str:
         """Return what people call it: the test, of a later pass with its number of tokens."""
-        return f"{self.test}, {self.turn.tokens} tokens" if self.turn and self.is_later_pass else self.test
+        return f"{self.test}, {self.test_pass.tokens} tokens" if self.test_pass and self.is_later_pass else self.test
 
 
 def as_json(tested: Tested) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def as_json(tested: Tested) -> dict[str, Any]:
         "errors": list(tested.errors),
         "log": tested.log,
         "line": tested.line,
-        "pass": None if tested.turn is None else asdict(tested.turn),
+        "pass": None if tested.test_pass is None else asdict(tested.test_pass),
     }
 
 

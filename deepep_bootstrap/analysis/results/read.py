@@ -223,7 +223,7 @@ def _tested(bundle: Sequence[Source]) -> Tested:
         errors=errors[:ERRORS_MAX],
         log=first.section.log,
         line=first.section.line,
-        turn=_pass(output.pass_run),
+        test_pass=_pass(output.pass_run),
     )
 
 
@@ -321,14 +321,14 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
 @dataclass(frozen=True)
 class _TestSize:
     """How large a test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
-    ranks print. `endless`: it has no end of its own; `said_ok`: every exit code is there that was said, and is 0."""
+    ranks print. `endless`: it has no end of its own; `exited_ok`: every exit code is there that was said, and is 0."""
 
     nodes: int
     local: int
     world: int
     printing: range
     endless: bool
-    said_ok: bool
+    exited_ok: bool
 
     @classmethod
     def of(cls, kind: str, sections: Sequence[LogSection], figures: Iterable[int]) -> _TestSize:
@@ -341,11 +341,11 @@ class _TestSize:
         guessed = max(seen, nodes * local) if ranks else 0
         world = min(stated or guessed, WORLD_MAX)
         codes = [code for section in sections for code in section.codes]
-        said_ok = bool(codes) and not any(codes)
-        only_first_ranks = said_ok and bool(stated) and all(rank % local == 0 for rank in ranks)
+        exited_ok = bool(codes) and not any(codes)
+        only_first_ranks = exited_ok and bool(stated) and all(rank % local == 0 for rank in ranks)
         seeded = kind == "low-latency" and any(section.seeds for section in sections)
         endless = seeded or any(section.endless for section in sections)
-        return cls(nodes, local, world, range(0, world, local if only_first_ranks else 1), endless, said_ok)
+        return cls(nodes, local, world, range(0, world, local if only_first_ranks else 1), endless, exited_ok)
 
 
 def _local_ranks(sections: Sequence[LogSection], nodes: int, seen: int, stated: int) -> int:
@@ -562,7 +562,7 @@ def _is_whole(output: _TestOutput) -> bool:
         return bool(by_node) and nodes >= output.size.nodes and all(map(_is_node_whole, by_node.values()))
     if output.kind == "low-latency":
         return bool(output.figures)
-    if output.size.said_ok:
+    if output.size.exited_ok:
         return bool(output.figures) or any(own.ep_cases for own in by_node.values())
     return _has_all_operations(output) and bool(by_node) and all(map(_has_last_case, by_node.values()))
 

@@ -52,7 +52,7 @@ EP_SETUP = (
     rf" > (?:Ranks: {WHOLE} x {WHOLE}|Experts: {WHOLE}/{WHOLE}|Tokens: {WHOLE} \(max: {WHOLE}\), hidden: {WHOLE}"
     rf"|#SM: {WHOLE}, #QPs: {WHOLE}/{WHOLE})(?= *$)"
 )
-TURN = (
+RUN_LINE = (
     r"deepep: pass (\d{1,3}) of (\d{1,3}) on node (\d{1,4}): "
     r"(?:(\d{1,7}) tokens, run (\d{1,5}) of (\d{1,5}), (\d{1,9}) combine calls to check"
     r"|run (\d{1,5}) of (\d{1,5}) ended with exit code (\d{1,3}))(?= *$)"
@@ -83,7 +83,7 @@ PATTERNS = (
     (
         "deepep: ",
         ("header", " test of ", HEADER),
-        ("pass", "deepep: pass ", TURN),
+        ("pass", "deepep: pass ", RUN_LINE),
         ("job", " node", r"deepep: (?:job \S+ on (\d{1,6}) node\(s\)|node \d+ of (\d{1,6});)"),
         ("exit", " ended with ", r"deepep: (\S+) ended with exit code (\d{1,6})"),
     ),

@@ -33,7 +33,7 @@ def lines(tested: Tested) -> Iterator[str]:
     )
     where = f"{tested.log}:{tested.line}"
     of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
-    at = f", {tested.turn.tokens} tokens" if tested.turn else ""
+    at = f", {tested.test_pass.tokens} tokens" if tested.test_pass else ""
     yield f"{tested.test} test{of}{at}: {verdict}{cases and f', {cases}'}  [{where}]"
     for fault in faults(tested):
         yield _row("", f"- {fault}")
@@ -45,8 +45,8 @@ def lines(tested: Tested) -> Iterator[str]:
                 for name, value in tested.config.items()
             ),
         )
-    if tested.turn:
-        yield _row("checked", checked(tested.turn))
+    if tested.test_pass:
+        yield _row("checked", checked(tested.test_pass))
     for name, best in tested.best.items():
         yield _row(name, best_line(best))
     for name, operation in tested.operations.items():
@@ -75,18 +75,24 @@ def faults(tested: Tested) -> tuple[str, ...]:
 def wrong(tested: Tested) -> str:
     """Return that a test computed wrong numbers, and where, in one sentence; "" where its own comparison did not say
     so."""
-    said = next((error for error in tested.errors if COMPARISON.search(error)), "")
-    if not said:
+    mismatch = next((error for error in tested.errors if COMPARISON.search(error)), "")
+    if not mismatch:
         return ""
-    turn = tested.turn
-    where = f" at {turn.tokens} tokens a rank, in run {turn.passed_runs + 1} of {turn.runs}" if turn else ""
-    return f"wrong results{where}: the test ran, and its own comparison of the tokens that came back failed ({said})"
+    test_pass = tested.test_pass
+    where = (
+        f" at {test_pass.tokens} tokens a rank, in run {test_pass.passed_runs + 1} of {test_pass.runs}"
+        if test_pass
+        else ""
+    )
+    return (
+        f"wrong results{where}: the test ran, and its own comparison of the tokens that came back failed ({mismatch})"
+    )
 
 
-def checked(turn: Pass) -> str:
+def checked(test_pass: Pass) -> str:
     """Return how many combine calls of a pass were compared."""
-    runs = f"{turn.runs} run{'s' * (turn.runs != 1)}"
-    return f"{turn.checked_calls} combine calls at {turn.tokens} tokens, in {turn.passed_runs} of {runs}"
+    runs = f"{test_pass.runs} run{'s' * (test_pass.runs != 1)}"
+    return f"{test_pass.checked_calls} combine calls at {test_pass.tokens} tokens, in {test_pass.passed_runs} of {runs}"
 
 
 def problem(tested: Tested) -> Problem:

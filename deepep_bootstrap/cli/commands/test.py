@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
-from deepep_bootstrap.analysis.assess import Assessment, Books
+from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.results import model, wording
@@ -79,20 +79,20 @@ class KeptResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A run that was brought back and judged: the run, what its nodes are, what was found, the books, the site's own
-    files."""
+    """A run that was brought back and judged: the run, the facts of its nodes, what was found, the rules it was judged
+    by, the site's own files."""
 
     run: TestRun
     facts: Mapping[str, Facts]
     found: Assessment
-    books: Books
+    rules: AssessmentRules
     site: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class TestSummary:
-    """What a person was told: how it ended, and of a test that ran what it left and what was found. `place` is its
-    folder, `problems` why what it left could not be looked at."""
+    """The summary of a test for people and as JSON: how it ended, and of a test that ran what it left and what was
+    found. `place` is its folder, `problems` why what it left could not be looked at."""
 
     outcome: Outcome
     result: Result | None = None
@@ -152,31 +152,31 @@ def test(
     The verdict is passed on: 0 passed, 4 failed or below its reference, 1 could not be run. With --dry-run it only says
     what would run where.
     """
-    asked = read_test_flags(
+    options = read_test_flags(
         kind, args, via, nodes=nodes, start_timeout=start_timeout, time_limit=time_limit, save=save_as_reference
     )
-    return run_test(flags, asked)
+    return run_test(flags, options)
 
 
-def run_test(flags: Flags, asked: TestFlags) -> int:
+def run_test(flags: Flags, options: TestFlags) -> int:
     """Run one test and return the exit code of its verdict."""
     screen = Screen("test", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
         record = offered_stack(survey, flags.stack)
-        kind = test_kinds.find_kind(asked.kind, record)
+        kind = test_kinds.find_kind(options.kind, record)
         busy = flags.on_busy_host == "use"
-        spot = find_placement(survey, kind, asked.nodes, via=asked.via, limited=bool(flags.limit), use_busy=busy)
+        spot = find_placement(survey, kind, options.nodes, via=options.via, limited=bool(flags.limit), use_busy=busy)
         request = TestRequest(
             kind,
             record,
             slurm_run.run_name(kind.name),
             spot.count,
-            asked.time_limit or kind.minutes * 60,
-            args=asked.args,
+            options.time_limit or kind.minutes * 60,
+            args=options.args,
             named=spot.named,
-            start_limit=asked.start_limit,
+            start_limit=options.start_limit,
             user=inventory.settings.build_user,
             capability=ssh_run.capability(spot.hosts, survey.facts),
         )
@@ -190,10 +190,10 @@ def run_test(flags: Flags, asked: TestFlags) -> int:
         screen.say(
             f"{kind.name} test of {record.module}: {spot.where} {'would run' if flags.dry_run else 'runs'} {command}"
         )
-        told = TestSummary(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
+        conclusion = TestSummary(Outcome(f"{kind.name} test", spot.where, "skipped", "--dry-run"))
         if flags.dry_run and spot.client and (refused := slurm_run.never_runs(transport, spot.client, request)):
-            told = replace(
-                told,
+            conclusion = replace(
+                conclusion,
                 problems=(
                     Problem(spot.where, "Slurm would refuse this test", refused, try_="sinfo there, and --nodes"),
                 ),
@@ -202,18 +202,18 @@ def run_test(flags: Flags, asked: TestFlags) -> int:
             context = TestContext(
                 flags, screen, transport, survey, spot, read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
             )
-            went = follow(context, request)
+            run_result = follow(context, request)
             try:
-                told = conclude(context, request, went, save=asked.save)
+                conclusion = conclude(context, request, run_result, save=options.save)
             except Trouble as trouble:
-                screen.outcomes([went.outcome])
-                told = TestSummary(went.outcome, place=went.place, problems=trouble.problems)
-    problems = (*survey.problems, *told.problems)
+                screen.outcomes([run_result.outcome])
+                conclusion = TestSummary(run_result.outcome, place=run_result.place, problems=trouble.problems)
+    problems = (*survey.problems, *conclusion.problems)
     for problem in problems:
         screen.problem(problem)
-    code = worst([told.outcome.code, *(TROUBLE for _ in problems)])
-    head = {"kind": kind.name, "module": record.module, "command": command, "outcome": outcome_json(told.outcome)}
-    screen.document(code, problems, **head, **told.document())
+    code = worst([conclusion.outcome.code, *(TROUBLE for _ in problems)])
+    head = {"kind": kind.name, "module": record.module, "command": command, "outcome": outcome_json(conclusion.outcome)}
+    screen.document(code, problems, **head, **conclusion.document())
     return code
 
 
@@ -226,33 +226,32 @@ def follow(context: TestContext, request: TestRequest) -> TestRunResult:
         context.screen.say(line)
 
     if context.spot.client:
-        went = slurm_run.submit(context.transport, context.spot.client, request, context.recipes, on_line=show)
-        if went.began and not shown:
-            context.screen.say(
-                f"{went.host.name} does not see the job's output: {went.outcome.log} on the node that ran it"
-            )
-        return went
+        run_result = slurm_run.submit(context.transport, context.spot.client, request, context.recipes, on_line=show)
+        if run_result.began and not shown:
+            place = f"{run_result.outcome.log} on the node that ran it"
+            context.screen.say(f"{run_result.host.name} does not see the job's output: {place}")
+        return run_result
     address = ssh_run.meeting_address(context.spot.hosts, context.survey.facts) if context.spot.count > 1 else ""
     return ssh_run.run_over_ssh(
         context.transport, context.spot.hosts, request, context.recipes, address=address, on_line=show
     )
 
 
-def conclude(context: TestContext, request: TestRequest, went: TestRunResult, *, save: bool) -> TestSummary:
-    """Bring back what a test left, judge it, keep what is worth keeping, and tell all of it."""
-    screen, place = context.screen, PrefixHandle(went.host, request.record.prefix, context.recipes, request.user)
-    if not went.began:
+def conclude(context: TestContext, request: TestRequest, run_result: TestRunResult, *, save: bool) -> TestSummary:
+    """Bring back what a test left, judge it, keep what is worth keeping, and print all of it."""
+    screen, place = context.screen, PrefixHandle(run_result.host, request.record.prefix, context.recipes, request.user)
+    if not run_result.began:
         screen.say()
-        screen.outcomes([went.outcome])
-        return TestSummary(went.outcome)
-    run, facts, collected = bring_back(context, request, went, place)
+        screen.outcomes([run_result.outcome])
+        return TestSummary(run_result.outcome)
+    run, facts, collected = bring_back(context, request, run_result, place)
     site = {name: run_folder.read_site(context.transport, place, name) for name in (assess.CAUSES, reference_file.FILE)}
-    books = assess.read_books(context.templates, site, f"{went.host.name} {place.prefix}")
-    found = assess.assess(run, facts, books)
-    silent = slurm_run.silent(went.said, run.nodes)
-    outcome = judged(went, found, silent)
-    result = Result(run, facts, found, books, site)
-    unkept = summary.unkept(went.outcome.code, found) if save else ""
+    rules = assess.read_rules(context.templates, site, f"{run_result.host.name} {place.prefix}")
+    found = assess.assess(run, facts, rules)
+    silent = slurm_run.silent(run_result.last_output, run.nodes)
+    outcome = judged(run_result, found, silent)
+    result = Result(run, facts, found, rules, site)
+    unkept = summary.unkept(run_result.outcome.code, found) if save else ""
     kept, remarks = keep_result(context, place, result, save=save and not unkept)
     screen.say()
     for text, style in summary.lines(found):
@@ -268,24 +267,24 @@ def conclude(context: TestContext, request: TestRequest, went: TestRunResult, *,
         screen.say(f"kept: {line}")
     screen.say()
     screen.outcomes([outcome])
-    screen.say(f"\nLogs and counters: {went.place} on {went.host.name}")
+    screen.say(f"\nLogs and counters: {run_result.place} on {run_result.host.name}")
     flags = (("hosts", context.flags.hosts), ("limit", context.flags.limit), ("prefix", context.flags.prefix))
     screen.next_commands(
         [shlex.join(["invoke", "report", request.name, *(f"--{name}={value}" for name, value in flags if value)])]
     )
-    return TestSummary(outcome, result, went.place, silent, kept, remarks)
+    return TestSummary(outcome, result, run_result.place, silent, kept, remarks)
 
 
 def bring_back(
-    context: TestContext, request: TestRequest, went: TestRunResult, place: PrefixHandle
+    context: TestContext, request: TestRequest, run_result: TestRunResult, place: PrefixHandle
 ) -> tuple[TestRun, dict[str, Facts], RunFiles]:
     """Return what the run left, with what its nodes are; both are in its folder afterwards."""
     # Without Slurm the host that wrote the end is the one that is asked, and what was cut off wrote none.
-    patience = run_folder.PATIENCE if context.spot.client and went.state == slurm_run.ENDED else 0
-    collected = run_folder.collect(context.transport, place, went.place, patience=patience)
+    patience = run_folder.PATIENCE if context.spot.client and run_result.state == slurm_run.ENDED else 0
+    collected = run_folder.collect(context.transport, place, run_result.place, patience=patience)
     files = dict(collected.files)
     values = run_folder.parse_values(files.get(run_folder.VALUES, ""), run_folder.VALUES)
-    ended = {"ended": str(int(time.time())), "code": str(UNSAID if went.state == slurm_run.HUNG else 1)}
+    ended = {"ended": str(int(time.time())), "code": str(UNSAID if run_result.state == slurm_run.HUNG else 1)}
     lines = [
         f"time_limit={request.time_limit}",
         *(f"{key}={value}" for key, value in ended.items() if key not in values),
@@ -293,10 +292,14 @@ def bring_back(
     nodes = [name for name in values.get("nodes", "").split(",") if name]
     facts = assess.by_node(context.survey.facts, nodes)
     new = {run_folder.FACTS: json.dumps({"schema": 1, "hosts": facts_json(facts)}, indent=1)}
-    if went.log:
-        new["job.log"] = went.log
+    if run_result.log:
+        new["job.log"] = run_result.log
     run_folder.keep_files(
-        context.transport, place, went.place, lines=lines, files={name: text.encode() for name, text in new.items()}
+        context.transport,
+        place,
+        run_result.place,
+        lines=lines,
+        files={name: text.encode() for name, text in new.items()},
     )
     files |= new | {
         run_folder.VALUES: "\n".join([files.get(run_folder.VALUES, "").rstrip("\n"), *lines, ""]).lstrip("\n")
@@ -304,9 +307,9 @@ def bring_back(
     return run_folder.of_files(request.name, files), facts, replace(collected, files=files)
 
 
-def judged(went: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> Outcome:
+def judged(run_result: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> Outcome:
     """Return the outcome of a run with what its files say: upstream's exit code alone proves nothing."""
-    outcome = went.outcome
+    outcome = run_result.outcome
     if outcome.code != OK:
         wrong = filter(None, map(wording.wrong, found.tests))
         return replace(outcome, detail="; ".join([outcome.detail, *wrong, *found.own_words, *silent]))
@@ -322,7 +325,9 @@ def judged(went: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> O
         )
     slow = [f"rank {rank.rank} is slow" for tested in found.tests for rank in tested.ranks if rank.state != "ok"]
     checked = [
-        f"checked {wording.checked(tested.turn)}" for tested in found.tests if tested.turn and tested.is_later_pass
+        f"checked {wording.checked(tested.test_pass)}"
+        for tested in found.tests
+        if tested.test_pass and tested.is_later_pass
     ]
     outcome = replace(outcome, detail="; ".join([outcome.detail, *checked, *slow[:3]]))
     if low := [verdict for verdict in found.verdicts if verdict.state == BELOW]:
@@ -364,7 +369,7 @@ def keep_result(
             run=run.name,
             date=time.strftime("%Y-%m-%d", time.gmtime()),
             nodes=nodes,
-            references=result.books.references,
+            references=result.rules.references,
             where=f"{place.prefix}/{reference_file.FILE}",
         )
         saved, remarks = (

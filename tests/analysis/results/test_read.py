@@ -101,7 +101,9 @@ def test_a_run_that_lacks_a_part_of_a_pass_is_never_ok(name: str) -> None:
             found = read_logs({**LOGS[name], log: text[:end]})
             assert not document(found)["ok"], text[:end][-300:]
             assert all(
-                tested.ok == (tested.turn is not None and tested.turn.number == 1) for tested in found if tested.ok
+                tested.ok == (tested.test_pass is not None and tested.test_pass.number == 1)
+                for tested in found
+                if tested.ok
             )
 
 
@@ -111,8 +113,8 @@ def test_figures_of_two_passes_do_not_mix_where_one_node_is_behind() -> None:
     whole = read_logs(LOGS[name])
     assert [tested.low_latency for tested in alone] == [tested.low_latency for tested in whole]
     for tested in (*alone, *whole):
-        assert tested.turn
-        assert all(rank.figures["dispatch_us"] < 45 for rank in tested.ranks) == (tested.turn.tokens == 128)
+        assert tested.test_pass
+        assert all(rank.figures["dispatch_us"] < 45 for rank in tested.ranks) == (tested.test_pass.tokens == 128)
 
 
 def test_people_read_at_which_tokens_results_were_wrong() -> None:
