@@ -53,7 +53,7 @@ def read_rules(texts: Mapping[str, str], site: Mapping[str, str], where: str) ->
     if site.get(CAUSES):
         causes = rules.join(causes, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", causes))
     own = site.get(reference_file.FILE, "")
-    return AssessmentRules(reference_file.read_book(texts, own, f"{where}/{reference_file.FILE}"), causes)
+    return AssessmentRules(reference_file.read_references(texts, own, f"{where}/{reference_file.FILE}"), causes)
 
 
 def assess(run: TestRun, facts: Mapping[str, Facts], judged_by: AssessmentRules) -> Assessment:

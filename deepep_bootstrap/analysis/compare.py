@@ -146,14 +146,14 @@ def settings_of(tested: Tested, nodes: int, references: ReferenceSet, limits: Li
     found: dict[str, float] = dict(references.defaults.get(tested.test, {}))
     if limits.gpus:
         found[PROCESSES] = min(found.get(PROCESSES, limits.gpus), limits.gpus)
-    said = {
+    stated = {
         name: value
         for name, value in tested.config.items()
         if isinstance(value, int | float) and abs(value) <= MOST_VALUE
     }
-    if ranks := said.get("num_ranks", len(tested.ranks)):
+    if ranks := stated.get("num_ranks", len(tested.ranks)):
         found[PROCESSES] = ranks / nodes_of(tested, nodes)
-    return found | said
+    return found | stated
 
 
 def title(figure: str) -> str:

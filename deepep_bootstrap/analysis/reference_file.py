@@ -179,12 +179,12 @@ def gpu_type(name: str) -> str:
 
 
 def load_references(text: str, where: str, *, site: bool = False) -> ReferenceSet:
-    """Return the book in a TOML text; Trouble with every fault, each naming `where` and the key. `site`: the file of
-    a cluster."""
+    """Return the references in a TOML text; Trouble with every fault, each naming `where` and the key. `site`: the
+    file of a cluster."""
     problems: list[Problem] = []
     top = Table(load_toml(text, where), where, problems)
     defaults = {name: _settings(table) for name, table in top.named("defaults", TEST)}
-    book = ReferenceSet(
+    references = ReferenceSet(
         tuple(reference for table in top.tables("reference") for reference in _references(table, site)),
         tuple(_hint(table) for table in top.tables("hint")),
         {name: _links(table) for name, table in top.named("gpu", GPU)},
@@ -194,27 +194,27 @@ def load_references(text: str, where: str, *, site: bool = False) -> ReferenceSe
     top.close()
     if problems:
         raise Trouble(*problems)
-    return book
+    return references
 
 
-def read_book(texts: Mapping[str, str], site: str = "", where: str = FILE) -> ReferenceSet:
-    """Return the book of the files of env/ (`texts` by relative path) with a site's own file, whose text is `site`
-    ("": it has none) and whose place is `where`; Trouble with every fault of one of them."""
+def read_references(texts: Mapping[str, str], site: str = "", where: str = FILE) -> ReferenceSet:
+    """Return the references in the files of env/ (`texts` by relative path) with a site's own file, whose text is
+    `site` ("": it has none) and whose place is `where`; Trouble with every fault of one of them."""
     if SHIPPED not in texts:
         raise Trouble(Problem(f"env/{SHIPPED}", "this file is missing", try_="a fresh checkout"))
     return joined(load_references(texts[SHIPPED], f"env/{SHIPPED}"), load_references(site, where, site=True))
 
 
 def joined(shipped: ReferenceSet, *others: ReferenceSet) -> ReferenceSet:
-    """Return one book: references and hints of `others` (a site's) before the shipped ones, tables of the same name
+    """Return one set: references and hints of `others` (a site's) before the shipped ones, tables of the same name
     replaced."""
-    references = tuple(reference for book in (*others, shipped) for reference in book.references)
-    hints = tuple(hint for book in (*others, shipped) for hint in book.hints)
+    references = tuple(reference for each in (*others, shipped) for reference in each.references)
+    hints = tuple(hint for each in (*others, shipped) for hint in each.hints)
     gpus, defaults, counters = dict(shipped.gpus), dict(shipped.defaults), dict(shipped.counters)
-    for book in others:
-        gpus.update(book.gpus)
-        defaults.update(book.defaults)
-        counters.update(book.counters)
+    for each in others:
+        gpus.update(each.gpus)
+        defaults.update(each.defaults)
+        counters.update(each.counters)
     return ReferenceSet(references, hints, gpus, defaults, counters)
 
 

@@ -147,14 +147,14 @@ def _moved(host: str, name: str, before: Counter | None, after: Counter | None) 
     bare = NicTraffic(host, name)
     if before is None or after is None:
         gone = after is None and before is not None
-        said = (
+        reason = (
             "is gone since the test began"
             if gone
             else "is not there"
             if after is None
             else "was not there when the test began"
         )
-        return replace(bare, problem=said, gone=after is None)
+        return replace(bare, problem=reason, gone=after is None)
     bare = replace(bare, gbits=after.gbits, errors=_grown(before.errors, after.errors))
     sent, received = after.sent - before.sent, after.received - before.received
     if sent < 0 or received < 0:

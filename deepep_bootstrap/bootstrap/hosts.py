@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -29,7 +29,7 @@ def run_recipes(context: BootstrapContext, steps: Sequence[Step]) -> tuple[Outco
     outcomes: list[Outcome] = []
     for step in steps:
         context.screen.started(step.title, step.hosts)
-        outcomes.extend(tell(context, run_recipe(context, step, context.hosts(step.hosts))))
+        outcomes.extend(show_outcomes(context, run_recipe(context, step, context.hosts(step.hosts))))
     return tuple(outcomes)
 
 
@@ -123,15 +123,15 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
     """Return the outcome of a host recipe's reply, and what it said."""
     if isinstance(reply, Trouble):
         return Outcome(step.title, host, "failed", reply.problems[0].message, seconds, TROUBLE), str(reply)
-    said = reply.out + reply.err
+    output = reply.out + reply.err
     if reply.code:
         last = last_lines(reply.err or reply.out)
-        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), said
+        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), output
     try:
         records = read_records(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
     except Trouble as trouble:
-        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), said
+        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), output
     detail = "; ".join(
         filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note")))
     )
-    return Outcome(step.title, host, "done", detail, reply.seconds), said
+    return Outcome(step.title, host, "done", detail, reply.seconds), output

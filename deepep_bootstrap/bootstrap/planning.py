@@ -188,8 +188,8 @@ def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapCont
     return replace(context, survey=survey, plan=decide(context.transport, survey, context.request))
 
 
-def tell(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-    """Show outcomes and hand them on."""
+def show_outcomes(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """Show outcomes and return them."""
     context.screen.ended(*outcomes)
     return outcomes
 
@@ -200,13 +200,13 @@ def with_prefix(survey: Survey) -> Survey:
     The survey stays as it was where that is no matter of a few hosts: nobody has the prefix yet, half of them or more
     lack it, or two different ones are seen. What to say then is decided when the plan is made.
     """
-    marks = {facts.prefix.id for facts in survey.facts.values() if facts.prefix.id}
+    ids = {facts.prefix.id for facts in survey.facts.values() if facts.prefix.id}
     lost: dict[str, list[str]] = {}
     for name, facts in survey.facts.items():
-        if why := _lack(facts, wanted=len(marks) == 1):
+        if why := _lack(facts, wanted=len(ids) == 1):
             lost.setdefault(why, []).append(name)
     names = [name for group in lost.values() for name in group]
-    if len(marks) > 1 or 2 * len(names) >= len(survey.facts):
+    if len(ids) > 1 or 2 * len(names) >= len(survey.facts):
         return survey
     wanted = f"what {len(survey.facts) - len(names)} other hosts see there"
     remedy = "mounting it there; the others go on without"

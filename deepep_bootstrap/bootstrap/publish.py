@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap import build, supply, verify
-from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -53,7 +53,7 @@ def share_prefix(context: BootstrapContext) -> tuple[Outcome, ...]:
         f"{fold(name for name in steps[0].hosts if name not in gone)}"
     )
     lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
-    return tell(context, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
+    return show_outcomes(context, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
 def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:
@@ -177,7 +177,7 @@ def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
             if context.plan.choice.slurm_host == THIS_MACHINE.name:
                 context.screen.say(f"sbatch files are in {Path.cwd()} too: {', '.join(copy_tests(files, Path.cwd()))}")
             detail = f"generation {published.generation}: {context.plan.choice.record.module}"
-            return tell(context, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
+            return show_outcomes(context, (Outcome(title, host.name, "done", detail, time.monotonic() - begin),))
         survey = context.look()
     raise Trouble(
         Problem(
@@ -236,7 +236,7 @@ def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
     def keep(host: str, said: str) -> Path:
         return context.run.log(host, "verify", said)
 
-    return tell(
+    return show_outcomes(
         context,
         verify.verify_all(
             context.transport, hosts, record, context.request.recipes, load=load, generation=generation, keep=keep

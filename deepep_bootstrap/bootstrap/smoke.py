@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.bootstrap.planning import BootstrapContext, tell
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
@@ -45,7 +45,9 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
             survey, kind, 1, limited=bool(context.flags.limit), use_busy=context.flags.on_busy_host == "use"
         )
     except Trouble as trouble:
-        return tell(context, (Outcome(STEP, fold(survey.facts), "skipped", "; ".join(map(str, trouble.problems))),))
+        return show_outcomes(
+            context, (Outcome(STEP, fold(survey.facts), "skipped", "; ".join(map(str, trouble.problems))),)
+        )
     context.screen.started(STEP, [spot.where])
     lines: list[str] = []
 
@@ -59,7 +61,7 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
     else:
         result = ssh_run.run_over_ssh(context.transport, spot.hosts, request, context.request.recipes, on_line=show)
     log = context.run.log(result.host.name, SMOKE, "\n".join([*lines, ""]))
-    return tell(context, (replace(_outcome_of(result, request, lines), log=str(log)),))
+    return show_outcomes(context, (replace(_outcome_of(result, request, lines), log=str(log)),))
 
 
 def _outcome_of(result: TestRunResult, request: TestRequest, lines: Sequence[str]) -> Outcome:

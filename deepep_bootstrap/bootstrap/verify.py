@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadVerdict:
-    """What a user gets on one host. `loaded` is the module's full name ("" without one), `said` what the module
+    """What a user gets on one host. `loaded` is the module's full name ("" without one), `printed` what the module
     system printed; `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are
     the files really used, with links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same
     form, `nccl` and `nccl_version` the NCCL that DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as
@@ -51,7 +51,7 @@ class LoadVerdict:
 
     module_system: bool
     loaded: str
-    said: str
+    printed: str
     imported: bool | None
     error: str
     deep_ep: str
@@ -88,22 +88,22 @@ def parse_verdict(reply: Reply) -> LoadVerdict:
     """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
     if reply.code:
         raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
-    said = read_records(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
+    records = read_records(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
     return LoadVerdict(
-        module_system=said.text("module") == "yes",
-        loaded=said.text("loaded"),
-        said=said.text("said"),
-        imported={"yes": True, "no": False}.get(said.text("import")),
-        error=said.text("error"),
-        deep_ep=said.text("deep_ep"),
-        torch=said.text("torch"),
-        nvshmem=said.text("nvshmem"),
-        deepep_entry=said.text("deepep_entry"),
-        nvshmem_entry=said.text("nvshmem_entry"),
-        driver=said.text("driver") == "yes",
-        nccl=said.text("nccl"),
-        nccl_version=said.text("nccl_version"),
-        stale=next(iter(said.rows("stale")), ()),
+        module_system=records.text("module") == "yes",
+        loaded=records.text("loaded"),
+        printed=records.text("said"),
+        imported={"yes": True, "no": False}.get(records.text("import")),
+        error=records.text("error"),
+        deep_ep=records.text("deep_ep"),
+        torch=records.text("torch"),
+        nvshmem=records.text("nvshmem"),
+        deepep_entry=records.text("deepep_entry"),
+        nvshmem_entry=records.text("nvshmem_entry"),
+        driver=records.text("driver") == "yes",
+        nccl=records.text("nccl"),
+        nccl_version=records.text("nccl_version"),
+        stale=next(iter(records.rows("stale")), ()),
     )
 
 
@@ -127,10 +127,10 @@ def _stale_prefix(host: str, verdict: LoadVerdict) -> Iterator[Problem]:
 def _wrong_module(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
     """Yield what is wrong with what was loaded: by the module system, or from env.sh where there is none."""
     if not verdict.module_system:
-        if verdict.said:
-            yield Problem(host, "env.sh cannot be read", verdict.said, "silence")
+        if verdict.printed:
+            yield Problem(host, "env.sh cannot be read", verdict.printed, "silence")
     elif verdict.loaded != record.module:
-        missing = verdict.loaded or verdict.said or "no module"
+        missing = verdict.loaded or verdict.printed or "no module"
         remedy = "invoke bootstrap, then a new login shell"
         yield Problem(host, "module load gives another module", missing, record.module, remedy)
 

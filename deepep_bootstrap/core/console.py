@@ -53,7 +53,7 @@ class Screen:
         self.live = sys.stdout.isatty() and not as_json and not self._console.is_dumb_terminal
         self._progress: _Progress | None = None
         self._lock = threading.Lock()
-        self.told: list[Outcome] = []
+        self.ended_outcomes: list[Outcome] = []
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print one line for a person."""
@@ -128,9 +128,9 @@ class Screen:
             self._progress.line(step, host, shortened(text))
 
     def ended(self, *outcomes: Outcome) -> None:
-        """A step ended on some hosts; equal ends are one line. How a failure came about is told by `outcomes`, at
-        the end. What was told so far stays in `told`: a phase that is cut short has no other account of itself."""
-        self.told.extend(outcomes)
+        """A step ended on some hosts; equal ends are one line. `outcomes` prints the details of failures at
+        the end. All of them stay in `ended_outcomes`: a phase that is cut short has no other record of itself."""
+        self.ended_outcomes.extend(outcomes)
         for outcome in outcomes:
             if self._progress:
                 self._progress.end(outcome.step, outcome.host)
@@ -196,9 +196,9 @@ class _Progress:
         """A running step printed a line."""
         with self._lock:
             row = self._rows.setdefault(step, _Row(time.monotonic(), {host: None}))
-            said = plain(text).strip()
-            if said:
-                row.text = said if len(row.hosts) < 2 else f"{host}: {said}"
+            printed = plain(text).strip()
+            if printed:
+                row.text = printed if len(row.hosts) < 2 else f"{host}: {printed}"
 
     def end(self, step: str, host: str) -> None:
         """A step ended on a host; its row goes with its last host."""

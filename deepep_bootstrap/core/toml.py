@@ -64,12 +64,12 @@ def load_toml(text: str, path: str) -> dict[str, object]:
     return data
 
 
-def _explain(said: str, text: str, path: str) -> Problem:
+def _explain(message: str, text: str, path: str) -> Problem:
     """Return the problem for what the parser said, with the line that it means."""
-    place = re.search(r" \(at line (\d+), column (\d+)\)$", said)
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     lines = text.split("\n")
     number = int(place[1]) if place else len(lines)  # "(at end of document)"
-    reason = said[: place.start()] if place else said
+    reason = message[: place.start()] if place else message
     if reason == "Cannot overwrite a value":
         reason = "this key is there twice"
     found = lines[number - 1]

@@ -121,7 +121,7 @@ def known_defects(case: Case, gpu_hosts: Sequence[HostView]) -> Iterator[Finding
 
 def examine_host(seen: HostView, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Yield what was found on one host. Where a recipe's own check was run, it says what is found and wanted."""
-    seen = replace(seen, told=_in_state(checks, host_recipes.REBOOT), well=_in_state(checks, host_recipes.OK))
+    seen = replace(seen, for_reboot=_in_state(checks, host_recipes.REBOOT), well=_in_state(checks, host_recipes.OK))
     faults_of_recipe: dict[str, list[Fault]] = {}
     for row, fault in _faults(seen):
         check = checks.get(row.recipe)

@@ -83,15 +83,15 @@ class Case:
 @dataclass(frozen=True)
 class HostView:
     """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look),
-    `told`: the host recipes whose own check says already that they wait for a reboot, and `well`: those whose own
-    check finds nothing to do."""
+    `for_reboot`: the host recipes whose own check reports already that they wait for a reboot, and `well`: those whose
+    own check finds nothing to do."""
 
     name: str
     role: str
     facts: Facts
     view: UserView | None
     case: Case
-    told: frozenset[str] = frozenset()
+    for_reboot: frozenset[str] = frozenset()
     well: frozenset[str] = frozenset()
 
     @property
@@ -122,7 +122,7 @@ Look = Callable[[HostView], Iterable[Fault]]
 @dataclass(frozen=True)
 class Row:
     """One check. `recipe` names the host recipe that knows better where its own check was run; with `always` what is
-    seen here is told although the recipe is content. `roles` are the hosts it is for."""
+    seen here is reported although the recipe is content. `roles` are the hosts it is for."""
 
     check: str
     why: str

@@ -24,7 +24,7 @@ def was_rebooted(seen: HostView) -> Iterator[Fault]:
     waiting = waiting_recipes(seen)
     if waiting:
         yield Fault(WARNING, f"a reboot is waited for by {few(waiting)}", "a reboot since the change", fix)
-    elif prepared.reboot_required and not seen.told:
+    elif prepared.reboot_required and not seen.for_reboot:
         yield Fault(
             NOTE, "the distribution asks for a reboot", "a reboot since the last update", "a reboot when it suits you"
         )
@@ -34,7 +34,7 @@ def waiting_recipes(seen: HostView) -> list[str]:
     """Return the recipes whose change works after a reboot that has not come yet, but for those that say so
     themselves."""
     mine = [stamp.recipe for stamp in seen.facts.prepared.stamps if stamp.boot_id == seen.facts.boot_id]
-    return [recipe for recipe in mine if recipe not in seen.told]
+    return [recipe for recipe in mine if recipe not in seen.for_reboot]
 
 
 def is_in_service(seen: HostView) -> Iterator[Fault]:

@@ -59,10 +59,10 @@ def parse_user_view(reply: Reply) -> UserView:
     if reply.code:
         found = (reply.err or reply.out).strip()[-400:]
         raise Trouble(Problem(reply.host, "looking as the user of a job failed", found))
-    said = read_records(reply.out, FORM, reply.host, RECIPE)
-    words = {key: said.text(key) for key in ("user", "memlock", "container", "shm", "prefix", "module", "login")}
+    records = read_records(reply.out, FORM, reply.host, RECIPE)
+    words = {key: records.text(key) for key in ("user", "memlock", "container", "shm", "prefix", "module", "login")}
     try:
-        uid, visible = said.number("uid", -1), said.number("visible")
+        uid, visible = records.number("uid", -1), records.number("visible")
     except ValueError as error:
         raise Trouble(
             Problem(reply.host, f"{RECIPE} and this program disagree", str(error), try_="a fresh checkout")
@@ -70,9 +70,9 @@ def parse_user_view(reply: Reply) -> UserView:
     return UserView(
         **words,
         uid=uid,
-        ipc_lock=said.truth("ipc_lock"),
-        devices=tuple(sorted((path, problem) for path, problem in said.rows("device"))),
+        ipc_lock=records.truth("ipc_lock"),
+        devices=tuple(sorted((path, problem) for path, problem in records.rows("device"))),
         visible=visible,
-        variables=tuple(sorted((name, value) for name, value in said.rows("variable"))),
-        libraries=said.words("library"),
+        variables=tuple(sorted((name, value) for name, value in records.rows("variable"))),
+        libraries=records.words("library"),
     )

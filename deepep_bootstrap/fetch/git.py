@@ -222,7 +222,7 @@ def write_out(repository: Repository, rev: str, tree: Path) -> None:
 def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) -> None:
     where, place = repository.where, repository.place
     at = ("git", "-C", repository.path)
-    said = ""
+    reason = ""
     for words in attempts:
         fetched = process.run_program((*at, "fetch", "--quiet", "--no-tags", *words), env=repository.environment)
         kind = process.run_program((*at, "cat-file", "-t", rev), env=repository.environment)
@@ -230,8 +230,8 @@ def _fetch(repository: Repository, rev: str, attempts: Sequence[Sequence[str]]) 
             return
         if fetched.code == 0 and kind.code == 0:
             raise Trouble(Problem(where, f"{rev[:12]} is no commit", kind.out.strip(), "the id of a commit"))
-        said = _reason(fetched, place) or said
-    what = f"{shown(place)} does not give out the locked commit" + (f": {said}" if said else "")
+        reason = _reason(fetched, place) or reason
+    what = f"{shown(place)} does not give out the locked commit" + (f": {reason}" if reason else "")
     raise Trouble(Problem(where, what, wanted=rev, try_=remedy(place, REMEDY)))
 
 
@@ -362,12 +362,12 @@ class Setting:
 def check_version() -> None:
     """Raise Trouble where git is missing or too old to be kept from settings that change what is fetched."""
     # Without settings: ones that cannot be read make even this fail.
-    said = process.run_program(
+    printed = process.run_program(
         ("git", "--version"), env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     ).out
-    version = re.search(r"(\d+)\.(\d+)\S*", said)
+    version = re.search(r"(\d+)\.(\d+)\S*", printed)
     if version is None or (int(version[1]), int(version[2])) < OLDEST:
-        found, wanted = version[0] if version else said.strip(), f"{OLDEST[0]}.{OLDEST[1]} or newer"
+        found, wanted = version[0] if version else printed.strip(), f"{OLDEST[0]}.{OLDEST[1]} or newer"
         raise Trouble(Problem("git", "is too old to fetch sources with", found, wanted, "a newer one first in PATH"))
 
 

@@ -233,10 +233,10 @@ def own_index(settings: Mapping[str, str]) -> str:
         )
     if address := settings.get("index-url"):
         return address
-    told = " ".join(
+    help_text = " ".join(
         process.run_program((*_pip(), "download", "--help"), env={**os.environ, "COLUMNS": "500"}).out.split()
     )
-    default = re.search(r"--index-url <url> [^(]*\(default (\S+)\)", told)
+    default = re.search(r"--index-url <url> [^(]*\(default (\S+)\)", help_text)
     if default:
         return default[1]
     raise Trouble(

@@ -136,8 +136,8 @@ def folder_of(wanted: str) -> str:
     name."""
     folder = os.path.realpath(wanted or default_dir())
     if not all(character.isalnum() or character in "/._-" for character in folder) or folder.count("/") < 2:
-        wish = "a folder two levels deep of letters, digits, dot, dash and underscore"
-        raise Trouble(Problem("--dir", "this folder cannot hold a lab", found=folder, wanted=wish))
+        wanted = "a folder two levels deep of letters, digits, dot, dash and underscore"
+        raise Trouble(Problem("--dir", "this folder cannot hold a lab", found=folder, wanted=wanted))
     return folder
 
 
@@ -242,9 +242,9 @@ def belongs(pid: int, folder: str, home: str = "") -> bool:
     """
     process = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
-        marks = (process / "environ").read_bytes().split(b"\0")
-        if f"{MARK}={folder}".encode() in marks:
-            return not home or f"{MARK}_HOST={home}".encode() in marks
+        variables = (process / "environ").read_bytes().split(b"\0")
+        if f"{MARK}={folder}".encode() in variables:
+            return not home or f"{MARK}_HOST={home}".encode() in variables
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace")
     except OSError:

@@ -160,10 +160,10 @@ def boot(the_lab: Lab, *hosts: LabHost) -> None:
             make_disk(the_lab, host)
         (home / "ready").unlink(missing_ok=True)
         cable = f"lab{the_lab.index}-{host.name}"
-        marks = {cluster_lab.MARK: the_lab.dir, f"{cluster_lab.MARK}_HOST": str(home)}
+        variables = {cluster_lab.MARK: the_lab.dir, f"{cluster_lab.MARK}_HOST": str(home)}
         words = [the_lab.dir, host.name, the_lab.image, f"{host.address}/24", the_lab.bridge, cable]
         process.run_program(
-            ["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", *words], env=cluster_lab.CLEAN_ENV | marks
+            ["setsid", "--fork", the_lab.path / "bin" / "supervisor.sh", *words], env=cluster_lab.CLEAN_ENV | variables
         )
     deadline = time.monotonic() + BOOT_LIMIT
     for host in hosts:

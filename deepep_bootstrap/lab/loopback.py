@@ -114,8 +114,8 @@ def boot(the_lab: Lab, *hosts: LabHost) -> None:
     for host in hosts:
         while not (_answers(host) and (the_lab.home(host.name) / "pid").exists()):
             if time.monotonic() > deadline:
-                said = (the_lab.home(host.name) / "console").read_text(encoding="utf-8", errors="replace")
-                raise Trouble(Problem(host.name, f"sshd does not answer after {START_LIMIT:g} s", found=said[-500:]))
+                console = (the_lab.home(host.name) / "console").read_text(encoding="utf-8", errors="replace")
+                raise Trouble(Problem(host.name, f"sshd does not answer after {START_LIMIT:g} s", found=console[-500:]))
             time.sleep(0.02)
         (the_lab.home(host.name) / "ready").touch()
 

@@ -194,12 +194,12 @@ def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ())
 
     `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
     """
-    book = read_rules(texts)
+    rule_set = read_rules(texts)
     found: list[Problem] = []
     for name in stacks or lock.stacks:
         for target in lock.stacks[name].wheels or ("",):
-            known = stack_facts(book, lock, lock.stacks[name], target)
-            refusing = (broken for broken in broken_rules(book, known) if broken.rule.refuse)
+            known = stack_facts(rule_set, lock, lock.stacks[name], target)
+            refusing = (broken for broken in broken_rules(rule_set, known) if broken.rule.refuse)
             found += [broken_problem(broken, known, f"{lock.path}: stack.{name}") for broken in refusing]
     return tuple(dict.fromkeys(found))
 
@@ -207,8 +207,8 @@ def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ())
 def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts: Mapping[str, str]) -> Judgement:
     """Return why the stack cannot work on these hosts, and remarks. `target` is "" for an external Python, whose
     wheels nobody knows."""
-    book = read_rules(texts)
-    of_lock = stack_facts(book, lock, stack, target)
+    rule_set = read_rules(texts)
+    of_lock = stack_facts(rule_set, lock, stack, target)
     values = {
         **of_lock.values,
         "toolkit": (site.toolkit,),
@@ -223,7 +223,7 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
     known, where = replace(of_lock, values=values, names=names), f"stack {stack.name}"
     problems: list[Problem] = []
     remarks: list[str] = []
-    for broken in broken_rules(book, known):
+    for broken in broken_rules(rule_set, known):
         problem = broken_problem(broken, known, where)
         if broken.rule.refuse:
             problems.append(problem)
@@ -232,7 +232,7 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
     return tuple(problems), tuple(remarks)
 
 
-def stack_facts(book: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
+def stack_facts(rule_set: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
     """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could
     tell."""
     deepep = lock.sources[stack.deepep]
@@ -243,7 +243,7 @@ def stack_facts(book: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFa
     values = {"deepep": (deepep.version,), "nvshmem": _value_or_none(nvshmem), "cuda": (stack.cuda,)}
     if target:
         values |= _target_values(stack, target)
-    contents = {"deepep": _contents(book, deepep), "nvshmem": _contents(book, source) if source else Contents()}
+    contents = {"deepep": _contents(rule_set, deepep), "nvshmem": _contents(rule_set, source) if source else Contents()}
     return StackFacts(values, contents, names_of(deepep.version, deepep.rev, nvshmem, wheel=source is None))
 
 
@@ -273,10 +273,10 @@ class BrokenRule:
     unrecorded: tuple[Sentence, ...]
 
 
-def broken_rules(book: RuleSet, known: StackFacts) -> Iterator[BrokenRule]:
+def broken_rules(rule_set: RuleSet, known: StackFacts) -> Iterator[BrokenRule]:
     """Yield the rules that `known` breaks; also those that ask for what a commit or substitutions give and of which
     nobody has recorded it: that is no promise kept, and no fault."""
-    for rule in book.rules:
+    for rule in rule_set.rules:
         if not all(holds(sentence, known, any) for sentence in rule.when):
             continue
         held = [(sentence, holds(sentence, known, all)) for sentence in rule.needs]
@@ -315,10 +315,10 @@ def _unrecorded_problem(broken: BrokenRule, known: StackFacts, where: str) -> Pr
 def unrecorded(rev: str, texts: Mapping[str, str]) -> str:
     """Return what to know of a commit of DeepEP that the rules in `texts` ask about and nobody has recorded; ""
     where that is not so."""
-    book = read_rules(texts)
-    sentences = (each for rule in book.rules for each in (*rule.when, *rule.needs))
+    rule_set = read_rules(texts)
+    sentences = (each for rule in rule_set.rules for each in (*rule.when, *rule.needs))
     asked = dict.fromkeys(each.value for each in sentences if each.operator == "has" and each.thing == "deepep")
-    if rev in book.commits or not asked:
+    if rev in rule_set.commits or not asked:
         return ""
     return f"nobody has recorded what this commit has of what the rules ask for ({', '.join(asked)}): {_recording(rev)}"
 
@@ -388,5 +388,5 @@ def _cuda_majors(wheels: Sequence[Wheel]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _contents(book: RuleSet, source: Source) -> Contents:
-    return book.contents(source.rev, ((each.file, each.replacement) for each in source.substitutes))
+def _contents(rule_set: RuleSet, source: Source) -> Contents:
+    return rule_set.contents(source.rev, ((each.file, each.replacement) for each in source.substitutes))

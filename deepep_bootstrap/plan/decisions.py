@@ -386,19 +386,21 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
     packages, python = dict(seen.external_packages), seen.external_python
     there = (packages["setuptools"],) if "setuptools" in packages else ()
     known = compatibility.StackFacts({"setuptools": there, "torch": (python.torch,) if python else ()})
-    book = read_rules(texts)
-    install = f"{path} -m pip install '{_setuptools(book, known)}' numpy"
+    rule_set = read_rules(texts)
+    install = f"{path} -m pip install '{_setuptools(rule_set, known)}' numpy"
     # One is enough: the same command mends them all.
-    for broken in list(compatibility.broken_rules(book, known))[:1]:
+    for broken in list(compatibility.broken_rules(rule_set, known))[:1]:
         problem = compatibility.broken_problem(broken, known, name)
         yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
     if "numpy" not in packages:
         yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
 
 
-def _setuptools(book: RuleSet, known: compatibility.StackFacts) -> str:
+def _setuptools(rule_set: RuleSet, known: compatibility.StackFacts) -> str:
     """Return the setuptools that the rules want beside a torch, as pip is told."""
-    meant = [rule for rule in book.rules if all(compatibility.holds(sentence, known, any) for sentence in rule.when)]
+    meant = [
+        rule for rule in rule_set.rules if all(compatibility.holds(sentence, known, any) for sentence in rule.when)
+    ]
     wanted = [need for rule in meant for need in rule.needs if need.thing == "setuptools" and need.value != "0"]
     return "setuptools" + ",".join(f"{need.operator}{need.value}" for need in wanted)
 
@@ -445,7 +447,7 @@ OR_OTHERS = "another build_host, or --limit"
 @dataclass(frozen=True)
 class ToolkitRequest:
     """What a toolkit is chosen for: the stack's CUDA major, the build host, the GPU hosts' facts by name, and
-    `judge`, which says of a toolkit what rules it breaks and what else to tell. `compiles`: every GPU host compiles
+    `judge`, which says of a toolkit the rules it breaks, and remarks. `compiles`: every GPU host compiles
     kernels with it (DeepEP V2); `path` is then where it has to be because hosts that this run does not see have it
     there ("" where it may be anywhere)."""
 
@@ -458,7 +460,7 @@ class ToolkitRequest:
 
 
 def choose_toolkit(request: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
-    """Return the toolkit and what to tell of it: /usr/local/cuda where that breaks no rule, else the newest that
+    """Return the toolkit and notes on it: /usr/local/cuda where that breaks no rule, else the newest that
     breaks none; where nodes compile with it, first of all one that all of them have at its path. Trouble where there
     is none."""
     fitting = _fitting(request)
@@ -481,12 +483,12 @@ def choose_toolkit(request: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
 def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
     """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major
     is new enough."""
-    book = read_rules(texts)
-    known = compatibility.stack_facts(book, lock, stack, next(iter(stack.wheels), ""))
+    rule_set = read_rules(texts)
+    known = compatibility.stack_facts(rule_set, lock, stack, next(iter(stack.wheels), ""))
     known = replace(known, values={**known.values, "archs": archs})
     meant = [
         rule
-        for rule in book.rules
+        for rule in rule_set.rules
         if rule.refuse and all(compatibility.holds(sentence, known, any) for sentence in rule.when)
     ]
     needs = [need.value for rule in meant for need in rule.needs if (need.thing, need.operator) == ("toolkit", ">=")]

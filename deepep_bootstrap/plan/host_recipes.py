@@ -305,14 +305,14 @@ def check_script(texts: Mapping[str, str], inputs: Mapping[str, Mapping[str, str
 
 
 def parse_checks(out: str, err: str, names: Sequence[str], host: str) -> dict[str, Check]:
-    """Return what the checks of `names` said on `host`; a check that failed, or whose answer cannot be read, is
+    """Return the results of the checks of `names` on `host`; a check that failed, or whose answer cannot be read, is
     "blocked"."""
-    said, talk = _sections(out), _sections(err)
-    return {name: _check(name, said.get(name, ""), talk.get(name, ""), host) for name in names}
+    answers, logs = _sections(out), _sections(err)
+    return {name: _check(name, answers.get(name, ""), logs.get(name, ""), host) for name in names}
 
 
 def unanswered(names: Iterable[str], trouble: Trouble) -> dict[str, Check]:
-    """Return what stands for the checks of a host that went away before it could answer."""
+    """Return the checks of a host that was lost before it answered."""
     return {
         name: Check(name, BLOCKED, "the host did not answer", "an answer", trouble.problems[0].what) for name in names
     }
@@ -323,12 +323,12 @@ def _sections(text: str) -> dict[str, str]:
     return {part.partition("\n")[0]: part.partition("\n")[2] for part in f"\n{text}".split("\nrecipe=")[1:]}
 
 
-def _check(name: str, text: str, talk: str, host: str) -> Check:
+def _check(name: str, text: str, log: str, host: str) -> Check:
     body, _, code = text.strip().rpartition("\n")
     if code != "code=0":
         ended = f"exit code {code.removeprefix('code=')}" if code.startswith("code=") else "the answer is cut off"
-        said = [line for line in talk.splitlines() if line.startswith("error: ")] or [ended]
-        return Check(name, BLOCKED, "its check failed", "an answer", said[0].removeprefix("error: "))
+        errors = [line for line in log.splitlines() if line.startswith("error: ")] or [ended]
+        return Check(name, BLOCKED, "its check failed", "an answer", errors[0].removeprefix("error: "))
     try:
         records = read_records(body, STATE_FORM, host, f"host/{name}.sh")
     except Trouble as trouble:

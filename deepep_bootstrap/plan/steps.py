@@ -119,7 +119,7 @@ def make_plan(
     decided or done, unless hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
-    notes = (*told(preparation), *host_recipes.from_mirrors(request, facts, preparation), *without_hook(request))
+    notes = (*check_notes(preparation), *host_recipes.from_mirrors(request, facts, preparation), *without_hook(request))
     try:
         choice = decisions.make_decisions(request, facts)
         missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
@@ -194,7 +194,7 @@ def unasked(skip: Sequence[str], reason: str) -> bool:
     return any(recipe in skipped for recipe in named or TITLES)
 
 
-def told(preparation: Preparation) -> tuple[str, ...]:
+def check_notes(preparation: Preparation) -> tuple[str, ...]:
     """Return what a person should know of the hosts' preparation beside the steps: notes of checks, equal ones
     folded over hosts."""
     groups: dict[Check, list[str]] = {}

@@ -59,22 +59,24 @@ def defects(
     """Return the known defects of what a generation offers. `texts` are the files of env/ by relative path,
     `bootstrap` is the command that prepares the same hosts. Of an entry that is gone, or whose manifest cannot be
     read, nothing is known and nothing is said."""
-    book = read_rules(texts)
-    asking = tuple(rule for rule in book.rules if rule.refuse and any(need.operator == "has" for need in rule.needs))
-    book = replace(book, rules=asking)
-    found = (_of_stack(holdings, offered, book, bootstrap) for offered in generation.stacks.items())
+    rule_set = read_rules(texts)
+    asking = tuple(
+        rule for rule in rule_set.rules if rule.refuse and any(need.operator == "has" for need in rule.needs)
+    )
+    rule_set = replace(rule_set, rules=asking)
+    found = (_of_stack(holdings, offered, rule_set, bootstrap) for offered in generation.stacks.items())
     return tuple(defect for each in found for defect in each)
 
 
-def _of_stack(holdings: Holdings, offered: Offered, book: RuleSet, bootstrap: str) -> Iterator[Defect]:
+def _of_stack(holdings: Holdings, offered: Offered, rule_set: RuleSet, bootstrap: str) -> Iterator[Defect]:
     stack, record = offered
     entry, module = str(record.get("deepep", "")), str(record.get("module", ""))
     if not _inputs(holdings, entry):
         return
-    known = _known(holdings, stack, record, book)
+    known = _known(holdings, stack, record, rule_set)
     external = str(record.get("external_python") or "")
     fix = " ".join([bootstrap, f"--stack={stack}", *([shlex.quote(f"--python={external}")] if external else [])])
-    for broken in broken_rules(book, known):
+    for broken in broken_rules(rule_set, known):
         problem = broken_problem(broken, known, f"stack {stack}")
         found, wanted = _difference(problem, known)
         yield Defect(stack, module, entry, found, wanted, f"{problem.what[0].upper()}{problem.what[1:]}.", fix)
@@ -90,7 +92,7 @@ def _difference(problem: Problem, known: StackFacts) -> tuple[str, str]:
     )
 
 
-def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: RuleSet) -> StackFacts:
+def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], rule_set: RuleSet) -> StackFacts:
     """Return what is known of an offered stack: versions, contents and GPU architectures; what else the hosts say
     stays unknown.
 
@@ -100,9 +102,9 @@ def _known(holdings: Holdings, stack: str, record: Mapping[str, Any], book: Rule
     rev = commit[1] if commit else ""
     archs = tuple(str(each) for each in _list(record.get("archs")))
     inputs = {name: _inputs(holdings, name) for name in (deepep, nvshmem)}
-    contents = {"deepep": book.contents(rev, _changes(inputs[deepep])), "nvshmem": Contents(complete=False)}
+    contents = {"deepep": rule_set.contents(rev, _changes(inputs[deepep])), "nvshmem": Contents(complete=False)}
     if inputs[nvshmem]:
-        contents["nvshmem"] = book.contents("", _changes(inputs[nvshmem]))
+        contents["nvshmem"] = rule_set.contents("", _changes(inputs[nvshmem]))
     values = {"deepep": (_version(deepep),), "archs": archs, **({"nvshmem": (_version(nvshmem),)} if nvshmem else {})}
     names = names_of(_version(deepep), rev, _version(nvshmem), wheel="wheel" in inputs[nvshmem])
     return StackFacts(values, contents, {**names, "archs": capabilities(archs)})

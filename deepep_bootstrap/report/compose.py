@@ -25,8 +25,8 @@ from deepep_bootstrap.report.model import (
     Series,
     grids,
     hosts_of,
+    log_ends,
     spreads,
-    tails,
 )
 from deepep_bootstrap.testing.run_folder import TestRun
 
@@ -81,9 +81,9 @@ def compose(
         series=series(run, found, earlier),
         facts=lines_of(facts),
         about=tuple(Row(label, run.values[key]) for key, label in LABELS if run.values.get(key)),
-        tails=tails(run, telling(run, found.diagnosis)),
+        log_ends=log_ends(run, logs_of_failure(run, found.diagnosis)),
         past=tuple(earlier),
-        said=said(run),
+        program_output=program_output(run),
         remarks=tuple(remarks),
     )
 
@@ -136,17 +136,17 @@ def reason(run: TestRun, state: str, found: Assessment) -> str:
 
 def failure(run: TestRun, found: Assessment) -> str:
     """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that
-    tells of a failure."""
+    shows a failure."""
     if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
         return found.diagnosis.findings[0].title
-    said = [
+    reasons = [
         *found.own_words,
         *filter(None, map(wording.wrong, found.tests)),
         *(error for tested in found.tests for error in tested.errors),
     ]
     if shown := found.diagnosis.failure:
-        said.append(f"{shown.log}, line {shown.line}: {shown.text}")
-    return said[0] if said else f"exit code {run.code}" if run.code else "a test did not reach its end"
+        reasons.append(f"{shown.log}, line {shown.line}: {shown.text}")
+    return reasons[0] if reasons else f"exit code {run.code}" if run.code else "a test did not reach its end"
 
 
 def fault(found: Assessment) -> str:
@@ -156,13 +156,13 @@ def fault(found: Assessment) -> str:
         (verdict for verdict in found.verdicts if verdict.state == BELOW), key=lambda verdict: verdict.kind == FIGURE
     )
     first = low[0]
-    said = f"{first.host}: {first.text}" if first.host else first.text
+    text = f"{first.host}: {first.text}" if first.host else first.text
     if first.kind == FIGURE and first.percent is not None:
-        said = f"{first.title}: {first.value:.1f} {first.unit}, {first.percent:.0f} % of {first.wanted:g}"
-    return f"{said}; {len(low) - 1} more" if len(low) > 1 else said
+        text = f"{first.title}: {first.value:.1f} {first.unit}, {first.percent:.0f} % of {first.wanted:g}"
+    return f"{text}; {len(low) - 1} more" if len(low) > 1 else text
 
 
-def said(run: TestRun) -> tuple[str, ...]:
+def program_output(run: TestRun) -> tuple[str, ...]:
     """Return what a program of ours printed of its own, each line once: its lines begin with the kind in brackets."""
     mark = f"[{run.kind}] "
     found = (
@@ -174,7 +174,7 @@ def said(run: TestRun) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:MOST_SAID]
 
 
-def telling(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:
+def logs_of_failure(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:
     """Return the logs that show why a run failed; of one that did not, none."""
     shown = [evidence.log for finding in diagnosis.findings for evidence in finding.evidence[:1]]
     shown += [diagnosis.failure.log] if diagnosis.failure else []
@@ -184,17 +184,17 @@ def telling(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:
 def praise(found: Assessment) -> str:
     """Return what is good about a run that passed."""
     passed = sum(tested.passed for tested in found.tests)
-    said = [f"{passed} cases passed"] if passed else []
+    parts = [f"{passed} cases passed"] if passed else []
     later = [tested.test_pass for tested in found.tests if tested.test_pass and tested.is_later_pass]
-    said += [f"{checked.checked_calls} combine calls checked at {checked.tokens} tokens" for checked in later]
+    parts += [f"{checked.checked_calls} combine calls checked at {checked.tokens} tokens" for checked in later]
     compared = [verdict for verdict in found.verdicts if verdict.kind == FIGURE and verdict.wanted is not None]
     if compared:
         above = sum(verdict.state == ABOVE for verdict in compared)
-        said.append(f"{len(compared)} figures at their reference" + (f", {above} of them above" if above else ""))
-    said += carried(found)
+        parts.append(f"{len(compared)} figures at their reference" + (f", {above} of them above" if above else ""))
+    parts += carried(found)
     if any(verdict.kind == ERROR for verdict in found.verdicts):
-        said.append("with new errors of links that are no fault by themselves")
-    return "; ".join(said) or "exit code 0"
+        parts.append("with new errors of links that are no fault by themselves")
+    return "; ".join(parts) or "exit code 0"
 
 
 def carried(found: Assessment) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Row:
-    """One line about hosts: what it is about, what is said, and of which hosts ("" for all)."""
+    """One line about hosts: what it is about, the value, and of which hosts ("" for all)."""
 
     label: str
     value: str
@@ -75,8 +75,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence, `said`
-    is what a program of ours (nccl, pairs, smoke) printed of its own."""
+    """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence,
+    `program_output` is what a program of ours (nccl, pairs, smoke) printed of its own."""
 
     run: TestRun
     state: str
@@ -90,9 +90,9 @@ class Report:
     series: tuple[Series, ...]
     facts: tuple[Row, ...]
     about: tuple[Row, ...]
-    tails: tuple[Tail, ...]
+    log_ends: tuple[LogEnd, ...]
     past: tuple[Past, ...] = ()
-    said: tuple[str, ...] = ()
+    program_output: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -192,7 +192,7 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
             {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)}
             for each in report.past
         ],
-        "said": list(report.said),
+        "said": list(report.program_output),
         "remarks": list(report.remarks),
     }
 
@@ -224,14 +224,14 @@ class NicRow:
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host's NICs, whether all is well, an equal share of those that carry GPU traffic, and what else is said of
-    the host: its NICs together, its GPUs' errors, counters that are missing."""
+    """One host's NICs, whether all is well, an equal share of those that carry GPU traffic, and the verdicts on
+    the host itself: its NICs together, its GPUs' errors, counters that are missing."""
 
     host: str
     nics: tuple[NicRow, ...]
     fair: float
     state: str
-    said: tuple[Verdict, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
     def nic(self, device: str) -> NicRow | None:
         """Return the NIC of a name; None where this host has none."""
@@ -287,7 +287,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Tail:
+class LogEnd:
     """The last lines of a log, with the number of the first one and of all; `open_`: a reader should see it at once;
     `same` are other logs that end alike."""
 
@@ -314,29 +314,35 @@ def _last_written(line: str) -> str:
 def hosts_of(traffic: Iterable[NicTraffic], verdicts: Iterable[Verdict]) -> tuple[HostRow, ...]:
     """Return what the NICs of each host carried with what the verdicts say of them, hosts in their order."""
     nics: dict[str, list[NicTraffic]] = {}
-    said: dict[str, list[Verdict]] = {}
+    by_host: dict[str, list[Verdict]] = {}
     for nic in traffic:
         nics.setdefault(nic.host, []).append(nic)
     for verdict in verdicts:
         if verdict.kind in {NIC, ERROR}:
-            said.setdefault(verdict.host, []).append(verdict)
-    return tuple(_host_row(host, nics.get(host, []), said.get(host, [])) for host in dict.fromkeys((*nics, *said)))
-
-
-def _host_row(host: str, nics: Sequence[NicTraffic], said: Sequence[Verdict]) -> HostRow:
-    names = {nic.device for nic in nics}
-    rows = tuple(_nic_row(nic, [verdict for verdict in said if verdict.subject == nic.device]) for nic in nics)
-    used = sum(nic.expected for nic in nics)
-    state = "below" if any(verdict.state == BELOW for verdict in said) else "ok"
-    return HostRow(
-        host, rows, 1 / used if used else 0.0, state, tuple(verdict for verdict in said if verdict.subject not in names)
+            by_host.setdefault(verdict.host, []).append(verdict)
+    return tuple(
+        _host_row(host, nics.get(host, []), by_host.get(host, [])) for host in dict.fromkeys((*nics, *by_host))
     )
 
 
-def _nic_row(nic: NicTraffic, said: Sequence[Verdict]) -> NicRow:
-    bad = [verdict for verdict in said if verdict.state == BELOW]
-    told = [verdict.text for verdict in (*bad, *(each for each in said if each.state != BELOW))]
-    return NicRow(nic, "below" if bad else "ok" if nic.expected else "idle", "; ".join(told) or nic.problem)
+def _host_row(host: str, nics: Sequence[NicTraffic], verdicts: Sequence[Verdict]) -> HostRow:
+    names = {nic.device for nic in nics}
+    rows = tuple(_nic_row(nic, [verdict for verdict in verdicts if verdict.subject == nic.device]) for nic in nics)
+    used = sum(nic.expected for nic in nics)
+    state = "below" if any(verdict.state == BELOW for verdict in verdicts) else "ok"
+    return HostRow(
+        host,
+        rows,
+        1 / used if used else 0.0,
+        state,
+        tuple(verdict for verdict in verdicts if verdict.subject not in names),
+    )
+
+
+def _nic_row(nic: NicTraffic, verdicts: Sequence[Verdict]) -> NicRow:
+    bad = [verdict for verdict in verdicts if verdict.state == BELOW]
+    texts = [verdict.text for verdict in (*bad, *(each for each in verdicts if each.state != BELOW))]
+    return NicRow(nic, "below" if bad else "ok" if nic.expected else "idle", "; ".join(texts) or nic.problem)
 
 
 def spreads(tests: Sequence[Tested]) -> tuple[Spread, ...]:
@@ -400,8 +406,8 @@ def _grid(found: HeatMap) -> Grid:
     return replace(grid, gain=100 * (grid.span[1] / found.default - 1)) if found.default else grid
 
 
-def tails(run: TestRun, telling: Collection[str]) -> tuple[Tail, ...]:
-    """Return the ends of a run's logs; `telling` are those that a reader should see at once, by name. Equal ends are
+def log_ends(run: TestRun, open_logs: Collection[str]) -> tuple[LogEnd, ...]:
+    """Return the ends of a run's logs; `open_logs` are those that a reader should see at once, by name. Equal ends are
     shown once, empty ones not at all."""
     texts = {
         name: [clean(_last_written(line))[:LONGEST_LINE] for line in text.rstrip().split("\n")]
@@ -412,12 +418,12 @@ def tails(run: TestRun, telling: Collection[str]) -> tuple[Tail, ...]:
     for name, end in ends.items():
         names.setdefault(end, []).append(name)
     return tuple(
-        Tail(
+        LogEnd(
             first,
             scrub(end),
             max(1, len(texts[first]) - TAIL_LINES + 1),
             len(texts[first]),
-            not {first, *same}.isdisjoint(telling),
+            not {first, *same}.isdisjoint(open_logs),
             tuple(same),
         )
         for end, (first, *same) in names.items()

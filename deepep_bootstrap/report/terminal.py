@@ -85,9 +85,9 @@ def show_report(screen: Screen, report: Report) -> None:
         run.values.get("module", ""),
     )
     screen.say(clean(", ".join(filter(None, facts))), style="dim")
-    if report.said:
+    if report.program_output:
         _head(screen, "What the test's program said")
-        for line in report.said:
+        for line in report.program_output:
             screen.say(f"  {clean(line)}")
     _cause(screen, report)
     _figures(screen, report, glyphs)
@@ -195,7 +195,7 @@ def _host_traffic(screen: Screen, host: HostRow, glyphs: Glyphs) -> None:
     if host.nics:
         screen.show(rows)
     remarks = [(row.state, row.text) for row in host.nics if row.text]
-    remarks += [(verdict.state, f"{verdict.state}: {verdict.text}") for verdict in host.said]
+    remarks += [(verdict.state, f"{verdict.state}: {verdict.text}") for verdict in host.verdicts]
     for state, text in remarks:
         screen.say(f"  {clean(text)}", style=STYLES.get(state, ""))
 

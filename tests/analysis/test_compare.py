@@ -23,7 +23,7 @@ from deepep_bootstrap.analysis.reference_file import (
     gpu_type,
     joined,
     load_references,
-    read_book,
+    read_references,
 )
 from deepep_bootstrap.analysis.results import read
 from deepep_bootstrap.analysis.results.model import Best, LowLatency, Operation, Rank, Spread, Verdict, worst_first
@@ -618,8 +618,8 @@ def test_saving_replaces_what_it_measured_and_keeps_the_rest() -> None:
     text += '\n[[hint]]\nname = "mine"\nfigures = ["us"]\nwhen = []\nmeans = "my own"\n'
     newer = replace(RUN, best={"combine": Best(nvl_gbs=260.0)})
     again = saved(text, newer, run="r2")
-    book = load_references(again, "references.toml", site=True)
-    found = {(one.figure, one.value, one.source.rpartition(" ")[2]) for one in book.references}
+    references = load_references(again, "references.toml", site=True)
+    found = {(one.figure, one.value, one.source.rpartition(" ")[2]) for one in references.references}
     assert found == {
         ("best.combine.nvl_gbs", 260.0, "r2"),
         ("best.combine.us", 1200.0, "r1"),
@@ -627,8 +627,8 @@ def test_saving_replaces_what_it_measured_and_keeps_the_rest() -> None:
     }
     assert "# ours is old" in again
     assert again.startswith(site_references.HEAD)
-    assert book.hints[0].means == "my own"
-    assert judged([RUN], references=joined(SHIPPED, book), nodes=1)[1].state == "ok"
+    assert references.hints[0].means == "my own"
+    assert judged([RUN], references=joined(SHIPPED, references), nodes=1)[1].state == "ok"
 
 
 def test_what_a_person_wrote_stays_and_what_was_saved_later_counts() -> None:
@@ -636,14 +636,14 @@ def test_what_a_person_wrote_stays_and_what_was_saved_later_counts() -> None:
         {"reference": [{**GOOD, "gpu": ["H200", "H100"], "config": {}}, {**GOOD, "config": {}, "fault": "a fault"}]}
     )
     text = saved(mine, replace(RUN, config={}))
-    book = load_references(text, "references.toml", site=True)
-    assert [one.value for one in book.references if one.figure == "best.combine.nvl_gbs"] == [
+    references = load_references(text, "references.toml", site=True)
+    assert [one.value for one in references.references if one.figure == "best.combine.nvl_gbs"] == [
         320.2,
         320.2,
         320.2,
         250.0,
     ]
-    assert judged([RUN], references=book)[0].wanted == 250.0
+    assert judged([RUN], references=references)[0].wanted == 250.0
 
 
 def test_a_network_below_the_least_can_be_the_sites_own() -> None:
@@ -652,8 +652,8 @@ def test_a_network_below_the_least_can_be_the_sites_own() -> None:
     )
     setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(nic_gbs=50.0, gpus=8)}
     assert judged([run], **setting)[0].state == "below"
-    book = load_references(saved("", run, **setting), "references.toml", site=True)
-    assert judged([run], **setting | {"references": joined(SHIPPED, book)})[0].state == "ok"
+    references = load_references(saved("", run, **setting), "references.toml", site=True)
+    assert judged([run], **setting | {"references": joined(SHIPPED, references)})[0].state == "ok"
     assert judged([replace(run, config={"library": "gloo"})], **setting)[0].state == "none"
 
 
@@ -694,17 +694,17 @@ def test_a_site_with_four_gpus_a_node_finds_its_own_again() -> None:
         ranks=tuple(Rank(number) for number in range(8)),
     )
     setting = {"gpu": "H200", "fabric": "roce", "nodes": 2, "limits": Limits(gpus=4)}
-    book = load_references(saved("", run, **setting), "references.toml", site=True)
-    assert book.references[0].config["num_processes"] == (4,)
-    assert compare.judge([run], references=joined(SHIPPED, book), **setting)[0].state == "ok"
+    references = load_references(saved("", run, **setting), "references.toml", site=True)
+    assert references.references[0].config["num_processes"] == (4,)
+    assert compare.judge([run], references=joined(SHIPPED, references), **setting)[0].state == "ok"
 
 
 def test_figures_of_v1_hold_for_its_tests_in_v2_until_there_are_others() -> None:
     legacy = replace(RUN, generation="v2", best={"combine": Best(nvl_gbs=320.0)})
     assert judged([legacy])[0].state == "ok"
-    book = load_references(saved("", replace(legacy, best={"combine": Best(nvl_gbs=400.0)})), "references.toml")
-    assert judged([legacy], references=ReferenceSet((*SHIPPED.references, *book.references)))[0].wanted == 400
-    assert judged([RUN], references=ReferenceSet((*SHIPPED.references, *book.references)))[0].wanted == 320.2
+    references = load_references(saved("", replace(legacy, best={"combine": Best(nvl_gbs=400.0)})), "references.toml")
+    assert judged([legacy], references=ReferenceSet((*SHIPPED.references, *references.references)))[0].wanted == 400
+    assert judged([RUN], references=ReferenceSet((*SHIPPED.references, *references.references)))[0].wanted == 320.2
 
 
 def test_a_site_file_that_cannot_be_read_is_not_written_over() -> None:
@@ -731,12 +731,12 @@ def test_what_is_saved_is_read_back(many: list[tuple[str, int, float]]) -> None:
 
 def test_the_book_of_a_checkout_and_a_site() -> None:
     texts = {"rules/references.toml": (ROOT / "env/rules/references.toml").read_text(encoding="utf-8")}
-    assert read_book(texts) == SHIPPED
-    assert read_book(texts, saved("", RUN), "/shared/references.toml").references[0].site
+    assert read_references(texts) == SHIPPED
+    assert read_references(texts, saved("", RUN), "/shared/references.toml").references[0].site
     with pytest.raises(Trouble, match=r"/shared/references.toml: oops: unknown key"):
-        read_book(texts, "oops = 1", "/shared/references.toml")
+        read_references(texts, "oops = 1", "/shared/references.toml")
     with pytest.raises(Trouble, match=r"env/rules/references.toml: this file is missing"):
-        read_book({})
+        read_references({})
 
 
 def test_joining_books_replaces_tables_of_one_name() -> None:

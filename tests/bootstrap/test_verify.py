@@ -125,7 +125,7 @@ def test_all_is_well(system: str, machine: Machine) -> None:
     assert verdict == verify.LoadVerdict(
         module_system=bool(system),
         loaded=machine.record.module if system else "",
-        said="",
+        printed="",
         imported=True,
         error="",
         deep_ep=f"{store}/{machine.record.deepep}/lib/python/deep_ep/__init__.py",

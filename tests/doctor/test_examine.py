@@ -413,7 +413,7 @@ def test_of_two_offered_stacks_the_blocked_one_is_named(capsys: pytest.CaptureFi
     assert (driver.severity, driver.hosts, driver.stacks) == ("blocking", ("n001", "n002"), ("v1-cu13",))
     assert driver.fix == "invoke bootstrap --hosts=h --stack=v1"
     assert {each.stacks for each in found if each.check != "driver-cuda"} == {("v1-cu13", "v1")}
-    verb.tell(Screen("doctor"), both, found)
+    verb.show(Screen("doctor"), both, found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "n[001-002] (2): stacks v1-cu13, v1 as offered, profile single-node"
     assert "blocking: driver-cuda on n[001-002] (2) (stack v1-cu13)" in lines

@@ -16,7 +16,7 @@ import pytest
 
 from deepep_bootstrap.analysis import site_references
 from deepep_bootstrap.analysis.compare import judge
-from deepep_bootstrap.analysis.reference_file import read_book
+from deepep_bootstrap.analysis.reference_file import read_references
 from deepep_bootstrap.analysis.results.model import LowLatency, Pass
 from deepep_bootstrap.analysis.results.model import Tested as Found
 from deepep_bootstrap.analysis.results.read import read_logs
@@ -288,12 +288,12 @@ def test_only_the_first_pass_is_compared_and_kept() -> None:
         )
         for us, test_pass in ((70.0, Pass(1, 128, 1, 1, 64)), (900.0, Pass(2, 256, 8, 8, 512)))
     )
-    book = read_book(ENV)
+    references = read_references(ENV)
     made = site_references.recorded(
-        [first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, references=book
+        [first, second], "r", "2026-11-22", gpu="H200", fabric="nvlink", nodes=1, references=references
     )
     assert [(one.value, one.config["num_tokens"]) for one in made] == [(70.0, (128,))]
-    verdicts = judge([first, second], gpu="H200", fabric="nvlink", nodes=1, references=book)
+    verdicts = judge([first, second], gpu="H200", fabric="nvlink", nodes=1, references=references)
     assert [(each.test, each.state, each.wanted is None) for each in verdicts] == [
         ("low-latency", "ok", False),
         ("low-latency, 256 tokens", "none", True),

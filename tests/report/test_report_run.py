@@ -31,7 +31,7 @@ from tests.support.report import ROOT, RUNS, TEXTS, files_of, make_history, page
 FACTORS = (0.97, 1.02, 0.8, 1.01)
 
 
-def told(capsys: pytest.CaptureFixture[str], run: str, **more: Any) -> str:
+def printed(capsys: pytest.CaptureFixture[str], run: str, **more: Any) -> str:
     flags = Flags(ROOT, **{name: more.pop(name) for name in ("prefix", "json", "dry_run") if name in more})
     assert report(flags, run=run, html=more.get("html", ""), bundle="", scrub_hosts=False) == OK
     return capsys.readouterr().out
@@ -47,7 +47,7 @@ def invoke(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_with_a_frozen_nic(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, str(RUNS / "nic-frozen"))
+    out = printed(capsys, str(RUNS / "nic-frozen"))
     first, why = out.splitlines()[:2]
     assert first == "internode on b200-[001-002] (2): below what is expected"
     assert why.startswith("b200-002: mlx5_5/1 sent nothing of the test (1.8 kB of 2.6 TB); ")
@@ -61,7 +61,7 @@ def test_a_run_with_a_frozen_nic(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_that_failed_with_a_slow_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, str(RUNS / "failed"))
+    out = printed(capsys, str(RUNS / "failed"))
     assert "queue pairs do not connect" in out.splitlines()[1].lower()
     assert "cause: queue pairs do not connect (rdma-qp-connect-gid" in out
     assert "slow: rank 5 of low-latency" in out
@@ -69,7 +69,7 @@ def test_a_run_that_failed_with_a_slow_rank(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_healthy_run_and_its_past(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = told(capsys, str(make_history(tmp_path, "healthy", FACTORS)))
+    out = printed(capsys, str(make_history(tmp_path, "healthy", FACTORS)))
     assert out.splitlines()[0] == "internode on b200-[001-002] (2): passed"
     assert "16 cases passed" in out.splitlines()[1]
     assert "Against 4 earlier runs of the kind" in out
@@ -129,7 +129,7 @@ def test_passwords_and_tokens_are_nowhere(tmp_path: Path, capsys: pytest.Capture
         env.write(f"args=--api-key {token}\n")
     with (folder / "node-1-b200-002.log").open("a") as log:
         log.write(f"RuntimeError: DeepEP error: GET https://me:{token}@example.invalid/ failed, HF_TOKEN={token}\n")
-    out = told(capsys, str(folder), html=str(tmp_path / "r.html")) + told(capsys, str(folder), json=True)
+    out = printed(capsys, str(folder), html=str(tmp_path / "r.html")) + printed(capsys, str(folder), json=True)
     assert "[removed]" in out
     assert token not in out + (tmp_path / "r.html").read_text()
 
@@ -139,11 +139,11 @@ def test_escape_sequences_of_logs_do_not_reach_the_terminal(capsys: pytest.Captu
     shutil.copytree(RUNS / "failed", folder)
     with (folder / "run.env").open("a") as env:
         env.write("kind=\x1b]0;title\x07low\x1b[2Jlatency\n")
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", told(capsys, str(folder)))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", printed(capsys, str(folder)))
 
 
 def test_the_document_is_as_docs_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    document = json.loads(told(capsys, str(make_history(tmp_path, "failed", FACTORS)), json=True))
+    document = json.loads(printed(capsys, str(make_history(tmp_path, "failed", FACTORS)), json=True))
     example = json.loads(re.findall(r"```json\n(.*?)```", TEXT.partition("### The report of a run")[2], re.DOTALL)[0])
     free = {"values", "errors_by_name", "figures", "config", "best", "operations"}
     for part in (document, example):
@@ -178,13 +178,13 @@ def prefix(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("programs")
 def test_runs_of_a_prefix(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    named = json.loads(told(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
+    named = json.loads(printed(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
     assert (named["state"], len(named["history"])) == ("passed", 4)
     assert [round(run["figures"]["internode best.dispatch_fp8.rdma_gbs"] / 71.42, 2) for run in named["history"]] == [
         *FACTORS
     ]
     assert named["run"]["folder"] == f"{prefix}/logs/tests/20261120T1840Z-internode on localhost"
-    later = json.loads(told(capsys, f"{prefix}/logs/tests/20261121T0000Z-internode", prefix=str(prefix), json=True))
+    later = json.loads(printed(capsys, f"{prefix}/logs/tests/20261121T0000Z-internode", prefix=str(prefix), json=True))
     assert later["history"][-1]["name"] == "20261120T1840Z-internode", "earlier runs of the same kind"
 
 
@@ -195,14 +195,14 @@ def test_without_a_name_it_is_the_newest_run(prefix: Path, capsys: pytest.Captur
         shutil.rmtree(folder)
     for name in ("a name with blanks", "empty"):
         shutil.rmtree(prefix / "logs" / "tests" / name)
-    document = json.loads(told(capsys, "", prefix=str(prefix), json=True))
+    document = json.loads(printed(capsys, "", prefix=str(prefix), json=True))
     assert document["run"]["name"] == "20261122T0000Z-low-latency"
 
 
 @pytest.mark.usefixtures("programs")
 def test_here_and_through_a_host_a_run_is_told_alike(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = json.loads(told(capsys, f"{prefix}/logs/tests/20261120T1840Z-internode", json=True))
-    there = json.loads(told(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
+    here = json.loads(printed(capsys, f"{prefix}/logs/tests/20261120T1840Z-internode", json=True))
+    there = json.loads(printed(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
     assert here["run"].pop("folder") != there["run"].pop("folder")
     assert here == there
 
@@ -218,7 +218,7 @@ def test_references_of_the_site_count_here_and_there(prefix: Path, capsys: pytes
         (f"{prefix}/logs/tests/20261120T1840Z-internode", {}),
         ("20261120T1840Z-internode", {"prefix": str(prefix)}),
     ):
-        document = json.loads(told(capsys, run, json=True, **more))
+        document = json.loads(printed(capsys, run, json=True, **more))
         assert document["state"] == "below"
         assert document["why"] == "combine, RDMA: 75.3 GB/s, 84 % of 90"
 
@@ -246,7 +246,7 @@ def test_a_run_that_cannot_be_read(tmp_path: Path) -> None:
 def test_facts_that_cannot_be_read_do_not_keep_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(RUNS / "healthy", tmp_path / "run")
     (tmp_path / "run" / "facts.json").write_text('{"schema": 1, "hosts": {"b200-001": {"gpus": [{"index": "x"}]}}}')
-    out = told(capsys, str(tmp_path / "run"))
+    out = printed(capsys, str(tmp_path / "run"))
     assert (
         "note: run/facts.json: facts of a host cannot be read — found b200-001: Expected `int`, got `str` - at `$.gpus[0].index`"
         in out
@@ -260,9 +260,9 @@ def test_html_is_written_where_asked_and_never_over_something(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.html"
-    assert f"would write {path}" in told(capsys, str(RUNS / "healthy"), html=str(path), dry_run=True)
+    assert f"would write {path}" in printed(capsys, str(RUNS / "healthy"), html=str(path), dry_run=True)
     assert not path.exists()
-    assert f"wrote {path}" in told(capsys, str(RUNS / "healthy"), html=str(path))
+    assert f"wrote {path}" in printed(capsys, str(RUNS / "healthy"), html=str(path))
     assert path.read_text().startswith("<!doctype html>")
     for name, words in ((str(path), "is there already"), (f"{tmp_path}/none/r.html", "its folder is not there")):
         with pytest.raises(Trouble, match=words):
@@ -336,7 +336,7 @@ def test_what_a_program_of_ours_says_is_told(capsys: pytest.CaptureFixture[str],
     log = "[pairs] 1 of 28 pairs is slow\n[pairs] slow: pair b200-003 b200-007: 12.0 GB/s, the others 43.1\nnoise\n"
     (tmp_path / "run.env").write_text("kind=pairs\ncode=1\nnodes=b200-003,b200-007\n")
     (tmp_path / "node-0-b200-003.log").write_text(log)
-    out = told(capsys, str(tmp_path))
+    out = printed(capsys, str(tmp_path))
     assert out.splitlines()[:2] == [
         "pairs on b200-[003,007] (2): failed",
         "slow: pair b200-003 b200-007: 12.0 GB/s, the others 43.1",
@@ -368,8 +368,8 @@ def test_ends_of_logs_are_shown_once() -> None:
         "rank-1.log": "",
         "job.log": "".join(f"{n}\n" for n in range(99)),
     }
-    tails = model.tails(run_folder.of_files("r", files), ["rank-0.log"])
-    assert [(tail.name, tail.first, tail.count, tail.open_, tail.same) for tail in tails] == [
+    ends = model.log_ends(run_folder.of_files("r", files), ["rank-0.log"])
+    assert [(tail.name, tail.first, tail.count, tail.open_, tail.same) for tail in ends] == [
         ("job.log", 60, 99, False, ()),
         ("node-0-a.log", 1, 1, True, ("rank-0.log",)),
     ]

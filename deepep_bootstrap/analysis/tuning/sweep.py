@@ -103,8 +103,8 @@ def documents(tests: Sequence[Tested], made: Made) -> tuple[tuple[Document, ...]
 
 
 def _document(tested: Tested, made: Made) -> Document | str:
-    said = {**DEFAULTS, **_words(made.args), **tested.config}
-    numbers = {name: value for name, value in said.items() if isinstance(value, int) and value > 0}
+    settings = {**DEFAULTS, **_words(made.args), **tested.config}
+    numbers = {name: value for name, value in settings.items() if isinstance(value, int) and value > 0}
     if not tested.ok:
         return "no settings are kept of a test that failed or did not end"
     if missing := [name for name in ("num_tokens", "hidden") if name not in numbers]:

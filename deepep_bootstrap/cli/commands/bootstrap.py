@@ -146,12 +146,12 @@ def leave_to_reboot(screen: Screen, made: Plan, policy: Policy) -> Policy:
 
 
 def carry_out(state: RunState) -> None:
-    """Do the plan and tell how it ended, also when something breaks or somebody presses ^C in the middle."""
+    """Carry out the plan and print how it ended, also when something breaks or somebody presses ^C in the middle."""
     begin = time.monotonic()
     screen = state.context.screen
     try:
         with screen.progress():
-            walk(state)
+            run_phases(state)
     except Trouble as trouble:
         state.problems.extend(trouble.problems)
         state.code = trouble.code
@@ -164,9 +164,9 @@ def carry_out(state: RunState) -> None:
         screen.problem(problem)
 
 
-def walk(state: RunState) -> None:
-    """Walk through the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends
-    the walk when it fails; a host that could not be prepared does not, unless it is the one to build on."""
+def run_phases(state: RunState) -> None:
+    """Run the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends
+    the run when it fails; a host that could not be prepared does not, unless it is the one to build on."""
     if state.context.plan.decided:
         share(state)
     first = state.context.plan
@@ -219,14 +219,14 @@ def share(state: RunState) -> None:
 
 
 def do(state: RunState, phase: Callable[[BootstrapContext], tuple[Outcome, ...]]) -> bool:
-    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, what
-    it told is kept."""
-    told = state.context.screen.told
-    before = len(told)
+    """Carry out one phase and keep its outcomes; False when something in it failed. Of one that is cut short, those
+    that it had reported are kept."""
+    ended = state.context.screen.ended_outcomes
+    before = len(ended)
     try:
         outcomes = phase(state.context)
     except BaseException:
-        state.outcomes.extend(told[before:])
+        state.outcomes.extend(ended[before:])
         raise
     state.outcomes.extend(outcomes)
     return not any(outcome.state == "failed" for outcome in outcomes)

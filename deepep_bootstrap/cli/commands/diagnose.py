@@ -35,19 +35,19 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     further rules; one with the slug of a known cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
-    book = read_rules(ROOT, causes)
+    known = read_rules(ROOT, causes)
     texts = {name: read_log(name, SOUGHT.remedy) for name in files((logs, *(log or ())))}
-    found = without_secrets(find_causes(texts, book))
+    found = without_secrets(find_causes(texts, known))
     several = len(texts) > 1
-    tell(screen, found, several=several)
+    show(screen, found, several=several)
     screen.document(OK, (), **as_json(found))
     return OK
 
 
 def read_rules(root: Path, more: str = "") -> CauseSet:
     """Return the rules of env/rules/causes.toml, and those of a file of the user's own."""
-    book = rules.load_causes(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
-    return rules.join(book, rules.load_causes(text_of(Path(os.path.expanduser(more))), more, book)) if more else book
+    known = rules.load_causes(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
+    return rules.join(known, rules.load_causes(text_of(Path(os.path.expanduser(more))), more, known)) if more else known
 
 
 def text_of(path: Path) -> str:
@@ -73,7 +73,7 @@ def without_secrets(found: Diagnosis) -> Diagnosis:
     )
 
 
-def tell(screen: Screen, found: Diagnosis, *, several: bool) -> None:
+def show(screen: Screen, found: Diagnosis, *, several: bool) -> None:
     """Print causes and remarks for a person."""
     for number, finding in enumerate(found.findings, 1):
         _tell_cause(screen, number, finding, several=several)

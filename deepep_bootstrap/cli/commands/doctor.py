@@ -72,15 +72,15 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
         looks, unseen = ask_user(transport, survey, judged[0].request, user)
     findings = findings_of(judged, looks, as_another=bool(user)) + not_in_lock(survey, lock, flags)
     findings = ordered(findings, [host.name for host in inventory.hosts])
-    told = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
-    tell(screen, judged, findings)
-    for problem in told:
+    shown_problems = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
+    show(screen, judged, findings)
+    for problem in shown_problems:
         screen.problem(problem)
-    code = worst([exit_code(findings, strict=strict), TROUBLE if told else OK])
+    code = worst([exit_code(findings, strict=strict), TROUBLE if shown_problems else OK])
     names = [one.request.stack.name for one in judged]
     by = {"stack": names[0], "stacks": names, "profile": judged[0].case.profile}
     users = {name: view.user for name, view in looks.items()}
-    screen.document(code, told, **by, users=users, findings=[finding_json(finding) for finding in findings])
+    screen.document(code, shown_problems, **by, users=users, findings=[finding_json(finding) for finding in findings])
     return code
 
 
@@ -174,13 +174,13 @@ def ask_user(
     return looks, problems
 
 
-def tell(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) -> None:
+def show(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) -> None:
     """Print the findings, three lines each, and their numbers. A finding names its stacks where the hosts are judged
     by others too."""
     names = [one.request.stack.name for one in judged]
     first = judged[0]
-    said = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
-    screen.say(f"{fold(first.survey.facts)}: {said}, profile {first.case.profile}", style="bold")
+    stacks = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
+    screen.say(f"{fold(first.survey.facts)}: {stacks}, profile {first.case.profile}", style="bold")
     for finding in findings:
         whose = "" if set(finding.stacks) >= set(names) else f" (stack {', '.join(finding.stacks)})"
         headline = f"{finding.severity}: {finding.check} on {fold(finding.hosts)}{whose}"

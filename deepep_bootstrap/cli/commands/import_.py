@@ -160,7 +160,7 @@ def unmet(flags: Flags, survey: Survey, index: ArchiveIndex, held: Collection[st
     recipes, templates = read_tree(flags.root / "recipes"), read_tree(flags.root / "env")
     there = {*held, *(tree.name for tree in index.trees)}
     for each in [lock.stacks[name] for name in index.stacks if name in lock.stacks] or [stack]:
-        wish = PlanRequest(
+        request = PlanRequest(
             lock,
             each,
             survey.inventory,
@@ -173,7 +173,7 @@ def unmet(flags: Flags, survey: Survey, index: ArchiveIndex, held: Collection[st
         try:
             missing = [
                 f"{entry.kind} {entry.version}"
-                for entry in make_decisions(wish, survey.facts).entries
+                for entry in make_decisions(request, survey.facts).entries
                 if entry.name not in there
             ]
         except Trouble as trouble:

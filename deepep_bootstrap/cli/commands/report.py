@@ -70,7 +70,7 @@ def report(flags: Flags, *, run: str = "", html: str = "", bundle: str | bool = 
     data = pack(clean, now)
     if not flags.dry_run:
         write_file(path, data)
-    tell(screen, path, clean, dry_run=flags.dry_run)
+    show_bundle(screen, path, clean, dry_run=flags.dry_run)
     for problem in problems:
         screen.say(f"  not in it: {scrub(str(problem), secrets, hosts)}", style="yellow")
     missing = [json.loads(scrub(json.dumps(problem.as_json()), secrets, hosts)) for problem in problems]
@@ -251,7 +251,7 @@ def document(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def tell(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run: bool) -> None:
+def show_bundle(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run: bool) -> None:
     """Say where the bundle is and what is in it."""
     screen.say(f"{'would write' if dry_run else 'wrote'} {path}", style="bold")
     for name, what in WHAT:

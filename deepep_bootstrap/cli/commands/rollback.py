@@ -35,10 +35,10 @@ def rollback(flags: Flags, *, to: str = "") -> int:
         if change and not flags.dry_run:
             history.roll_back(reached.transport, reached.place, holdings, target)
     modules = [str(record.get("module", "")) for record in target.stacks.values()]
-    said = "would make" if flags.dry_run else "made"
+    made = "would make" if flags.dry_run else "made"
     if change:
         screen.say(
-            f"{prefix}: {said} generation {target.number} the current one instead of {holdings.current}: "
+            f"{prefix}: {made} generation {target.number} the current one instead of {holdings.current}: "
             f"{', '.join(modules)}"
         )
         screen.say(
@@ -50,6 +50,6 @@ def rollback(flags: Flags, *, to: str = "") -> int:
     for problem in reached.problems:
         screen.problem(problem)
     changed = change and not flags.dry_run
-    told = {"before": holdings.current, "to": target.number, "changed": changed, "modules": modules}
-    screen.document(OK, reached.problems, prefix=prefix, **told, defects=[asdict(defect) for defect in found])
+    switch = {"before": holdings.current, "to": target.number, "changed": changed, "modules": modules}
+    screen.document(OK, reached.problems, prefix=prefix, **switch, defects=[asdict(defect) for defect in found])
     return OK

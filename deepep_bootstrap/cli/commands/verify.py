@@ -103,7 +103,7 @@ def verify_store(flags: Flags) -> int:
         )
         verdicts = history.rehash(reached.transport, reached.place, names)
     for verdict in verdicts:
-        screen.say(f"  {shortened(verdict.name)}: {told(verdict)}", style="red" if is_bad(verdict) else "")
+        screen.say(f"  {shortened(verdict.name)}: {describe(verdict)}", style="red" if is_bad(verdict) else "")
         for change in verdict.changes:
             screen.say(f"      {change.path}: {change.what}")
     bad = [verdict for verdict in verdicts if is_bad(verdict)]
@@ -124,7 +124,7 @@ def is_bad(verdict: EntryVerdict) -> bool:
     return verdict.state != "same"
 
 
-def told(verdict: EntryVerdict) -> str:
+def describe(verdict: EntryVerdict) -> str:
     """Return the verdict on one entry for a person."""
     return {
         "same": "as published",
@@ -140,9 +140,8 @@ def remedy(verdict: EntryVerdict, holdings: Holdings, prefix: str) -> Problem:
     users = [each for each in holdings.generations if verdict.name in holdings.closure(each.names)]
     modules = sorted({str(record.get("module", name)) for each in users for name, record in each.stacks.items()})
     if not users:
-        return Problem(path, f"{told(verdict)}; no generation needs it", try_="invoke gc, which removes it")
-    what = (
-        f"{told(verdict)}; generation {', '.join(str(each.number) for each in users)} ({', '.join(modules)}) needs it"
-    )
+        return Problem(path, f"{describe(verdict)}; no generation needs it", try_="invoke gc, which removes it")
+    numbers = ", ".join(str(each.number) for each in users)
+    what = f"{describe(verdict)}; generation {numbers} ({', '.join(modules)}) needs it"
     away = "" if verdict.state == "missing" else f"rm -rf {path} when no job uses it, then "
     return Problem(path, what, try_=f"{away}invoke bootstrap with the lock of that generation, which builds it")
