@@ -75,7 +75,7 @@ def assess(run: TestRun, facts: Mapping[str, Facts], judged_by: AssessmentRules)
     failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
-    diagnosis = diagnose(telling_logs(run), judged_by.causes) if failed else Diagnosis((), ())
+    diagnosis = diagnose(failure_logs(run), judged_by.causes) if failed else Diagnosis((), ())
     return Assessment(
         tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run)
     )
@@ -87,7 +87,7 @@ def own_words(run: TestRun) -> tuple[str, ...]:
     wrong = re.compile(rf"\[{re.escape(run.kind)}\] ((?:slow|no answer|absent|failed|wrong|fault): .*)")
     found = (
         match[1].strip()
-        for text in telling_logs(run).values()
+        for text in failure_logs(run).values()
         for line in text.splitlines()
         if (match := wrong.match(line))
     )
@@ -102,8 +102,8 @@ def _settled(run: TestRun, tested: Tested) -> Tested:
     return replace(tested, ok=True, ended=True)
 
 
-def telling_logs(run: TestRun) -> dict[str, str]:
-    """Return the logs that tell of a failure: what each node printed, then what the job said beside. Lines of the
+def failure_logs(run: TestRun) -> dict[str, str]:
+    """Return the logs that show a failure: what each node printed, then what only the job's log has. Lines of the
     job's log that a node's log has too are left empty, so that nothing is shown twice and every line keeps its
     number."""
     nodes = {name: text for name, text in run.logs.items() if name.startswith("node-")}

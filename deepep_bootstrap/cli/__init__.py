@@ -3,5 +3,5 @@ found.
 
 Entry points: app.verb (the decorator), app.refuse_bad_words, logs.names, lock_view.overview.
 
-Must not know: how things are done. A command walks through the packages below and says what came of it.
+Must not know: how things are done. A command calls the packages below and reports the result.
 """

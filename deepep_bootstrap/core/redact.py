@@ -58,7 +58,7 @@ IPV6 = re.compile(
     r"|:):(?:[0-9A-Fa-f]{0,4}:){0,6}[0-9A-Fa-f]{0,4}(?![\w:]|\.\d)"
 )
 """Not the address of a PCI device (0000:17:00.0)."""
-OWN = frozenset(("127.0.0.1", "0.0.0.0", "255.255.255.255", "::1", "::"))  # noqa: S104 - nothing listens; these tell of no machine
+OWN = frozenset(("127.0.0.1", "0.0.0.0", "255.255.255.255", "::1", "::"))  # noqa: S104 - nothing listens; these name no machine
 TIME = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\Z")
 
 

@@ -73,7 +73,7 @@ def has_active_ports(seen: HostView) -> Iterator[Fault]:
 
 
 def has_one_link_layer(seen: HostView) -> Iterator[Fault]:
-    """All active ports speak one language."""
+    """All active ports have one link layer."""
     links: dict[str, list[str]] = {}
     for nic in nics.active_nics(seen.facts):
         links.setdefault(nic.link, []).append(nic.name)

@@ -95,7 +95,7 @@ def fetch_wheels(
         on_line(f"{wheel.file} ({file.stat().st_size / 1e6:.1f} MB)")
         return file
 
-    # A directory tells everything it lacks; an index that fails once is not asked again for each of the others.
+    # All that a directory lacks is reported; an index that fails once is not asked again for each of the others.
     network = any(not place or is_address(place) for place in (mirrors.index(wheel.index) for wheel in wheels))
     with _pool(running) as pool:
         futures = {wheel.name: pool.submit(one, wheel) for wheel in wheels}

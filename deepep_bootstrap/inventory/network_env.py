@@ -435,9 +435,10 @@ ONE_LINE = "a text of one line in quotes"
 
 @dataclass(frozen=True)
 class Profile:
-    """What hardware cannot tell. `link` is the link layer it is for ("" for one node alone), `handler` who rings the
-    NIC's doorbell ("" without a network), `gib` whether NCCL goes through Google's gIB (None: where every host has
-    it), `notes` what its user should know, `low_latency` the variables that are other for low-latency traffic."""
+    """The settings that hardware does not show. `link` is the link layer it is for ("" for one node alone), `handler`
+    who rings the NIC's doorbell ("" without a network), `gib` whether NCCL goes through Google's gIB (None: where
+    every host has it), `notes` what its user should know, `low_latency` the variables that are other for low-latency
+    traffic."""
 
     name: str
     title: str

@@ -17,7 +17,7 @@ from deepep_bootstrap.lab.image import ensure_image
 
 
 class Maker(Protocol):
-    """What both ways of making hosts offer: the modules lab_hosts and lab_loopback."""
+    """What both ways of making hosts offer: the modules lab.hosts and lab.loopback."""
 
     def prepare(self, the_lab: Lab, /) -> None:
         """Write what the hosts need outside their disks."""
@@ -89,7 +89,7 @@ def reset(the_lab: Lab) -> None:
 
 
 def state(folder: str) -> dict[str, object]:
-    """Return what `status` tells: whether a lab is there, and of each host address, role, boot id and Slurm state."""
+    """Return the state: whether a lab is there, and of each host address, role, boot id and Slurm state."""
     found = cluster_lab.load(folder)
     if found is None:
         return {"dir": folder, "state": "down", "hosts": []}

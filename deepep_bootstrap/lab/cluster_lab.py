@@ -34,7 +34,7 @@ CLEAN_ENV = {
 ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
 LAST_NUMBERS = {"n001": 11, "n002": 12, "login1": 21}
 Say = Callable[[str], None]
-"""Where a lab tells what it is doing."""
+"""Takes the progress messages of a lab."""
 
 DATA = Path(__file__).resolve().parent.parent.parent / "tests"
 """The lab's scripts stand in the repository's tests; an installed package has none and so no lab."""

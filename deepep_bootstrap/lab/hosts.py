@@ -64,7 +64,7 @@ def prepare(the_lab: Lab) -> None:
     cluster_lab.write_user_files(the_lab, "root")
     _write_slurm_config(the_lab)
     cluster_lab.must(["ip", "link", "add", the_lab.bridge, "type", "bridge"])
-    # The alias tells a later `down` whose bridge this is, should the lab's own record be lost.
+    # By the alias a later `down` knows whose bridge this is, should the lab's own record be lost.
     cluster_lab.must(["ip", "link", "set", the_lab.bridge, "alias", f"{cluster_lab.MARK}={the_lab.dir}"])
     cluster_lab.must(["ip", "addr", "add", f"{the_lab.subnet}.1/24", "dev", the_lab.bridge])
     cluster_lab.must(["ip", "link", "set", the_lab.bridge, "up"])

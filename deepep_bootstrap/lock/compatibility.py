@@ -190,7 +190,7 @@ class SiteFacts:
 
 
 def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
-    """Return why stacks of the lock (all, or those named) cannot work, as far as a lock alone can tell.
+    """Return why stacks of the lock (all, or those named) cannot work, as far as a lock alone shows.
 
     `texts` are the files of env/ by relative path. Trouble when the rules themselves cannot be read.
     """
@@ -233,8 +233,8 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
 
 
 def stack_facts(rule_set: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
-    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target could
-    tell."""
+    """Return what the lock says of one stack for one target; "" leaves out what only the wheels of a target
+    decide."""
     deepep = lock.sources[stack.deepep]
     source = lock.sources[stack.nvshmem] if stack.nvshmem else None
     wheel = stack.pinned(stack.nvshmem_wheel, target) if stack.nvshmem_wheel else None
@@ -248,7 +248,7 @@ def stack_facts(rule_set: RuleSet, lock: Lock, stack: Stack, target: str) -> Sta
 
 
 def _target_values(stack: Stack, target: str) -> dict[str, tuple[str, ...]]:
-    """Return the values of what the wheels of a target tell."""
+    """Return the values that the wheels of a target decide."""
     torch, setuptools = stack.pinned("torch", target), stack.pinned("setuptools", target)
     return {
         "target": (target,),

@@ -115,7 +115,7 @@ class Plan:
 def make_plan(
     request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation | None = None, *, anyhow: bool = False
 ) -> Plan:
-    """Return the plan that turns the hosts of `facts` into what `request` wants; Trouble where that cannot be
+    """Return the plan that brings the hosts of `facts` to what `request` wants; Trouble where that cannot be
     decided or done, unless hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
     hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
@@ -188,7 +188,7 @@ def resume_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: 
 
 
 def unasked(skip: Sequence[str], reason: str) -> bool:
-    """Return whether recipes are skipped that a node's reason names, or of which it may speak where it names none."""
+    """Return whether recipes are skipped that a node's reason names, or which it may mean where it names none."""
     skipped = TITLES if "all" in skip else skip
     named = [recipe for recipe, title in TITLES.items() if title in reason]
     return any(recipe in skipped for recipe in named or TITLES)

@@ -34,8 +34,8 @@ def bills(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | N
 
 
 def locks_of(holdings: Holdings) -> Iterator[Lock]:
-    """Yield the locks of all generations, the oldest first; one that another version of this program wrote tells
-    nothing."""
+    """Yield the locks of all generations, the oldest first; one that another version of this program wrote is
+    left out."""
     for generation in holdings.generations:
         try:
             yield model.parse_lock(generation.lock, f"generations/{generation.number}/deepep.lock.toml")

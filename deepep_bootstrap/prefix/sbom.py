@@ -40,7 +40,7 @@ VERSION = SchemaVersion.V1_6
 """The newest that widespread readers of such bills know."""
 
 PLAIN_INPUTS = ("archs", "checks", "interpreter", "options", "python", "target")
-"""Inputs of an entry that are told as they are; the others are components of their own or have a place in the
+"""Inputs of an entry that are given as they are; the others are components of their own or have a place in the
 format."""
 
 TYPES = {"python": ComponentType.PLATFORM, "deepep": ComponentType.FRAMEWORK}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 FOLDER = "deepep-report"
 LARGEST = 4 * 1024 * 1024
-"""Bytes of one file in the bundle: a log beyond that is cut in the middle, since its beginning and its end tell
+"""Bytes of one file in the bundle: a log beyond that is cut in the middle, since its beginning and its end show
 most."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from deepep_bootstrap.analysis.assess import Assessment, telling_logs
+from deepep_bootstrap.analysis.assess import Assessment, failure_logs
 from deepep_bootstrap.analysis.compare import figures_of
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence
 from deepep_bootstrap.analysis.results import wording
@@ -167,7 +167,7 @@ def program_output(run: TestRun) -> tuple[str, ...]:
     mark = f"[{run.kind}] "
     found = (
         scrub(line.removeprefix(mark).strip())
-        for text in telling_logs(run).values()
+        for text in failure_logs(run).values()
         for line in text.splitlines()
         if line.startswith(mark)
     )

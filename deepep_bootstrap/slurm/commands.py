@@ -286,7 +286,7 @@ def resolve_gres(setting: str, nodes: Iterable[str]) -> str:
 
     `setting` is that of the hosts file; `nodes` the gres of each GPU node. `auto` asks for every GPU of the node
     that has the fewest, without a type, since a count fits every type. Where only some nodes have GPUs for Slurm,
-    nobody can tell: Trouble."""
+    no count fits all: Trouble."""
     if setting == "none":
         return ""
     if setting != "auto":

@@ -37,7 +37,7 @@ SUBMIT_FORM = RecordForm(dict.fromkeys(("place", "job", "refused", "late", "hung
 ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
 
 NO_OUTPUT = 128 + 53
-"""The exit code of a job whose node could not open the file of its output: Slurm tells that by signal 53, which
+"""The exit code of a job whose node could not open the file of its output: Slurm reports that by signal 53, which
 nothing else sends."""
 
 
@@ -215,8 +215,8 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
 
 def silent(last_output: Sequence[LastOutput], nodes: Sequence[str]) -> tuple[str, ...]:
     """Return what to say of a test that did not end: what each node said last, the one that is silent longest first,
-    then ranks that are behind those with the same place on other nodes (the first rank of a node speaks for it, the
-    others mostly say nothing)."""
+    then ranks that are behind those with the same place on other nodes (the first rank of a node prints, the others
+    mostly do not)."""
     found = []
     for one in sorted((one for one in last_output if one.log.startswith("node-")), key=lambda one: (-one.age, one.log)):
         index, _, host = one.log.removeprefix("node-").removesuffix(".log").partition("-")

@@ -1,8 +1,8 @@
-"""The running of pairs.py: the first node's launcher conducts the rounds, and one keeper per GPU runs the process that
-exchanges.
+"""The running of pairs.py: the first node's launcher directs the rounds, and one parent process per GPU runs the
+process that exchanges.
 
 All know each other through torch's TCPStore on the first node. A worker that does not get through its exchange in time
-says so by a second connection and ends itself, whatever its GPU still waits for; its keeper starts a fresh one for the
+says so by a second connection and ends itself, whatever its GPU still waits for; its parent starts a fresh one for the
 next round.
 """
 
@@ -182,8 +182,8 @@ def keep(local_rank: int, place: launching.Place, chosen: argparse.Namespace) ->
 def work(local_rank: int, place: launching.Place, chosen: argparse.Namespace, number: Any) -> None:
     """Be the worker: take part in every round from `number` on."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a worker stuck in the driver listens to nothing else
-    keeper = multiprocessing.parent_process()
-    if keeper is not None and not keeper.is_alive():
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
         os._exit(AGAIN)  # it went before the kernel was told
     store = connect(place, chosen)
     store.set(f"host/{place.node}", os.uname().nodename.split(".")[0])

@@ -139,7 +139,7 @@ def test_a_cause_is_shown_once(shipped: AssessmentRules) -> None:
         rank_8=f"{line}\n",
         node_0_a="x\n",
     )
-    assert list(assess.telling_logs(run)) == ["node-1-b.log", "node-0-a.log", "job.log"]
+    assert list(assess.failure_logs(run)) == ["node-1-b.log", "node-0-a.log", "job.log"]
     finding = assess.assess(run, {}, shipped).diagnosis.findings[0]
     assert finding.cause == "arch-mismatch-build"
     assert [(one.log, one.line) for one in finding.evidence if one.text == line] == [("node-1-b.log", 1)]

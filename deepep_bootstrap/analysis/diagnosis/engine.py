@@ -19,7 +19,7 @@ SURE = 0.75
 """From here on a cause is taken for sure and explains others."""
 
 ALIKE = 0.1
-"""Sure causes that differ by less in confidence are told in the order of time: what came first is the root more
+"""Sure causes that differ by less in confidence are shown in the order of time: what came first is the root more
 often."""
 
 HIDDEN = 0.4
@@ -68,7 +68,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of reading logs: causes, the most likely first; remarks; and the first line that tells of a failure
+    """The result of reading logs: causes, the most likely first; remarks; and the first line that shows a failure
     at all, None where nothing failed."""
 
     findings: tuple[Finding, ...]
@@ -201,7 +201,7 @@ def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
 
 @dataclass(frozen=True)
 class _Look:
-    """All logs while causes are looked for in them; `failed`: one of them tells of a failure."""
+    """All logs while causes are looked for in them; `failed`: one of them shows a failure."""
 
     parts: tuple[_LogEnd, ...]
     ending: Ending
@@ -257,7 +257,7 @@ def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_LogEnd]) -> bool:
 
 
 def _rank(found: Sequence[_Found]) -> list[_Found]:
-    """Return the causes in the order in which they are told: sure ones by time, the others by confidence, without
+    """Return the causes in the order in which they are shown: sure ones by time, the others by confidence, without
     what a sure one explains, and without faint ones beside sure ones."""
     sure = [each for each in found if each.confidence >= SURE]
     hidden = {slug for each in sure for slug in each.cause.hides}

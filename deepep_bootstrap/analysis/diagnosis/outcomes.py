@@ -25,7 +25,7 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
     try:
         causes = rules.load_causes(where.read_text(encoding="utf-8"), str(where))
     except Trouble as trouble:
-        # What failed is told all the same; a fault in the rules is a remark beside it.
+        # What failed is reported all the same; a fault in the rules is a remark beside it.
         return tuple(_longer(outcome, [f"no cause was looked for: {trouble}"]) for outcome in given)
     return tuple(
         _longer(outcome, brief(diagnose(_logs(outcome), causes))) if outcome.state == "failed" else outcome
@@ -34,7 +34,7 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
 
 
 def _logs(outcome: Outcome) -> dict[str, str]:
-    """Return what a failed step printed, by the name it is told under."""
+    """Return what a failed step printed, by the name it is reported under."""
     log = Path(outcome.log)
     if outcome.log and log.is_file():
         return {log.name: log.read_text(encoding="utf-8", errors="replace")}

@@ -141,7 +141,7 @@ ON_LINES = ("noise", "mild")
 @dataclass(frozen=True)
 class Sign:
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
-    there, a few lines before or after. `hint`: it counts only in a log that also tells of a failure. `noisy`: also
+    there, a few lines before or after. `hint`: it counts only in a log that also shows a failure. `noisy`: also
     on a line of noise. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and
     none fits one of the second."""
 
@@ -197,10 +197,10 @@ class Harmless:
 
 @dataclass(frozen=True)
 class Ending:
-    """What tells how a run ended: lines that say that it went well, and lines that say it did not; among these the
-    `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that tell what they
-    look for; and how `mild` lines look, warnings of a program that goes on: none tells of a failure, and signs on
-    them are hints."""
+    """The lines by which the end of a run is known: lines that say that it went well, and lines that say it did not;
+    among these the `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that
+    print what they look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and
+    signs on them are hints."""
 
     well: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
@@ -304,7 +304,7 @@ def _harmless(table: Table) -> Harmless:
 
 
 NOTHING = compile_pattern("nothing of this kind")
-"""Stands for a pattern that cannot be used; a problem tells of it, so that it is never searched for."""
+"""Stands for a pattern that cannot be used; a problem reports it, and it is never searched for."""
 
 
 def _pattern(table: Table, key: str, *, everywhere: bool = True) -> Iterator[Pattern]:

@@ -476,7 +476,7 @@ FEWEST = 4
 """Among fewer ranks there is no middle that means anything."""
 
 NOT_OWN = ("_min_us", "_max_us", "_recv_us", "_copy_us", "_reduce_us")
-"""Times that tell little about a rank: extremes, waiting for others, and copies of few microseconds."""
+"""Times that say little about a rank: extremes, waiting for others, and copies of few microseconds."""
 
 
 def judge(figures: Mapping[int, Mapping[str, float]], lacking: Mapping[int, str]) -> tuple[Rank, ...]:
@@ -505,7 +505,7 @@ def _slow_ranks(figures: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
 
 
 def _own_times(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """Return the times that tell something about a rank by name, each by rank."""
+    """Return the times that say something about a rank by name, each by rank."""
     times: dict[str, dict[int, float]] = {}
     for rank, own in figures.items():
         for name, value in own.items():

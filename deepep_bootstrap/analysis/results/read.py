@@ -33,7 +33,7 @@ where a test begins."""
 
 OPERATION = re.compile(r"(?:(?:expanded|cached|reduced)_)?(?:dispatch|combine)(?=_su_gbs$)")
 ERRORS_MAX = 20
-"""Errors that are kept of one test: when one rank fails, hundreds tell of it."""
+"""Errors that are kept of one test: when one rank fails, hundreds have one."""
 
 LOCAL_RANKS = 8
 """Ranks of a node where nobody says it: upstream's default for `--num-processes`."""
@@ -321,7 +321,7 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
 @dataclass(frozen=True)
 class _TestSize:
     """How large a test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
-    ranks print. `endless`: it has no end of its own; `exited_ok`: every exit code is there that was said, and is 0."""
+    ranks print. `endless`: it has no end of its own; `exited_ok`: exit codes are there, and all are 0."""
 
     nodes: int
     local: int

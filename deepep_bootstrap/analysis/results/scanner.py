@@ -122,7 +122,7 @@ TEXT_MAX = 300
 
 
 class Token(NamedTuple):
-    """One thing that a test said: its kind (of PATTERNS; `error` and `blank` besides), the number of its line, the
+    """One thing that a test printed: its kind (of PATTERNS; `error` and `blank` besides), the number of its line, the
     label in front of that line ("" without one), and the groups of its grammar. An error's words are the text and
     the rank it names."""
 
@@ -133,7 +133,7 @@ class Token(NamedTuple):
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield what a log says, in its order. Never fails; time and memory grow with the longest line, not with the
+    """Yield the tokens of a log, in its order. Never fails; time and memory grow with the longest line, not with the
     log."""
     errors = _ErrorScanner()
     for number, (raw, whole) in enumerate(_lines(text), 1):
@@ -147,7 +147,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _test_tokens(line: str, number: int, label: str) -> list[Token]:
-    """Return what a test itself says in a line, in the order of the line."""
+    """Return the tokens of a test in a line, in the order of the line."""
     found: list[tuple[int, Token]] = []
     for gate, family in FAMILIES:
         if gate not in line:
@@ -202,7 +202,7 @@ class _ErrorScanner:
         self._in_ignored_traceback = False
 
     def scan(self, line: str) -> _Error | None:
-        """Return the error that a line says, None for other lines."""
+        """Return the error in a line, None for other lines."""
         if line.startswith("Exception ignored"):
             self._in_ignored_traceback = True
             return None

@@ -13,11 +13,11 @@ WIDTH = 20
 """Columns of the words in front."""
 
 NAMED_MAX = 6
-"""Ranks whose reason is told one by one; the document has all."""
+"""Ranks whose reason is shown one by one; the document has all."""
 
 
 ERRORS_TOLD = 3
-"""Errors that are told beside the verdict; the document has more."""
+"""Errors that are shown beside the verdict; the document has more."""
 
 COMPARISON = re.compile(r"AssertionError: Error: diff=")
 """What upstream's low-latency test says where what came back is not what it should be."""

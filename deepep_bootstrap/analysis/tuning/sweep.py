@@ -86,7 +86,7 @@ def made_by(run: TestRun, gpu: str) -> Made:
 def documents(tests: Sequence[Tested], made: Made) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     """Return the documents of the sweeps in `tests`, and for each sweep that gives none a sentence why.
 
-    Only whole runs count: half a sweep would call best what came first. Where several logs tell of one test (every
+    Only whole runs count: half a sweep would call best what came first. Where several logs hold one test (every
     node's first rank prints its own figures), the first counts, as upstream itself goes by rank 0.
     """
     found: dict[str, Document] = {}

@@ -1,5 +1,5 @@
-"""One command a file: flags in, an exit code out. A command reads what was asked, walks through the packages
-below, and tells the outcome on a terminal, as plain lines, or as one JSON document.
+"""One command a file: flags in, an exit code out. A command reads its flags, calls the packages
+below, and reports the outcome on a terminal, as plain lines, or as one JSON document.
 
 Entry points: the function of the file's name, such as bootstrap.bootstrap, test.test and doctor.doctor;
 tasks.py declares them.

@@ -80,7 +80,7 @@ def show(screen: Screen, found: Diagnosis, *, several: bool) -> None:
     if not found.findings:
         screen.say("no known cause in it", style="bold")
         if found.failure:
-            screen.say(f"  the first line that tells of a failure is {_place(found.failure, several=several)}")
+            screen.say(f"  the first line that shows a failure is {_place(found.failure, several=several)}")
     elif found.findings[0].confidence < SURE:
         screen.say("Nothing decides between these; the checks would.")
     for note in found.notes:

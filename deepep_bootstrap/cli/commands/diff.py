@@ -57,7 +57,7 @@ def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[OfferChange,
 
 def sources_by_hash(holdings: Holdings, own: Generation) -> dict[str, Source]:
     """Return what the locks of all generations pin, by content hash; what its `own` lock says counts most, and a
-    lock of another version of this program tells nothing. A generation may offer a stack that was built from an
+    lock of another version of this program is left out. A generation may offer a stack that was built from an
     earlier one's lock."""
     found: dict[str, Source] = {}
     for generation in (*holdings.generations, own):

@@ -85,7 +85,7 @@ def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders
 
 
 def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:
-    """Say whose files go although they may want them: what no look at processes can tell."""
+    """Print who may lose files that are still in use: jobs that no look at processes finds."""
     seen = fold(host.name for host in reached.inventory.hosts)
     screen.say(
         f"  Jobs that were submitted or started with what goes lose its files. Looked at: processes on {seen}.",

@@ -3,7 +3,7 @@ are right.
 
 Entries only: a generation's offer (settings of the network cards, Slurm's partition, paths of toolkits)
 is a matter of its cluster, so the next bootstrap there makes one. What that would build all the same,
-because hosts, lock or recipes differ from those of the archive, is told beforehand.
+because hosts, lock or recipes differ from those of the archive, is printed beforehand.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def beside(file: str) -> Path:
 
 
 def need_whole(stream: BinaryIO, file: str, total: int) -> None:
-    """Trouble where the file is shorter or longer than what its index tells."""
+    """Trouble where the file is shorter or longer than its index says."""
     found = os.fstat(stream.fileno()).st_size
     if found != total:
         what = "the archive is cut off" if found < total else "there is more in the file than its index says"
@@ -234,7 +234,7 @@ def receive(
 
 
 def finish(screen: Screen, flags: Flags, reached: Reached, result: tuple[Arrived, bool]) -> None:
-    """Say what is new in the store, and what offers it; `result` also tells whether a bootstrap then has nothing to
+    """Print what is new in the store, and what offers it; the second of `result`: a bootstrap then has nothing to
     build."""
     prefix = reached.place.prefix
     arrived, whole = result

@@ -99,7 +99,7 @@ def check_pins(work: _Work, download: bool = False) -> int:
 
 
 def _check_wheels(work: _Work, download: bool) -> dict[str, CheckedPin]:
-    """Compare every wheel once; of those that are as locked only their number is told, unless they are downloaded
+    """Compare every wheel once; of those that are as locked only their number is shown, unless they are downloaded
     for it."""
     stacks = [work.lock.stacks[name] for name in work.stacks]
     lists = [closure for stack in stacks for closure in stack.wheels.values()]

@@ -182,8 +182,7 @@ def logs() -> dict[str, str]:
 
 
 def files_of(top: Path) -> list[Path]:
-    """Return the files of a run's folder, or the file itself. A run that was stopped early has none, and tells
-    nothing."""
+    """Return the files of a run's folder, or the file itself. A run that was stopped early has none."""
     return [
         path for path in (sorted(top.rglob("*")) if top.is_dir() else [top]) if path.is_file() and not path.is_symlink()
     ]
@@ -230,7 +229,7 @@ def first_line(words: tuple[str, ...]) -> str:
 
 
 def readme(files: Mapping[str, str], problems: tuple[Problem, ...]) -> str:
-    """Return the text that tells a reader what is in the bundle and what is not."""
+    """Return the text on what is in the bundle and what is not."""
     there = [
         f"  {name:<18} {what}"
         for name, what in WHAT
