@@ -52,13 +52,13 @@ def one_line(size: int) -> str:
 def main() -> None:
     """Measure each kind of log at each size."""
     begin = time.perf_counter()
-    book = load_causes((ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8"), "env/rules/causes.toml")
+    rules = load_causes((ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8"), "env/rules/causes.toml")
     print(f"reading the rules: {time.perf_counter() - begin:.2f} s")
     for megabytes in map(int, sys.argv[1:] or ("1", "10", "100")):
         for kind in (ordinary, suspicious, one_line):
             text = kind(megabytes * 1_000_000)
             begin = time.perf_counter()
-            found = diagnose({"log": text}, book)
+            found = diagnose({"log": text}, rules)
             took = time.perf_counter() - begin
             first = found.findings[0].cause if found.findings else "nothing"
             print(

@@ -104,7 +104,7 @@ class Cluster:
         self.fleet = ConnectionPool((self.host,), Options(ssh_config=lab.env["DEEPEP_SSH_CONFIG"]))
         self.lines: list[str] = []
 
-    def wish(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> slurm_run.TestRequest:
+    def request(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> slurm_run.TestRequest:
         found = KINDS[kind]
         return slurm_run.TestRequest(
             found, self.record, slurm_run.run_name(kind), found.nodes, time_limit, args=args, start_limit=start_limit
@@ -112,8 +112,8 @@ class Cluster:
 
     def run(self, kind: str, *args: str, start_limit: int = 60, time_limit: int = 300) -> slurm_run.TestRunResult:
         self.lines.clear()
-        wish = self.wish(kind, *args, start_limit=start_limit, time_limit=time_limit)
-        return slurm_run.submit(self.fleet, self.host, wish, RECIPES, on_line=self.lines.append)
+        request = self.request(kind, *args, start_limit=start_limit, time_limit=time_limit)
+        return slurm_run.submit(self.fleet, self.host, request, RECIPES, on_line=self.lines.append)
 
     def met(self) -> dict:
         (line,) = [line for line in self.lines if line.startswith("MET ")]
@@ -173,11 +173,11 @@ def test_a_job_that_never_starts(cluster: Cluster) -> None:
 
 
 def test_what_slurm_would_refuse_is_known_without_a_job(cluster: Cluster) -> None:
-    wish = cluster.wish("internode")
-    assert slurm_run.never_runs(cluster.fleet, cluster.host, wish) == ""
-    assert "Node count" in slurm_run.never_runs(cluster.fleet, cluster.host, replace(wish, nodes=5))
+    request = cluster.request("internode")
+    assert slurm_run.never_runs(cluster.fleet, cluster.host, request) == ""
+    assert "Node count" in slurm_run.never_runs(cluster.fleet, cluster.host, replace(request, nodes=5))
     cluster.lab.ssh("login1", "scontrol update nodename=n002 state=drain reason=test")
-    assert slurm_run.never_runs(cluster.fleet, cluster.host, wish) == "", "it would wait"
+    assert slurm_run.never_runs(cluster.fleet, cluster.host, request) == "", "it would wait"
     assert cluster.queue() == ""
 
 
@@ -197,11 +197,11 @@ def test_an_interrupt_takes_the_job_along(cluster: Cluster) -> None:
 
     def follow() -> None:
         try:
-            wish = cluster.wish("internode", "--sleep", "300")
+            request = cluster.request("internode", "--sleep", "300")
             slurm_run.submit(
                 cluster.fleet,
                 cluster.host,
-                wish,
+                request,
                 RECIPES,
                 on_line=lambda line: started.set() if "MET" in line else None,
             )

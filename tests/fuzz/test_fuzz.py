@@ -268,12 +268,17 @@ def test_what_a_hosts_file_may_hold_reaches_slurm_and_files_to_the_letter(tmp_pa
         if found is None:
             return
         chosen = found.settings
-        wish = commands.AllocationRequest(
+        allocation = commands.AllocationRequest(
             "x", (), 1, chosen.partition, chosen.account, chosen.qos, chosen.gres, extra=chosen.sbatch_args
         )
-        assert all(word.startswith("-") for word in commands.request_options(wish) if word not in chosen.sbatch_args)
+        assert all(
+            word.startswith("-") for word in commands.request_options(allocation) if word not in chosen.sbatch_args
+        )
         rows.append(
-            (("salloc", *commands.request_options(wish)), {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user})
+            (
+                ("salloc", *commands.request_options(allocation)),
+                {"PREFIX": chosen.prefix, "BUILD_USER": chosen.build_user},
+            )
         )
         for host in found.hosts:
             assert not any(text.startswith("-") for text in (host.name, host.user, host.jump))

@@ -337,9 +337,9 @@ BLACKWELL = {"gpus": tuple(replace(plan_support.GPU, index=index, capability="10
 
 def test_a_plan_for_b200_without_the_fence_is_refused_and_names_the_issue() -> None:
     facts = plan_support.cluster(n001=BLACKWELL, n002=BLACKWELL)
-    wish = plan_support.request()
-    assert steps.make_plan(wish, facts).choice.record.archs == ("10.0",)
-    bare = replace(wish, lock=source(wish.lock, "deepep-v1", substitutes=()))
+    wanted = plan_support.request()
+    assert steps.make_plan(wanted, facts).choice.record.archs == ("10.0",)
+    bare = replace(wanted, lock=source(wanted.lock, "deepep-v1", substitutes=()))
     with pytest.raises(Trouble) as caught:
         steps.make_plan(bare, facts)
     assert "returns wrong rows on Blackwell" in str(caught.value)
@@ -350,10 +350,10 @@ def test_a_plan_for_b200_without_the_fence_is_refused_and_names_the_issue() -> N
 def test_a_plan_tells_of_a_map_that_this_deepep_does_not_read() -> None:
     with_nic = {"rdma": (doctor_support.nic(0, "InfiniBand"),)}
     facts = plan_support.cluster(n001=with_nic, n002=with_nic)
-    wish = plan_support.request()
+    wanted = plan_support.request()
     told = "ignores the map from GPU to NIC"
-    assert told not in "\n".join(steps.make_plan(wish, facts).notes)
-    older = replace(wish, lock=source(wish.lock, "deepep-v1", rev=PARENT))
+    assert told not in "\n".join(steps.make_plan(wanted, facts).notes)
+    older = replace(wanted, lock=source(wanted.lock, "deepep-v1", rev=PARENT))
     assert told in "\n".join(steps.make_plan(older, facts).notes)
     assert told not in "\n".join(steps.make_plan(older, plan_support.cluster()).notes)
 
@@ -403,10 +403,10 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_every_shipped_rule_has_a_name_of_its_own_a_reason_and_a_source() -> None:
-    book = compatibility.read_rules(TEXTS)
-    names = [rule.name for rule in book.rules]
+    rule_set = compatibility.read_rules(TEXTS)
+    names = [rule.name for rule in rule_set.rules]
     assert len(set(names)) == len(names)
-    for rule in book.rules:
+    for rule in rule_set.rules:
         assert len(rule.reason) > 20, rule.name
         assert len(rule.source) > 5, rule.name
 

@@ -74,10 +74,10 @@ def test_what_deepep_v2_asks_for_the_speed_of_a_nic_is_installed_for_it() -> Non
         assert "infiniband-diags" in system.packages["rdma-userspace"], name
 
 
-@pytest.mark.parametrize(("mib", "wish"), [(64, "1024"), (1024, None), (1 << 19, None), (0, None)])
-def test_small_shared_memory_is_to_grow(mib: int, wish: str | None) -> None:
+@pytest.mark.parametrize(("mib", "wanted"), [(64, "1024"), (1024, None), (1 << 19, None), (0, None)])
+def test_small_shared_memory_is_to_grow(mib: int, wanted: str | None) -> None:
     facts = cluster(n001={**MLX5, "prepared": Machine(mellanox_devices=8, shm_mib=mib)})
-    assert host_recipes.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wish
+    assert host_recipes.wanted(request(), facts)["n001"]["limits"].get("SHM_MIB") == wanted
 
 
 def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
@@ -108,11 +108,11 @@ def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:
 
 
 def test_the_cpu_handler_asks_for_the_kernel_module() -> None:
-    wish = request("defaults prefix=/shared/deepep profile=by-cpu\nn001\n")
+    wanted = request("defaults prefix=/shared/deepep profile=by-cpu\nn001\n")
     profile = 'title = "x"\nlink_layer = "Ethernet"\nhandler = "cpu"\n'
-    wish = changed(wish, {"templates": {**wish.templates, "profiles/by-cpu.toml": profile}})
-    found = host_recipes.wanted(wish, {"n001": changed(READY, MLX5)})["n001"]
-    assert found["gdrdrv"]["GDRCOPY_VERSION"] == wish.lock.sources["gdrcopy"].version
+    wanted = changed(wanted, {"templates": {**wanted.templates, "profiles/by-cpu.toml": profile}})
+    found = host_recipes.wanted(wanted, {"n001": changed(READY, MLX5)})["n001"]
+    assert found["gdrdrv"]["GDRCOPY_VERSION"] == wanted.lock.sources["gdrcopy"].version
 
 
 def test_skipped_recipes_are_not_even_asked() -> None:

@@ -75,8 +75,8 @@ def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() ->
     whole = decisions.make_decisions(request(), facts)
     assert (whole.record.archs, whole.record.python_version, whole.absent) == (("9.0", "10.0"), "3.10", ())
     part = {name: seen for name, seen in facts.items() if name != "n002"}
-    for wish in (request(), request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n", left_out=("n002",))):
-        made = steps.make_plan(wish, part)
+    for wanted in (request(), request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n", left_out=("n002",))):
+        made = steps.make_plan(wanted, part)
         assert (made.steps, made.choice.record) == ((), whole.record)
         assert made.choice.absent == ("n002",)
         assert "n002: not seen by this run, so the settings of all hosts stay as they are offered now" in made.notes
@@ -180,8 +180,8 @@ def test_what_an_external_python_lacks_is_named_with_the_command_that_brings_it(
 def test_external_python_needs_no_wheels_and_names_misfits() -> None:
     toolkit = changed(READY.toolkits[0], {"version": "13.0.88"})
     facts = cluster(n001={**with_external(), "toolkits": (toolkit,)}, n002=with_external())
-    wish = request(stack="v1-cu13", external_python="/opt/venv/bin/python")
-    choice = decisions.make_decisions(wish, facts)
+    wanted = request(stack="v1-cu13", external_python="/opt/venv/bin/python")
+    choice = decisions.make_decisions(wanted, facts)
     assert choice.wheels == ()
     assert [entry.kind for entry in choice.entries] == ["gdrcopy", "nvshmem", "deepep"]
     assert choice.record.external_python == "/opt/venv/bin/python"
@@ -189,7 +189,7 @@ def test_external_python_needs_no_wheels_and_names_misfits() -> None:
         decisions.make_decisions(request(external_python="/opt/venv/bin/python"), facts)
     facts["n002"] = changed(facts["n002"], {"external_python": external(problem="no torch in it")})
     with pytest.raises(Trouble, match="n002: --python=/opt/venv/bin/python cannot be used — found no torch in it"):
-        decisions.make_decisions(wish, facts)
+        decisions.make_decisions(wanted, facts)
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ def test_toolkits(case: dict[str, Any]) -> None:
     facts = cluster() | {"n003": changed(READY, {"slurm.node": "n003"})}
     kits = {"n003": case["kits"].get("n001", {"cuda": "12.9.86"})} | case["kits"]
     facts = {name: changed(seen, with_toolkits(kits[name]) if name in kits else {}) for name, seen in facts.items()}
-    wish = request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n", stack=case["stack"])
+    wanted = request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n", stack=case["stack"])
     if "message" in case:
         with pytest.raises(Trouble) as caught:
-            decisions.make_decisions(wish, facts)
+            decisions.make_decisions(wanted, facts)
         assert case["message"] in str(caught.value)
         assert len(caught.value.problems) == 1
         return
-    choice = decisions.make_decisions(wish, facts)
+    choice = decisions.make_decisions(wanted, facts)
     assert (choice.toolkit.path, choice.record.cuda_home) == (case["chosen"], case["chosen"])
     assert case.get("note", "") in "\n".join(choice.notes)
 
@@ -295,18 +295,18 @@ def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_wit
         with_toolkits({"cuda": "13.0.88", "cuda-13.0": "13.0.88"}),
         with_toolkits({"cuda": "12.9.86", "cuda-13.0": "13.0.88"}),
     )
-    facts, wish = cluster(n001=both, n002=other), request(stack="v2")
-    offer = decisions.make_decisions(wish, facts).offer
+    facts, wanted = cluster(n001=both, n002=other), request(stack="v2")
+    offer = decisions.make_decisions(wanted, facts).offer
     manifest = modulefiles.manifest(
         offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts)
     )
     part = {name: changed(facts[name], {"prefix.manifest": manifest}) for name in ("n001", "login1")}
-    assert decisions.make_decisions(wish, part).toolkit.path == "/usr/local/cuda-13.0"
+    assert decisions.make_decisions(wanted, part).toolkit.path == "/usr/local/cuda-13.0"
     part["n001"] = changed(part["n001"], with_toolkits({"cuda": "13.0.88"}))
     with pytest.raises(
         Trouble, match=r"wanted CUDA 13 in /usr/local/cuda-13\.0, as the hosts have it that this run does not see"
     ):
-        decisions.make_decisions(wish, part)
+        decisions.make_decisions(wanted, part)
 
 
 def test_slurm_host_is_the_login_host_where_it_has_a_client() -> None:

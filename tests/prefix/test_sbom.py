@@ -38,7 +38,7 @@ VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 
 def entries_of(stack: str, external: str = "") -> tuple[entries.Entry, ...]:
     """Return the entries of a shipped stack on a made-up host."""
-    wish = SHIPPED.stacks[stack]
+    chosen = SHIPPED.stacks[stack]
     target = "" if external else "cp312-x86_64"
     python = Python(
         external or "/usr/bin/python3.12",
@@ -46,9 +46,9 @@ def entries_of(stack: str, external: str = "") -> tuple[entries.Entry, ...]:
         torch="2.10.0" if external else "",
         torch_cuda="12.8" if external else "",
     )
-    toolkit = Toolkit("/usr/local/cuda", f"{wish.cuda}.9.86", split_compile=True, stubs=True)
+    toolkit = Toolkit("/usr/local/cuda", f"{chosen.cuda}.9.86", split_compile=True, stubs=True)
     return entries.name_entries(
-        entries.EntryInputs(SHIPPED, wish, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, target)
+        entries.EntryInputs(SHIPPED, chosen, RECIPES, ("9.0", "10.0"), FACTS, toolkit, python, target)
     )
 
 

@@ -262,7 +262,7 @@ def cluster(data: Mapping[str, Any]) -> tuple[dict[str, Facts], dict[str, UserVi
 
 
 @cache
-def wish(text: str, stack: str, python: str) -> PlanRequest:
+def request_of(text: str, stack: str, python: str) -> PlanRequest:
     """Return what is wanted; reading the lock takes a while."""
     return request(text, **({"stack": stack} if stack else {}), external_python=python)
 
@@ -274,7 +274,7 @@ def examined(data: Mapping[str, Any]) -> tuple[PlanRequest, Case, list[HostView]
     lines = [f"defaults prefix={data.get('prefix', PREFIX)} profile={data.get('profile', 'auto')}"]
     lines += [f"defaults sbatch_args='{data['sbatch_args']}'"] if "sbatch_args" in data else []
     text = "\n".join([*lines, *(f"{name} role={role}" for name, role in roles.items())])
-    wanted = wish(text, data.get("stack", ""), data.get("external_python", ""))
+    wanted = request_of(text, data.get("stack", ""), data.get("external_python", ""))
     case = case_of(wanted, facts, "invoke bootstrap")
     blind = data.get("blind", [])
     seen = [HostView(name, roles[name], facts[name], None if name in blind else views[name], case) for name in facts]

@@ -35,7 +35,7 @@ RECORD = (
 )
 
 
-def wish(prefix: Path, kind: str = "intranode", *args: str, limit: int = 60) -> TestRequest:
+def make_request(prefix: Path, kind: str = "intranode", *args: str, limit: int = 60) -> TestRequest:
     return TestRequest(KINDS[kind], support.record(str(prefix)), slurm_run.run_name(kind), 1, limit, args=args)
 
 
@@ -123,8 +123,8 @@ def test_v1_has_no_ep() -> None:
 
 def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None:
     for limit, seconds in ((14400, 14280), (200, 100), (1, 1)):
-        assert wish(tmp_path, "pressure", limit=limit).env["DEEPEP_TEST_SECONDS"] == str(seconds)
-    assert "DEEPEP_TEST_SECONDS" not in wish(tmp_path).env
+        assert make_request(tmp_path, "pressure", limit=limit).env["DEEPEP_TEST_SECONDS"] == str(seconds)
+    assert "DEEPEP_TEST_SECONDS" not in make_request(tmp_path).env
 
 
 # Through Slurm.
@@ -175,7 +175,9 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
     ],
 )
 def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path: Path) -> None:
-    result = slurm_run.submitted(Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), wish(tmp_path), Host("login"))
+    result = slurm_run.submitted(
+        Reply("login", 0, f"place=/p\n{text}\n", "", 1.0), make_request(tmp_path), Host("login")
+    )
     assert (result.state, result.outcome.code) == (state, code)
     assert detail in result.outcome.detail
     assert "sbatch: sbatch: " not in result.outcome.detail
@@ -218,7 +220,7 @@ def run_here(prefix: Path, *args: str, limit: int = 60) -> tuple[slurm_run.TestR
     fleet = ConnectionPool((host,))
     try:
         return ssh_run.run_over_ssh(
-            fleet, (host,), wish(prefix, "intranode", *args, limit=limit), RECIPES, on_line=lines.append
+            fleet, (host,), make_request(prefix, "intranode", *args, limit=limit), RECIPES, on_line=lines.append
         ), lines
     finally:
         fleet.close()
@@ -259,7 +261,7 @@ def test_a_host_that_goes_away(prefix: Path) -> None:
     host = Host("here", connection="local")
     fleet = ConnectionPool((host,))
     threading.Timer(1.0, fleet.close).start()
-    result = ssh_run.run_over_ssh(fleet, (host,), wish(prefix, "intranode", "sleep 300"), RECIPES)
+    result = ssh_run.run_over_ssh(fleet, (host,), make_request(prefix, "intranode", "sleep 300"), RECIPES)
     assert (result.state, result.outcome.code) == (slurm_run.LOST, TROUBLE)
 
 

@@ -124,7 +124,7 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
 
 def waiting_for_reboot(survey: Survey) -> dict[str, str]:
     """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or
-    the distribution's own wish."""
+    what the distribution asks one for."""
     found = {}
     for name, facts in survey.facts.items():
         recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]

@@ -366,12 +366,12 @@ def test_faults_in_rules_are_told_with_their_place(change: tuple[str, str], said
 
 def test_a_sign_has_conditions_of_its_own() -> None:
     text = MINIMAL.replace("weight = 0.9", 'weight = 0.9, needs = ["with force"], never = ["by itself"]')
-    book = load_causes(text.replace("}]", '}, { find = "a crack", weight = 0.8 }]'), "own.toml")
+    rules = load_causes(text.replace("}]", '}, { find = "a crack", weight = 0.8 }]'), "own.toml")
 
     def seen(other: str) -> list[float]:
         return [
             finding.confidence
-            for finding in diagnose({"log": "it broke in two, a crack", "other": other}, book).findings
+            for finding in diagnose({"log": "it broke in two, a crack", "other": other}, rules).findings
         ]
 
     assert (seen(""), seen("with force"), seen("with force, by itself")) == ([0.8], [0.93], [0.8])

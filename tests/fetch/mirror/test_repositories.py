@@ -57,13 +57,13 @@ def serve() -> Iterator[Callable[[Path], str]]:
 def test_the_plan_says_from_where(tmp_path: Path) -> None:
     facts = {"n001": plan_support.changed(plan_support.READY, {"os_id": "debian", "os_version": "12", "toolkits": ()})}
     nvidia = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
-    wish = plan_support.request(
+    wanted = plan_support.request(
         "defaults prefix=/shared/deepep\nn001\n",
         mirrors=locations.read_mirrors(["https://developer.download.nvidia.com/=http://m/"], {}, {}),
     )
-    inputs = host_recipes.wanted(wish, facts)
+    inputs = host_recipes.wanted(wanted, facts)
     fields = inputs["n001"]["cuda-toolkit"]["REPOSITORIES"].split()
-    plain = host_recipes.wanted(dataclasses.replace(wish, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"][
+    plain = host_recipes.wanted(dataclasses.replace(wanted, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"][
         "REPOSITORIES"
     ].split()
     assert [fields[1], fields[4]] == [
@@ -72,7 +72,7 @@ def test_the_plan_says_from_where(tmp_path: Path) -> None:
     assert (plain[1], fields[5]) == (nvidia, plain[5]), "the fingerprint is the lock's"
     for state, noted in ((TO_APPLY, True), (BLOCKED, True), (host_recipes.OK, False)):
         checks = {"n001": {"cuda-toolkit": Check("cuda-toolkit", state, "no toolkit", "CUDA 12 with nvcc")}}
-        made = steps.make_plan(wish, facts, Preparation(inputs, checks), anyhow=True)
+        made = steps.make_plan(wanted, facts, Preparation(inputs, checks), anyhow=True)
         told = f"n001: repository cuda from http://m/compute/cuda/repos/debian12/x86_64, instead of {nvidia}"
         assert (told in made.notes) == noted
 
