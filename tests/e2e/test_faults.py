@@ -127,6 +127,7 @@ def test_hosts_that_refuse_and_hosts_that_never_answer_delay_nobody_and_are_name
     hosts = tmp_path / "hosts.txt"
     hosts.write_text(engine.lab.hosts_file.read_text() + "refuses\nsilent\n")
     engine.hosts = hosts
+    engine.use_built()
     with silent_listener("127.0.0.1") as port:
         extra = (
             f"Host refuses\n    HostName 127.0.0.1\n    Port 9\nHost silent\n    HostName 127.0.0.1\n    Port {port}\n"
@@ -175,6 +176,7 @@ def test_an_unknown_host_is_not_trusted_silently(engine: Engine, ssh_config: Pat
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
 def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> None:
+    engine.use_built(without="gdrcopy|nvshmem|deepep")
     engine.slow_nvcc(30)
     process = engine.start("bootstrap")
     wait_until(lambda: engine.processes(r"nvcc.*\.cu"), "nvcc runs")
@@ -198,6 +200,7 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
 
 
 def test_a_second_bootstrap_at_the_same_time_waits_and_uses_the_first_ones_result(engine: Engine) -> None:
+    engine.use_built(without="deepep")
     engine.slow_nvcc(3)
     first = engine.start("bootstrap")
     wait_until(lambda: engine.processes(r"nvcc.*\.cu"), "the first one builds")
@@ -254,6 +257,7 @@ def test_a_prefix_nobody_may_write(engine: Engine) -> None:
 
 
 def test_a_build_that_fails(engine: Engine) -> None:
+    engine.use_built(without="nvshmem|deepep")
     engine.failing_nvcc(True)
     ended = engine.run("bootstrap")
     assert ended.code == 1

@@ -78,6 +78,8 @@ def test_the_machine_that_reaches_the_index_gets_the_wheels(
     engine.wheels_from_folder = False
     control = f"{engine.lab.lab.subnet}.1"
     welcome = {"the build host": {engine.lab.hosts["n001"]}, "the control machine": {control}, "nobody": set()}[who]
+    if welcome:
+        engine.use_built(without="python")
     with serve(wheel_folder, control, welcome) as url:
         code, text = bootstrap(engine, url)
     if who == "nobody":

@@ -85,6 +85,7 @@ def test_only_a_yes_begins(engine: Engine, keys: str, code: int, said: str) -> N
 
 
 def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine) -> None:
+    engine.use_built(without="nvshmem|deepep")
     engine.slow_nvcc(1)
     terminal = Terminal(engine, "bootstrap", columns=80)
     terminal.expect(r"Go on\? \[Y/n\] ")
@@ -142,6 +143,7 @@ def nothing_runs(engine: Engine) -> None:
 
 
 def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) -> None:
+    engine.use_built(without="nvshmem|deepep")
     engine.slow_nvcc(30)
     terminal = Terminal(engine, "bootstrap", "--yes")
     terminal.expect(BUILDING)
@@ -158,6 +160,7 @@ def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) ->
 
 
 def test_closing_the_window_ends_the_run_on_the_hosts_too(engine: Engine) -> None:
+    engine.use_built(without="nvshmem|deepep")
     engine.slow_nvcc(30)
     terminal = Terminal(engine, "bootstrap", "--yes")
     terminal.expect(BUILDING)

@@ -115,11 +115,13 @@ class Engine:
             start_new_session=True,
         )
 
-    def use_built(self) -> None:
-        """Put the entries that an earlier test built into the prefix, for a test of something else; where none did,
-        this one builds."""
+    def use_built(self, *, without: str = "nothing") -> None:
+        """Put the entries that an earlier test built into the prefix, for a test of something else; `without` is the
+        pattern of those that this test builds itself. Where no test built them yet, this one builds all."""
         if self.built and self.built.is_dir():
-            shutil.copytree(self.built, self.on_disk / "store", symlinks=True)
+            for entry in self.built.iterdir():
+                if not re.search(rf"^[^-]*-({without})-", entry.name):
+                    shutil.copytree(entry, self.on_disk / "store" / entry.name, symlinks=True)
 
     def _keep_built(self) -> None:
         if self.built is None or self.built.exists() or self.lock != LOCK:
