@@ -1,5 +1,6 @@
 # make quick        the tests that start no process and open no socket: under a minute
 # make test         all tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
+# make hostile      every attack and every kill of tests/hostile, about 25 minutes; writes the table of faults into SECURITY.md
 # make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
 # make clean        everything these made
@@ -17,7 +18,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'su
 P :=
 PYTEST_ARGS :=
 
-.PHONY: quick test check demo bench clean
+.PHONY: quick test hostile check demo bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -28,7 +29,7 @@ demo: .venv/.ready
 
 quick: .venv/.ready
 	$(COMPILE)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=quick -m "not system and not e2e" $(PYTEST_ARGS) tests
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=quick -m "not system and not e2e and (not hostile or sample)" $(PYTEST_ARGS) tests
 
 # Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
 # take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that
@@ -36,7 +37,12 @@ quick: .venv/.ready
 test: .venv/.ready
 	bash tests/setup.sh test
 	$(COMPILE)
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(PYTEST_ARGS) tests/$(P)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not hostile or sample" $(PYTEST_ARGS) tests/$(P)
+
+hostile: .venv/.ready
+	bash tests/setup.sh test
+	$(COMPILE)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --fault-table=SECURITY.md $(PYTEST_ARGS) tests/hostile
 
 check: .venv/.ready
 	ruff check .

@@ -16,7 +16,7 @@ REAL_HOME = Path.home()
 # Before anything imports them: what they assert is then told with its values, as in tests.
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support import classes, order
+from tests.support import classes, faults, order
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -33,20 +33,28 @@ def programs() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ask for `programs`, before -m chooses; files that take longest come first."""
+    """Mark the tests that ask for `programs` and those of tests/hostile, before -m chooses; files that take longest
+    come first."""
     for item in items:
         if classes.is_system(item):
             item.add_marker("system")
+        if item.nodeid.startswith(faults.FOLDER):
+            item.add_marker("hostile")
     items[:] = order.longest_first(items, order.read_durations(), classes.is_system)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write tests/support/durations.toml anew")
+    parser.addoption("--fault-table", metavar="FILE", help="write the table of faults of tests/hostile into this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("record_durations") and "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if config.getoption("record_durations"):
         config.pluginmanager.register(order.Recorder())
+    if table := config.getoption("fault_table"):
+        config.pluginmanager.register(faults.FaultTable(Path(table)))
 
 
 @pytest.hookimpl(wrapper=True)
