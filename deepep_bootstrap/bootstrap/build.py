@@ -20,6 +20,7 @@ from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import Entry
@@ -30,7 +31,6 @@ from deepep_bootstrap.slurm import commands
 SESSION = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/session.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
-PUBLISH_FORM = records.RecordForm({"state": 1}, {"phase": 1, "waiting": 1})
 NOISE = ("phase=", "state=", "waiting=")
 
 
@@ -118,7 +118,8 @@ def open_session(
     try:
         scratch = hold.wait_for("scratch", 60.0)
         number = hold.wait_for("jobid")
-        yield Session(scratch, "" if number == "0" else number)
+        said = records.read_records(f"scratch={scratch}\njobid={number}", forms.SESSION, host.name, "session.sh")
+        yield Session(said.text("scratch"), "" if said.text("jobid") == "0" else said.text("jobid"))
     except BaseException:
         with suppress(Trouble):  # what ended us is what is to be told
             hold.close()
@@ -281,7 +282,7 @@ class _Run:
                 entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log)
             )
         else:
-            found = records.read_records(reply.out, PUBLISH_FORM, self.host.name, "publish.sh").text("state")
+            found = records.read_records(reply.out, forms.PUBLISHED, self.host.name, "publish.sh").text("state")
             state, detail = ("unchanged", "already published") if found == "present" else ("done", "published")
             outcome = Outcome(entry.name, self.host.name, state, detail, seconds, 0, str(log))
         self.on_event(Event(entry.name, outcome.state, outcome.detail))

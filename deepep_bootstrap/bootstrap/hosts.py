@@ -14,7 +14,8 @@ from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.fetch import uv
 from deepep_bootstrap.fetch.sources import fetch_source
-from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT, STATE_FORM
+from deepep_bootstrap.inventory.forms import CHECK
+from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT
 from deepep_bootstrap.plan.steps import Step
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
@@ -128,10 +129,10 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
         last = last_lines(reply.err or reply.out)
         return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), output
     try:
-        records = read_records(reply.out, STATE_FORM, host, f"host/{step.name}.sh")
+        records = read_records(reply.out, CHECK, host, f"host/{step.name}.sh")
     except Trouble as trouble:
         return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), output
     detail = "; ".join(
-        filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", records.text("note")))
+        filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", str(records.shown("note"))))
     )
     return Outcome(step.title, host, "done", detail, reply.seconds), output

@@ -20,6 +20,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, gather, read_tree
 from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
@@ -31,6 +32,19 @@ from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm.identity import with_nodes
+
+
+def look_at_hosts(flags: Flags, transport: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
+    """Return the hosts of a command and their facts, and which nodes of Slurm they are as the Slurm host says it."""
+    survey = gather(flags, transport, inventory, prefix)
+    return with_nodes(transport, survey, control_has_slurm=control_has_slurm(prefix, _shared_mark(survey)))
+
+
+def _shared_mark(survey: Survey) -> str:
+    """Return the id of the prefix where all hosts see the same, else ""."""
+    markers = {facts.prefix.id for facts in survey.facts.values()}
+    return markers.pop() if len(markers) == 1 else ""
 
 
 def skipped(value: str) -> tuple[str, ...]:
@@ -111,7 +125,6 @@ def check_hosts(
 
 def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = ()) -> PlanRequest:
     """Return what is wanted, with the texts of recipes and templates read from the repository."""
-    markers = {facts.prefix.id for facts in survey.facts.values()}
     return PlanRequest(
         lock=wanted.lock,
         stack=wanted.stack,
@@ -121,7 +134,7 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
         templates=read_tree(flags.root / "env"),
         external_python=flags.python,
         on_busy_host=flags.on_busy_host,
-        control_has_slurm=control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else ""),
+        control_has_slurm=control_has_slurm(survey.prefix, _shared_mark(survey)),
         skip=tuple(skip),
         mirrors=wanted.mirrors,
     )
@@ -142,7 +155,7 @@ class BootstrapContext:
 
     def look(self) -> Survey:
         """Return the hosts of the run as they are now."""
-        return gather(self.flags, self.transport, self.survey.inventory, self.request.prefix)
+        return look_at_hosts(self.flags, self.transport, self.survey.inventory, self.request.prefix)
 
     def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
         """Return the hosts of these names."""

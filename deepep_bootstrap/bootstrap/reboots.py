@@ -18,10 +18,10 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import gather_one
-from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
+from deepep_bootstrap.slurm.identity import choose_slurm_host
 from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason
 
 OPTIONS = "driver-options"
@@ -216,11 +216,14 @@ def _resume(context: BootstrapContext) -> tuple[Outcome, ...]:
 def slurm_hosts(context: BootstrapContext) -> tuple[Host, ...]:
     """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
     request = context.request
-    first = decisions.choose_slurm_host(
-        request.inventory, context.survey.facts, control_has_slurm=request.control_has_slurm
-    )
+    first = choose_slurm_host(request.inventory, context.survey.facts, control_has_slurm=request.control_has_slurm)
     own = (THIS_MACHINE,) if first == THIS_MACHINE.name else ()
-    clients = [host for host in context.survey.reached if context.survey.facts[host.name].slurm.works]
+    # No other node is asked of a node: it may be taken over. The wave waits for a Slurm host that reboots.
+    clients = [
+        host
+        for host in context.survey.reached
+        if context.survey.facts[host.name].slurm.works and (host.name == first or host.role == "login")
+    ]
     return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
 
 
@@ -240,7 +243,7 @@ def unfinished(context: BootstrapContext) -> Iterator[Problem]:
         for host, check in pairs:
             groups.setdefault(check, []).append(host)
         for check, hosts in groups.items():
-            yield Problem(fold(hosts), f"{TITLES[check.recipe]}: {what}", check.found, check.wanted, remedy)
+            yield Problem(fold(hosts), f"{TITLES[check.recipe]}: {what}", str(check.found), str(check.wanted), remedy)
     reasons: dict[str, list[str]] = {}
     for host, seen in context.survey.facts.items():
         if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):

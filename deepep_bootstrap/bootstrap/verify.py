@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from deepep_bootstrap.core.errors import TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.core.text import HostText
+from deepep_bootstrap.inventory.forms import MODULE
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
@@ -18,18 +20,6 @@ Keep = Callable[[str, str], object]
 
 LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
-
-LOOK_FORM = RecordForm(
-    {"stale": 2}
-    | dict.fromkeys(
-        (
-            *("module", "loaded", "said", "import", "error", "deep_ep", "torch", "nvshmem", "nccl", "nccl_version"),
-            *("deepep_entry", "nvshmem_entry", "driver", "end"),
-        ),
-        1,
-    ),
-    end="end",
-)
 
 
 @dataclass(frozen=True)
@@ -51,9 +41,9 @@ class LoadVerdict:
 
     module_system: bool
     loaded: str
-    printed: str
+    printed: HostText
     imported: bool | None
-    error: str
+    error: HostText
     deep_ep: str
     torch: str
     nvshmem: str
@@ -88,13 +78,13 @@ def parse_verdict(reply: Reply) -> LoadVerdict:
     """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
     if reply.code:
         raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
-    records = read_records(reply.out, LOOK_FORM, reply.host, "verify/module.sh")
+    records = read_records(reply.out, MODULE, reply.host, "verify/module.sh")
     return LoadVerdict(
         module_system=records.text("module") == "yes",
         loaded=records.text("loaded"),
-        printed=records.text("said"),
+        printed=records.shown("said"),
         imported={"yes": True, "no": False}.get(records.text("import")),
-        error=records.text("error"),
+        error=records.shown("error"),
         deep_ep=records.text("deep_ep"),
         torch=records.text("torch"),
         nvshmem=records.text("nvshmem"),
@@ -128,9 +118,9 @@ def _wrong_module(host: str, verdict: LoadVerdict, record: StackRecord) -> Itera
     """Yield what is wrong with what was loaded: by the module system, or from env.sh where there is none."""
     if not verdict.module_system:
         if verdict.printed:
-            yield Problem(host, "env.sh cannot be read", verdict.printed, "silence")
+            yield Problem(host, "env.sh cannot be read", str(verdict.printed), "silence")
     elif verdict.loaded != record.module:
-        missing = verdict.loaded or verdict.printed or "no module"
+        missing = verdict.loaded or str(verdict.printed) or "no module"
         remedy = "invoke bootstrap, then a new login shell"
         yield Problem(host, "module load gives another module", missing, record.module, remedy)
 
@@ -140,7 +130,7 @@ def _failed_import(host: str, verdict: LoadVerdict, record: StackRecord) -> Iter
         what = "import deep_ep fails"
         if record.external_python and not verdict.driver:
             what += "; this host has no NVIDIA driver, so our NVSHMEM is not preloaded into the external Python"
-        yield Problem(host, what, verdict.error, "no error")
+        yield Problem(host, what, str(verdict.error), "no error")
 
 
 def _foreign_libraries(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:

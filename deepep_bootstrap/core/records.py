@@ -1,5 +1,5 @@
 """Data lines, as recipes print them on standard output: `key=value` with fields separated by tabs, read
-against a list of known keys.
+against a list of known keys and of what each of their fields may hold (inventory.forms).
 """
 
 from __future__ import annotations
@@ -9,29 +9,66 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import HostText
 
 SHOWN = 80
 """How many characters of an unexpected line a message shows."""
 
 
 @dataclass(frozen=True)
+class ValueForm:
+    """What one field may hold: `pattern` matches all of it, and a number lies in `span`. `wanted` says so to people.
+    Without a pattern it is free text, which is for showing alone."""
+
+    wanted: str
+    pattern: re.Pattern[str] | None
+    longest: int = 256
+    span: tuple[int, int] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether it is free text."""
+        return self.pattern is None
+
+    def fits(self, text: str) -> bool:
+        """Return whether a field may hold this text."""
+        if self.pattern is None:
+            return True
+        if len(text) > self.longest or not self.pattern.fullmatch(text):
+            return False
+        return self.span is None or not text.lstrip("-").isdecimal() or self.span[0] <= int(text) <= self.span[1]
+
+
+Fields = tuple[ValueForm, ...]
+"""The forms of a line's fields in their order. Free text stands last."""
+
+
+@dataclass(frozen=True)
 class RecordForm:
     """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with
-    the number of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
+    the forms of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
 
-    single: Mapping[str, int]
-    many: Mapping[str, int] = field(default_factory=dict)
+    single: Mapping[str, Fields]
+    many: Mapping[str, Fields] = field(default_factory=dict)
     end: str = ""
+
+    def fields(self, key: str) -> Fields | None:
+        """Return the forms of a line's fields; None for a key that no line has."""
+        return self.single.get(key) or self.many.get(key)
 
 
 @dataclass(frozen=True)
 class Records:
-    """The lines that were read: for each key its lines in order, each split into fields."""
+    """The lines that were read: for each key its lines in order, each split into fields, all of them of their form.
+    What is free text is got by `shown` and `rows_with_text` alone, as HostText."""
 
     lines: Mapping[str, Sequence[tuple[str, ...]]]
+    form: RecordForm
 
     def rows(self, key: str) -> Sequence[tuple[str, ...]]:
         """Return all lines of `key`, split into fields."""
+        if any(form.free for form in self.form.fields(key) or ()):
+            raise TypeError(f"{key} has free text, which is for showing alone")
         return self.lines.get(key, ())
 
     def words(self, key: str) -> tuple[str, ...]:
@@ -51,39 +88,64 @@ class Records:
         """Return whether the value of `key` is 1."""
         return self.text(key) == "1"
 
+    def rows_with_text(self, key: str) -> Sequence[tuple[tuple[str, ...], HostText]]:
+        """Return, for all lines of `key`, the fields but the last, and that one, which is free text."""
+        return tuple((fields[:-1], HostText(fields[-1])) for fields in self.lines.get(key, ()))
+
+    def shown(self, key: str) -> HostText:
+        """Return the free text of the one line of `key`, an empty one without that line."""
+        return next((said for _, said in self.rows_with_text(key)), HostText())
+
 
 def read_records(text: str, form: RecordForm, where: str, printer: str) -> Records:
     """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for every line
-    that is not of the `form`, and for an answer that was cut off."""
+    and every value that is not of the `form`, and for an answer that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
-    faults = []
+    problems: list[Problem] = []
+    unbelieved: set[str] = set()
     for line in filter(None, text.split("\n")):
         key, _, value = line.partition("=")
+        fields = tuple(value.split("\t"))
         if fault := _fault(line, form, lines.keys()):
-            faults.append(fault)
+            problems.append(disagreement(where, printer, fault))
+        elif misfit := next(filter(None, map(_misfit, form.fields(key) or (), fields)), None):
+            # Of eight GPUs that are all alike one is enough to say so.
+            problems.extend([misfit_problem(where, printer, key, *misfit)] if key not in unbelieved else [])
+            unbelieved.add(key)
         else:
-            lines.setdefault(key, []).append(tuple(value.split("\t")))
-    if faults:
-        raise Trouble(*(disagreement(where, printer, fault) for fault in faults))
+            lines.setdefault(key, []).append(fields)
+    if problems:
+        raise Trouble(*problems)
     if form.end and lines.get(form.end) != [("1",)]:
         cut = f"{len(text)} characters without the last line"
         raise Trouble(
             Problem(where, f"the answer of {printer} is cut off", cut, f"{form.end}=1", "the same command again")
         )
-    return Records(lines)
+    return Records(lines, form)
 
 
 def _fault(line: str, form: RecordForm, known: Collection[str]) -> str:
     """Return what is wrong with a line, or ""; `known` are the keys of the lines before it."""
     key, equals, value = line.partition("=")
-    wanted = form.single.get(key) or form.many.get(key)
+    wanted = form.fields(key)
     if not equals or wanted is None:
         return f"the line {line[:SHOWN]!r}"
     if "\0" in line:
         return f"a zero byte in {line[:SHOWN]!r}"
-    if (count := value.count("\t") + 1) != wanted:
+    if (count := value.count("\t") + 1) != len(wanted):
         return f"{count} fields in {line[:SHOWN]!r}"
     return f"a second line {key}" if key in form.single and key in known else ""
+
+
+def _misfit(form: ValueForm, text: str) -> tuple[str, str] | None:
+    """Return a value that is not of its form, and what was wanted; None for one that is."""
+    return None if form.fits(text) else (text, form.wanted)
+
+
+def misfit_problem(where: str, printer: str, key: str, found: str, wanted: str) -> Problem:
+    """Return the problem of a host that answers `key` with what it cannot be."""
+    what = f"{printer} answers {key} with what cannot be, so nothing of it is believed"
+    return Problem(where, what, repr(found[:SHOWN]), wanted, "a look at the tools of that host, or --limit to others")
 
 
 def disagreement(where: str, printer: str, found: str) -> Problem:

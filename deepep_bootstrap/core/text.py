@@ -1,15 +1,50 @@
-"""Times, durations and sizes, read from flags and written for people."""
+"""Times, durations and sizes, read from flags and written for people; and text that a host said."""
 
 from __future__ import annotations
 
 import math
 import re
 
-from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.errors import Problem, Trouble, plain
 
 GIB = 1024**3
 
 STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
+
+LONGEST_SAID = 2000
+"""Characters that are shown of what a host said."""
+
+
+class HostText:
+    """Free text of a host, for showing only. It is no `str`: mypy does not let it be a word or a variable of a
+    command, and remote.fleet.Job refuses it too. As text it has no control characters and a limit."""
+
+    __slots__ = ("_said",)
+
+    def __init__(self, said: str = "") -> None:
+        self._said = said
+
+    def __str__(self) -> str:
+        return plain(self._said)[:LONGEST_SAID]
+
+    def __repr__(self) -> str:
+        return f"HostText({self._said!r})"
+
+    def __bool__(self) -> bool:
+        return bool(self._said)
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other) if isinstance(other, (str, HostText)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+NO_TEXT = HostText()
+"""What stands for a host that said nothing."""
+
+Words = str | HostText
+"""A sentence to show: ours, or what a host said."""
 
 
 def parse_time(flag: str, text: str) -> float:

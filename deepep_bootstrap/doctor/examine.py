@@ -19,7 +19,7 @@ from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.plan.steps import MIB, UNPACKED
 from deepep_bootstrap.prefix.defects import CHECK
-from deepep_bootstrap.prefix.offer import read_offer
+from deepep_bootstrap.prefix.offer import prefix_host, read_offer
 from deepep_bootstrap.slurm import commands
 
 ROWS: tuple[Row, ...] = (*gpu.ROWS, *network.ROWS, *host.ROWS, *user.ROWS)
@@ -54,7 +54,8 @@ def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) ->
         host.name: facts[host.name] for host in request.inventory.hosts if host.role == "gpu" and host.name in facts
     }
     profile, link, handler = profile_of(request, gpu_hosts)
-    offers = [offer for seen in facts.values() if (offer := read_offer(seen.prefix.manifest)) is not None]
+    via = prefix_host(request.inventory, facts)
+    offer = read_offer(facts[via].prefix.manifest) if via else None
     target = max(request.stack.wheels.values(), key=len, default=())
     try:
         build_host = decisions.choose_build_host(request, gpu_hosts, [])
@@ -69,7 +70,7 @@ def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) ->
         build_host=build_host,
         bootstrap=bootstrap,
         external_python=request.external_python,
-        offered=any(request.stack.name in offer.stacks for offer in offers),
+        offered=offer is not None and request.stack.name in offer.stacks,
         alone=len(gpu_hosts) < 2,
         gres=request.inventory.settings.gres,
         reservation=commands.reservation_of(request.inventory.settings.sbatch_args),
@@ -149,21 +150,18 @@ def from_recipe(seen: HostView, check: Check, same: Sequence[Fault]) -> Finding:
     """Return the finding that a host recipe's check is; `same` is what checks of the host saw of it."""
     rolling = f"{seen.case.bootstrap} --reboot=rolling"
     at_once = next((fault.fix for fault in same), seen.case.bootstrap)
+    said, note = str(check.found), str(check.note)
     severity, found, fix = {
-        "todo": (TO_DO.get(check.recipe, WARNING), check.found, rolling if check.needs_reboot else at_once),
-        "reboot": (WARNING, f"{check.found}; waits for a reboot", rolling),
-        "stuck": (
-            BLOCKING,
-            f"{check.found}, although the host was rebooted since the change",
-            check.note or "dmesg, on the host",
-        ),
-    }.get(check.state, (WARNING, check.found, check.note))
+        "todo": (TO_DO.get(check.recipe, WARNING), said, rolling if check.needs_reboot else at_once),
+        "reboot": (WARNING, f"{said}; waits for a reboot", rolling),
+        "stuck": (BLOCKING, f"{said}, although the host was rebooted since the change", note or "dmesg, on the host"),
+    }.get(check.state, (WARNING, said, note))
     if check.recipe == "cuda-toolkit" and check.state == "todo" and not seen.builds:
         severity = NOTE
     if check.state != "reboot":
         severity = min([severity, *(fault.severity for fault in same)], key=SEVERITIES.index)
     why = next((row.why for row in ROWS if row.recipe == check.recipe), "DeepEP needs it.")
-    return Finding(check.recipe, severity, (seen.name,), found, check.wanted, why, fix)
+    return Finding(check.recipe, severity, (seen.name,), found, str(check.wanted), why, fix)
 
 
 def share_prefix(case: Case, seen: Sequence[HostView]) -> Iterator[Finding]:

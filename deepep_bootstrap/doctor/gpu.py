@@ -49,7 +49,7 @@ def has_driver(seen: HostView) -> Iterator[Fault]:
     if not prepared.gpu_devices and not facts.gpu_problem:
         yield Fault(BLOCKING, "no NVIDIA GPU on the PCI bus", "GPUs", "role=login for this host in the hosts file")
         return
-    found = facts.gpu_problem or f"{prepared.gpu_devices} GPUs without a working driver"
+    found = str(facts.gpu_problem) or f"{prepared.gpu_devices} GPUs without a working driver"
     # A driver that is loaded is left alone by its recipe; another version of it on disk, or a GPU that hangs, takes a
     # reboot.
     fix = (

@@ -103,7 +103,7 @@ def has_python(seen: HostView) -> Iterator[Fault]:
     if case.external_python:
         python = facts.external_python
         if python is None or python.problem:
-            found = python.problem if python else "not found"
+            found = str(python.problem) if python else "not found"
             yield Fault(
                 BLOCKING, f"{case.external_python}: {found}", "an interpreter with torch", "--python=/another/python"
             )

@@ -7,21 +7,15 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.core.text import HostText
+from deepep_bootstrap.inventory.forms import USER_VIEW
 from deepep_bootstrap.remote.fleet import Job, Reply
 
 RECIPE = "doctor/user.sh"
 LIMIT = 90.0
 """Seconds for looking: waking the GPUs of a host without a persistence daemon takes tens of them, a login shell has
 20."""
-
-FORM = RecordForm(
-    dict.fromkeys(
-        ("user", "uid", "memlock", "ipc_lock", "container", "shm", "prefix", "module", "visible", "login", "end"), 1
-    ),
-    {"device": 2, "variable": 2, "library": 1},
-    end="end",
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class UserView:
     memlock: str = ""
     ipc_lock: bool = False
     container: str = ""
-    devices: tuple[tuple[str, str], ...] = ()
+    devices: tuple[tuple[str, HostText], ...] = ()
     shm: str = ""
     prefix: str = ""
     module: str = ""
@@ -59,7 +53,7 @@ def parse_user_view(reply: Reply) -> UserView:
     if reply.code:
         found = (reply.err or reply.out).strip()[-400:]
         raise Trouble(Problem(reply.host, "looking as the user of a job failed", found))
-    records = read_records(reply.out, FORM, reply.host, RECIPE)
+    records = read_records(reply.out, USER_VIEW, reply.host, RECIPE)
     words = {key: records.text(key) for key in ("user", "memlock", "container", "shm", "prefix", "module", "login")}
     try:
         uid, visible = records.number("uid", -1), records.number("visible")
@@ -71,7 +65,9 @@ def parse_user_view(reply: Reply) -> UserView:
         **words,
         uid=uid,
         ipc_lock=records.truth("ipc_lock"),
-        devices=tuple(sorted((path, problem) for path, problem in records.rows("device"))),
+        devices=tuple(
+            sorted(((row[0], problem) for row, problem in records.rows_with_text("device")), key=lambda one: one[0])
+        ),
         visible=visible,
         variables=tuple(sorted((name, value) for name, value in records.rows("variable"))),
         libraries=records.words("library"),

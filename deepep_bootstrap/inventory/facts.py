@@ -14,17 +14,10 @@ from typing import Any
 import msgspec
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.records import (
-    RecordForm,
-    Records,
-    decimal,
-    disagreement,
-    driver_value,
-    natural,
-    number,
-    read_records,
-)
-from deepep_bootstrap.inventory.machine import FORM_MANY, FORM_SINGLE, Machine
+from deepep_bootstrap.core.records import Records, decimal, disagreement, driver_value, natural, number, read_records
+from deepep_bootstrap.core.text import NO_TEXT, HostText
+from deepep_bootstrap.inventory.forms import FACTS
+from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.machine import parse_machine as prepared
 
 
@@ -48,14 +41,6 @@ class Prefix:
     source: str = ""
     problem: str = ""
     unproved: tuple[str, ...] = ()
-
-
-PREFIX_SINGLE: Mapping[str, int] = {
-    "prefix_path": 1, "prefix_problem": 1, "prefix_exists": 1, "prefix_writable": 1, "prefix_fs": 3, "prefix_id": 1,
-    "prefix_generation": 1, "prefix_manifest": 1,
-}  # fmt: skip
-PREFIX_MANY: Mapping[str, int] = {"prefix_entry": 1, "prefix_unproved": 1}
-"""Lines of recipes/facts.sh about the prefix with the number of their fields."""
 
 
 def parse_prefix(records: Records) -> Prefix:
@@ -117,7 +102,7 @@ class Python:
     torch_git: str = ""
     torch_cuda: str = ""
     torch_abi: str = ""
-    problem: str = ""
+    problem: HostText = NO_TEXT
     header: bool = False
 
 
@@ -202,7 +187,7 @@ class Facts:
 
     os_id: str = ""
     os_version: str = ""
-    os_name: str = ""
+    os_name: HostText = NO_TEXT
     kernel: str = ""
     machine: str = ""
     hostname: str = ""
@@ -224,13 +209,13 @@ class Facts:
     modules: Modules = Modules()
     slurm: Slurm = Slurm()
     prefix: Prefix = field(default_factory=Prefix)
-    cpu_model: str = ""
+    cpu_model: HostText = NO_TEXT
     glibc: str = ""
     memory_free_mib: int = 0
     scratch_free_mib: int = 0
     default_route: bool = False
     external_packages: tuple[tuple[str, str], ...] = ()
-    gpu_problem: str = ""
+    gpu_problem: HostText = NO_TEXT
     prepared: Machine = field(default_factory=Machine)
 
 
@@ -239,27 +224,6 @@ SCRIPT, PARTS = "facts.sh", "facts/"
 
 VERSION = "1"
 """Of the data lines: facts.sh says which one it prints."""
-
-FORM = RecordForm(
-    single={
-        "facts": 1, "end": 1, "os_id": 1, "os_version": 1, "os_name": 1, "kernel": 1, "machine": 1, "hostname": 1,
-        "boot_id": 1, "user": 1,
-        "uid": 1, "cpus": 1, "cpu_model": 1, "glibc": 1, "memory_mib": 1, "memory_free_mib": 1, "scratch_free_mib": 1,
-        "gdrdrv": 1,
-        "external_python": 9, "modules": 4, "slurm": 3, "slurmd": 1, "slurm_node": 4, "slurm_path": 2,
-        "default_route": 1,
-        **FORM_SINGLE, **PREFIX_SINGLE,
-    },
-    many={
-        "gpu": 8, "gpu_process": 2, "gpu_problem": 1, "nvidia_param": 2, "rdma": 5, "rdma_virtual": 1, "port": 5,
-        "gid": 6,
-        "tool": 2, "toolkit": 5, "python": 3, "hook": 2, "kernel_module": 1, "header": 1, "slurm_job": 1,
-        "slurm_limits": 2,
-        "external_package": 2,
-        **FORM_MANY, **PREFIX_MANY,
-    },
-    end="end",
-)  # fmt: skip
 
 
 def facts_script(recipes: Mapping[str, str]) -> str:
@@ -274,7 +238,7 @@ def parse_facts(text: str, host: str) -> Facts:
     does not print.
 
     Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused."""
-    records = read_records(text, FORM, host, SCRIPT)
+    records = read_records(text, FACTS, host, SCRIPT)
     try:
         if records.text("facts") != VERSION:
             raise ValueError(f"version {records.text('facts')[:20]!r}")
@@ -284,14 +248,16 @@ def parse_facts(text: str, host: str) -> Facts:
 
 
 def _facts(records: Records) -> Facts:
-    words = ("os_id", "os_version", "os_name", "kernel", "machine", "hostname", "boot_id", "user", "cpu_model", "glibc")
+    words = ("os_id", "os_version", "kernel", "machine", "hostname", "boot_id", "user", "glibc")
     numbers = ("cpus", "memory_mib", "memory_free_mib", "scratch_free_mib")
     return Facts(
         **{key: records.text(key) for key in words},  # type: ignore[arg-type]
         **{key: records.number(key) for key in numbers},  # type: ignore[arg-type]
         uid=records.number("uid", -1),
         gpus=_gpus(records),
-        gpu_problem="; ".join(records.words("gpu_problem")),
+        os_name=records.shown("os_name"),
+        cpu_model=records.shown("cpu_model"),
+        gpu_problem=HostText("; ".join(str(said) for _, said in records.rows_with_text("gpu_problem"))),
         nvidia_params=tuple((name, driver_value(value)) for name, value in records.rows("nvidia_param")),
         toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
         tools=tuple((name, version) for name, version in records.rows("tool")),
@@ -299,7 +265,7 @@ def _facts(records: Records) -> Facts:
         pythons=tuple(
             Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))
         ),
-        external_python=next((_external(f) for f in records.rows("external_python")), None),
+        external_python=next((_external(f, said) for f, said in records.rows_with_text("external_python")), None),
         external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
         rdma=_rdma(records),
         kernel_modules=records.words("kernel_module"),
@@ -312,8 +278,8 @@ def _facts(records: Records) -> Facts:
     )
 
 
-def _external(f: Sequence[str]) -> Python:
-    return Python(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[8], f[7] == "1")
+def _external(f: Sequence[str], problem: HostText) -> Python:
+    return Python(f[0], f[1], f[2], f[3], f[4], f[5], f[6], problem, f[7] == "1")
 
 
 def _gpus(records: Records) -> tuple[Gpu, ...]:
@@ -403,7 +369,7 @@ SCHEMA = 1
 
 def facts_json(facts: Mapping[str, Facts]) -> dict[str, Any]:
     """Return the facts of hosts as JSON values, by host: `hosts` in the document of `invoke facts`."""
-    values: dict[str, Any] = msgspec.to_builtins(facts)
+    values: dict[str, Any] = msgspec.to_builtins(facts, enc_hook=_said)
     return values
 
 
@@ -427,9 +393,23 @@ def read_facts_json(text: str, where: str) -> dict[str, Facts]:
     return {name: _facts_of(name, values, where) for name, values in hosts.items()}
 
 
+def _said(value: object) -> str:
+    """Return a host's text as JSON has it."""
+    if isinstance(value, HostText):
+        return str(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _heard(kind: type, value: object) -> object:
+    """Return a host's text from JSON."""
+    if kind is HostText and isinstance(value, str):
+        return HostText(value)
+    raise NotImplementedError(kind.__name__)
+
+
 def _facts_of(name: str, values: object, where: str) -> Facts:
     try:
-        return msgspec.convert(values, Facts)
+        return msgspec.convert(values, Facts, dec_hook=_heard)
     except msgspec.ValidationError as error:
         raise Trouble(
             Problem(where, "facts of a host cannot be read", f"{name}: {error}", "what `invoke facts --json` prints")

@@ -125,19 +125,6 @@ class Machine:
     slurm_reason: str = ""
 
 
-FORM_SINGLE: Mapping[str, int] = {
-    "nvidia_module": 1, "kernel_headers": 1, "secure_boot": 1, "reboot_required": 1, "uptime": 1, "memlock": 1,
-    "slurmd_memlock": 1,
-    "shm_mib": 1, "gib": 1, "gdrdrv_major": 1, "gdrdrv_node": 1, "ofed": 1, "slurm_reason": 1,
-}  # fmt: skip
-FORM_MANY: Mapping[str, int] = {
-    "device": 3, "package": 2, "library": 2, "library_abi": 2, "library_owner": 2, "resolved": 1, "address": 2,
-    "route": 2,
-    "local_address": 1, "kernel_address": 3, "kernel_route": 4, "mtu": 2, "fabric_manager": 2, "fabric_state": 2,
-    "reached": 3, "stamp": 2,
-}  # fmt: skip
-"""Lines of recipes/facts/machine.sh (`slurm_reason`: of cluster.sh) with the number of their fields."""
-
 DMABUF_KERNEL = (5, 12)
 """First kernel whose RDMA stack registers dma-bufs (ib_umem_dmabuf_get, merged in February 2021); NVIDIA's GPU
 Operator states the same minimum for GPUDirect RDMA, together with the open kernel modules."""

@@ -15,6 +15,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.forms import GIB
 from deepep_bootstrap.inventory.nics import DRIVER, Nic, Sorted, active_nics
 from deepep_bootstrap.inventory.nics import cards as cards_of
 
@@ -309,13 +310,17 @@ def _host_notes(gpus: int, nics: Sequence[Nic], assigned: Mapping[int, Nic]) -> 
 def choose_gib(profile: Profile, facts: Mapping[str, Facts]) -> tuple[str, tuple[str, ...]]:
     """Return the script of Google's gIB that NCCL's settings come from, "" for none, and notes."""
     lacking = [host for host, seen in facts.items() if not seen.prepared.gib]
-    scripts = sorted({seen.prepared.gib for seen in facts.values() if seen.prepared.gib})
+    scripts = {seen.prepared.gib for seen in facts.values() if seen.prepared.gib}
+    if foreign := [host for host, seen in facts.items() if seen.prepared.gib not in {"", GIB}]:
+        # Every user's shell reads it, on all hosts: no host says where it is.
+        what, found = "gIB's script is at another place than Google's", facts[foreign[0]].prepared.gib
+        raise Trouble(Problem(_fold(foreign), what, found, GIB))
     if profile.link != "Ethernet" or profile.gib is False or (not scripts and not profile.gib):
         return "", ()
     if lacking and (not scripts or not profile.gib):
         return "", (f"{_fold(lacking)}: gIB is not installed, so NCCL uses its own transport on all hosts",)
     notes = [f"{_fold(lacking)}: gIB is not installed, but profile {profile.name} counts on it"] if lacking else []
-    return scripts[0], tuple(notes)
+    return GIB, tuple(notes)
 
 
 def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -351,7 +356,7 @@ def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[st
         for gpu in seen.gpus
         if re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.capability)
     }
-    without = {host: seen.gpu_problem or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
+    without = {host: str(seen.gpu_problem) or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
     if not found:
         reason = next(iter(without.values()), "no compute capability from nvidia-smi")
         raise Trouble(

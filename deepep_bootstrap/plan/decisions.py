@@ -20,10 +20,10 @@ from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
 from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
-from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, read_offer
+from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, check_manifests, read_offer
 from deepep_bootstrap.prefix.test_kinds import COPIED
-from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
+from deepep_bootstrap.slurm.identity import choose_slurm_host
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     prefix_host = named_host(request.inventory, "prefix_host", facts) or build_host
     slurm_host = choose_slurm_host(request.inventory, facts, control_has_slurm=request.control_has_slurm)
     here = facts[build_host]
+    check_manifests(request.prefix, facts, prefix_host)
 
     previous = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
     network = choose_network(request, gpu_hosts, previous)
@@ -228,18 +229,6 @@ def busy_with(facts: Facts, reservation: str = "") -> str:
     return f"{count} GPU processes" if count else ""
 
 
-def choose_slurm_host(inventory: Inventory, facts: Mapping[str, Facts], *, control_has_slurm: bool) -> str:
-    """Return where sbatch is run: the host that the hosts file names, this machine where it is a client and sees the
-    same prefix, else a host with a working client, login hosts first; "" without Slurm."""
-    if name := named_host(inventory, "slurm_host", facts):
-        return name
-    if control_has_slurm:
-        return THIS_MACHINE.name
-    working = [name for name, seen in facts.items() if seen.slurm.works and seen.slurm.sbatch]
-    logins = {host.name for host in inventory.hosts if host.role == "login"}
-    return next((name for name in working if name in logins), working[0] if working else "")
-
-
 def choose_python(
     request: PlanRequest, gpu_hosts: Mapping[str, Facts], here: Facts, known: PreviousOffer
 ) -> tuple[str, Python]:
@@ -365,7 +354,7 @@ def check_external(
 def _misfits(name: str, path: str, seen: Facts, stack: Stack, here: Facts) -> Iterator[Problem]:
     python = seen.external_python
     if python is None or python.problem:
-        found = python.problem if python else "not asked for"
+        found = str(python.problem) if python else "not asked for"
         yield Problem(name, f"--python={path} cannot be used", found, "an interpreter with torch")
     elif python.torch_cuda.split(".")[0] != stack.cuda:
         found = f"torch {python.torch} for CUDA {python.torch_cuda or 'none'}"

@@ -2,7 +2,7 @@
 
 A rolling reboot may last days, and repositories move on meanwhile. So where the lock names driver
 packages without a version, all hosts get that of the hosts which run the same packages already, else the
-one that the first host would get now.
+one that most hosts would get now: the lock's names, and nothing of a host but a version.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.core.text import HostText, Words
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.inventory import network_env, nics
 from deepep_bootstrap.inventory.facts import Facts, Python
+from deepep_bootstrap.inventory.forms import CHECK
 from deepep_bootstrap.inventory.machine import FABRIC_WELL
 from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.packages import System, recipe_env
@@ -38,8 +40,6 @@ LIBRARIES = (
     "host/lib/kernel-modules.sh",
 )
 """Texts in front of every host recipe, in this order."""
-
-STATE_FORM = RecordForm({"state": 1, "found": 1, "wanted": 1, "note": 1, "needs": 1, "candidate": 1})
 
 CMAKE_FLOOR = (3, 19)
 """NVSHMEM's own minimum (cmake_minimum_required of its CMakeLists.txt)."""
@@ -60,15 +60,17 @@ class Check:
     """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written,
     works after a reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this
     program can do; `note` says what to do by hand). With `needs_reboot`, applying it ends in a reboot. `candidate`:
-    its packages in the versions that the host would get now."""
+    its packages in the versions that the host would get now. `fault`: why an answer is not believed, which makes it
+    "blocked"."""
 
     recipe: str
     state: str
-    found: str
-    wanted: str
-    note: str = ""
+    found: Words
+    wanted: Words
+    note: Words = ""
     needs_reboot: bool = False
     candidate: str = field(default="", compare=False)
+    fault: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -330,18 +332,19 @@ def _check(name: str, text: str, log: str, host: str) -> Check:
         errors = [line for line in log.splitlines() if line.startswith("error: ")] or [ended]
         return Check(name, BLOCKED, "its check failed", "an answer", errors[0].removeprefix("error: "))
     try:
-        records = read_records(body, STATE_FORM, host, f"host/{name}.sh")
+        records = read_records(body, CHECK, host, f"host/{name}.sh")
     except Trouble as trouble:
-        return Check(name, BLOCKED, "its check cannot be read", "an answer", str(trouble))
+        fault = trouble.problems[0]
+        return Check(name, BLOCKED, "its check cannot be read", "an answer", str(trouble), fault=fault)
     state, needs = records.text("state"), records.text("needs") == "reboot"
-    if state not in STATES:
-        return Check(name, BLOCKED, f"the state {state!r}", f"one of {', '.join(STATES)}")
+    if not state:
+        return Check(name, BLOCKED, "its check says no state", f"one of {', '.join(STATES)}")
     return Check(
         name,
         state,
-        records.text("found"),
-        records.text("wanted"),
-        records.text("note"),
+        records.shown("found"),
+        records.shown("wanted"),
+        records.shown("note"),
         needs,
         records.text("candidate"),
     )
@@ -349,22 +352,58 @@ def _check(name: str, text: str, log: str, host: str) -> Check:
 
 RECIPE = "nvidia-driver"
 
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+:~-]*")
+"""What a version of a package may be, of dpkg and of rpm."""
+
 
 def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
     """Return the same with one version in the driver packages of all hosts of a distribution that are to get them.
     What has a version in the lock keeps it, and modules of dnf (@NAME) have none; where nothing is known yet, the
-    newest is installed as before."""
-    inputs = dict(preparation.inputs)
-    chosen: dict[str, str] = {}
+    newest is installed as before.
+
+    A host whose candidate is anything but the lock's names with versions is "blocked"."""
+    waiting: dict[str, list[str]] = {}
+    checks = dict(preparation.checks)
     for host, check in preparation.of(TO_APPLY):
         packages = preparation.inputs[host].get(check.recipe, {}).get("PACKAGES", "")
         if check.recipe != RECIPE or not packages or "=" in packages:
             continue
-        if packages not in chosen:
-            chosen[packages] = in_use(packages, facts[host], facts) or check.candidate
-        if chosen[packages]:
-            inputs[host] = {**inputs[host], RECIPE: {**inputs[host][RECIPE], "PACKAGES": chosen[packages]}}
-    return replace(preparation, inputs=inputs)
+        if is_candidate(check.candidate, packages):
+            waiting.setdefault(packages, []).append(host)
+        else:
+            checks[host] = {**checks[host], RECIPE: _unbelieved(host, check, packages)}
+    inputs = dict(preparation.inputs)
+    for packages, hosts in waiting.items():
+        candidates = Counter(filter(None, (checks[host][RECIPE].candidate.strip() for host in hosts)))
+        common = candidates.most_common(1)[0][0] if candidates else ""
+        for host in hosts:
+            if chosen := in_use(packages, facts[host], facts) or common:
+                inputs[host] = {**inputs[host], RECIPE: {**inputs[host][RECIPE], "PACKAGES": chosen}}
+    return replace(preparation, inputs=inputs, checks=checks)
+
+
+def is_candidate(candidate: str, packages: str) -> bool:
+    """Return whether a host's candidate is, word by word, the lock's `packages`, each with a version or without; ""
+    is one, of a host that cannot say."""
+    names, found = packages.split(), candidate.split()
+    if not found:
+        return True
+    return len(names) == len(found) and all(
+        word == name or (word.startswith(f"{name}=") and VERSION.fullmatch(word.removeprefix(f"{name}=")))
+        for name, word in zip(names, found, strict=True)
+    )
+
+
+def _unbelieved(host: str, check: Check, packages: str) -> Check:
+    found, wanted = HostText(check.candidate), f"{packages}, each with a version or without"
+    what = "the candidate of the driver is not what the lock names, so nothing of it is believed"
+    fault = Problem(host, what, repr(check.candidate), wanted, f"a look at apt or dnf on {host}")
+    return replace(check, state=BLOCKED, found=found, wanted=wanted, note=what, candidate="", fault=fault)
+
+
+def unbelieved(preparation: Preparation) -> tuple[Problem, ...]:
+    """Return the problems of hosts whose checks answered what cannot be."""
+    return tuple(check.fault for _, check in preparation.of(BLOCKED) if check.fault)
 
 
 def in_use(packages: str, like: Facts, facts: Mapping[str, Facts]) -> str:

@@ -151,10 +151,18 @@ def preparation_steps(preparation: Preparation) -> Iterator[Step]:
         groups: dict[tuple[str, Reason, tuple[tuple[str, str], ...]], list[str]] = {}
         for host, check in pairs:
             env = tuple(preparation.inputs[host][check.recipe].items())
-            groups.setdefault((check.recipe, Reason(check.found, check.wanted), env), []).append(host)
+            reason = Reason(str(check.found), f"{check.wanted}{_versions(check, dict(env))}")
+            groups.setdefault((check.recipe, reason, env), []).append(host)
         for (recipe, reason, env), hosts in groups.items():
             title = TITLES[recipe] if kind == "host" else f"{TITLES[recipe]} and reboot"
             yield Step(kind, recipe, title, tuple(hosts), reason, dict(env))
+
+
+def _versions(check: Check, env: Mapping[str, str]) -> str:
+    """Return the versions of the driver's packages where this run chose them, for the plan that is confirmed."""
+    packages = env.get("PACKAGES", "")
+    chosen = check.recipe == host_recipes.RECIPE and check.state == host_recipes.TO_APPLY and "=" in packages
+    return f": {packages.strip()}" if chosen else ""
 
 
 def resume_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
@@ -199,7 +207,7 @@ def check_notes(preparation: Preparation) -> tuple[str, ...]:
     folded over hosts."""
     groups: dict[Check, list[str]] = {}
     for host, check in preparation.of(*host_recipes.STATES):
-        if check.state == host_recipes.BLOCKED or check.note:
+        if (check.state == host_recipes.BLOCKED or check.note) and not check.fault:
             groups.setdefault(check, []).append(host)
     return tuple(_note(check, hosts) for check, hosts in groups.items())
 
@@ -211,7 +219,13 @@ def obstacles(preparation: Preparation) -> tuple[Problem, ...]:
     for host, check in preparation.of(host_recipes.BLOCKED):
         groups.setdefault(check, []).append(host)
     return tuple(
-        Problem(fold(hosts), f"{TITLES[check.recipe]}: {check.note or 'cannot be prepared'}", check.found, check.wanted)
+        check.fault
+        or Problem(
+            fold(hosts),
+            f"{TITLES[check.recipe]}: {check.note or 'cannot be prepared'}",
+            str(check.found),
+            str(check.wanted),
+        )
         for check, hosts in groups.items()
     )
 

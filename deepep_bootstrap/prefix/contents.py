@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.records import RecordForm, Records, read_records
+from deepep_bootstrap.core.records import Records, read_records
+from deepep_bootstrap.inventory.forms import CONTENTS
 
 ENTRY_NAME = re.compile(r"[0-9a-z]{32}-[A-Za-z0-9][A-Za-z0-9._+-]*")
 """What the name of a store entry looks like; anything else in the store is not ours and is left alone."""
 
-FORM = RecordForm({"current": 1, "end": 1}, {"generation": 3, "entry": 3, "used": 2, "leftover": 2}, end="end")
 NEAR = 5
 """How many existing generations a message names."""
 
@@ -121,12 +121,12 @@ class Holdings:
 
 def parse_contents(out: str, where: str) -> Holdings:
     """Return what recipes/prefix/generations.sh printed; Trouble for lines it does not print."""
-    records = read_records(out, FORM, where, "generations.sh")
+    records = read_records(out, CONTENTS, where, "generations.sh")
     return Holdings(
         current=records.number("current"),
         generations=tuple(sorted(_generations(records), key=lambda each: each.number)),
         entries={name: StoreEntry(name, int(size or 0), _json(text)) for name, size, text in records.rows("entry")},
-        used={row[0]: row[1] for row in records.rows("used")},
+        used={fields[0]: str(who) for fields, who in records.rows_with_text("used")},
         leftovers=tuple((name, int(size or 0)) for name, size in records.rows("leftover")),
     )
 

@@ -11,14 +11,13 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import RecordForm, Records, read_records
+from deepep_bootstrap.inventory.forms import PROCESSES, QUEUE
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Holdings, StoreEntry
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
 RECIPE = ("lib.sh", "prefix/held.sh")
-PROCESSES = RecordForm({"sees": 1, "squeue": 1, "end": 1}, {"held": 4}, end="end")
-QUEUE = RecordForm({"end": 1}, {"job": 2}, end="end")
 LOOK_LIMIT = 120.0
 """Seconds for the look: a busy host has thousands of processes with thousands of mappings each."""
 

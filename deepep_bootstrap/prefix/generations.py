@@ -16,6 +16,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import RecordForm, Records
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.contents import entry_names
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
@@ -81,7 +82,7 @@ def prepare_prefix(transport: Transport, place: PrefixHandle, owner: str = "") -
     Trouble says what stands in the way."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "OWNER": owner}
     reply = transport.run(place.host, Job(compose(place.recipes, *INIT), env=env, user=place.user))
-    return read_answer(reply, place, "init.sh", RecordForm({"state": 1, "id": 1})).text("id")
+    return read_answer(reply, place, "init.sh", forms.PREFIX_STATE).text("id")
 
 
 def make_prefix(transport: Transport, place: PrefixHandle) -> str:
@@ -121,7 +122,7 @@ def probe_shared(transport: Transport, place: PrefixHandle, hosts: Sequence[Host
             unasked[host] = f"the prefix cannot be looked at: {_last(reply.err)}"
         else:
             seen.setdefault(
-                records.read_records(reply.out, RecordForm({"state": 1, "id": 1}), host, "probe.sh").text("state"), []
+                records.read_records(reply.out, forms.PREFIX_STATE, host, "probe.sh").text("state"), []
             ).append(host)
     if problems := [_unshared(place, state, names) for state, names in seen.items() if state != "seen"]:
         raise Trouble(*problems)
@@ -138,7 +139,7 @@ def _unshared(place: PrefixHandle, state: str, names: Sequence[str]) -> Problem:
 
 def _probe(transport: Transport, place: PrefixHandle, verb: str, name: str) -> Records:
     job = Job(compose(place.recipes, *PROBE), args=(verb, name), env={"PREFIX": place.prefix}, user=place.user)
-    return read_answer(transport.run(place.host, job), place, "probe.sh", RecordForm({"state": 1, "id": 1}))
+    return read_answer(transport.run(place.host, job), place, "probe.sh", forms.PREFIX_STATE)
 
 
 def publish_generation(transport: Transport, place: PrefixHandle, files: Iterable[Content], base: int) -> Published:
@@ -155,9 +156,7 @@ def publish_generation(transport: Transport, place: PrefixHandle, files: Iterabl
     reply = transport.send(
         place.host, Job(compose(place.recipes, *OFFER), env=env, user=place.user, timeout=None), tar_files(files)
     )
-    answer = read_answer(
-        reply, place, "offer.sh", RecordForm({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1})
-    )
+    answer = read_answer(reply, place, "offer.sh", forms.SWITCHED)
     if missing := answer.words("missing"):
         remedy = "the same command again: it builds what is missing"
         what = "a store entry that was to be offered was removed meanwhile"
@@ -177,7 +176,7 @@ def current(transport: Transport, place: PrefixHandle) -> int:
 def keep_logs(transport: Transport, place: PrefixHandle, run: str, chunks: Iterable[bytes]) -> str:
     """Unpack the tar stream `chunks` as PREFIX/logs/`run` and return that folder."""
     job = Job(compose(place.recipes, *LOGS), env={"PREFIX": place.prefix, "RUN": run}, user=place.user, timeout=None)
-    return read_answer(transport.send(place.host, job, chunks), place, "logs.sh", RecordForm({"logs": 1})).text("logs")
+    return read_answer(transport.send(place.host, job, chunks), place, "logs.sh", forms.LOGS).text("logs")
 
 
 def note_proof(transport: Transport, place: PrefixHandle, stack: str, *, proved: bool) -> None:
@@ -185,7 +184,7 @@ def note_proof(transport: Transport, place: PrefixHandle, stack: str, *, proved:
     next plan."""
     args = ("proved" if proved else "unproved", stack)
     job = Job(compose(place.recipes, *PROOF), args=args, env={"PREFIX": place.prefix}, user=place.user)
-    read_answer(transport.run(place.host, job), place, "proof.sh", RecordForm({"state": 1}))
+    read_answer(transport.run(place.host, job), place, "proof.sh", forms.PREFIX_STATE)
 
 
 def tar_files(files: Iterable[Content]) -> Iterator[bytes]:

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.contents import Generation, Holdings, parse_contents
 from deepep_bootstrap.prefix.gc import Garbage
 from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
 
 STALE = "another run changed the generations meanwhile"
-REMOVED = RecordForm({"state": 1}, {"dropped": 1, "removed": 1, "kept": 2, "swept": 1, "stuck": 1, "waiting": 1})
-COMPARED = RecordForm({"end": 1}, {"entry": 1, "state": 1, "lost": 1, "found": 1}, end="end")
 MODES = {
     "executable": ("may be run", "may not be run any more"),
     "writable": ("may be written", "may not be written any more"),
@@ -66,7 +65,7 @@ def read_contents(transport: Transport, place: PrefixHandle, *, locks: bool = Fa
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
     reply = transport.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
     if reply.code:
-        read_answer(reply, place, "generations.sh", RecordForm({}))
+        read_answer(reply, place, "generations.sh", forms.NOTHING)
     return parse_contents(reply.out, f"{place.host.name} {place.prefix}")
 
 
@@ -76,9 +75,7 @@ def roll_back(transport: Transport, place: PrefixHandle, holdings: Holdings, tar
     names = sorted(holdings.closure(target.names))
     env = {"BASE": str(holdings.current), "TO": str(target.number), "ENTRIES": "\n".join(names)}
     reply = transport.run(place.host, _changing(place, ROLLBACK, env))
-    answer = read_answer(
-        reply, place, "rollback.sh", RecordForm({"state": 1, "generation": 1}, {"waiting": 1, "missing": 1})
-    )
+    answer = read_answer(reply, place, "rollback.sh", forms.SWITCHED)
     where = f"{place.host.name} {place.prefix}"
     reasons = {
         "stale": (STALE, f"generation {answer.text('generation')} is current"),
@@ -106,7 +103,7 @@ def collect(
         "ENTRIES": "\n".join(entry.name for entry in garbage.entries),
     }
     reply = transport.run(place.host, _changing(place, GC, env), on_line)
-    answer = read_answer(reply, place, "gc.sh", REMOVED)
+    answer = read_answer(reply, place, "gc.sh", forms.COLLECTED)
     if answer.text("state") == "stale":
         raise Trouble(
             Problem(f"{place.host.name} {place.prefix}", STALE, "nothing was removed", try_="the same command again")
@@ -114,7 +111,7 @@ def collect(
     return CollectedGarbage(
         generations=tuple(int(number) for number in answer.words("dropped")),
         entries=answer.words("removed"),
-        kept=tuple((name, who) for name, who in answer.rows("kept")),
+        kept=tuple((fields[0], str(who)) for fields, who in answer.rows_with_text("kept")),
         leftovers=answer.words("swept"),
         stuck=answer.words("stuck"),
     )
@@ -136,17 +133,17 @@ def rehash(
     )
     reply = transport.run(place.host, job, on_line)
     if reply.code:
-        read_answer(reply, place, "rehash.sh", RecordForm({}))
+        read_answer(reply, place, "rehash.sh", forms.NOTHING)
     where = f"{place.host.name} {place.prefix}"
     # Lines belong to the entry before them, so each entry's part is read by itself.
     parts = re.split(r"^entry=", reply.out.removesuffix("end=1\n"), flags=re.MULTILINE)[1:]
-    read_records(reply.out, COMPARED, where, "rehash.sh")
+    read_records(reply.out, forms.COMPARED, where, "rehash.sh")
     return tuple(_verdict(part, where) for part in parts)
 
 
 def _verdict(part: str, where: str) -> EntryVerdict:
     name, _, lines = part.partition("\n")
-    records = read_records(lines, RecordForm({"state": 1}, {"lost": 1, "found": 1}), where, "rehash.sh")
+    records = read_records(lines, forms.COMPARED_ENTRY, where, "rehash.sh")
     return EntryVerdict(name, records.text("state"), tuple(differences(records.words("lost"), records.words("found"))))
 
 

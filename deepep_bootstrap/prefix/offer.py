@@ -4,25 +4,72 @@ becomes files.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import digest
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.forms import GIB
+from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.prefix.access import candidates
+
+
+def prefix_host(inventory: Inventory, facts: Collection[str]) -> str:
+    """Return the host whose view of the prefix counts, of those that answered: the one that the hosts file names, else
+    the first GPU host; "" where the named one did not answer."""
+    return next((host.name for host in candidates(inventory) if host.name in facts), "")
 
 
 def find_offer(survey: Survey) -> Offer | None:
-    """Return what the prefix offers now, as any host that sees it says; None where there is nothing yet."""
-    offers = (read_offer(facts.prefix.manifest) for facts in survey.facts.values())
-    return next((offer for offer in offers if offer is not None and offer.stacks), None)
+    """Return what the prefix offers now, as its host says it; None where there is nothing yet. Trouble where another
+    host sees another offer, and where the offer is of another prefix: programs are run and files read by what stands
+    in it."""
+    host = prefix_host(survey.inventory, survey.facts)
+    if not host:
+        raise Trouble(
+            Problem(f"{survey.inventory.path}: prefix_host", "this host did not answer", try_="another prefix_host"),
+            *survey.problems,
+        )
+    check_manifests(survey.prefix, survey.facts, host)
+    offer = read_offer(survey.facts[host].prefix.manifest)
+    for record in offer.stacks.values() if offer else ():
+        if record.prefix != survey.prefix:
+            where, remedy = f"{host} {survey.prefix}/current/manifest.json", "invoke bootstrap, which offers it anew"
+            raise Trouble(Problem(where, "what is offered is of another prefix", record.prefix, survey.prefix, remedy))
+    return offer if offer and offer.stacks else None
+
+
+def check_manifests(prefix: str, facts: Mapping[str, Facts], host: str) -> None:
+    """Raise Trouble where hosts see another manifest in the prefix than `host`, through which it is read. Hosts that
+    see none are no matter here: nothing of them is used."""
+    own = facts[host].prefix.manifest
+    groups: dict[str, list[str]] = {}
+    for name, seen in facts.items():
+        if seen.prefix.manifest:
+            groups.setdefault(seen.prefix.manifest, []).append(name)
+    wanted = f"{_mark(own)} as on {fold(groups.pop(own, [host]))}"
+    if groups:
+        others = [name for names in groups.values() for name in names]
+        found = ", ".join(f"{_mark(text)} on {fold(names)}" for text, names in groups.items())
+        remedy = "the same command in a minute, where the filesystem is slow to tell; else compare that file on both"
+        what = "the manifest of what is offered differs between hosts, so none is believed"
+        raise Trouble(Problem(f"{fold(others)} {prefix}/current/manifest.json", what, found, wanted, remedy))
+
+
+def _mark(manifest: str) -> str:
+    """Return what tells manifests apart in a message."""
+    return f"sha256 {hashlib.sha256(manifest.encode()).hexdigest()[:12]}" if manifest else "nothing"
 
 
 def current_offer(survey: Survey) -> Offer:
@@ -33,7 +80,7 @@ def current_offer(survey: Survey) -> Offer:
         Problem(
             survey.prefix,
             "nothing is offered there",
-            "no generation on any host that answered",
+            f"no generation, as {prefix_host(survey.inventory, survey.facts)} sees it",
             "one",
             "invoke bootstrap",
         )
@@ -150,7 +197,8 @@ class _ManifestForm:
 def read_offer(manifest: str) -> Offer | None:
     """Return the offer recorded in a generation's manifest.json text (its key "offer"); None for an empty text.
 
-    A text that is no manifest of ours, or one of another version of this program, raises Trouble.
+    A text that is no manifest of ours, one of another version of this program, or an offer that its files could not
+    say safely, raises Trouble.
     """
     if not manifest.strip():
         return None
@@ -163,6 +211,8 @@ def read_offer(manifest: str) -> Offer | None:
         reason = f"{type(error).__name__}: {error}"
         remedy = "invoke rollback, or the version of this program that wrote it"
         raise Trouble(Problem("manifest.json", what, reason, "a manifest of schema 1", remedy)) from error
+    if offer.stacks and (problems := tuple(check_offer(offer))):
+        raise Trouble(*(replace(problem, where=f"manifest.json: {problem.where}") for problem in problems))
     return offer
 
 
@@ -248,8 +298,8 @@ def _check_paths(where: str, record: StackRecord) -> Iterator[Problem]:
         if not _PATH.fullmatch(path) and (path or what in needed):
             wanted = "an absolute path without spaces, colons and quotes"
             yield Problem(where, f"the path of {what} cannot be written into path lists", repr(path), wanted)
-    if record.gib and not _PATH.fullmatch(record.gib):
-        yield Problem(where, "the path of gIB's script cannot be written into files", repr(record.gib))
+    if record.gib not in {"", GIB}:
+        yield Problem(where, "gIB's script is at another place than Google's", repr(record.gib), GIB)
 
 
 def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[Problem]:

@@ -45,6 +45,12 @@ class Job:
     merge: bool = False
     sink: Sink | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what is no text of ours, such as core.text.HostText: what a host said is no word of a command."""
+        for value in (self.script, self.user, *self.args, *self.env, *self.env.values()):
+            if type(value) is not str:
+                raise TypeError(f"{value!r} can be no word and no variable of a command")
+
 
 @dataclass(frozen=True)
 class Reply:

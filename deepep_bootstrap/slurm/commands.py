@@ -129,7 +129,8 @@ class SlurmJob:
 @dataclass(frozen=True)
 class SlurmNode:
     """A node as `scontrol show node` shows it: its name, the host's own name, state word, gres, partitions, why it
-    is drained, and since when the slurmd runs that registered last ("" where Slurm does not say)."""
+    is drained, since when the slurmd runs that registered last ("" where Slurm does not say), and at which name or
+    address slurmctld finds it (NodeAddr)."""
 
     name: str
     host: str
@@ -138,6 +139,7 @@ class SlurmNode:
     partitions: tuple[str, ...]
     reason: str
     started: str = ""
+    address: str = ""
 
     @property
     def usable(self) -> bool:
@@ -257,7 +259,8 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
                 _said(pairs.get("Gres", "")),
             )
             started = _said(pairs.get("SlurmdStartTime", ""))
-            nodes.append(SlurmNode(pairs["NodeName"], host, state, gres, partitions, reason.strip(), started))
+            address = _said(pairs.get("NodeAddr", ""))
+            nodes.append(SlurmNode(pairs["NodeName"], host, state, gres, partitions, reason.strip(), started, address))
     return tuple(nodes)
 
 

@@ -13,6 +13,7 @@ from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.prefix.test_kinds import Kind
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from deepep_bootstrap.slurm import commands
+from deepep_bootstrap.slurm.identity import choose_slurm_host
 
 SLURM, SSH = "slurm", "ssh"
 VIAS = (SLURM, SSH)
@@ -83,7 +84,7 @@ def slurm_client(survey: Survey) -> Host | None:
     markers = {seen.prefix.id for seen in survey.facts.values()}
     on_control = control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else "")
     try:
-        name = decisions.choose_slurm_host(survey.inventory, survey.facts, control_has_slurm=on_control)
+        name = choose_slurm_host(survey.inventory, survey.facts, control_has_slurm=on_control)
     except Trouble as trouble:
         raise Trouble(*trouble.problems, *survey.problems) from None
     if name == THIS_MACHINE.name:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm, Records, read_records
+from deepep_bootstrap.core.records import Records, read_records
 from deepep_bootstrap.core.text import duration
+from deepep_bootstrap.inventory.forms import SUBMITTED
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
@@ -32,7 +33,6 @@ MAY_PASS = ("node configuration is not available", "Required node not available"
 """What Slurm says of nodes that are drained or down, beside what it says of a request that no node can ever meet."""
 
 SUBMIT = ("lib.sh", "prefix/lib/share.sh", "test/lib/place.sh", "test/submit.sh")
-SUBMIT_FORM = RecordForm(dict.fromkeys(("place", "job", "refused", "late", "hung", "record"), 1), {"said": 4})
 
 ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
 
@@ -160,12 +160,12 @@ def never_runs(transport: Transport, host: Host, request: TestRequest) -> str:
 
 def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
     """Return the result, from what test/submit.sh printed; Trouble for an answer that cannot be read."""
-    records = read_records(reply.out, SUBMIT_FORM, reply.host, "test/submit.sh")
+    records = read_records(reply.out, SUBMITTED, reply.host, "test/submit.sh")
     place = records.text("place")
     outputs = tuple(
-        LastOutput(row[0], int(row[1]), int(row[2]), row[3])
-        for row in records.rows("said")
-        if row[1].isdecimal() and row[2].isdecimal()
+        LastOutput(log, int(age), int(lines), str(last))
+        for (log, age, lines), last in records.rows_with_text("said")
+        if age.isdecimal() and lines.isdecimal()
     )
     end = _end_of(records, request)
     log = f"{place}/job.log" if end.state in {ENDED, HUNG} else ""
@@ -185,7 +185,7 @@ class _End:
 
 def _end_of(records: Records, request: TestRequest) -> _End:
     """Return how a submitted test ended, by the records of test/submit.sh."""
-    if refused := records.text("refused"):
+    if refused := str(records.shown("refused")):
         return _End(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
     job = commands.parse_job(records.text("record"))
     name = f"job {records.text('job')}"
@@ -209,7 +209,7 @@ def _without_data(on_line: OnLine | None) -> OnLine | None:
     """Return a callback for the job's own lines alone."""
     if on_line is None:
         return None
-    keys = tuple(f"{key}=" for key in (*SUBMIT_FORM.single, *SUBMIT_FORM.many))
+    keys = tuple(f"{key}=" for key in (*SUBMITTED.single, *SUBMITTED.many))
     return lambda line: None if line.startswith(keys) else on_line(line)
 
 

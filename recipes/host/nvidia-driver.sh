@@ -63,7 +63,7 @@ print_candidates() {
     for package in "${packages[@]}"; do
         version=""
         if [[ "${MANAGER:-}" == apt && "${package}" != *=* ]]; then
-            version="$(apt-cache policy "${package}" 2>/dev/null | sed -n 's/^  Candidate: \([0-9].*\)/\1/p')"
+            version="$(apt-cache policy -- "${package}" 2>/dev/null | sed -n 's/^  Candidate: \([0-9].*\)/\1/p')"
         fi
         printf '%s ' "${package}${version:+=${version}}"
     done

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import facts, machine, survey
 from deepep_bootstrap.inventory.facts import parse_facts
+from deepep_bootstrap.inventory.forms import FACTS
 from tests.support.facts import ROOT, SHELLS, Machine, recipes, run_script
 
 CASES = ROOT / "tests" / "cases" / "inventory" / "machine"
@@ -71,7 +72,7 @@ def test_a_driver_that_hangs_is_asked_once_and_told(shell: str, tmp_path: Path) 
     made = Machine(tmp_path / "machine", {"programs": {"bin/nvidia-smi": stuck, "bin/timeout": hasty}})
     calls = tmp_path / "calls"
     seen = parse_facts(run_script(shell, "/nowhere/deepep", env={**made.env, "CALLS": str(calls)}), "test")
-    assert seen.gpu_problem.startswith("nvidia-smi ends with code 124")
+    assert str(seen.gpu_problem).startswith("nvidia-smi ends with code 124")
     assert not calls.with_suffix(".end").exists(), "the script waited for what nobody can end"
     assert sorted(line.partition("=")[0] for line in calls.read_text().splitlines()) == [
         "--query-compute-apps",
@@ -306,12 +307,12 @@ def test_an_address_stands_on_the_interface_of_the_narrowest_network_around_it(
         assert [(a.interface, a.cidr) for a in seen] == [(max(around)[1], f"{address}/{max(around)[0]}")]
 
 
-LINES = st.sampled_from([*machine.FORM_SINGLE.items(), *machine.FORM_MANY.items()]).flatmap(
+LINES = st.sampled_from([*FACTS.single.items(), *FACTS.many.items()]).flatmap(
     lambda form: st.lists(
         st.sampled_from(["", "0", "7", "ff", "eth0", "10.0.0.1/8", "::1", "default dev x", "unlimited"])
         | st.text(max_size=8),
-        min_size=form[1],
-        max_size=form[1],
+        min_size=len(form[1]),
+        max_size=len(form[1]),
     ).map(lambda fields: f"{form[0]}={chr(9).join(fields)}")
 )
 

@@ -167,9 +167,8 @@ def test_one_script_asks_all_recipes_and_none_meets_another() -> None:
     assert (said["peer-memory"].state, said["peer-memory"].found) == ("blocked", "its check failed")
     assert "false" in said["peer-memory"].note
     assert (said["doca-ofed"].state, said["doca-ofed"].found) == ("blocked", "its check cannot be read")
-    assert said["cuda-toolkit"] == Check(
-        "cuda-toolkit", "blocked", "the state 'perhaps'", "one of ok, todo, reboot, stuck, blocked"
-    )
+    assert (said["cuda-toolkit"].state, said["cuda-toolkit"].found) == ("blocked", "its check cannot be read")
+    assert "found 'perhaps', wanted ok or todo or reboot or stuck or blocked" in str(said["cuda-toolkit"].note)
 
 
 def test_an_answer_that_was_cut_off_says_nothing() -> None:

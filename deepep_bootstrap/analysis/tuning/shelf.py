@@ -16,13 +16,11 @@ from deepep_bootstrap.analysis.tuning.document import Document
 from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm
+from deepep_bootstrap.inventory.forms import DOCUMENTS, DOCUMENTS_KEPT
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, read_answer, tar_files
 from deepep_bootstrap.remote.fleet import Job, Transport
 
 TUNING = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/tuning.sh")
-LOOKED = RecordForm({"end": 1}, {"document": 2}, end="end")
-KEPT = RecordForm({"state": 1}, {"waiting": 1})
 ATTEMPTS = 8
 """How often documents are merged anew where other runs keep their own at the same moment; each attempt that fails
 means that one of them has ended."""
@@ -73,11 +71,11 @@ def read_shelf(connections: Transport, place: PrefixHandle) -> Shelf:
     )
     reply = connections.run(place.host, job)
     if reply.code:
-        read_answer(reply, place, "tuning.sh", LOOKED)
+        read_answer(reply, place, "tuning.sh", DOCUMENTS)
     documents: dict[str, Document] = {}
     hashes: dict[str, str] = {}
     problems: list[Problem] = []
-    for name, packed in records.read_records(reply.out, LOOKED, where, "tuning.sh").rows("document"):
+    for name, packed in records.read_records(reply.out, DOCUMENTS, where, "tuning.sh").rows("document"):
         try:
             data = base64.b64decode(packed, validate=True)
         except binascii.Error:
@@ -129,7 +127,7 @@ def _write(
     env = {**_env(place), "BASES": "\n".join(bases)}
     job = Job(compose(place.recipes, *TUNING), args=("keep",), env=env, user=place.user, timeout=None)
     reply = connections.send(place.host, job, tar_files(files))
-    return read_answer(reply, place, "tuning.sh", KEPT).text("state") == "kept"
+    return read_answer(reply, place, "tuning.sh", DOCUMENTS_KEPT).text("state") == "kept"
 
 
 def _env(place: PrefixHandle) -> dict[str, str]:

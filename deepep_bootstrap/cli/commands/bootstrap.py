@@ -16,6 +16,7 @@ from deepep_bootstrap.bootstrap.planning import (
     decide,
     leave_out,
     look_again,
+    look_at_hosts,
     read_wanted,
     request_for,
     skipped,
@@ -30,9 +31,9 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
-from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory
 from deepep_bootstrap.plan.decisions import PlanRequest
-from deepep_bootstrap.plan.host_recipes import TITLES
+from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
@@ -82,7 +83,7 @@ def bootstrap(
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
-        survey = with_prefix(gather(flags, transport, inventory, prefix))
+        survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         request = request_for(flags, survey, wanted, without)
         made = decide(transport, survey, request)
         show_plan(screen, made)
@@ -100,7 +101,7 @@ def bootstrap(
 def conclude(state: RunState) -> int:
     """Say what is still wrong or what to type next, print the document, and return the exit code."""
     context, screen = state.context, state.context.screen
-    waiting = () if context.flags.dry_run else tuple(unfinished(context))
+    waiting = (*unbelieved(context.plan.preparation), *(() if context.flags.dry_run else unfinished(context)))
     problems = (*context.survey.problems, *state.problems, *waiting)
     for problem in (*context.survey.problems, *waiting):
         screen.problem(problem)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, read_lock, request_for
+from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, look_at_hosts, read_lock, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
@@ -16,15 +16,7 @@ from deepep_bootstrap.doctor.examine import Checks, case_of, examine, exit_code,
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory.hostsfile import USER
-from deepep_bootstrap.inventory.survey import (
-    Flags,
-    Survey,
-    fold_problems,
-    gather,
-    open_connections,
-    read_inventory,
-    read_tree,
-)
+from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, open_connections, read_inventory, read_tree
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan.decisions import PlanRequest
@@ -64,7 +56,7 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
     lock, _ = read_lock(flags)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
-        survey = gather(flags, transport, inventory, prefix)
+        survey = look_at_hosts(flags, transport, inventory, prefix)
         defects, unread = find_defects(flags, transport, survey)
         asked = list(stacks_to_judge(flags, lock, survey))
         problems = [*survey.problems, *unread]
@@ -109,7 +101,7 @@ def judge(
     if broken := compatibility.check_lock(lock, read_tree(flags.root / "env"), (stack.name,)):
         raise Trouble(*broken)
     if flags.python and not any(seen.external_python for seen in survey.facts.values()):
-        survey = gather(flags, transport, survey.inventory, survey.prefix)
+        survey = look_at_hosts(flags, transport, survey.inventory, survey.prefix)
         problems.extend(survey.problems)
     request = request_for(flags, survey, Wanted.of(flags, lock, stack))
     case = case_of(request, survey.facts, command_for(flags))

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for, skipped, with_prefix
+from deepep_bootstrap.bootstrap.planning import decide, look_at_hosts, read_wanted, request_for, skipped, with_prefix
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
-from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory
+from deepep_bootstrap.plan.host_recipes import unbelieved
 from deepep_bootstrap.plan.steps import plan_json, show_plan
 
 
 def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     """Say what bootstrap would do and why; change nothing.
 
-    Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, which
-    are named."""
+    Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, or
+    answered what cannot be: they are named."""
     screen = Screen("plan", as_json=flags.json)
     wanted = read_wanted(flags)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
-        survey = with_prefix(gather(flags, transport, inventory, prefix))
+        survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         made = decide(transport, survey, request_for(flags, survey, wanted, skipped(skip)))
     show_plan(screen, made)
-    for problem in survey.problems:
+    problems = (*survey.problems, *unbelieved(made.preparation))
+    for problem in problems:
         screen.problem(problem)
-    code = worst([CHANGES if check and made.steps else OK, *(TROUBLE for _ in survey.problems)])
-    screen.document(code, survey.problems, **plan_json(made))
+    code = worst([CHANGES if check and made.steps else OK, *(TROUBLE for _ in problems)])
+    screen.document(code, problems, **plan_json(made))
     return code

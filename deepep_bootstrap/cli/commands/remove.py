@@ -14,7 +14,8 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
-from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.survey import (
     Flags,
     Survey,
@@ -32,12 +33,11 @@ from deepep_bootstrap.plan.host_recipes import OK as UNDONE
 from deepep_bootstrap.prefix import generations, modulefiles, provenance
 from deepep_bootstrap.prefix.access import candidates, confirm
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
-from deepep_bootstrap.prefix.offer import Offer, read_offer
+from deepep_bootstrap.prefix.offer import Offer, check_manifests, read_offer
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 
 HOOK = "module-hook"
-WRITTEN_FORM = RecordForm({"end": 1}, {"file": 3, "held": 2}, end="end")
 TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
@@ -123,6 +123,7 @@ def plan_removal(
     kept = offer if flags.limit else without(offer, flags.stack, lock.default_stack)
     if offer != kept:
         check_shared(survey.prefix, survey.facts)
+        check_manifests(survey.prefix, survey.facts, seat(survey).name)
     if flags.stack and kept.stacks:
         return Removal(offer, kept, {}), ()
     files, unheard = written(transport, survey, recipes)
@@ -201,7 +202,7 @@ def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
                 found=last_lines(reply.err or f"exit code {reply.code}"),
             )
         )
-    records = read_records(reply.out, WRITTEN_FORM, reply.host, "host/written.sh")
+    records = read_records(reply.out, forms.WRITTEN, reply.host, "host/written.sh")
     files = (Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
     return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
 
@@ -322,6 +323,6 @@ def judge(host: str, reply: Reply | Trouble, names: list[str], run: RunLogs) -> 
     outcomes = []
     for name, check in host_recipes.parse_checks(reply.out, reply.err, names, host).items():
         state = "done" if check.state == UNDONE else "failed"
-        detail = check.note or check.found if check.state != BLOCKED else f"{check.found}: {check.note}"
+        detail = str(check.note or check.found) if check.state != BLOCKED else f"{check.found}: {check.note}"
         outcomes.append(Outcome(f"undo {name}", host, state, detail, code=OK if state == "done" else TROUBLE, log=log))
     return outcomes

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix.defects import find_defects
-from deepep_bootstrap.prefix.offer import read_offer
+from deepep_bootstrap.prefix.offer import find_offer, prefix_host
 from deepep_bootstrap.report import load
 
 
@@ -26,12 +27,12 @@ def status(flags: Flags) -> int:
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
-        survey = gather(flags, transport, inventory, prefix)
+        survey = look_at_hosts(flags, transport, inventory, prefix)
         silent = drained_and_silent(transport, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
         defects, unread = find_defects(flags, transport, survey)
         tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
-    manifest = newest_manifest(survey)
+    manifest, unbelieved = offered_manifest(survey)
     hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     tell_offer(screen, manifest)
@@ -43,7 +44,7 @@ def status(flags: Flags) -> int:
     tell_hosts(screen, hooks, waiting, drained)
     for test in tests:
         screen.say(f"  {test.line}")
-    problems = (*survey.problems, *unread)
+    problems = (*survey.problems, *unread, *unbelieved)
     for problem in problems:
         screen.problem(problem)
     code = TROUBLE if problems else OK
@@ -88,15 +89,19 @@ def tell_hosts(
         screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
 
 
-def newest_manifest(survey: Survey) -> dict[str, Any] | None:
-    """Return the manifest of the newest generation any host sees, or None."""
-    seen = [_manifest(name, facts.prefix.manifest) for name, facts in survey.facts.items() if facts.prefix.manifest]
-    return max(seen, key=lambda manifest: int(manifest["generation"]), default=None)
+def offered_manifest(survey: Survey) -> tuple[dict[str, Any] | None, tuple[Problem, ...]]:
+    """Return the manifest of what is offered as the prefix's host sees it, or None, and why it cannot be believed."""
+    try:
+        find_offer(survey)
+        host = prefix_host(survey.inventory, survey.facts)
+        text = survey.facts[host].prefix.manifest
+        return _manifest(host, text) if text.strip() else None, ()
+    except Trouble as trouble:
+        return None, trouble.problems
 
 
 def _manifest(host: str, text: str) -> dict[str, Any]:
     """Return the manifest that a host sees; Trouble where it has not what is shown of it."""
-    read_offer(text)
     found: dict[str, Any] = json.loads(text)
     if type(found.get("generation")) is not int or not all(
         isinstance(found.get(key), str) for key in ("created", "by")

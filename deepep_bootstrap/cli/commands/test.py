@@ -18,12 +18,13 @@ from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.results import model, wording
 from deepep_bootstrap.analysis.results.model import BELOW
 from deepep_bootstrap.analysis.tuning import shelf, sweep
+from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time
 from deepep_bootstrap.inventory.facts import Facts, facts_json
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, number, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Flags, Survey, number, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
@@ -163,7 +164,7 @@ def run_test(flags: Flags, options: TestFlags) -> int:
     screen = Screen("test", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
-        survey = gather(flags, transport, inventory, prefix)
+        survey = look_at_hosts(flags, transport, inventory, prefix)
         record = offered_stack(survey, flags.stack)
         kind = test_kinds.find_kind(options.kind, record)
         busy = flags.on_busy_host == "use"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.records import RecordForm
 from deepep_bootstrap.core.text import size
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.archive import index, stream
 from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, ArchiveMember, Tree
 from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
@@ -84,7 +84,7 @@ def list_trees(transport: Transport, place: PrefixHandle, names: Sequence[str]) 
         timeout=None,
         sink=came.extend,
     )
-    read_answer(transport.run(place.host, job), place, "export.sh", RecordForm({}))
+    read_answer(transport.run(place.host, job), place, "export.sh", forms.NOTHING)
     return tuple(parse_list(bytes(came), f"{place.host.name} {place.prefix}"))
 
 
@@ -164,7 +164,7 @@ def pull(transport: Transport, place: PrefixHandle, trees: Iterable[Tree], sink:
         timeout=None,
         sink=sink,
     )
-    read_answer(transport.send(place.host, job, _pieces(names)), place, "export.sh", RecordForm({}))
+    read_answer(transport.send(place.host, job, _pieces(names)), place, "export.sh", forms.NOTHING)
 
 
 def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
@@ -182,7 +182,7 @@ def look_for_room(transport: Transport, place: PrefixHandle, names: Iterable[str
     """Return what the prefix has room for and already holds; there may be no prefix yet. Trouble where its store may
     not be written."""
     reply = transport.run(place.host, _importing(place, "look", names))
-    answer = read_answer(reply, place, "import.sh", RecordForm({"free": 1}, {"present": 1}))
+    answer = read_answer(reply, place, "import.sh", forms.ROOM)
     return Room(answer.number("free") * KIB, answer.words("present"))
 
 
@@ -192,8 +192,7 @@ def push(transport: Transport, place: PrefixHandle, trees: Sequence[Tree], membe
     reply = transport.send(
         place.host, _importing(place, "receive", (tree.name for tree in trees)), _stream(trees, members)
     )
-    form = RecordForm({"end": 1}, {"phase": 1, "imported": 1, "present": 1, "waiting": 1}, end="end")
-    answer = read_answer(reply, place, "import.sh", form)
+    answer = read_answer(reply, place, "import.sh", forms.ARRIVED)
     return Arrived(answer.words("imported"), answer.words("present"))
 
 

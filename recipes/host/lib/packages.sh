@@ -22,8 +22,8 @@ is_obtainable() {
     local -a packages
     read -r -a packages <<<"${PACKAGES}"
     case "${MANAGER}" in
-        apt) apt-get -s -qq install "${packages[@]}" ;;
-        dnf) [[ -n "$(dnf -C -q repoquery "${packages[@]/=/-}" || echo unknown)" ]] ;;
+        apt) apt-get -s -qq install -- "${packages[@]}" ;;
+        dnf) [[ -n "$(dnf -C -q repoquery -- "${packages[@]/=/-}" || echo unknown)" ]] ;;
     esac >/dev/null 2>&1
 }
 
@@ -82,18 +82,18 @@ install_with_apt() {
         say "an earlier installation was cut off: dpkg --configure -a"
         with_package_lock env DEBIAN_FRONTEND=noninteractive dpkg --force-confold --configure -a || return
     fi
-    if run_apt --no-install-recommends --no-remove install "$@"; then return 0; fi
+    if run_apt --no-install-recommends --no-remove install -- "$@"; then return 0; fi
     say "trying again with new package lists"
     run_apt update
-    run_apt --no-install-recommends --no-remove install "$@"
+    run_apt --no-install-recommends --no-remove install -- "$@"
 }
 
 # dnf would wait for another dnf without a limit of its own, so it is told not to. Its lists are for two days good enough to it.
 install_with_dnf() {
     local -ra options=(-y --setopt=install_weak_deps=False --setopt=exit_on_lock=True)
-    if with_package_lock dnf "${options[@]}" install "${@/=/-}"; then return 0; fi
+    if with_package_lock dnf "${options[@]}" install -- "${@/=/-}"; then return 0; fi
     say "trying again with new package lists"
-    with_package_lock dnf "${options[@]}" --refresh install "${@/=/-}"
+    with_package_lock dnf "${options[@]}" --refresh install -- "${@/=/-}"
 }
 
 # install_and_hold RECIPE PACKAGE…: install packages and keep them, and the kernel they were made for, at their versions. What this
@@ -118,8 +118,8 @@ hold_packages() {
     mapfile -t names < <(list_free "${patterns[@]}" | sort -u)
     ((${#names[@]} > 0)) || return 0
     case "${MANAGER}" in
-        apt) with_package_lock apt-mark hold "${names[@]}" >&2 ;;
-        dnf) dnf -q -C versionlock add "${names[@]}" >&2 ;;
+        apt) with_package_lock apt-mark hold -- "${names[@]}" >&2 ;;
+        dnf) dnf -q -C versionlock add -- "${names[@]}" >&2 ;;
     esac || { warn "could not be held at their versions: ${names[*]}"; return 0; }
     mkdir -p -- "${record%/*}"
     printf '%s\n' "${names[@]}" | sort -u - "$([[ -e "${record}" ]] && echo "${record}" || echo /dev/null)" | write_file "${record}" 644
@@ -143,8 +143,8 @@ release_packages() {
     [[ -s "${record}" ]] || return 0
     mapfile -t names <"${record}"
     case "${MANAGER:-}" in
-        dnf) dnf -q -C versionlock delete "${names[@]}" >&2 || warn "these may still be locked: ${names[*]}" ;;
-        *) with_package_lock apt-mark unhold "${names[@]}" >&2 || warn "these may still be held: ${names[*]}" ;;
+        dnf) dnf -q -C versionlock delete -- "${names[@]}" >&2 || warn "these may still be locked: ${names[*]}" ;;
+        *) with_package_lock apt-mark unhold -- "${names[@]}" >&2 || warn "these may still be held: ${names[*]}" ;;
     esac
     rm -f -- "${record}"
 }

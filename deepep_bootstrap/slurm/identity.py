@@ -1,0 +1,218 @@
+"""Which node of Slurm a host is: by the Slurm host's answer, never by the host's own.
+
+A host that names another one's node would have that one drained and rebooted in its place. So the record of
+a node (name, state, jobs, reason) comes from the Slurm host, and is a host's where NodeHostName or NodeAddr
+say so: by the name that the hosts file gives it, or by an address that both have for the Slurm host. What a
+host says of itself only tells which record to ask for, and is held against the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.inventory.survey import Survey
+from deepep_bootstrap.remote.fleet import Job, Transport
+from deepep_bootstrap.remote.host import LOCAL, THIS_MACHINE, Host
+from deepep_bootstrap.slurm import commands
+from deepep_bootstrap.slurm.commands import SlurmNode
+from deepep_bootstrap.slurm.nodes import ACTIVE_JOBS, KNOWN, parse_jobs
+
+ASK_LIMIT = 110.0
+"""Seconds for one script on the Slurm host: clients of 20 s each, and names to resolve."""
+
+RECORDS = f"""
+known() {{
+{KNOWN}
+}}
+echo @nodes; (known "$1") || exit
+names=$( (known "$1") | sed -n 's/^NodeName=\\([^ ]*\\) .*/\\1/p' | paste -sd, -)
+echo @jobs; [ -z "$names" ] || timeout 20 squeue -h -w "$names" --states={ACTIVE_JOBS} -o '%A|%N' || exit
+echo @end
+"""
+"""A script for the Slurm host; its argument is a folded list of names, of which it prints the nodes that
+Slurm knows, and their jobs."""
+
+ADDRESSES = """
+for name in "$@"; do
+    timeout 5 getent ahosts -- "$name" | while read -r address _; do echo "$name|$address"; done
+done
+echo @end
+"""
+"""A script for the Slurm host: the addresses that it has for names."""
+
+LOOPBACK = re.compile(r"127\..*|::1|fe80:.*")
+"""Addresses that every host has."""
+
+
+@dataclass(frozen=True)
+class NodeRecords:
+    """What the Slurm host says: nodes by name, the jobs on each, and the addresses that it has for names."""
+
+    nodes: Mapping[str, SlurmNode]
+    jobs: Mapping[str, tuple[str, ...]]
+    addresses: Mapping[str, frozenset[str]]
+
+
+def choose_slurm_host(inventory: Inventory, facts: Mapping[str, Facts], *, control_has_slurm: bool = False) -> str:
+    """Return where Slurm is asked and sbatch is run: the host that the hosts file names, this machine where it is a
+    client and sees the same prefix, else a host with a working client, login hosts first; "" without Slurm."""
+    if name := inventory.settings.slurm_host:
+        if name not in facts:
+            raise Trouble(Problem(f"{inventory.path}: slurm_host", "this host did not answer", found=name))
+        return name
+    if control_has_slurm:
+        return THIS_MACHINE.name
+    working = [name for name, seen in facts.items() if seen.slurm.works and seen.slurm.sbatch]
+    logins = {host.name for host in inventory.hosts if host.role == "login"}
+    return next((name for name in working if name in logins), working[0] if working else "")
+
+
+def with_nodes(transport: Transport, survey: Survey, *, control_has_slurm: bool = False) -> Survey:
+    """Return the survey with the Slurm host's word on the node of each host in place of the host's own. A host that
+    names another one's node, and hosts that are one node, are left out and are problems; without an answer of the Slurm
+    host no host has a node."""
+    try:
+        name = choose_slurm_host(survey.inventory, survey.facts, control_has_slurm=control_has_slurm)
+    except Trouble as trouble:
+        return replace(survey, facts=_without_nodes(survey.facts), problems=(*survey.problems, *trouble.problems))
+    if not name:
+        return replace(survey, facts=_without_nodes(survey.facts))
+    via = THIS_MACHINE if name == THIS_MACHINE.name else survey.host(name)
+    try:
+        records = ask(transport, via, survey)
+    except Trouble as trouble:
+        return replace(survey, facts=_without_nodes(survey.facts), problems=(*survey.problems, *trouble.problems))
+    owned = owners(survey.reached, records)
+    refused = dict(refusals(survey, records, owned, name))
+    facts = {host: _as_slurm_says(seen, records, owned.get(host, ())) for host, seen in survey.facts.items()}
+    return replace(survey, facts=facts).without(refused, *refused.values())
+
+
+def ask(transport: Transport, via: Host, survey: Survey) -> NodeRecords:
+    """Return what the Slurm host `via` says of the nodes that the hosts of a survey may be. Raises Trouble."""
+    names = {name for host in survey.reached for name in names_of(host)}
+    names |= {seen.slurm.node for seen in survey.facts.values() if seen.slurm.node}
+    parts = _run(transport, via, RECORDS, (commands.fold(sorted(names)),))
+    nodes = {node.name: node for node in commands.parse_nodes("\n".join(parts.get("nodes", ())))}
+    records = NodeRecords(nodes, parse_jobs("\n".join(parts.get("jobs", ()))), {})
+    # Names say it nearly everywhere; addresses are looked up where they do not.
+    owned = owners(survey.reached, records)
+    unowned = [
+        host.name
+        for host in survey.reached
+        if (node := survey.facts[host.name].slurm.node) and node not in owned.get(host.name, ()) and node in nodes
+    ]
+    if not unowned:
+        return records
+    claimed = [nodes[survey.facts[host].slurm.node] for host in unowned]
+    wanted = sorted({*unowned, *(name for node in claimed for name in (node.host, node.address) if name)})
+    found: dict[str, set[str]] = {}
+    for line in _run(transport, via, "echo @addresses\n" + ADDRESSES, tuple(wanted)).get("addresses", ()):
+        name, _, address = line.partition("|")
+        if not LOOPBACK.fullmatch(address):
+            found.setdefault(name, set()).add(address)
+    return replace(records, addresses={name: frozenset(known) for name, known in found.items()})
+
+
+def _run(transport: Transport, via: Host, script: str, args: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return what a script said on the Slurm host, by the words behind @ in front of each part."""
+    reply = transport.run(via, Job(script, args=args, timeout=ASK_LIMIT))
+    parts: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in reply.out.splitlines():
+        if re.fullmatch("@[a-z]+", line):
+            current = parts.setdefault(line[1:], [])
+        else:
+            current.append(line)
+    if reply.code or "end" not in parts:
+        found = (reply.err or reply.out).strip().rpartition("\n")[2][-200:] or f"exit code {reply.code}"
+        what = "Slurm does not say which nodes the hosts are, so none is taken for one"
+        raise Trouble(Problem(via.name, what, found, try_="scontrol ping there"), may_pass=True)
+    return parts
+
+
+def names_of(host: Host) -> set[str]:
+    """Return the names by which this machine knows a host, in small letters: that of the hosts file, which
+    ~/.ssh/config may lead elsewhere, and its part before the first dot."""
+    own = host.name.lower()
+    return set() if host.connection == LOCAL and own == THIS_MACHINE.name else {own, _short(own)}
+
+
+def _short(name: str) -> str:
+    return name if re.fullmatch(r"[0-9.]+|.*:.*", name) else name.partition(".")[0]
+
+
+def belongs(host: Host, node: SlurmNode, addresses: Mapping[str, Collection[str]]) -> bool:
+    """Return whether a node is a host: by NodeHostName or NodeAddr, as names, or as addresses that the Slurm host has
+    for them."""
+    called = {name for said in (node.host.lower(), node.address.lower()) for name in (said, _short(said)) if name}
+    if called & names_of(host):
+        return True
+    own = set(addresses.get(host.name, ()))
+    return any(own & set(addresses.get(name, ())) for name in (node.host, node.address))
+
+
+def owners(hosts: Sequence[Host], records: NodeRecords) -> dict[str, tuple[str, ...]]:
+    """Return, by host, the nodes that are it."""
+    return {
+        host.name: tuple(node.name for node in records.nodes.values() if belongs(host, node, records.addresses))
+        for host in hosts
+    }
+
+
+def refusals(
+    survey: Survey, records: NodeRecords, owned: Mapping[str, Sequence[str]], via: str
+) -> Iterator[tuple[str, Problem]]:
+    """Yield the hosts of which nobody can say which node they are, each with its problem."""
+    hosts_of: dict[str, list[str]] = {}
+    for host, nodes in owned.items():
+        for node in nodes:
+            hosts_of.setdefault(node, []).append(host)
+    for host, seen in survey.facts.items():
+        claimed = seen.slurm.node if seen.slurm.works else ""
+        mine = owned.get(host, ())
+        shared = [(node, other) for node in mine for other in hosts_of[node] if other != host]
+        if shared:
+            node, other = shared[0]
+            what = f"is Slurm's node {node}, and so is {other}"
+            yield (
+                host,
+                Problem(host, what, _said(records.nodes[node]), "one host a node", "one name a host in the hosts file"),
+            )
+        elif claimed and claimed in records.nodes and claimed not in mine:
+            what = f"says that it is Slurm's node {claimed}, which is another host as {via} says"
+            remedy = f"look at scontrol on {host}; or name the host as Slurm does, with its address in ~/.ssh/config"
+            wanted = f"NodeHostName or NodeAddr of {host}"
+            yield host, Problem(host, what, _said(records.nodes[claimed]), wanted, remedy)
+        elif len(mine) > 1 and claimed not in mine:
+            what, wanted = "is several nodes of Slurm", "one of them as its own word"
+            yield host, Problem(host, what, ", ".join(mine), wanted, "invoke facts for this host")
+
+
+def _said(node: SlurmNode) -> str:
+    return f"NodeHostName={node.host} NodeAddr={node.address or '(nothing)'}"
+
+
+def _without_nodes(facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    return {host: _as_slurm_says(seen, NodeRecords({}, {}, {}), ()) for host, seen in facts.items()}
+
+
+def _as_slurm_says(seen: Facts, records: NodeRecords, mine: Sequence[str]) -> Facts:
+    """Return the facts of a host with the record of its node; of several the one that it calls itself."""
+    name = seen.slurm.node if seen.slurm.node in mine else next(iter(mine), "")
+    node = records.nodes.get(name)
+    slurm = replace(
+        seen.slurm,
+        node=name,
+        state=node.state if node else "",
+        jobs=records.jobs.get(name, ()),
+        gres=node.gres if node else "",
+        partitions=node.partitions if node else (),
+    )
+    prepared = replace(seen.prepared, slurm_reason=node.reason if node else "")
+    return replace(seen, slurm=slurm, prepared=prepared)
