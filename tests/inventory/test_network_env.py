@@ -13,6 +13,7 @@ import tomlkit
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Rdma, parse_facts
+from deepep_bootstrap.inventory.forms import GIB
 from deepep_bootstrap.inventory.machine import Address, Machine, ReachedPort, Route
 from deepep_bootstrap.inventory.network_env import Derived, derive, missing_peers
 from deepep_bootstrap.plan import decisions
@@ -255,6 +256,16 @@ def test_the_cpu_handler_comes_only_when_it_is_asked_for_and_with_its_warning() 
 
 def with_gib(facts: Facts) -> Facts:
     return replace(facts, prepared=replace(facts.prepared, gib="/usr/local/gib/scripts/set_nccl_env.sh"))
+
+
+def test_gibs_script_is_googles_or_none() -> None:
+    plain = recorded("roce-b200")
+    evil = replace(plain, prepared=replace(plain.prepared, gib="/home/mallory/gib/scripts/x.sh"))
+    with pytest.raises(Trouble) as caught:
+        derive("roce", {"h1": with_gib(plain), "h2": evil}, TEXTS)
+    (problem,) = caught.value.problems
+    assert problem.where == "h2"
+    assert (problem.found, problem.wanted) == ("/home/mallory/gib/scripts/x.sh", GIB)
 
 
 def test_gib_is_used_where_all_hosts_have_it_unless_the_profile_says_otherwise() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.prefix import modulefiles
+from deepep_bootstrap.prefix import modulefiles, offer
 from tests.support import module_systems
 from tests.support import modules as support
 
@@ -42,9 +42,11 @@ class Prefix:
             templates["templates/modulefile.tcl.j2"] = templates["templates/modulefile.tcl.j2"].replace(
                 "info commands pushenv", "info commands no-such"
             )
-        support.write(
-            path / "generations" / "1", modulefiles.render_offer(support.offer(str(path), self.record), templates)
-        )
+        # The one place where gIB's script may lie is the test's own here.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(offer, "GIB", str(self.script))
+            files = modulefiles.render_offer(support.offer(str(path), self.record), templates)
+        support.write(path / "generations" / "1", files)
         for name, target in {
             "current": "generations/1",
             "modulefiles": "current/modulefiles",
@@ -219,7 +221,7 @@ BAD = {
     "a host with a pattern in its name": {"by_host": {"b200-*": {MAP: "x"}}},
     "one of ours by host": {"by_host": {"b200-001": {"DEEPEP_STACK": "x"}}},
     "one of ours by kind": {"by_kind": {"low-latency": {"PATH": "/bin"}}},
-    "a script with a space": {"gib": "/usr/local/my gib/scripts/set.sh"},
+    "a script at another place": {"gib": "/usr/local/my gib/scripts/set.sh"},
 }
 
 
