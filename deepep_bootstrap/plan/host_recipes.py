@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -364,10 +364,7 @@ def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
     A host whose candidate is anything but the lock's names with versions is "blocked"."""
     waiting: dict[str, list[str]] = {}
     checks = dict(preparation.checks)
-    for host, check in preparation.of(TO_APPLY):
-        packages = preparation.inputs[host].get(check.recipe, {}).get("PACKAGES", "")
-        if check.recipe != RECIPE or not packages or "=" in packages:
-            continue
+    for host, check, packages in _without_version(preparation):
         if is_candidate(check.candidate, packages):
             waiting.setdefault(packages, []).append(host)
         else:
@@ -380,6 +377,14 @@ def settle(preparation: Preparation, facts: Mapping[str, Facts]) -> Preparation:
             if chosen := in_use(packages, facts[host], facts) or common:
                 inputs[host] = {**inputs[host], RECIPE: {**inputs[host][RECIPE], "PACKAGES": chosen}}
     return replace(preparation, inputs=inputs, checks=checks)
+
+
+def _without_version(preparation: Preparation) -> Iterator[tuple[str, Check, str]]:
+    """Yield the hosts that are to get the driver in whatever version, with check and packages."""
+    for host, check in preparation.of(TO_APPLY):
+        packages = preparation.inputs[host].get(check.recipe, {}).get("PACKAGES", "")
+        if check.recipe == RECIPE and packages and "=" not in packages:
+            yield host, check, packages
 
 
 def is_candidate(candidate: str, packages: str) -> bool:

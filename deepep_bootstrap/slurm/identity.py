@@ -176,22 +176,23 @@ def refusals(
     for host, seen in survey.facts.items():
         claimed = seen.slurm.node if seen.slurm.works else ""
         mine = owned.get(host, ())
-        shared = [(node, other) for node in mine for other in hosts_of[node] if other != host]
+        shared = next(((node, other) for node in mine for other in hosts_of[node] if other != host), None)
         if shared:
-            node, other = shared[0]
-            what = f"is Slurm's node {node}, and so is {other}"
-            yield (
-                host,
-                Problem(host, what, _said(records.nodes[node]), "one host a node", "one name a host in the hosts file"),
-            )
-        elif claimed and claimed in records.nodes and claimed not in mine:
-            what = f"says that it is Slurm's node {claimed}, which is another host as {via} says"
-            remedy = f"look at scontrol on {host}; or name the host as Slurm does, with its address in ~/.ssh/config"
-            wanted = f"NodeHostName or NodeAddr of {host}"
-            yield host, Problem(host, what, _said(records.nodes[claimed]), wanted, remedy)
-        elif len(mine) > 1 and claimed not in mine:
-            what, wanted = "is several nodes of Slurm", "one of them as its own word"
-            yield host, Problem(host, what, ", ".join(mine), wanted, "invoke facts for this host")
+            what, remedy = f"is Slurm's node {shared[0]}, and so is {shared[1]}", "one name a host in the hosts file"
+            yield host, Problem(host, what, _said(records.nodes[shared[0]]), "one host a node", remedy)
+        elif claimed not in mine:
+            yield from ((host, problem) for problem in _foreign(host, claimed, mine, records.nodes.get(claimed), via))
+
+
+def _foreign(host: str, claimed: str, mine: Sequence[str], node: SlurmNode | None, via: str) -> Iterator[Problem]:
+    """Yield what is wrong with a host that says it is the node `claimed` ("" for none), and is `mine`."""
+    if node:
+        what = f"says that it is Slurm's node {claimed}, which is another host as {via} says"
+        remedy = f"look at scontrol on {host}; or name the host as Slurm does, with its address in ~/.ssh/config"
+        yield Problem(host, what, _said(node), f"NodeHostName or NodeAddr of {host}", remedy)
+    elif len(mine) > 1:
+        what, wanted = "is several nodes of Slurm", "one of them as its own word"
+        yield Problem(host, what, ", ".join(mine), wanted, "invoke facts for this host")
 
 
 def _said(node: SlurmNode) -> str:
