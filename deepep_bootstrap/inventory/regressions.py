@@ -23,11 +23,25 @@ COUNTED = re.compile(rf"({GPUS}|{DEVICES}|{PORTS}): found [0-9]+, wanted ([0-9]{
 OTHERS = re.compile(rf"({SWITCHES}|{PREFIX}): found .*?, wanted (\w+)")
 
 
+DRIVER_MODULES = frozenset(
+    ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_fs", "nvidia_peermem", "gdrdrv")
+)
+"""What a reload of the driver unloads and loads (recipes/host/driver-options.sh)."""
+
+
 def since(before: Facts, now: Facts, reason: str = "") -> tuple[str, ...]:
     """Return what a host has no more that it had `before`, or that it had before it was drained with `reason`, a
     line each. Virtual RDMA devices do not count, services make them later. The NVSwitch fabric must be well, however
-    it was before."""
-    return tuple(_missing({**_had(before), **named(reason)}, now))
+    it was before. Modules of the driver count within one boot only: after another, some are loaded when they are
+    first used."""
+    lost = _lost_modules(before, now) if before.boot_id == now.boot_id else ()
+    return (*_missing({**_had(before), **named(reason)}, now), *lost)
+
+
+def _lost_modules(before: Facts, now: Facts) -> Iterator[str]:
+    gone = DRIVER_MODULES.intersection(before.kernel_modules).difference(now.kernel_modules)
+    if gone:
+        yield f"modules of the driver that are no longer loaded: {', '.join(sorted(gone))}"
 
 
 def still(reason: str, now: Facts) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ probe_kernel() {
         put nvidia_param "${line%%: *}" "${line#*: }"
     done <"$root/proc/driver/nvidia/params"
     loaded=$(cat "$root/proc/modules" || lsmod)
-    for name in nvidia nvidia_uvm nvidia_peermem nv_peer_mem gdrdrv mlx5_core mlx5_ib ib_core ib_uverbs rdma_cm rdma_ucm irdma efa; do
+    for name in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_fs nvidia_peermem nv_peer_mem gdrdrv mlx5_core mlx5_ib ib_core ib_uverbs rdma_cm rdma_ucm irdma efa; do
         case $newline$loaded in *"$newline$name "*) put kernel_module "$name" ;; *) [ -d "$root/sys/module/$name" ] && put kernel_module "$name" ;; esac
     done
     put gdrdrv "$(there "$root/dev/gdrdrv")"

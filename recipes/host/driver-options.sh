@@ -80,34 +80,45 @@ driver_state() {
     fi
 }
 
+# print_options_state: of the options alone, as report_state says it of all.
+print_options_state() {
+    case "$(disk_state) $(driver_state)" in
+        spoiled*) echo blocked ;;
+        missing*) echo todo ;;
+        set\ inactive) state_after_change driver-options ;;
+        *) echo ok ;;
+    esac
+}
+
 report_state() {
-    local state note="" unread
+    local state options note="" unread found="no driver is loaded" missing
     data wanted 'EnableStreamMemOPs: 1, RegistryDwords with PeerMappingOverride=1'
     if [[ -r "${PARAMS}" ]]; then
-        data found "$(grep -E '^(EnableStreamMemOPs|RegistryDwords): ' "${PARAMS}" | paste -s -d , | sed 's/,/, /g')"
-    else
-        data found "no driver is loaded"
+        found="$(grep -E '^(EnableStreamMemOPs|RegistryDwords): ' "${PARAMS}" | paste -s -d , | sed 's/,/, /g')"
     fi
+    missing="$(print_missing)"
+    data found "${found}${missing:+; ${missing} away since a reload that was cut off}"
     command -v modprobe >/dev/null || { data state blocked; data note "modprobe is missing: install kmod"; return; }
     read_config
     unread="$(print_unreadable)"
     [[ -z "${unread}" ]] || note="only root can read ${unread}and there may be options in it"
-    case "$(disk_state) $(driver_state)" in
-        spoiled*) state=blocked note="the kernel command line or a file read after ours sets $(print_spoilers)and wins: change it there" ;;
-        missing\ inactive) state=todo && data needs reboot ;;
-        missing*) state=todo ;;
-        set\ inactive)
-            state="$(state_after_change driver-options)"
-            [[ "${state}" != todo ]] || data needs reboot
-            [[ "${state}" != stuck ]] || note="the files are right and this is a later boot: what loads the driver with other options?" ;;
-        *) state=ok ;;
+    options="$(print_options_state)"
+    case "${options}" in
+        blocked) note="the kernel command line or a file read after ours sets $(print_spoilers)and wins: change it there" ;;
+        stuck) note="the files are right and this is a later boot: what loads the driver with other options?" ;;
     esac
+    # What a reload took away comes back by apply, whatever is to become of the options.
+    state="${missing:+todo}"
+    state="${state:-${options}}"
+    if [[ "${state}" == todo && "${options}" == @(todo|reboot) && "$(driver_state)" == inactive ]]; then data needs reboot; fi
     data state "${state}"
     [[ -z "${note}" ]] || data note "${note}"
 }
 
 write_options() {
+    restore_driver
     read_config
+    [[ "$(print_options_state)" == todo ]] || return 0
     clear_stamp driver-options # until the initramfs has them too
     if [[ "$(disk_state)" == missing ]]; then install_file driver-options "${OURS}" 644 <<<"$(print_wanted)"; fi
     refresh_initramfs
@@ -121,7 +132,7 @@ main() {
         apply) apply_todo write_options ;;
         reload)
             [[ "$(report_state)" != *state=todo* ]] || die "the options are not written yet: apply comes before reload"
-            [[ "$(driver_state)" != inactive ]] || reload_modules "${MODULES[@]}"
+            if [[ "$(driver_state)" == inactive ]]; then reload_modules "${MODULES[@]}"; fi
             apply_todo : ;;
         remove)
             need_root "remove ${OURS}"
@@ -129,6 +140,7 @@ main() {
             remove_files driver-options
             "${act:-:}"
             clear_stamp driver-options
+            restore_driver
             data state ok
             data found "no options of ours; a loaded driver keeps what it has" ;;
         *) die "unknown argument $1: check, apply, remove or reload" ;;

@@ -49,6 +49,14 @@ def test_what_a_host_lost_is_known_until_it_is_there_again(changes: Mapping[str,
     assert regressions.since(now, now, reason) == found
 
 
+def test_modules_of_the_driver_are_missed_within_one_boot() -> None:
+    before = changed(BEFORE, {"boot_id": "a", "kernel_modules": ("ib_core", "nvidia", "nvidia_modeset", "nvidia_uvm")})
+    now = changed(before, {"kernel_modules": ("nvidia", "gdrdrv")})
+    lost = ("modules of the driver that are no longer loaded: nvidia_modeset, nvidia_uvm",)
+    assert regressions.since(before, now) == lost
+    assert regressions.since(before, changed(now, {"boot_id": "b"})) == ()
+
+
 def test_everything_that_can_be_lost_fits_into_a_reason() -> None:
     now = changed(
         BEFORE, {"gpus": (), "rdma": (), "prepared.fabric_state": "In Progress, Completed/Timeout", "prefix.id": ""}

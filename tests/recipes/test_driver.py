@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import tomlkit
 
-from tests.support.host import Host, Said
+from tests.support.host import LIBRARIES, REAL_TOOLS, RECIPES, Host, Said
 from tests.support.paths import TESTS
+from tests.support.sshd import wait_until
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -185,13 +187,23 @@ def test_reload_unloads_and_loads_in_order(host: Host) -> None:
 
 def test_daemons_of_the_driver_stop_meanwhile(host: Host) -> None:
     ready_to_reload(host)
-    host.write("/run/systemd/system/.keep")
-    host.tool("systemctl", 'case "$*" in *is-active*fabric*) exit 3 ;; esac')
+    services(host, "nvidia-persistenced")
     open_file(host, 70, "nvidia-persiste", "/dev/nvidia0")
     assert options(host, "reload").state == "ok"
     calls = [call for call in host.calls() if "is-active" not in call]
     assert (calls[0], calls[-1]) == ("systemctl stop nvidia-persistenced", "systemctl start nvidia-persistenced")
     assert "rmmod nvidia" in calls
+
+
+def services(host: Host, *running: str) -> None:
+    """A systemd whose units are files of a folder, there while they run."""
+    for name in running:
+        host.write(f"/running/{name}")
+    (host.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+    folder = host.root / "running"
+    body = f'''for name; do :; done
+case $1 in is-active) [ -e "{folder}/$name" ] || exit 3 ;; stop) rm "{folder}/$name" ;; start) : >"{folder}/$name" ;; esac'''
+    host.tool("systemctl", body)
 
 
 def open_file(host: Host, pid: int, name: str, target: str) -> None:
@@ -256,8 +268,90 @@ def test_a_module_that_does_not_come_back_is_named_and_the_others_come(host: Hos
     ready_to_reload(host)
     host.write("/broken-nvidia_drm")
     said = options(host, "reload")
-    assert (said.code, "do not load again: nvidia_drm\n" in said.talk) == (1, True)
+    assert (said.code, "what was taken away does not come back: nvidia_drm\n" in said.talk) == (1, True)
     assert host.loaded() == {"nvidia", "nvidia_uvm", "nvidia_modeset"}
+    # Remembered as long as this boot lasts, and tried again by the next run.
+    assert options(host, "check").data["found"].endswith("; nvidia_drm away since a reload that was cut off")
+    assert options(host, "apply").code == 1
+    (host.root / "broken-nvidia_drm").unlink()
+    assert options(host, "apply").state == "ok"
+    assert "nvidia_drm" in host.loaded()
+
+
+def cut_off(host: Host, signum: int, at: str) -> tuple[int, bool]:
+    """Reload the driver; when rmmod has taken the module `at` away, the reader of standard error goes and every process
+    of the recipe's session gets a signal, and KILL half a second later, as when the controller is gone. Return the exit
+    code, and whether the recipe had ended before the KILL."""
+    host.tool("rmmod", f'rm -r "{host.root}/sys/module/$1"; [ "$1" != {at} ] || {{ : >"{host.root}/now"; sleep 60; }}')
+    text = "\n".join((RECIPES / name).read_text(encoding="utf-8") for name in LIBRARIES)
+    recipe = (RECIPES / "host" / "driver-options.sh").read_text(encoding="utf-8")
+    env = {"PATH": f"{host.tools}:{REAL_TOOLS}", "HOME": "/root", "HOST_ROOT": str(host.root)}
+    script = host.write("/script", f"set -- reload\n{text}\n{recipe}")
+    process = subprocess.Popen(
+        ["bash", str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until(lambda: host.has("/now"), "the module is unloaded")
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    process.stderr.close()
+    os.killpg(process.pid, signum)
+    try:
+        return process.wait(0.5), True
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(), False
+
+
+def test_whatever_ends_a_reload_the_driver_comes_back(host: Host) -> None:
+    """With nobody listening any more, and with modules that take longer to load than the watcher waits."""
+    ready_to_reload(host)
+    services(host, "nvidia-persistenced", "nvidia-fabricmanager")
+    before = host.loaded()
+    host.write("/after-nvidia_modeset", "sleep 1.5\n")
+    assert cut_off(host, signal.SIGTERM, "nvidia_modeset") == (-signal.SIGKILL, False)
+    wait_until(lambda: host.loaded() == before, "all modules are loaded again")
+    wait_until(lambda: host.has("/running/nvidia-fabricmanager"), "the services run again")
+    assert host.has("/running/nvidia-persistenced")
+    wait_until(lambda: not host.has("/var/lib/deepep-bootstrap/reload/driver"), "the record is gone")
+
+
+def test_what_a_killed_reload_took_away_comes_with_the_next_run(host: Host) -> None:
+    ready_to_reload(host)
+    services(host, "nvidia-persistenced")
+    before = host.loaded()
+    assert cut_off(host, signal.SIGKILL, "nvidia_drm")[0] == -signal.SIGKILL
+    assert host.loaded() == before - {"nvidia_uvm", "nvidia_drm"}
+    host.module_tools()
+    said = options(host, "check")
+    assert (said.state, said.data["needs"]) == ("todo", "reboot"), "options that do not count yet still wait"
+    away = "nvidia_drm nvidia_uvm nvidia-persistenced"
+    assert said.data["found"].endswith(f"; {away} away since a reload that was cut off")
+    host.calls()
+    assert options(host, "apply").state == "reboot"
+    assert (host.loaded(), host.has("/running/nvidia-persistenced")) == (before, True)
+    assert "update-initramfs -u -k all" not in host.calls(), "what is written already is not written again"
+    assert options(host, "check").state == "reboot"
+
+
+def test_a_killed_reload_of_a_driver_that_went_away_needs_no_reboot(host: Host) -> None:
+    ready_to_reload(host)
+    before = host.loaded()
+    cut_off(host, signal.SIGKILL, "nvidia")
+    (host.root / PARAMS.lstrip("/")).unlink()
+    assert host.loaded() == set()
+    host.module_tools()
+    said = options(host, "check")
+    assert (said.state, "needs" in said.data, said.data["found"][:19]) == ("todo", False, "no driver is loaded")
+    assert options(host, "apply").state == "ok"
+    assert host.loaded() == before
+
+
+def test_another_boot_forgets_what_a_reload_took_away(host: Host) -> None:
+    ready_to_reload(host)
+    cut_off(host, signal.SIGKILL, "nvidia_uvm")
+    host.boot("second-boot")
+    assert "away" not in options(host, "check").data["found"]
 
 
 def test_reload_comes_after_apply(host: Host) -> None:

@@ -89,21 +89,11 @@ list_gpu_users() {
     done < <({ find "${HOST_ROOT:-}"/proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%h\n' 2>/dev/null || :; } | sort -u) # some end meanwhile
 }
 
-# unload_modules MODULE…: those of them that are loaded, in this order, up to one that stays; prints each that is gone.
+# unload_modules MODULE…: those of them that are loaded, in this order, up to one that stays.
 unload_modules() {
     local module
     for module in "$@"; do
-        is_loaded "${module}" || continue
-        rmmod "${module}" >&2 || return 0
-        printf '%s\n' "${module}"
-    done
-}
-
-# load_modules MODULE…: in the reverse order, all of them; prints those that do not load.
-load_modules() {
-    local i
-    for ((i = $#; i > 0; i--)); do
-        modprobe "${!i}" >&2 || printf '%s\n' "${!i}"
+        ! is_loaded "${module}" || rmmod "${module}" >&2 || return 0
     done
 }
 
@@ -117,12 +107,76 @@ list_holders() {
     done | sort -u
 }
 
+# The record of a reload is the boot, then what the reload takes away: `module NAME`, in the order of loading, and `service NAME`. It is
+# written before anything stops and goes when all is back: whatever ends a reload, the next run knows what is missing. Another boot loads and
+# starts by itself what belongs there.
+
+# record_reload MODULE…: what is loaded of these modules, given in the order of unloading, and runs of the driver's services; also what a
+# reload earlier in this boot took away and did not bring back.
+record_reload() {
+    local -r record="$(kept_path reload driver)" missing=$'\n'"$(list_missing)"$'\n'
+    local i service
+    mkdir -p -- "${record%/*}"
+    {
+        printf 'boot %s\n' "$(<"${HOST_ROOT:-}/proc/sys/kernel/random/boot_id")"
+        for ((i = $#; i > 0; i--)); do
+            if is_loaded "${!i}" || [[ "${missing}" == *$'\n'"module ${!i}"$'\n'* ]]; then printf 'module %s\n' "${!i}"; fi
+        done
+        for service in nvidia-persistenced nvidia-fabricmanager; do
+            if runs_unit "${service}" || [[ "${missing}" == *$'\n'"service ${service}"$'\n'* ]]; then printf 'service %s\n' "${service}"; fi
+        done
+    } | write_file "${record}" 644
+}
+
+# list_missing: what a reload in this boot took away and is not back, in the words of the record.
+list_missing() {
+    local -r record="$(kept_path reload driver)"
+    local kind name
+    [[ -r "${record}" ]] || return 0
+    while read -r kind name; do
+        case "${kind}" in
+            boot) [[ "${name}" == "$(<"${HOST_ROOT:-}/proc/sys/kernel/random/boot_id")" ]] || return 0 ;;
+            module) is_loaded "${name}" || printf 'module %s\n' "${name}" ;;
+            service) runs_unit "${name}" || printf 'service %s\n' "${name}" ;;
+        esac
+    done <"${record}"
+}
+
+# print_missing: the names of the same, for people.
+print_missing() {
+    list_missing | cut -d ' ' -f 2 | paste -s -d ' '
+}
+
+# restore_driver: load and start what a reload took away; what does not come keeps nothing else from coming, and the record stays.
+restore_driver() {
+    local line
+    local -a lines=()
+    mapfile -t lines < <(list_missing)
+    for line in "${lines[@]}"; do
+        case "${line}" in
+            module\ *) modprobe "${line#* }" >&2 || warn "${line#* } does not load" ;;
+            service\ *) systemctl start "${line#* }" >&2 || warn "${line#* } does not start" ;;
+        esac || : # nobody may be there any more to hear the warning
+    done
+    [[ -n "$(list_missing)" ]] || rm -f -- "$(kept_path reload driver)"
+}
+
+# restore_after_all: the EXIT trap of a reload. It works in a session of its own: who ends ours gives it five seconds, and modules of eight
+# GPUs may take longer.
+restore_after_all() {
+    trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
+    trap - ERR
+    set +e
+    setsid bash -c "$(declare -f warn kept_path is_loaded runs_unit list_missing restore_driver); restore_driver" &
+    wait "$!"
+}
+
 # reload_modules MODULE…: unload and load the modules of the GPU driver, given in the order in which they can be unloaded, where no
-# process uses a GPU. The driver's daemons stop meanwhile. Whatever happens, what was unloaded is loaded again as far as it can be.
+# process uses a GPU. The driver's daemons stop meanwhile. Whatever ends it, what was unloaded is loaded again as far as it can be.
 reload_modules() {
     local -rA names=([nvidia-persistenced]=nvidia-persiste [nvidia-fabricmanager]=nv-fabricmanage) # of their processes: 15 characters
-    local users holders daemon stayed=""
-    local -a gone=() failed=() daemons=() ours=()
+    local users holders daemon missing stayed=""
+    local -a daemons=() ours=()
     need_root "reload the driver"
     for daemon in "${!names[@]}"; do
         if runs_unit "${daemon}"; then daemons+=("${daemon}") ours+=("${names[${daemon}]}"); fi
@@ -132,11 +186,18 @@ reload_modules() {
     # The fabric manager is not to be stopped in vain: it starts anew well only below a driver that was loaded anew.
     holders="$(list_holders "$@" | paste -s -d ,)"
     [[ -z "${holders}" ]] || die "${holders} holds the driver's modules and would stay: the driver stays as it is"
+    record_reload "$@" || die "cannot write down what is to come back: the driver stays as it is"
+    trap '' PIPE # a message that nobody reads any more must not end this without its EXIT trap
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap restore_after_all EXIT
     for daemon in "${daemons[@]}"; do systemctl stop "${daemon}" >&2 || warn "${daemon} does not stop"; done
-    mapfile -t gone < <(unload_modules "$@")
+    unload_modules "$@"
     if is_loaded "${!#}"; then stayed=yes; fi
-    mapfile -t failed < <(load_modules "${gone[@]}")
-    for daemon in "${daemons[@]}"; do systemctl start "${daemon}" >&2 || warn "${daemon} does not start"; done
-    ((${#failed[@]} == 0)) || die "these modules were unloaded and do not load again: ${failed[*]}"
+    restore_driver
+    missing="$(print_missing)"
+    trap - EXIT HUP INT TERM
+    [[ -z "${missing}" ]] || die "what was taken away does not come back: ${missing}"
     [[ -z "${stayed}" ]] || die "the driver could not be unloaded; its modules are loaded as before"
 }
