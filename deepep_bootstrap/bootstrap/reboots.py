@@ -17,12 +17,12 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import gather_one
+from deepep_bootstrap.inventory.survey import Survey, gather_one
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from deepep_bootstrap.slurm.identity import choose_slurm_host
-from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason
+from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason, reason_out_of_use
 
 OPTIONS = "driver-options"
 FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
@@ -178,16 +178,22 @@ def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed
         steps=tuple(steps),
         reload=context.policy.reload and {check.recipe for check in checks} == {OPTIONS},
         refused=f"not rebooted: {failed} failed there" if failed else refusal(facts),
+        out_of_use=reason_out_of_use(facts.slurm.state, facts.prepared.slurm_reason),
     )
 
 
 def refusal(facts: Facts) -> str:
-    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs there may be
-    jobs: unless Slurm says which node this is, nobody can drain it or see them."""
-    if not facts.prepared.slurmd_memlock or (facts.slurm.works and facts.slurm.node):
+    """Return why a host must not be rebooted whatever it needs, "" where it may. Where slurmd runs, or Slurm's client
+    is there and does not answer, there may be jobs: unless Slurm says which node this is, nobody can drain it or see
+    them. A slurmd that is hidden from the account is found by root on the host, before anything is changed there."""
+    if facts.slurm.works and facts.slurm.node:
         return ""
     found = "Slurm knows no node of that name" if facts.slurm.works else "sinfo does not answer there"
-    return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
+    if facts.slurm.slurmd or facts.prepared.slurmd_memlock:
+        return f"left alone: slurmd runs there, but {found}, so its jobs cannot be seen"
+    if not facts.slurm.works and (facts.slurm.version or facts.slurm.path):
+        return f"left alone: Slurm is installed there, but {found}, so nobody knows whether jobs run"
+    return ""
 
 
 def _write_only(context: BootstrapContext, others: Collection[str]) -> Iterator[Outcome]:
@@ -205,10 +211,34 @@ def _write_only(context: BootstrapContext, others: Collection[str]) -> Iterator[
 
 def _resume(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Give back the nodes that an earlier run left drained and that need nothing any more."""
-    nodes = [context.survey.facts[host].slurm.node for step in context.plan.of_kind(RESUME) for host in step.hosts]
-    if not nodes:
+    return give_back(context, _to_resume(context))
+
+
+def _to_resume(context: BootstrapContext) -> list[str]:
+    return [host for step in context.plan.of_kind(RESUME) for host in step.hosts]
+
+
+def mended(context: BootstrapContext, earlier: BootstrapContext) -> list[str]:
+    """Return the hosts whose nodes an earlier run left drained, and which need nothing any more since this run did
+    what takes no reboot there. `earlier` is how things stood before that: a node with another reason now is the work
+    of this run's own wave, or somebody else's."""
+    return [
+        host
+        for host in _to_resume(context)
+        if host not in _to_resume(earlier) and _reason(context.survey, host) == _reason(earlier.survey, host)
+    ]
+
+
+def _reason(survey: Survey, host: str) -> str:
+    return read_reason(survey.facts[host].prepared.slurm_reason).text if host in survey.facts else ""
+
+
+def give_back(context: BootstrapContext, hosts: Sequence[str]) -> tuple[Outcome, ...]:
+    """Resume the nodes of hosts as long as they are drained for the reason that was seen there."""
+    if not hosts:
         return ()
-    outcomes = rollout.bring_back(context.transport, slurm_hosts(context), nodes, context.screen.line)
+    drained = {context.survey.facts[host].slurm.node: _reason(context.survey, host) for host in hosts}
+    outcomes = rollout.bring_back(context.transport, slurm_hosts(context), drained, context.screen.line)
     context.screen.ended(*outcomes)
     return outcomes
 

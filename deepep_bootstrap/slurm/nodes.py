@@ -62,6 +62,14 @@ exit $code
 scontrol goes on behind one that it does not know, says so on standard output, and ends with 1."""
 
 
+OURS = f"""
+set -u
+said=$(timeout 60 scontrol -a show node -o) || exit
+printf '%s\\n' "$said" | grep -F ' Reason={MARK}' || true # there is none
+"""
+"""A script for the Slurm host that prints the nodes anywhere in Slurm whose reason is ours, as `KNOWN` does."""
+
+
 @dataclass(frozen=True)
 class DrainReason:
     """Why a node is drained or down: the text, and the user who set it (Slurm itself does so as its own user, mostly
@@ -105,6 +113,11 @@ def our_reason(why: str, run: str) -> str:
     return text[: LONGEST_REASON - len(tail)].rstrip() + tail
 
 
+def is_of_run(reason: str, run: str) -> bool:
+    """Return whether a reason was written by the run `run` of this program."""
+    return is_ours(reason) and bool(run) and reason.endswith(f"(run {run})")
+
+
 def is_ours(reason: str) -> bool:
     """Return whether a node's reason was written by this program."""
     return reason.startswith(MARK)
@@ -126,6 +139,16 @@ def is_drained(state: str) -> bool:
 def is_down(state: str) -> bool:
     """Return whether Slurm has given the node up, or was told to."""
     return "DOWN" in re.split(r"[^A-Z_]", state.upper())
+
+
+def is_failing(state: str) -> bool:
+    """Return whether somebody has told Slurm that the node is about to fail."""
+    return "FAIL" in state.upper()
+
+
+def is_out_of_use(state: str) -> bool:
+    """Return whether a person, a program or Slurm itself keeps jobs from starting on the node."""
+    return is_drained(state) or is_down(state) or is_failing(state)
 
 
 def is_rebooting(state: str) -> bool:
@@ -156,31 +179,66 @@ def has_registered(node: SlurmNode, before: str) -> bool:
 
 
 def set_by_somebody(node: SlurmNode) -> bool:
-    """Return whether a person or another program keeps the node out of use: drained by anybody else, or down with a
-    reason that is not Slurm's own. Where Slurm runs as root the two cannot be told apart; then it counts as
-    somebody's."""
+    """Return whether a person or another program keeps the node out of use: drained or said to fail by anybody else,
+    or down with a reason that is not Slurm's own. Where Slurm runs as root the two cannot be told apart; then it counts
+    as somebody's."""
     reason = read_reason(node.reason)
     if reason.ours:
         return False
-    return is_drained(node.state) or (is_down(node.state) and bool(reason.text) and reason.user != "slurm")
+    return (
+        is_drained(node.state)
+        or is_failing(node.state)
+        or (is_down(node.state) and bool(reason.text) and reason.user != "slurm")
+    )
+
+
+def reason_out_of_use(state: str, reason: str) -> str:
+    """Return why a node is drained or down, "" for one in use."""
+    return read_reason(reason).text if is_out_of_use(state) else ""
+
+
+def taken_since(node: SlurmNode, before: str) -> str:
+    """Return what somebody made of a node since it was out of use for the reason `before` ("": it was in use), ""
+    for nothing. A drain of another run of this program is somebody's too; what Slurm itself does, as its own user, is
+    not."""
+    reason = read_reason(node.reason)
+    if set_by_somebody(node) or (reason.ours and (is_drained(node.state) or is_failing(node.state))):
+        return "" if _is_still(reason.text, before) else _says_who(reason)
+    return BACK_IN_USE if is_ours(before) and not is_out_of_use(node.state) else ""
+
+
+BACK_IN_USE = "somebody brought it back into use"
+
+
+def not_to_resume(node: SlurmNode, before: str) -> str:
+    """Return why a node that was left drained for the reason `before` must not be resumed, "" where it may."""
+    if said := taken_since(node, before):
+        return said
+    return "" if is_drained(node.state) and not is_failing(node.state) else f"its state is {node.state} now"
+
+
+def _is_still(reason: str, before: str) -> bool:
+    """Return whether a reason is what it was. Slurm adds its own words behind " : ", whatever a later version says
+    there."""
+    now, was = (" ".join(text.split()) for text in (reason, before))
+    return now == was or (bool(was) and now.startswith(f"{was} : "))
+
+
+def _says_who(reason: DrainReason) -> str:
+    return f"{reason.user or 'somebody else'} keeps it out of use now: {reason.text}"
 
 
 def not_ours_any_more(node: SlurmNode, ours: str) -> str:
-    """Return what somebody else made meanwhile of a node that was drained with the reason `ours` ("": drained or
-    down by others), "" for nothing: given back to Slurm, or kept out of use for another reason, which may be that of
-    another run of this program."""
-    if not is_drained(node.state) and not is_down(node.state):
-        return "somebody brought it back into use"
+    """Return what somebody else made meanwhile of a node that was out of use for the reason `ours`, "" for nothing:
+    given back to Slurm, or kept out of use for another reason, which may be that of another run of this program."""
+    if not is_out_of_use(node.state):
+        return BACK_IN_USE
+    if is_ours(ours) and is_failing(node.state):
+        return f"somebody set its state to {node.state}"
     reason = read_reason(node.reason)
-    # Slurm adds its own words behind " : "; whatever a later version says there, the drain is still ours.
-    if (
-        not ours
-        or f"{reason.text} : ".startswith(f"{ours} : ")
-        or reason.user == "slurm"
-        or reason.text.lower().startswith(OWN_WORDS)
-    ):
+    if _is_still(reason.text, ours) or reason.user == "slurm" or reason.text.lower().startswith(OWN_WORDS):
         return ""
-    return f"{reason.user or 'somebody else'} keeps it out of use now: {reason.text}"
+    return _says_who(reason)
 
 
 def drain(node: str, reason: str) -> tuple[str, ...]:

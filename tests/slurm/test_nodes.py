@@ -107,6 +107,42 @@ def test_whose_a_drained_node_is_now(state: str, reason: str, said: str) -> None
     assert bool(found) == bool(said)
 
 
+OURS_7, DISK_SWAP = "deepep-bootstrap: x (run 7)", "disk swap [joe@2026-11-21T03:25:09]"
+
+
+@pytest.mark.parametrize(
+    ("before", "state", "reason", "said"),
+    [
+        ("", "IDLE", "", ""),
+        ("", "IDLE+DRAIN", DISK_SWAP, "joe keeps it out of use now: disk swap"),
+        ("", "IDLE+FAIL", DISK_SWAP, "joe keeps it out of use now: disk swap"),
+        ("", "IDLE+DRAIN", OURS_7, "somebody else keeps it out of use now: deepep-bootstrap: x (run 7)"),
+        ("", "DOWN", "Not responding [slurm@2026-11-21T03:25:09]", ""),
+        ("disk swap", "IDLE+DRAIN", DISK_SWAP, ""),
+        ("disk  swap", "IDLE+DRAIN", DISK_SWAP, ""),
+        ("disk", "IDLE+DRAIN", DISK_SWAP, "joe keeps it out of use now: disk swap"),
+        ("disk swap", "IDLE", "", ""),
+        (OURS_7, "IDLE+DRAIN", f"{OURS_7} : reboot issued [root@2026-11-21T03:25:09]", ""),
+        (OURS_7, "DOWN", f"{OURS_7} : reboot timed out [slurm@2026-11-21T03:25:09]", "its state is DOWN now"),
+        (OURS_7, "IDLE+DRAIN", DISK_SWAP, "joe keeps it out of use now: disk swap"),
+        (
+            OURS_7,
+            "IDLE+DRAIN",
+            "deepep-bootstrap: x (run 8) [root@2026-11-21T03:25:09]",
+            "root keeps it out of use now:",
+        ),
+        (OURS_7, "IDLE+DRAIN+FAIL", OURS_7, "its state is IDLE+DRAIN+FAIL now"),
+        (OURS_7, "MIXED", "", "somebody brought it back into use"),
+    ],
+)
+def test_what_somebody_made_of_a_node_since(before: str, state: str, reason: str, said: str) -> None:
+    found = nodes.taken_since(node(state, reason), before)
+    if nodes.is_ours(before):
+        found = nodes.not_to_resume(node(state, reason), before)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
 @pytest.mark.parametrize(
     ("state", "drained", "down", "answers"),
     [

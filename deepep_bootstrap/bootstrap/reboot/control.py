@@ -28,16 +28,48 @@ HEAR_LIMIT = 20.0
 """Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding
 until then."""
 
-REBOOT = """
+SLURM_PROCESSES = r"""
 set -u
+list_slurm() { # NAME…: the processes of these names, as `name (PID, user)`
+    grep -HsxF "$(printf '%s\n' "$@")" /proc/[0-9]*/comm | while IFS=: read -r file name; do
+        folder=${file%/comm}
+        words=$(tr '\0' ' ' <"$folder/cmdline" 2>/dev/null)
+        # `slurmstepd infinity` is no step: with cgroups v2 it keeps their cgroup. Without words it has ended already.
+        case $words in '' | *' infinity ') continue ;; esac
+        printf '%s (%s, %s)\n' "$name" "${folder##*/}" "$(stat -c %U "$folder" 2>/dev/null)"
+    done | sort -V | paste -s -d , - | sed 's/,\([^ ]\)/, \1/g'
+}
+"""
+"""What Slurm runs on a host, whoever asks: only root sees it wherever /proc is mounted with hidepid."""
+
+SEEN = f"{SLURM_PROCESSES}list_slurm slurmd slurmstepd"
+
+REBOOT = f"""{SLURM_PROCESSES}
 if [ "$(cat /proc/sys/kernel/random/boot_id)" != "$1" ]; then echo 'somebody rebooted it just now' >&2; exit 1; fi
+if [ -z "$2" ]; then
+    found=$(list_slurm slurmd slurmstepd)
+    why="although Slurm named no node for this host: there may be jobs that nobody sees"
+else
+    why="although Slurm shows no job on node $2: is it this host's?"
+    for _ in 1 2 3 4 5 6 7 8 9 10; do # a step that has ended just now
+        found=$(list_slurm slurmstepd)
+        [ -n "$found" ] || break
+        sleep 1
+    done
+fi
+if [ -n "$found" ]; then echo "$found runs there, $why" >&2; exit 1; fi
 echo rebooting=1
 sync
 if [ -d /run/systemd/system ]; then exec systemctl reboot; fi
 exec reboot
 """
-"""Reboots the host it runs on, as long as it is in the boot that its argument names. Outside systemd (containers,
-sysvinit) `reboot` is the one name that all have."""
+"""Reboots the host it runs on, as long as it is in the boot that its first argument names and Slurm runs nothing there
+that a reboot would end: neither a job's step nor, where the second argument names no drained node, a slurmd. Outside
+systemd (containers, sysvinit) `reboot` is the one name that all have."""
+
+
+class NotRebootedError(Trouble):
+    """A host did not begin to reboot, and says why."""
 
 
 class Line(Transport, Protocol):
@@ -73,6 +105,10 @@ class Cluster:
     def known(self, *names: str) -> tuple[commands.SlurmNode, ...]:
         """Return what Slurm says now of those of `names` that are nodes of it. Raises Trouble."""
         return commands.parse_nodes(self._run(nodes.KNOWN, commands.fold(names)).out)
+
+    def ours(self) -> tuple[commands.SlurmNode, ...]:
+        """Return the nodes anywhere in Slurm whose reason was written by this program, in any run. Raises Trouble."""
+        return commands.parse_nodes(self._run(nodes.OURS).out)
 
     def tell(self, command: Sequence[str]) -> None:
         """Run one command of Slurm, as root where the connection's own account may not. Raises Trouble when it is
@@ -132,22 +168,30 @@ def boot_id(transport: Line, host: Host) -> str:
     return reply.out.strip()
 
 
-def reboot(transport: Line, host: Host, boot: str) -> None:
+def slurm_processes(transport: Line, host: Host) -> str:
+    """Return what Slurm runs on a host, as root sees it, such as `slurmd (812, root)`; "" for nothing. Raises
+    Trouble."""
+    reply = transport.run(host, Job(SEEN, user="root", timeout=60))
+    if reply.code:
+        raise Trouble(Problem(host.name, "cannot say what Slurm runs there", reply.err.strip()[-200:]))
+    return reply.out.strip()
+
+
+def reboot(transport: Line, host: Host, boot: str, node: str) -> None:
     """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
-    How the session ends says nothing; Trouble only when nothing was begun, or the host says why it does not."""
+    `node` is its node in Slurm, drained and without jobs, "" for a host that is none. How the session ends says
+    nothing; NotRebootedError when the host refuses before it begins, other Trouble when nothing is known to have
+    begun, or the host says why it does not."""
     begun: list[str] = []
     try:
-        reply = transport.run(host, Job(REBOOT, args=(boot,), user="root", timeout=60), begun.append)
+        reply = transport.run(host, Job(REBOOT, args=(boot, node), user="root", timeout=60), begun.append)
     except Trouble:
         if "rebooting=1" not in begun:
             raise
         return
     # A shell that the shutdown itself ended has 128 and the signal's number.
     if 0 < reply.code < 128:
-        raise Trouble(
-            Problem(
-                host.name,
-                "does not reboot",
-                (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-200:],
-            )
-        )
+        said = (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-300:]
+        if "rebooting=1" not in begun:
+            raise NotRebootedError(Problem(host.name, "not rebooted", said))
+        raise Trouble(Problem(host.name, "does not reboot", said))

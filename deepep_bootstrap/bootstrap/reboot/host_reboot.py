@@ -4,13 +4,16 @@ resume.
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from deepep_bootstrap.bootstrap.reboot import control
+from deepep_bootstrap.bootstrap.reboot.control import NotRebootedError
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
+from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -55,6 +58,8 @@ class HostRebootRun:
             end = self._give_up(left)
         except Trouble as trouble:
             end = self._fail(trouble)
+        finally:
+            self._wave.leave(self._order.node)
         return (*self.outcomes, replace(end, seconds=time.monotonic() - begin))
 
     def _refuse(self) -> None:
@@ -100,13 +105,13 @@ class HostRebootRun:
         """Return when nobody uses the host and nobody will: drained by us or, before, by somebody else. Never ends a
         job."""
         if self._drain:
-            look = self._drain.look()
-            self._check_reservation(look)
-            if nodes.is_rebooting(look.nodes[self._order.node].state):
-                raise LeftAloneError("Slurm reboots it already, for somebody else or another run")
-            self._drain.take_out(self._order.why, look)
+            self._take_out(self._drain)
             if kept := self._drain.kept:
                 self._say(f"{kept.state.lower()} before, and stays so: {read_reason(kept.reason).text}")
+        elif found := control.slurm_processes(self._wave.transport, self._host):
+            raise LeftAloneError(
+                f"left alone: {found} runs there, but Slurm named no node for it: its jobs cannot be seen"
+            )
         deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
         while busy := self._who_is_busy():
             if not self._drain:
@@ -123,6 +128,48 @@ class HostRebootRun:
         if self._drain:
             self._check_leave()
             self._check_reservation(self._drain.look())
+            self._check_not_lost()
+
+    def _check_not_lost(self) -> None:
+        """Raise LeftAloneError where somebody else has taken the node over since it was taken out of use."""
+        if self._drain and (lost := self._drain.lost()):
+            raise LeftAloneError(f"not rebooted: {lost}")
+
+    def _take_out(self, drain: NodeDrain) -> None:
+        """Drain the node as soon as there is room for one more out of use, counted over all runs of this program. Who
+        is not first waits: two that drain at the same moment both see it, and both take it back."""
+        deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
+        while True:
+            look = drain.look()
+            self._check_untouched(look)
+            state = look.nodes[drain.node].state
+            in_use = not nodes.is_out_of_use(state)
+            full = self._wave.enter(drain.node, in_use=in_use)
+            if not full:
+                drain.take_out(self._order.why, look)
+                if not in_use or not (full := self._wave.overfull()):
+                    return
+                drain.put_back()
+                self._wave.leave(drain.node)
+            if time.monotonic() > deadline:
+                self._wave.stop(f"still no room after {duration(self._policy.drain_timeout)}: {full}")
+                raise LeftAloneError(f"not started: {self._wave.stopped}", "failed")
+            if full != told:
+                self._say(f"waits: {full}")
+                told = full
+            self._wave.sleep(pause * random.SystemRandom().uniform(0.5, 1.5))
+            pause = min(pause * 1.25, 10 * self._policy.pause)
+            self._check_leave()
+
+    def _check_untouched(self, look: Look) -> None:
+        """Raise LeftAloneError where the node is not ours to drain now: reserved, rebooting, or taken by somebody since
+        the plan was made, which may be hours ago."""
+        self._check_reservation(look)
+        node = look.nodes[self._order.node]
+        if nodes.is_rebooting(node.state):
+            raise LeftAloneError("Slurm reboots it already, for somebody else or another run")
+        if taken := nodes.taken_since(node, self._order.out_of_use):
+            raise LeftAloneError(f"left alone: {taken}; it was not so when this run looked")
 
     def _who_is_busy(self) -> str:
         """Return who uses the host, "" for nobody. A wait for jobs takes hours: a look that fails is tried again for
@@ -195,15 +242,18 @@ class HostRebootRun:
     def _reboot(self, before: str) -> None:
         """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node
         over."""
-        if self._drain and (lost := self._drain.lost()):
-            raise LeftAloneError(f"not rebooted: {lost}")
+        self._check_not_lost()
         self._rebooted = True
         refused = self._drain.reboot() if self._drain else "no node of Slurm"
         if not refused:
             self._say("rebooting through Slurm")
             return
         self._say(f"rebooting over SSH ({refused})")
-        control.reboot(self._wave.transport, self._host, before)
+        try:
+            control.reboot(self._wave.transport, self._host, before, self._order.node)
+        except NotRebootedError:
+            self._rebooted = False
+            raise
 
     def _wait_until_back(self, before: str) -> None:
         """Return when the host answers with another boot id."""

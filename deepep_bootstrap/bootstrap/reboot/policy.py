@@ -22,7 +22,8 @@ Tell = Callable[[str, str, str], None]
 
 @dataclass(frozen=True)
 class HostReboot:
-    """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `why` what it is for, `boot_id`
+    """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `out_of_use` the reason for which
+    that node was drained or down when the plan was made ("": it was in use), `why` what the reboot is for, `boot_id`
     that of the facts, `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the
     reboot saved where that is enough; `refused` says why it must be left alone whatever it needs, "" where it need
     not."""
@@ -34,6 +35,7 @@ class HostReboot:
     steps: tuple[Step, ...] = ()
     reload: bool = False
     refused: str = ""
+    out_of_use: str = ""
 
 
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"

@@ -15,9 +15,10 @@ from deepep_bootstrap.bootstrap.reboot.control import Cluster, Line
 from deepep_bootstrap.bootstrap.reboot.host_reboot import HostRebootRun
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootActions, Tell
 from deepep_bootstrap.bootstrap.reboot.wave import Wave
-from deepep_bootstrap.core.errors import TROUBLE, Trouble
+from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm.nodes import is_ours, not_to_resume
 
 
 def roll(
@@ -50,23 +51,44 @@ def roll(
 
 
 def _idle_first(wave: Wave, orders: Sequence[HostReboot]) -> list[HostReboot]:
-    """Return the orders, those of nodes without jobs first: a long job must not keep idle nodes waiting."""
+    """Return the orders: first those of nodes that an earlier run left drained, which count as out of use as long as
+    they wait; then those of nodes without jobs, since a long job must not keep idle nodes waiting."""
     nodes = [order.node for order in orders if order.node]
     jobs: Mapping[str, tuple[str, ...]] = {}
     with suppress(Trouble):  # what is wrong with a node is said when it is rebooted
         jobs = wave.cluster.look(*nodes).jobs if nodes else {}
-    return sorted(orders, key=lambda order: bool(jobs.get(order.node)))
+    return sorted(orders, key=lambda order: (not is_ours(order.out_of_use), bool(jobs.get(order.node))))
 
 
-def bring_back(transport: Line, slurm_at: Sequence[Host], nodes: Sequence[str], tell: Tell) -> tuple[Outcome, ...]:
-    """Resume nodes that an earlier run left drained and that need nothing any more (plan.resume_steps says which)."""
+def bring_back(
+    transport: Line, slurm_at: Sequence[Host], drained: Mapping[str, str], tell: Tell
+) -> tuple[Outcome, ...]:
+    """Resume nodes that an earlier run left drained and that need nothing any more (plan.resume_steps says which);
+    `drained` has their reasons by node. One that somebody has taken over since, as while a question was shown, is
+    theirs."""
     cluster, outcomes = Cluster(transport, slurm_at), []
-    for node in nodes:
+    for node, reason in drained.items():
         try:
-            cluster.resume(node)
+            taken = _resume(cluster, node, reason)
         except Trouble as trouble:
             outcomes.append(Outcome("resume", node, "failed", str(trouble), code=TROUBLE))
             continue
-        tell(node, "resume", "back in use: nothing is left to do")
-        outcomes.append(Outcome("resume", node, "done", "drained by an earlier run, nothing is left to do"))
+        if taken:
+            tell(node, "resume", f"left alone: {taken}")
+            outcomes.append(Outcome("resume", node, "skipped", f"left alone: {taken}", code=TROUBLE))
+        else:
+            tell(node, "resume", "back in use: nothing is left to do")
+            outcomes.append(Outcome("resume", node, "done", "drained by an earlier run, nothing is left to do"))
     return tuple(outcomes)
+
+
+def _resume(cluster: Cluster, node: str, reason: str) -> str:
+    """Resume a node that was drained for `reason` and still is. Return what somebody made of it instead, "" for
+    nothing."""
+    now = cluster.look(node).nodes.get(node)
+    if now is None:
+        raise Trouble(Problem("Slurm", "does not know the node", node))
+    taken = not_to_resume(now, reason)
+    if not taken:
+        cluster.resume(node)
+    return taken

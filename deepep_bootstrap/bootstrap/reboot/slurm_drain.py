@@ -59,10 +59,14 @@ class NodeDrain:
             # Another run of ours gets its reason back, by which it knows its own node again.
             self.ours, self.kept = self.ours if self._left else "", None
             return "Slurm reboots it already, for somebody else or another run"
-        said = nodes.not_ours_any_more(node, self.ours)
+        said = self._taken(node)
         if said:
             self.ours, self.kept = "", None
         return said
+
+    def _taken(self, node: SlurmNode) -> str:
+        """Return what somebody made meanwhile of the node, be it ours or kept for somebody, "" for nothing."""
+        return nodes.not_ours_any_more(node, read_reason(self.kept.reason).text if self.kept else self.ours)
 
     def reboot(self) -> str:
         """Reboot the node through Slurm. Return "" where Slurm took it, else why it cannot: the site must have set
@@ -91,18 +95,23 @@ class NodeDrain:
         cluster = self._cluster.impatient
         with suppress(Trouble):  # Slurm is asked again, and after the boot in any case
             now = cluster.look(self.node).nodes.get(self.node)
-            if now and self.kept and nodes.is_drained(self.kept.state) and not nodes.is_drained(now.state):
+            if not now or nodes.is_drained(now.state) or self._taken_down(now):
+                return
+            if self.kept and nodes.is_drained(self.kept.state):
                 cluster.tell(nodes.drain(self.node, read_reason(self.kept.reason).text))
-            taken = now and nodes.is_down(now.state) and nodes.not_ours_any_more(now, self.ours)
-            if now and not self.kept and not taken and not nodes.is_drained(now.state):
+            elif not self.kept:
                 self.ours = nodes.our_reason(why, self._run)
                 cluster.tell(nodes.drain(self.node, self.ours))
+
+    def _taken_down(self, node: SlurmNode) -> bool:
+        """Whether somebody has the node down for a reason of theirs."""
+        return nodes.is_down(node.state) and bool(self._taken(node))
 
     def hold(self, why: str) -> str:
         """Look at a node that returned and return what is wrong, "" for nothing. One that Slurm has taken back into
         use is drained again at once."""
         node = self.now()
-        if not self.kept and not nodes.is_drained(node.state):
+        if not self.kept and not nodes.is_drained(node.state) and not self._taken_down(node):
             self.drain(why)
         # Resumed before that, Slurm would take it down at once, with the jobs that have started there.
         known = self.kept or nodes.has_registered(node, self._started)
@@ -112,8 +121,7 @@ class NodeDrain:
         """Resume a node that we drained, leave any other as it was; return what is to be said of that, "" for
         nothing."""
         if self.kept:
-            self._restore(self.kept)
-            return f"stays {self.kept.state.lower()}: {read_reason(self.kept.reason).text}"
+            return self._restore(self.kept) or f"stays {self.kept.state.lower()}: {read_reason(self.kept.reason).text}"
         if self.ours:
             if taken := nodes.not_ours_any_more(self.now(), self.ours):
                 self.ours = ""
@@ -140,11 +148,16 @@ class NodeDrain:
             elif self.ours and not nodes.not_ours_any_more(self.now(), self.ours):
                 self.drain(why)
 
-    def _restore(self, kept: SlurmNode) -> None:
+    def _restore(self, kept: SlurmNode) -> str:
         """Give a node back its reason, and its drain: Slurm writes into the one, and takes back the other when a
-        node returns."""
+        node returns. Where somebody gave it another reason meanwhile, that one stays; return what is to be said of
+        that, "" for nothing."""
         reason, now = read_reason(kept.reason).text, self.now()
-        if not nodes.is_drained(now.state) and not nodes.is_down(now.state):
+        taken = self._taken(now)
+        if taken and taken != nodes.BACK_IN_USE:  # a node that was rebooted is back in use without anybody's doing
+            return taken
+        if not nodes.is_out_of_use(now.state):
             self._cluster.tell(nodes.drain(self.node, reason))
         elif read_reason(now.reason).text != reason or " : reboot " in now.reason:
             self._cluster.tell(nodes.give_reason(self.node, reason))
+        return ""

@@ -5,13 +5,15 @@ decision to go on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deepep_bootstrap.bootstrap.reboot.control import SLURM_PATIENCE, Cluster, Line
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootActions, Tell
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm import nodes
 
 TITLE = "reboot"
 FAILED_CHANGES = 2
@@ -29,6 +31,7 @@ class Wave:
         self.stopped = ""
         self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
         self._drains: dict[str, NodeDrain] = {}
+        self._out: set[str] = set()
         self._failed_changes: list[str] = []
 
     @property
@@ -41,6 +44,51 @@ class Wave:
         if not order.node:
             return None
         return self._drains.setdefault(order.host.name, NodeDrain(self.cluster, order.node, self.policy.run))
+
+    def enter(self, node: str, *, in_use: bool) -> str:
+        """Count a node among those that this wave has out of use. Return why it must wait, "" where it is counted:
+        one more `in_use` would make more than `at_once` drained by this program anywhere in Slurm. One that is out of
+        use already makes none more."""
+        others = self._drained_by_others() if in_use else {}
+        with self._lock:
+            if in_use and (why := self._says_full(others, len(self._out) + 1)):
+                return why
+            self._out.add(node)
+        return ""
+
+    def overfull(self) -> str:
+        """Return why a node that was drained just now must go back: another run drained one at the same time. ""
+        where it may stay."""
+        others = self._drained_by_others()
+        with self._lock:
+            return self._says_full(others, len(self._out))
+
+    def leave(self, node: str) -> None:
+        """Count a node no longer: it is back in use, or left to the next run."""
+        with self._lock:
+            self._out.discard(node)
+
+    def _drained_by_others(self) -> dict[str, str]:
+        """Return the reasons, by node, of drains that other runs of this program made. A node on which a change
+        failed earlier in this wave is none of them: FAILED_CHANGES bounds those."""
+        if not self.policy.at_once:
+            return {}
+        found = {node.name: nodes.reason_out_of_use(node.state, node.reason) for node in self.cluster.ours()}
+        with self._lock:
+            return {
+                name: reason
+                for name, reason in found.items()
+                if nodes.is_ours(reason) and name not in self._out and not nodes.is_of_run(reason, self.policy.run)
+            }
+
+    def _says_full(self, others: Mapping[str, str], own: int) -> str:
+        if not others or len(others) + own <= self.policy.at_once:
+            return ""
+        node, reason = next(iter(others.items()))
+        return (
+            f"other runs have {fold(others)} out of use ({node}: {reason[:200]}), and no more than "
+            f"{self.policy.at_once} at a time may be"
+        )
 
     def tell(self, host: str, line: str) -> None:
         """Tell a line, one thread at a time; after ^C nothing that follows from it."""

@@ -23,7 +23,7 @@ from deepep_bootstrap.bootstrap.planning import (
     with_prefix,
 )
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
-from deepep_bootstrap.bootstrap.reboots import reboot_hosts, unfinished
+from deepep_bootstrap.bootstrap.reboots import give_back, mended, reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.smoke import try_out
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import Screen
@@ -178,7 +178,11 @@ def run_phases(state: RunState) -> None:
     if first.preparation.changes or first.of_kind(RESUME):
         # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use
         # again.
+        earlier = state.context
         state.context = look_again(state.context)
+        if hosts := mended(state.context, earlier):
+            do(state, lambda context: give_back(context, hosts))
+            state.context = look_again(state.context)
     choice = state.context.plan.choice
     if not first.decided:
         show_plan(state.context.screen, state.context.plan)

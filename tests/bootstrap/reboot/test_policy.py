@@ -15,6 +15,7 @@ from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, Policy, 
 from deepep_bootstrap.bootstrap.reboots import done_at_once, held_up, lacking, permitted, refusal
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.text import parse_time
+from deepep_bootstrap.inventory.facts import Slurm
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.remote.fleet import ConnectionPool, Options
@@ -180,7 +181,18 @@ def test_without_leave_to_reboot_only_reloads_are_begun() -> None:
         ({}, ""),
         ({"slurm.works": False, "slurm.node": ""}, "sinfo does not answer there"),
         ({"slurm.node": ""}, "Slurm knows no node of that name"),
-        ({"slurm.works": False, "slurm.node": "", "prepared.slurmd_memlock": ""}, ""),
+        ({"slurm.node": "", "prepared.slurmd_memlock": ""}, ""),
+        ({"slurm.node": "", "prepared.slurmd_memlock": "", "slurm.slurmd": True}, "Slurm knows no node of that name"),
+        # A slurmd that the account cannot see, as with hidepid, and a controller that is away.
+        (
+            {"slurm.works": False, "slurm.node": "", "prepared.slurmd_memlock": ""},
+            "Slurm is installed there, but sinfo does not answer there, so nobody knows whether jobs run",
+        ),
+        (
+            {"slurm": Slurm(path="/opt/slurm/bin"), "prepared.slurmd_memlock": ""},
+            "Slurm is installed there, but sinfo does not answer",
+        ),
+        ({"slurm": Slurm(), "prepared.slurmd_memlock": ""}, ""),
     ],
 )
 def test_where_slurmd_runs_and_slurm_cannot_be_asked_nothing_is_rebooted(changes: Mapping[str, Any], why: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deepep_bootstrap.bootstrap.reboot import control, rollout
-from deepep_bootstrap.bootstrap.reboot.control import Cluster
+from deepep_bootstrap.bootstrap.reboot.control import Cluster, NotRebootedError
 from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Policy, Window, parse_window
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
@@ -75,7 +75,9 @@ class HostActions:
 
     def order(self, host: Host, *, node: str = "", reload: bool = False) -> HostReboot:
         boot = self.lab.boot_id(host.name)
-        return HostReboot(host, node, "driver options", boot, (WRITE,), reload)
+        found = self.lab.node(node) if node in self.lab.hosts else None
+        out_of_use = nodes.reason_out_of_use(found.state, found.reason) if found else ""
+        return HostReboot(host, node, "driver options", boot, (WRITE,), reload, out_of_use=out_of_use)
 
     def roll(
         self, *orders: HostReboot, policy: Policy = QUICK, slurm_at: tuple[Host, ...] = (LOGIN,)
@@ -86,6 +88,12 @@ class HostActions:
 
     def order_both(self) -> tuple[HostReboot, HostReboot]:
         return self.order(N1, node="n001"), self.order(N2, node="n002")
+
+
+def without_slurm(lab: LiveLab, *hosts: str) -> None:
+    """Make hosts such as Slurm runs nothing on, until they boot."""
+    for host in hosts:
+        lab.nsenter(host, 'pid=$(cat /run/slurmd.pid) && kill "$pid" && while [ -e "/proc/$pid" ]; do sleep 0.05; done')
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
@@ -292,6 +300,7 @@ def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(actions: HostAction
     actions.on_line = take_over
     outcomes = actions.roll(*actions.order_both())
     assert outcomes["n001"].detail == "not rebooted: root keeps it out of use now: disk swap"
+    assert actions.lab.nsenter("n001", "test -e /etc/modprobe.d/wave.conf").returncode != 0, "it is not changed either"
     assert outcomes["n002"].detail == "not rebooted: somebody brought it back into use"
     # Slurm may not have heard from the node since somebody brought it back.
     assert (actions.lab.reason("n001"), actions.lab.node("n002").state.removesuffix("+NOT_RESPONDING")) == (
@@ -322,12 +331,14 @@ def test_a_node_that_somebody_takes_over_meanwhile_is_theirs(actions: HostAction
 
 def test_without_slurm_over_ssh_and_busy_gpus_are_left_alone(actions: HostActions) -> None:
     actions.lab.fake("n002", "compute_apps", "0, 4711, python3, 1024")
+    without_slurm(actions.lab, "n001", "n002")
     before = {host.name: actions.lab.boot_id(host.name) for host in NODES}
     outcomes = actions.roll(actions.order(N1), actions.order(N2), policy=replace(QUICK, at_once=0), slurm_at=())
     assert (outcomes["n001"].state, outcomes["n002"].state) == ("done", "skipped")
     assert outcomes["n002"].detail == "in use, left alone: process 0, 4711, python3, 1024"
     assert actions.lab.boot_id("n001") not in ("", before["n001"])
     assert actions.lab.boot_id("n002") == before["n002"]
+    actions.lab.nsenter("n002", "slurmd")
     assert ("reboot", "rebooting over SSH (no node of Slurm)") in [
         ("reboot", line) for _, host, line in actions.lines if host == "n001"
     ]
@@ -354,9 +365,27 @@ def test_control_c_leaves_the_node_drained_and_a_later_run_brings_it_back(action
     assert actions.lab.reason("n001") == "deepep-bootstrap: driver options (run test-7)"
     fleet = ConnectionPool((LOGIN,), Options(ssh_config=str(actions.lab.lab.ssh_config)))
     told: list[str] = []
-    done = rollout.bring_back(fleet, (LOGIN,), ("n001",), lambda host, title, line: told.append(host))
+    left = {"n001": "deepep-bootstrap: driver options (run test-7)"}
+
+    def bring_back(drained: dict[str, str]) -> list[tuple[str, str]]:
+        done = rollout.bring_back(fleet, (LOGIN,), drained, lambda host, title, line: told.append(f"{host} {line}"))
+        return [(one.state, one.detail) for one in done]
+
+    # Somebody has made something else of it since its reason was read.
+    theirs = {
+        "reason='disk swap'": "root keeps it out of use now: disk swap",
+        "state=fail reason='deepep-bootstrap: driver options (run test-7)'": "its state is IDLE+FAIL now",
+        "state=resume": "somebody brought it back into use",
+    }
+    for command, said in theirs.items():
+        actions.lab.on_login(f"scontrol update nodename=n001 {command}")
+        assert bring_back(left) == [("skipped", f"left alone: {said}")]
+    for command in ("state=undrain", "state=resume", f"state=drain reason='{left['n001']}'"):
+        actions.lab.nsenter("login1", f"scontrol update nodename=n001 {command}")
+    told.clear()
+    assert bring_back(left) == [("done", "drained by an earlier run, nothing is left to do")]
     fleet.close()
-    assert ([one.state for one in done], told) == (["done"], ["n001"])
+    assert told == ["n001 back in use: nothing is left to do"]
     assert "DRAIN" not in actions.lab.node("n001").state
 
 
@@ -454,6 +483,7 @@ def test_changes_that_fail_on_two_hosts_stop_the_wave_before_the_next_reboot(
         return apply(host, step)
 
     monkeypatch.setattr(actions, "apply", change)
+    without_slurm(actions.lab, "n002")
     orders = (actions.order(N1, node="n001"), actions.order(N2), actions.order(N2))
     outcomes = actions.roll(*orders, policy=replace(QUICK, at_once=0))
     assert (outcomes["n001"].state, outcomes["n001"].code) == ("skipped", TROUBLE)
@@ -462,13 +492,26 @@ def test_changes_that_fail_on_two_hosts_stop_the_wave_before_the_next_reboot(
     )
     assert (actions.lab.boot_id("n001"), "DRAIN" in actions.lab.node("n001").state) == (before, True)
     assert actions.lab.reason("n001") == "deepep-bootstrap: changed, waits for a reboot: driver options (run test-7)"
+    actions.lab.nsenter("n002", "slurmd")
 
 
 def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(actions: HostActions) -> None:
     before = control.boot_id(actions.transport, N1)
     with pytest.raises(Trouble, match="somebody rebooted it just now"):
-        control.reboot(actions.transport, N1, "the boot before")
+        control.reboot(actions.transport, N1, "the boot before", "n001")
     assert control.boot_id(actions.transport, N1) == before
+
+
+def test_a_host_on_which_slurm_runs_something_that_nobody_knows_of_is_not_rebooted(actions: HostActions) -> None:
+    """The processes of the host itself decide, as root sees them: a node of another host may be idle."""
+    before = control.boot_id(actions.transport, N1)
+    job = actions.lab.start_job("n001")
+    for node, found in (("", r"slurmd \(\d+, root\), slurmstepd"), ("n002", "slurmstepd")):
+        with pytest.raises(NotRebootedError, match=rf"not rebooted — found {found} \(\d+, root\) runs there, although"):
+            control.reboot(actions.transport, N1, before, node)
+    assert (control.boot_id(actions.transport, N1), actions.lab.job_state(job)) == (before, "RUNNING")
+    actions.lab.on_login(f"scancel {job}")
+    wait_for(lambda: control.slurm_processes(actions.transport, N1).count("slurm") == 1)
 
 
 def test_a_session_to_a_host_that_lost_power_is_not_used_again(actions: HostActions) -> None:
