@@ -8,7 +8,7 @@ from contextlib import suppress
 from deepep_bootstrap.bootstrap.reboot.control import Cluster, Line
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.survey import Survey
-from deepep_bootstrap.slurm.nodes import MARK, is_drained, is_ours, read_reason
+from deepep_bootstrap.slurm.nodes import MARK, is_drained, is_ours, is_out_of_use, read_reason
 
 
 def drained_by_us(survey: Survey) -> dict[str, str]:
@@ -31,7 +31,8 @@ def drained_and_silent(transport: Line, survey: Survey) -> dict[str, str]:
         return {}
     with suppress(Trouble):  # the hosts themselves are told as those that do not answer
         nodes = Cluster(transport, clients, patience=0).known(*silent)
-        ours = [node for node in nodes if is_drained(node.state) and is_ours(node.reason)]
+        # Without its drain too: Slurm takes that from a node whose boot takes longer than ResumeTimeout.
+        ours = [node for node in nodes if is_out_of_use(node.state) and is_ours(node.reason)]
         return {silent.get(node.name) or silent.get(node.host, node.name): node.reason for node in ours}
     return {}
 
