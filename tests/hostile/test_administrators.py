@@ -115,6 +115,7 @@ def test_a_job_is_not_ended_where_slurmd_is_hidden_and_slurmctld_does_not_answer
     assert "Slurm is installed there, but sinfo does not answer there" in ended.text, ended.text
 
 
+@pytest.mark.sample
 def test_a_host_without_a_node_is_not_rebooted_while_slurm_runs_anything_there(engine: Engine) -> None:
     lab = engine.lab
     job, boot = lab.start_job("n001"), lab.boot_id("n001")
