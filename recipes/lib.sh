@@ -10,6 +10,9 @@ umask 022
 export LC_ALL=C
 
 trap 'report_failure "$?" "${BASH_SOURCE[0]:-script}" "${LINENO}" "${BASH_COMMAND}"' ERR
+# A word to a controller that is gone must not be the death of whoever still has to clean up: the ERR trap says one. Caught and not ignored:
+# what we start dies of it as usual, and the EXIT trap of a recipe runs.
+trap : PIPE
 
 # say TEXT…: a line for the person who watches.
 say() {

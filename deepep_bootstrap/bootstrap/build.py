@@ -16,21 +16,35 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from deepep_bootstrap.bootstrap.orphans import OrphanRequest, remove_orphans
 from deepep_bootstrap.core import records
-from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
+from deepep_bootstrap.remote.fleet import BackgroundJob, Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import commands
 
-SESSION = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/session.sh")
+SESSION = (
+    "lib.sh",
+    "prefix/lib/owner.sh",
+    "prefix/lib/lock.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/living.sh",
+    "prefix/lib/scratch.sh",
+    "prefix/session.sh",
+)
+STEP = ("lib.sh", "prefix/lib/owner.sh", "prefix/step.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
+SESSION_STEP = "build session"
+AGAIN = "the same command again goes on from what is published"
+LOOK_EVERY = 1.0
+"""Seconds between two looks whether the session still lives."""
 NOISE = ("phase=", "state=", "waiting=")
 
 
@@ -71,10 +85,21 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """A session on the build host: its scratch folder and its Slurm job ("" without Slurm)."""
+    """A session on the build host: its scratch folder, its Slurm job ("" without Slurm), and the script that holds
+    both."""
 
     scratch: str
     job: str
+    holder: BackgroundJob
+
+    @property
+    def loss(self) -> str:
+        """How the session ended by itself, "" while it lives. A lost connection is told by what else runs on it."""
+        end = self.holder.end
+        if not isinstance(end, Reply):
+            return ""
+        said = last_lines(end.err)
+        return f"the build session ended by itself with exit code {end.code}{f': {said}' if said else ''}"
 
 
 def build_all(
@@ -83,15 +108,19 @@ def build_all(
     """Build and publish the entries of `request` on `host` and return one outcome for each, in the order of the
     request.
 
-    An entry that fails stops those that need it; the others finish. Trouble (the host has gone, no allocation, no
-    scratch) and ^C leave nothing running: the session's end removes scratch, and the watchers end the recipes.
+    An entry that fails stops those that need it; the others finish. Where the session ended by itself, what it held is
+    taken away, which ends what is still built, and one outcome more (SESSION_STEP) says so. Trouble (the host has gone,
+    no allocation, no scratch) and ^C leave nothing running: the session's end removes scratch, and the watchers end the
+    recipes.
     """
     if not request.entries:
         return ()
     with open_session(transport, host, request, on_event) as session:
         feed(transport, host, request, session)
         outcomes = _Run(transport, host, request, session=session, on_event=on_event).all()
-    return tuple(outcomes[entry.name] for entry in request.entries)
+        lost = session.loss
+    told = tuple(outcomes[entry.name] for entry in request.entries)
+    return (*told, Outcome(SESSION_STEP, host.name, "failed", f"{lost}; {AGAIN}", code=TROUBLE)) if lost else told
 
 
 @contextmanager
@@ -119,7 +148,7 @@ def open_session(
         scratch = hold.wait_for("scratch", 60.0)
         number = hold.wait_for("jobid")
         said = records.read_records(f"scratch={scratch}\njobid={number}", forms.SESSION, host.name, "session.sh")
-        yield Session(said.text("scratch"), "" if said.text("jobid") == "0" else said.text("jobid"))
+        yield Session(said.text("scratch"), "" if said.text("jobid") == "0" else said.text("jobid"), hold)
     except BaseException:
         with suppress(Trouble):  # what ended us is what is to be told
             hold.close()
@@ -200,6 +229,7 @@ class _Run:
         self.outcomes: dict[str, Outcome] = {}
         self.started: set[str] = set()
         self.writing = threading.Lock()
+        self.told_lost = False
 
     def all(self) -> dict[str, Outcome]:
         """Run every entry as soon as it can begin; return the outcomes by entry name."""
@@ -211,7 +241,8 @@ class _Run:
                     running |= self.begin(pool, order)
                     if not running:
                         continue
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    done, running = wait(running, LOOK_EVERY, FIRST_COMPLETED)
+                    self.end_if_lost()
                     for outcome in [future.result() for future in done]:
                         self.outcomes[outcome.step] = outcome
             except BaseException:
@@ -221,6 +252,19 @@ class _Run:
         for entry in self.request.entries:
             self.blame_what_was_needed(entry)
         return self.outcomes
+
+    def end_if_lost(self) -> None:
+        """Take away what a session held that ended by itself: nobody would keep its allocation, scratch and
+        description from being taken for a dead one's while its builds go on."""
+        if self.told_lost or not self.session.loss:
+            return
+        self.told_lost = True
+        request = OrphanRequest(self.request.prefix, self.request.recipes, self.request.user)
+        for entry in self.request.entries:
+            if entry.name in self.started - set(self.outcomes):
+                self.on_event(Event(entry.name, "running", self.session.loss))
+        with suppress(Trouble):  # the session is what is to be told
+            remove_orphans(self.transport, request, [self.host])
 
     def blame_what_was_needed(self, entry: Entry) -> None:
         """Turn the failure of an entry that began beside one it needs into a skip, when that one failed."""
@@ -307,13 +351,16 @@ class _Run:
             env |= {"ONLINE": "1", "INDEXES": "\n".join(self.request.indexes)}
         script = compose(self.request.recipes, *entry.recipes)
         if self.session.job:
-            script = as_step(script, self.session.job, f"{scratch}/step-{entry.name}.sh", self.request.token)
+            path = f"{scratch}/step-{entry.name}.sh"
+            script = as_step(self.request.recipes, script, job=self.session.job, path=path, token=self.request.token)
         return Job(script, env=env, user=self.request.user, watched=True, timeout=None)
 
 
-def as_step(script: str, job: str, path: str, token: str) -> str:
+def as_step(recipes: Mapping[str, str], script: str, *, job: str, path: str, token: str) -> str:
     """Return a script that writes `script` to `path` and runs it as a step of the Slurm allocation `job`, with all
-    its processors."""
+    its processors, under the eyes of prefix/step.sh."""
     end = f"END_{token}"
     command = " ".join(commands.srun(job, ("--cpu-bind=none", "bash", path)))
-    return f"cat >{path} <<'{end}'\n{script}\n{end}\nexec {command}\n"
+    begin = f'read -ra stat </proc/$$/stat; echo "$$ ${{stat[21]}} $(readlink /proc/self/ns/pid)" >{path}.pid'
+    watch = compose(recipes, *STEP)
+    return f"cat >{path} <<'{end}'\n{begin}\n{script}\n{end}\nexport STEP={path}\nset -- {command}\n{watch}\n"

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deepep_bootstrap.bootstrap.orphans import Orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.reboot.policy import Policy
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -190,7 +191,7 @@ class BootstrapContext:
 
 def look_again(context: BootstrapContext) -> BootstrapContext:
     """Return the context as it stands now that the hosts were changed: facts and plan anew."""
-    survey = with_prefix(context.look())
+    survey, _ = without_dead_jobs(context.transport, with_prefix(context.look()), context.request.recipes)
     return replace(context, survey=survey, plan=decide(context.transport, survey, context.request, anyhow=True))
 
 
@@ -199,6 +200,14 @@ def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapCont
     Trouble where there is no plan without them."""
     survey = context.survey.without(gone)
     return replace(context, survey=survey, plan=decide(context.transport, survey, context.request))
+
+
+def tell_dead_builds(screen: Screen, orphans: Orphans) -> None:
+    """Say which hosts count as free although an allocation of a dead build is on them."""
+    for orphan in orphans.dead:
+        screen.say(
+            f"note: {orphan.host}: left by a build that is gone: {orphan}; bootstrap takes it away", style="yellow"
+        )
 
 
 def show_outcomes(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:

@@ -93,9 +93,10 @@ def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:
             context.screen.ended(Outcome(title, host.name, event.state, event.line, took))
 
     outcomes = build.build_all(context.transport, host, request, show)
+    context.screen.ended(*(outcome for outcome in outcomes if outcome.step == build.SESSION_STEP))
     # What a compiler exits with is its own business; ours is that the step failed.
     return tuple(
-        replace(outcome, step=titles[outcome.step], code=TROUBLE if outcome.state == "failed" else OK)
+        replace(outcome, step=titles.get(outcome.step, outcome.step), code=TROUBLE if outcome.state == "failed" else OK)
         for outcome in outcomes
     )
 

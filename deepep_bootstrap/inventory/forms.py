@@ -342,6 +342,24 @@ PUBLISHED = RecordForm({"state": (STATE,)}, {"phase": (NAME,), "waiting": (FREE,
 SESSION = RecordForm({"scratch": (PATH,), "jobid": (words("a job's number", "[0-9]{1,12}"),)}, {"waiting": (FREE,)})
 """recipes/prefix/session.sh."""
 
+JOB = words("a job's number", "[0-9]{1,12}")
+ORPHANS = RecordForm(
+    {"host": (HOSTNAME,), "slurm": (one_of("silent"),), "end": (TRUE,)},
+    {
+        "job": (JOB, LINE, LINE, LINE),
+        "unknown": (JOB, LINE, LINE, LINE),
+        "scratch": (PATH, LINE),
+        "owner": (FILE, LINE),
+        "elsewhere": (FILE, LINE, LINE),
+        "living": (JOB,),
+        "ending": (JOB,),
+    },
+    end="end",
+)
+ORPHAN_JOBS = RecordForm({"end": (TRUE,)}, {"job": (JOB,)}, end="end")
+ORPHANS_REMOVED = RecordForm({"end": (TRUE,)}, {"removed": (PATH,), "stuck": (PATH,)}, end="end")
+"""recipes/prefix/orphans.sh: `look`, `jobs`, `remove`."""
+
 DOCUMENTS = RecordForm(
     {"end": (TRUE,)}, {"document": (words("a document's name", "[a-z0-9][a-z0-9._-]*"), BASE64)}, end="end"
 )

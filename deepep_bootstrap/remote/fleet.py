@@ -88,6 +88,10 @@ class BackgroundJob(Protocol):
         """Return the value of the first `key=value` line the script printed; Trouble when it ends or `timeout`
         passes before."""
 
+    @property
+    def end(self) -> Reply | Trouble | None:
+        """What the script left, or how its host was lost; None while it runs."""
+
     def close(self) -> Reply:
         """Close the script's stdin, wait for its clean-up, return what it left."""
 
@@ -152,6 +156,11 @@ class _HeldJob:
         with self._news:
             self._end = end
             self._news.notify_all()
+
+    @property
+    def end(self) -> Reply | Trouble | None:
+        """See BackgroundJob."""
+        return self._end
 
     def wait_for(self, key: str, timeout: float | None = None) -> str:
         """See BackgroundJob."""

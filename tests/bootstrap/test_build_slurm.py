@@ -45,7 +45,7 @@ def jobs(lab: LiveLab) -> list[str]:
 
 
 def scratches(lab: LiveLab) -> str:
-    return lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null").stdout
+    return lab.ssh("n001", "ls -d /var/tmp/deepep-*/deepep-scratch-* 2>/dev/null").stdout
 
 
 def test_a_session_holds_an_allocation_and_steps_run_in_it_with_all_processors(
@@ -73,7 +73,7 @@ def test_a_session_holds_an_allocation_and_steps_run_in_it_with_all_processors(
         script = (
             'printf "node=%s\\njob=%s\\ncpus=%s\\nword=%s\\n" "$SLURMD_NODENAME" "$SLURM_JOB_ID" "$(nproc)" "$WORD"'
         )
-        step = build.as_step(script, session.job, f"{session.scratch}/step.sh", "token")
+        step = build.as_step(RECIPES, script, job=session.job, path=f"{session.scratch}/step.sh", token="token")
         reply = transport.run(NODE, Job(step, env={"WORD": 'it\'s "quoted" $x'}, watched=True, timeout=None))
         assert reply.code == 0, reply.err
         cpus = fresh_lab.ssh("n001", "nproc").stdout.strip()

@@ -191,7 +191,7 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
     ours = r"nvcc|cmake|ninja|deepep-scratch|salloc|publish"
     wait_until(lambda: not engine.processes(ours), "nothing of the run is left on the host")
     wait_until(
-        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
+        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-*/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
         "scratch and allocation are gone",
     )
     assert not any("-nvshmem-" in name for name in published(engine))

@@ -137,7 +137,7 @@ def nothing_runs(engine: Engine) -> None:
         lambda: not engine.processes(r"nvcc|cmake|ninja|salloc|publish"), "nothing of the run is left on the host"
     )
     wait_until(
-        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
+        lambda: not engine.lab.ssh("n001", "ls -d /var/tmp/deepep-*/deepep-scratch-* 2>/dev/null; squeue -h").stdout,
         "scratch is gone",
     )
 

@@ -352,7 +352,8 @@ def test_a_session_has_a_private_folder_for_as_long_as_it_lives(tmp_path: Path, 
     hold = transport.hold(HERE, Job(SESSION, env=session_env(tmp_path, prefix), watched=True, timeout=None))
     scratch = Path(hold.wait_for("scratch"))
     assert hold.wait_for("jobid") == "0"
-    assert scratch.parent == tmp_path.resolve()
+    assert scratch.parent == tmp_path.resolve() / f"deepep-{os.getuid()}"
+    assert scratch.parent.stat().st_mode & 0o777 == 0o700
     assert scratch.stat().st_mode & 0o777 == 0o700
     reply = transport.send(
         HERE, Job(RECEIVE, env={"SCRATCH": str(scratch)}), generations.tar_files([Content("src/a/file", b"x")])

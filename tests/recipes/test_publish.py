@@ -195,10 +195,10 @@ def test_a_builder_whose_folder_was_taken_away_cannot_publish_the_rest(prefix: P
     assert store_names(prefix) == {ENTRY}
 
 
-def elsewhere(prefix: Path, owner: str, beat: int = 0) -> None:
+def elsewhere(prefix: Path, owner: str, beat: int = 0, **changes: str) -> None:
     """Make the lock look as if another host held it; the file stays the same one, as the owner's own name for it."""
     lines = dict(line.split("=", 1) for line in owner.splitlines())
-    lines |= {"host": "elsewhere", "beat": f"{beat:010d}"}
+    lines |= {**(changes or {"host": "elsewhere"}), "beat": f"{beat:010d}"}
     with (prefix / "store" / f".lock-{ENTRY}").open("r+") as file:
         file.write("".join(f"{key}={value}\n" for key, value in lines.items()))
         file.truncate()
@@ -208,12 +208,12 @@ def elsewhere(prefix: Path, owner: str, beat: int = 0) -> None:
     ("changes", "reason"),
     [
         ({}, "its process is gone"),
-        ({"boot": "another-boot", "pid": str(os.getpid()), "start": MY_START}, "its process is gone"),
+        ({"boot": "another-boot", "pid": "1"}, "no heartbeat over three intervals"),
         ({"pid": str(os.getpid()), "start": "1"}, "its process is gone"),
         ({"host": "elsewhere", "pid": "1"}, "no heartbeat over three intervals"),
         ({"pidns": "pid:[1]", "pid": "1"}, "no heartbeat over three intervals"),
     ],
-    ids=["no-such-process", "other-boot", "other-start-time", "silent-other-host", "silent-other-namespace"],
+    ids=["no-such-process", "silent-other-boot", "other-start-time", "silent-other-host", "silent-other-namespace"],
 )
 def test_stale_locks_are_taken_over_with_what_their_owner_left(
     prefix: Path, place: Path, changes: dict[str, str], reason: str
@@ -238,16 +238,18 @@ def test_a_silent_owner_is_given_three_intervals(prefix: Path, place: Path) -> N
     assert f".lock-{ENTRY}" in store_names(prefix)
 
 
-def test_a_beating_owner_on_another_host_is_waited_for(prefix: Path, place: Path) -> None:
+@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"boot": "another-boot"}], ids=["host", "host-of-our-name"])
+def test_a_beating_owner_on_another_host_is_waited_for(prefix: Path, place: Path, changes: dict[str, str]) -> None:
+    """Another boot id under our own name is another host of that name as well as this one before it booted."""
     lock = prefix / "store" / f".lock-{ENTRY}"
-    lock.write_text(owner_text(host="elsewhere"))
+    lock.write_text(owner_text(**changes))
     stop = threading.Event()
     beats: list[int] = []
 
     def keep_beating() -> None:
         while not stop.wait(float(FAST) / 2):
             beats.append(len(beats))
-            elsewhere(prefix, owner_text(), len(beats))
+            elsewhere(prefix, owner_text(), len(beats), **changes)
 
     heart = threading.Thread(target=keep_beating)
     heart.start()

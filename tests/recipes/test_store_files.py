@@ -328,4 +328,5 @@ def test_the_builder_gets_the_folders_and_the_group_stays(shared: Shared) -> Non
 
 
 def test_sessions_know_the_recipes_they_need() -> None:
-    assert build.SESSION[:-1] == ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh")
+    libraries = ("owner", "lock", "share", "living", "scratch")
+    assert build.SESSION[:-1] == ("lib.sh", *(f"prefix/lib/{name}.sh" for name in libraries))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import publish
 from deepep_bootstrap.bootstrap.hosts import run_recipes
+from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, remove_orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
     BootstrapContext,
     RunLogs,
@@ -20,6 +21,7 @@ from deepep_bootstrap.bootstrap.planning import (
     read_wanted,
     request_for,
     skipped,
+    tell_dead_builds,
     with_prefix,
 )
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
@@ -31,7 +33,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
@@ -41,11 +43,13 @@ from deepep_bootstrap.remote.host import THIS_MACHINE
 
 @dataclass
 class RunState:
-    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, and the context as
-    it was last planned. Grows while the run goes on, so that ^C loses nothing."""
+    """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, what dead builds left
+    on hosts that it counts as free, and the context as it was last planned. Grows while the run goes on, so that ^C
+    loses nothing."""
 
     context: BootstrapContext
     shown: Plan
+    orphans: Orphans = field(default_factory=Orphans)
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     code: int = OK
@@ -84,15 +88,18 @@ def bootstrap(
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
+        survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         request = request_for(flags, survey, wanted, without)
         made = decide(transport, survey, request)
         show_plan(screen, made)
+        tell_dead_builds(screen, orphans)
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
             policy = leave_to_reboot(screen, made, policy)
         run = RunLogs.start("bootstrap") if doing else RunLogs.none()
-        state = RunState(BootstrapContext(flags, screen, run, transport, survey, request, made, policy), made)
+        context = BootstrapContext(flags, screen, run, transport, survey, request, made, policy)
+        state = RunState(context, made, orphans)
         if doing:
             carry_out(state)
     return conclude(state)
@@ -168,6 +175,7 @@ def carry_out(state: RunState) -> None:
 def run_phases(state: RunState) -> None:
     """Run the phases: prepare the hosts, look again, then share, build, offer, prove. What is decisive ends
     the run when it fails; a host that could not be prepared does not, unless it is the one to build on."""
+    take_away(state)
     if state.context.plan.decided:
         share(state)
     first = state.context.plan
@@ -194,6 +202,15 @@ def run_phases(state: RunState) -> None:
         return
     if do(state, publish.build_entries):
         offer(state)
+
+
+def take_away(state: RunState) -> None:
+    """Cancel the allocations of dead builds, which the plan does not count; where that fails, ours waits for them."""
+    context = state.context
+    hosts = context.hosts(state.orphans.hosts)
+    request = OrphanRequest(context.request.prefix, context.request.recipes, context.build_user)
+    for problem in remove_orphans(context.transport, request, hosts) if hosts else ():
+        context.screen.problem(problem)
 
 
 def offer(state: RunState) -> None:

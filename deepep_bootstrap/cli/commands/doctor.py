@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, look_at_hosts, read_lock, request_for
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
@@ -61,8 +62,11 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
         asked = list(stacks_to_judge(flags, lock, survey))
         problems = [*survey.problems, *unread]
         judged = [judge(one, transport, survey, (lock, defects, problems)) for one in asked]
+        recipes, builder = judged[0].request.recipes, inventory.settings.build_user
+        orphans = find_orphans(transport, OrphanRequest(prefix, recipes, builder), survey.reached)
         looks, unseen = ask_user(transport, survey, judged[0].request, user)
     findings = findings_of(judged, looks, as_another=bool(user)) + not_in_lock(survey, lock, flags)
+    findings += left_behind(orphans, flags, [one.request.stack.name for one in judged])
     findings = ordered(findings, [host.name for host in inventory.hosts])
     shown_problems = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
     show(screen, judged, findings)
@@ -139,6 +143,24 @@ def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]
     hosts = tuple(host.name for host in survey.reached)
     found = {name: f"stack {name} is offered" for name in missing}
     return tuple(Finding("offered-stack", NOTE, hosts, found[name], wanted, why, fix, (name,)) for name in missing)
+
+
+def left_behind(orphans: Orphans, flags: Flags, stacks: Sequence[str]) -> tuple[Finding, ...]:
+    """Return a warning for each thing that a build left which is gone, or which nobody who was asked knows."""
+    why = "An allocation keeps jobs from its node until Slurm's time limit; the rest takes room."
+    return tuple(
+        Finding(
+            "dead-build",
+            WARNING,
+            (orphan.host,),
+            str(orphan),
+            "nothing left of a build that is gone",
+            why,
+            remedy(flags) if orphan.dead else by_hand(orphan),
+            tuple(stacks),
+        )
+        for orphan in orphans.found
+    )
 
 
 def ask_recipes(transport: ConnectionPool, survey: Survey, request: PlanRequest) -> tuple[Checks, tuple[Problem, ...]]:

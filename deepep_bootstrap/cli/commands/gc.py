@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from deepep_bootstrap.bootstrap.orphans import ALLOCATION, OrphanRequest, Orphans, by_hand, find_orphans, remove_orphans
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.core.nodeset import fold
@@ -25,30 +27,35 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
     the hosts needs.
 
     Keep the `keep` newest generations and the current one, what they need, and what running builds and processes
-    of the hosts use; remove the rest once that is confirmed. Exit 1 where something could not be removed or a host
-    could not be asked.
+    of the hosts use; remove the rest once that is confirmed. What builds left that are gone goes without a question.
+    Exit 1 where something could not be removed or a host could not be asked.
     """
     screen = Screen("gc", as_json=flags.json)
     count = number("--keep", keep)
     with reach(flags) as reached:
         garbage, users = find_garbage(reached, count)
+        orphans = find_orphans(reached.transport, request_for(reached), reached.inventory.hosts)
         show_choice(screen, reached, (garbage, users), count)
-        done = NOTHING
+        show_orphans(screen, orphans)
+        done, left = NOTHING, tuple[Problem, ...]()
         if not flags.dry_run:
             if garbage.generations or garbage.entries:
                 confirm(flags, "gc", "Remove all this?")
             done = history.collect(reached.transport, reached.place, reached.holdings, garbage)
+            hosts = [host for host in reached.inventory.hosts if host.name in orphans.hosts]
+            left = remove_orphans(reached.transport, request_for(reached), hosts)
     sizes = {entry.name: entry.size for entry in garbage.entries} | dict(reached.holdings.leftovers)
     gone = [*sizes] if flags.dry_run else [*done.entries, *done.leftovers]
     total = sum(sizes.get(name, 0) for name in gone)
     for name, who in done.kept:
         screen.say(f"  kept {shortened(name)}: in use since just now by {who}")
     screen.say(f"{'would free' if flags.dry_run else 'freed'} {total} bytes ({size(total)})", style="bold")
-    problems = [*reached.problems, *users.unasked, *(_stuck(reached, path) for path in done.stuck)]
+    problems = [*reached.problems, *users.unasked, *left, *(_stuck(reached, path) for path in done.stuck)]
     for problem in problems:
         screen.problem(problem)
-    code = TROUBLE if done.stuck or users.unasked else OK
+    code = TROUBLE if done.stuck or users.unasked or left else OK
     content = document(reached.holdings, (garbage, users), done, dry_run=flags.dry_run)
+    content |= {"orphans": [asdict(orphan) for orphan in orphans.found]}
     screen.document(code, problems, **content, keep=count, bytes=total)
     return code
 
@@ -82,6 +89,22 @@ def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders
         screen.say("  nothing to remove")
     if garbage.generations or garbage.entries:
         show_losers(screen, reached, users)
+
+
+def request_for(reached: Reached) -> OrphanRequest:
+    """Return where to look for what dead builds left."""
+    return OrphanRequest(reached.place.prefix, reached.place.recipes, reached.place.user)
+
+
+def show_orphans(screen: Screen, orphans: Orphans) -> None:
+    """Say what dead builds left outside the store, which goes, and what nobody can judge."""
+    for orphan in orphans.found:
+        if orphan.dead:
+            screen.say(f"  left by a build that is gone, on {orphan.host}: {orphan}")
+        elif orphan.kind == ALLOCATION:
+            screen.say(f"  stays: {orphan}. Try: {by_hand(orphan)}", style="yellow")
+    for problem in orphans.unasked:
+        screen.say(f"  {problem}", style="yellow")
 
 
 def show_losers(screen: Screen, reached: Reached, users: Holders) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.planning import decide, look_at_hosts, read_wanted, request_for, skipped, with_prefix
+from deepep_bootstrap.bootstrap.orphans import without_dead_jobs
+from deepep_bootstrap.bootstrap.planning import (
+    decide,
+    look_at_hosts,
+    read_wanted,
+    request_for,
+    skipped,
+    tell_dead_builds,
+    with_prefix,
+)
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.host_recipes import unbelieved
 from deepep_bootstrap.plan.steps import plan_json, show_plan
 
@@ -20,8 +29,10 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
+        survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         made = decide(transport, survey, request_for(flags, survey, wanted, skipped(skip)))
     show_plan(screen, made)
+    tell_dead_builds(screen, orphans)
     problems = (*survey.problems, *unbelieved(made.preparation))
     for problem in problems:
         screen.problem(problem)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us
 from deepep_bootstrap.core.console import Screen
@@ -20,8 +21,8 @@ from deepep_bootstrap.report import load
 
 
 def status(flags: Flags) -> int:
-    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, and how the
-    last tests ended.
+    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, what builds left
+    that are gone, and how the last tests ended.
 
     Of the current generation its stacks, modules and their known defects are told, which change no exit code."""
     screen = Screen("status", as_json=flags.json)
@@ -31,6 +32,7 @@ def status(flags: Flags) -> int:
         silent = drained_and_silent(transport, survey)
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
         defects, unread = find_defects(flags, transport, survey)
+        orphans = find_orphans(transport, OrphanRequest(prefix, recipes, user), survey.reached)
         tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest, unbelieved = offered_manifest(survey)
     hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
@@ -42,6 +44,7 @@ def status(flags: Flags) -> int:
     if blind:
         screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
     tell_hosts(screen, hooks, waiting, drained)
+    tell_orphans(screen, orphans, remedy(flags))
     for test in tests:
         screen.say(f"  {test.line}")
     problems = (*survey.problems, *unread, *unbelieved)
@@ -56,6 +59,7 @@ def status(flags: Flags) -> int:
         hooks=hooks,
         waiting=waiting,
         drained=drained,
+        orphans=[asdict(orphan) for orphan in orphans.found],
         tests=[asdict(test) for test in tests],
         defects=[asdict(defect) for defect in defects],
     )
@@ -87,6 +91,19 @@ def tell_hosts(
         screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
     for reason, names in by_value(drained).items():
         screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
+
+
+def tell_orphans(screen: Screen, orphans: Orphans, command: str) -> None:
+    """Print what builds left that are gone, and the command that takes it away."""
+    for orphan in orphans.found:
+        if orphan.dead:
+            screen.say(f"  left by a build that is gone, on {orphan.host}: {orphan}", style="yellow")
+        else:
+            screen.say(f"  of a build that nobody asked knows: {orphan}. Try: {by_hand(orphan)}", style="yellow")
+    if orphans.dead:
+        screen.say(f"  Try: {command}", style="yellow")
+    for problem in orphans.unasked:
+        screen.say(f"  {problem}", style="yellow")
 
 
 def offered_manifest(survey: Survey) -> tuple[dict[str, Any] | None, tuple[Problem, ...]]:

@@ -7,8 +7,8 @@
 
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR
 cd "${HOME:-/}" 2>/dev/null || cd /
-child='' job=''
-forget() { [ -z "$job" ] || rm -f "$job" "$job.end"; }
+child='' box=''
+forget() { [ -z "$box" ] || rm -rf "$box"; }
 # Signal everything in the script's session: its own group and the groups that programs such as timeout(1) make.
 signal_session() {
   kill "-$1" "-$child"
@@ -34,7 +34,9 @@ trap forget EXIT
 # Also for PIPE: a shell that says "Killed" of the script to a controller that is gone must not die of that and leave
 # the file.
 trap 'exit 143' HUP INT TERM PIPE
-job=$(mktemp "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
+# A folder that nobody else may enter: everybody could make a file beside one whose name can be read off /tmp.
+box=$(mktemp -d "${TMPDIR:-/tmp}/deepep-bootstrap.XXXXXXXX") || exit
+job=$box/script
 head -c "$size" >"$job" && [ "$(wc -c <"$job")" -eq "$size" ] || {
   echo 'deepep-bootstrap: the script did not arrive whole' >&2
   exit 1
@@ -53,7 +55,7 @@ child=$!
   trap - EXIT PIPE
   trap '' HUP INT TERM
   while read -r _; do :; done
-  : >"$job.end"
+  : >"$box/end"
   end_session
 ) <&3 >/dev/null 2>&1 &
 watcher=$!
@@ -61,6 +63,6 @@ trap 'end_session 2>/dev/null; kill -KILL "$watcher"; exit 143' HUP INT TERM PIP
 exec 3<&-
 wait "$child" 2>/dev/null
 code=$?
-[ -e "$job.end" ] || kill -KILL "$watcher" 2>/dev/null
+[ -e "$box/end" ] || kill -KILL "$watcher" 2>/dev/null
 wait "$watcher" 2>/dev/null
 exit "$code"

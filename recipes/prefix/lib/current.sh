@@ -82,6 +82,7 @@ clean_up() {
     local -r code="$?"
     trap '' HUP INT TERM PIPE # whoever ends us may say so twice, and nobody may be listening any more
     trap - ERR
+    set +e
     drop_stage
     rm -f -- "${PREFIX}/.link-${TOKEN}" "${PREFIX}/.fresh-${TOKEN}" "${STORE}/.fresh-${TOKEN}"
     release_lock

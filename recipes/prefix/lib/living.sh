@@ -11,11 +11,6 @@ find_owners() {
     find "${STORE}" -mindepth 1 -maxdepth 1 -type f \( -name '.own-*' -o -name '.lock-*' \)
 }
 
-# is_here TEXT: whether this host can tell for sure how the owner is; if not dead, it lives.
-is_here() {
-    [[ "$(owner_field "$1" host)" == "$(uname -n)" && "$(owner_field "$1" pidns)" == "$(readlink /proc/self/ns/pid)" ]]
-}
-
 # find_dead PAUSES FILE…: print those descriptions whose owner is gone. One that this host cannot judge is gone when its text stays the
 # same over PAUSES tenths of a heartbeat (30: three intervals, as for a lock), and lives as long as we do not look that long (0).
 find_dead() {

@@ -3,11 +3,12 @@
 #
 # The lock only saves work. Correctness comes from renames, so a lock that is broken wrongly costs time and nothing else. flock is
 # not used: on network filesystems it is a matter of mount options whether it reaches other hosts.
-# Inputs: LOCK_DIR, TOKEN (unlike any other run's), HEARTBEAT in seconds.
+# Inputs: LOCK_DIR, TOKEN (unlike any other run's), HEARTBEAT in seconds, OWN_COPY (a second file to keep our description fresh in, or "").
 
 HEARTBEAT="${HEARTBEAT:-10}"
 LOCK=""
 OWN=""
+OWN_COPY=""
 BEAT=""
 HEART=""
 
@@ -23,6 +24,7 @@ keep_beating() {
         [[ "$(find_start "${pid}")" == "${start}" && -e "${OWN}" ]] || return 0
         beat=$((beat + 1))
         describe_owner "${beat}" 1<>"${OWN}"
+        [[ -z "${OWN_COPY}" ]] || describe_owner "${beat}" 1<>"${OWN_COPY}"
     done
 }
 
@@ -122,10 +124,13 @@ sweep_leftovers() {
 
 # release_lock: stop the heart and let the lock go, if it is (still) ours.
 release_lock() {
-    [[ -n "${BEAT}" ]] || return 0
-    exec {BEAT}>&-
-    wait "${HEART}" || true # a signal to the whole process group ends the heart as well
-    BEAT=""
+    [[ -n "${OWN}" ]] || return 0
+    if [[ -n "${BEAT}" ]]; then
+        exec {BEAT}>&-
+        wait "${HEART}" || true # a signal to the whole process group ends the heart as well
+        BEAT=""
+    fi
     [[ ! "${OWN}" -ef "${LOCK}" ]] || rm -f -- "${LOCK}"
     rm -f -- "${OWN}"
+    OWN=""
 }

@@ -34,15 +34,21 @@ owner_field() {
     done <<<"${text}"
 }
 
-# is_dead TEXT: whether this host can tell that the owner is gone. Another host's owner is never judged here, nor one in another
-# pid namespace, nor one that /proc hides from us (hidepid): for those only the heartbeat speaks.
-is_dead() {
+# is_here TEXT: whether the owner is a process that /proc of this host shows while it lives. The same name with another boot id may be
+# another host of that name as well as this one before it booted; and /proc may hide processes (another pid namespace, hidepid).
+is_here() {
     local -r owner="$1"
     local pid
     pid="$(owner_field "${owner}" pid)"
     [[ "$(owner_field "${owner}" host)" == "$(uname -n)" && "${pid}" =~ ^[0-9]+$ ]] || return 1
-    [[ "$(owner_field "${owner}" boot)" == "$(</proc/sys/kernel/random/boot_id)" ]] || return 0
+    [[ "$(owner_field "${owner}" boot)" == "$(</proc/sys/kernel/random/boot_id)" ]] || return 1
     [[ "$(owner_field "${owner}" pidns)" == "$(readlink /proc/self/ns/pid)" && -e /proc/1 ]] || return 1
-    [[ ! -e "/proc/${pid}" || -r "/proc/${pid}/stat" ]] || return 1
-    [[ "$(find_start "${pid}")" != "$(owner_field "${owner}" start)" ]]
+    [[ ! -e "/proc/${pid}" || -r "/proc/${pid}/stat" ]]
+}
+
+# is_dead TEXT: whether this host can tell that the owner is gone. For one that is not here only the silence of its heartbeat speaks.
+is_dead() {
+    local -r owner="$1"
+    is_here "${owner}" || return 1
+    [[ "$(find_start "$(owner_field "${owner}" pid)")" != "$(owner_field "${owner}" start)" ]]
 }
