@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import platform
+import shlex
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.redact import scrub, secrets_of
 
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
 """What writing to a pipe without a reader, or to a terminal that was closed, ends with."""
@@ -126,8 +128,13 @@ def _tell(verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool)
 
 
 def _write_bug_log(verb: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write what a report needs, for the account alone and without passwords: a flag, an address in the traceback or
+    the value of a variable may hold one, and the file is made to be sent."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{os.getpid()}.log"
-    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\nargv: {sys.argv[1:]}\n\n"
-    log.write_text(facts + traceback.format_exc(), encoding="utf-8")
+    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\nargv: {shlex.join(sys.argv[1:])}\n\n"
+    text = scrub(facts + traceback.format_exc(), secrets_of(os.environ))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(log, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
     return log

@@ -32,6 +32,23 @@ clear_environment() {
     export SOURCE_DATE_EPOCH CUDA_HOME PYTHONDONTWRITEBYTECODE=1
 }
 
+# name_indexes ADDRESSES: let uv ask these indexes, one a line; the first one is its default index, an empty line leaves uv its own. They go
+# by the environment: an address may hold a password, and everybody on the host may read command lines. The commands that are noted for
+# the manifest of an entry are spared them too.
+name_indexes() {
+    local -r addresses="$1"
+    local traced=""
+    [[ $- != *x* ]] || traced=yes
+    { set +x; } 2>/dev/null
+    local first="" others="" address number=0
+    while IFS= read -r address; do
+        if ((number++ == 0)); then first="${address}"; else others+="${address:+${others:+ }${address}}"; fi
+    done <<<"${addresses}"
+    [[ -z "${first}" ]] || export UV_DEFAULT_INDEX="${first}"
+    [[ -z "${others}" ]] || export UV_INDEX="${others}"
+    [[ -z "${traced}" ]] || set -x
+}
+
 # count_jobs: print how many compilers to run at once: one per processor we may use, as long as each has memory enough.
 count_jobs() {
     local cpus free

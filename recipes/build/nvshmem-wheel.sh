@@ -20,14 +20,10 @@ build_entry() {
 install_wheel() {
     local -ra quiet=(--no-progress --cache-dir "${SCRATCH}/uv-cache")
     local -a from=(--offline --no-config --no-index --find-links "${SCRATCH}/wheels")
-    local address option=--default-index
     export UV_PYTHON_DOWNLOADS=never
     if [[ -n "${ONLINE:-}" ]]; then
         from=(--index-strategy unsafe-best-match) # the site's own uv settings (mirrors, proxies) hold here
-        while IFS= read -r address; do
-            [[ -z "${address}" ]] || from+=("${option}" "${address}")
-            option=--index
-        done <<<"${INDEXES:-}"
+        name_indexes "${INDEXES:-}"
     fi
     printf '%s\n' "${WHEEL}" >"${WORK}/wheel.txt"
     "${SCRATCH}/bin/uv" pip install "${quiet[@]}" "${from[@]}" --python "${PYTHON}" --target "${WORK}/site" \

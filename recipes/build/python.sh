@@ -12,14 +12,10 @@ build_entry() {
     local -r uv="${SCRATCH}/bin/uv"
     local -ra quiet=(--no-progress --cache-dir "${SCRATCH}/uv-cache")
     local -a from=(--offline --no-config --no-index --find-links "${SCRATCH}/wheels")
-    local address option=--default-index
     export UV_PYTHON_DOWNLOADS=never
     if [[ -n "${ONLINE:-}" ]]; then
         from=(--index-strategy unsafe-best-match) # the site's own uv settings (mirrors, proxies) hold here
-        while IFS= read -r address; do
-            [[ -z "${address}" ]] || from+=("${option}" "${address}")
-            option=--index
-        done <<<"${INDEXES:-}"
+        name_indexes "${INDEXES:-}"
     fi
     "${uv}" venv "${quiet[@]}" --offline --no-config --relocatable --no-project --python "${PYTHON}" "${WORK}"
     "${uv}" pip install "${quiet[@]}" "${from[@]}" --python "${WORK}/bin/python" \

@@ -10,22 +10,18 @@ clean_up() {
 }
 
 main() {
-    local address option=--default-index
-    local -a from=(--index-strategy unsafe-best-match) # as build/python.sh asks
     need_env REQUIREMENT PYTHON
     SCRATCH="$(mktemp -d)"
     trap clean_up EXIT
     clear_environment
     cat >"${SCRATCH}/uv"
     chmod 700 -- "${SCRATCH}/uv"
-    while IFS= read -r address; do
-        [[ -z "${address}" ]] || from+=("${option}" "${address}")
-        option=--index
-    done <<<"${INDEXES:-}"
+    name_indexes "${INDEXES:-}"
     # Seconds, not uv's patience of minutes: this is a question, and the control machine is the other answer.
     export UV_HTTP_TIMEOUT=5 UV_HTTP_RETRIES=0 UV_PYTHON_DOWNLOADS=never
+    # The strategy is that of build/python.sh.
     if timeout 30 "${SCRATCH}/uv" pip install --dry-run --no-deps --no-cache --no-progress --target "${SCRATCH}/none" \
-        --python "${PYTHON}" "${from[@]}" "${REQUIREMENT}" >&2; then
+        --python "${PYTHON}" --index-strategy unsafe-best-match "${REQUIREMENT}" >&2; then
         data index yes
     else
         data index no

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,25 @@ def test_a_bug_leaves_a_log_and_no_traceback(
     (log,) = (tmp_path / "deepep-bootstrap" / "bugs").iterdir()
     assert str(log) in err
     assert "ZeroDivisionError: boom" in log.read_text()
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_log_of_a_bug_is_for_the_account_alone_and_holds_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "https://admin:S3cr3tPW@index.example/simple"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("SITE_TOKEN", "t0kenOfTheSite")
+    monkeypatch.setattr("sys.argv", ["invoke", "plan", f"--mirror=index:pypi={address}", "--password", "hunter2"])
+    before = os.umask(0)
+    try:
+        assert guarded("plan", lambda: raising(ValueError(f"cannot parse {address} with t0kenOfTheSite"))) == BUG
+    finally:
+        os.umask(before)
+    folder = tmp_path / "deepep-bootstrap" / "bugs"
+    (log,) = folder.iterdir()
+    text = log.read_text()
+    assert [word for word in ("S3cr3tPW", "t0kenOfTheSite", "hunter2") if word in text] == []
+    assert "index.example/simple" in text
+    assert "cannot parse" in text
+    assert (stat.S_IMODE(log.stat().st_mode), stat.S_IMODE(folder.stat().st_mode)) == (0o600, 0o700)

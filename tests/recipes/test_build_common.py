@@ -140,3 +140,39 @@ def test_an_index_is_asked_in_the_environment_of_the_build(tmp_path: Path) -> No
     seen = done.stderr.splitlines()
     assert {f"{name}={value}" for name, value in network.items()} <= set(seen)
     assert not [line for line in seen if line.startswith("UV_DEFAULT_INDEX=")]
+
+
+ADDRESSES = "https://me:S3cr3tPW@a.example/simple\n\nhttps://me:S3cr3tPW@b.example/x\nhttps://c.example/y"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "first", "others"),
+    [
+        (ADDRESSES, "https://me:S3cr3tPW@a.example/simple", "https://me:S3cr3tPW@b.example/x https://c.example/y"),
+        ("\nhttps://c.example/y", None, "https://c.example/y"),
+        ("https://c.example/y", "https://c.example/y", None),
+        ("", None, None),
+    ],
+)
+def test_indexes_are_named_in_the_environment_alone(
+    addresses: str, first: str | None, others: str | None, tmp_path: Path
+) -> None:
+    # What is traced ends up in the entry's manifest, as it does for a build.
+    text = 'exec {BASH_XTRACEFD}>"${SCRATCH}/trace"; set -x; name_indexes "${INDEXES}"; printf "and on\\n"; env'
+    (tmp_path / "scratch").mkdir()
+    out = run_function(text, tmp_path, INDEXES=addresses)
+    seen = dict(line.partition("=")[::2] for line in out.splitlines())
+    assert (seen.get("UV_DEFAULT_INDEX"), seen.get("UV_INDEX")) == (first, others)
+    trace = (tmp_path / "scratch/trace").read_text()
+    assert "and on" in trace
+    assert "UV_" not in trace
+
+
+def test_no_index_stands_on_the_command_line_of_uv(tmp_path: Path) -> None:
+    given = {"REQUIREMENT": "small==1", "PYTHON": "/own/bin/python", "INDEXES": ADDRESSES}
+    text = b'#!/bin/sh\nprintf "argument %s\\n" "$@" >&2\nenv >&2\n'
+    done = run_bash(script("lib.sh", "build/common.sh", "prefix/probe-index.sh"), given, data=text)
+    assert done.stdout == "index=yes\n", done.stderr
+    lines = done.stderr.splitlines()
+    assert not [line for line in lines if line.startswith("argument") and "example" in line]
+    assert f"UV_DEFAULT_INDEX={ADDRESSES.splitlines()[0]}" in lines
