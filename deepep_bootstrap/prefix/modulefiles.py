@@ -26,11 +26,6 @@ SYSTEM_TOOLS = "/usr/sbin"
 """Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of
 ordinary users."""
 
-JIT_FOLDER = "/tmp/deepep-jit-"  # noqa: S108 - a job makes it for its user alone and looks whose it is
-"""Where the nodes keep the kernels that V2 compiles, followed by the user's number and the digest of the entry: on
-the node itself, since many processes at once write there and a network filesystem is slow at that, and never shared
-by two builds, since V2's own key leaves out what its headers say."""
-
 
 @dataclass(frozen=True)
 class File:
@@ -146,10 +141,14 @@ def nccl_folder(record: StackRecord) -> str:
     return f"{entry(record, record.python)}/lib/python{minor}/site-packages/nvidia/nccl"
 
 
-def jit_cache(record: StackRecord) -> tuple[str, str]:
-    """Return what comes before and behind the user's number in the path where DeepEP V2 keeps compiled kernels;
-    nothing for V1."""
-    return (JIT_FOLDER, f"-{record.deepep[:12]}") if record.nccl else ("", "")
+def jit_cache(record: StackRecord) -> str:
+    """Return the name of the folder where DeepEP V2 keeps compiled kernels, below the user's own folder of each node;
+    "" for V1. It is never shared by two builds, since V2's own key leaves out what its headers say.
+
+    env/templates/cache.sh.j2 finds or makes the user's folder, for modulefiles, env.sh and sbatch files alike: other
+    programs' caches get a name beside this one.
+    """
+    return f"jit-{record.deepep[:12]}" if record.nccl else ""
 
 
 def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
@@ -292,7 +291,7 @@ def _values(record: StackRecord) -> dict[str, object]:
         "host_groups": host_groups(record),
         "host_variables": host_variables(record),
         "by_variable": by_variable(record),
-        "jit_cache": jit_cache(record) if record.nccl else None,
+        "jit_cache": jit_cache(record),
         "own_names": (*dict(variables(record)), *host_variables(record)),
         "gib": record.gib,
         "gib_libraries": gib_libraries(record),

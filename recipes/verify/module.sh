@@ -12,6 +12,10 @@ print_login_script() {
     cat <<'SCRIPT'
 report() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr -s '\n\t' '  ' | cut -c 1-400)" >&3; }
 messages=$(mktemp)
+# The module of V2 makes the folder of its compiled kernels; a look leaves none behind.
+DEEPEP_CACHE_BASE=$(mktemp -d)
+export DEEPEP_CACHE_BASE
+trap 'rm -rf "$DEEPEP_CACHE_BASE"' EXIT
 if type module >/dev/null 2>&1; then
     report module yes
     [ -z "$USE" ] || module use "$USE" >/dev/null 2>&1
@@ -28,11 +32,6 @@ if [ "$IMPORT" = yes ]; then
     # A deep_ep in the home directory is not what a job would import.
     cd /
     code=0
-    # Importing V2 makes the folder of its compiled kernels; a look leaves none behind.
-    if [ -n "${EP_JIT_CACHE_DIR-}" ]; then
-        EP_JIT_CACHE_DIR=$(mktemp -d)
-        trap 'rm -rf "$EP_JIT_CACHE_DIR"' EXIT
-    fi
     "${PYTHON:-python}" -c "$PROBE" 2>"$messages" || code=$?
     cat "$messages" >&2
     if [ "$code" -ne 0 ]; then

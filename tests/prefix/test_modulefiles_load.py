@@ -4,6 +4,7 @@ behind."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,8 @@ class Generation:
         folder.mkdir(exist_ok=True)
         for old in folder.glob("*.env"):
             old.unlink()
+        # Where V2's module makes the folder of compiled kernels; /tmp is for the tests of that folder.
+        more["env"] = {"DEEPEP_CACHE_BASE": str(folder), **more.get("env", {})}
         return module_systems.run(
             (self.use if variant else "") + script, folder, system=variant.partition(" ")[0], **more
         )
@@ -297,7 +300,11 @@ def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
     assert session.code == 0, session.err
     for name, value in modulefiles.variables(v2):
         assert states["v2"].get(name) == (value or None)
-    assert states["v2"]["EP_JIT_CACHE_DIR"] == f"/tmp/deepep-jit-{os.getuid()}-{v2.deepep[:12]}"
+    cache = Path(states["v2"]["EP_JIT_CACHE_DIR"])
+    assert re.fullmatch(
+        rf"deepep-{os.getuid()}\.\w{{10}}/jit-{v2.deepep[:12]}", str(cache.relative_to(tmp_path / "session"))
+    )
+    assert [path.stat().st_mode & 0o777 for path in (cache, cache.parent)] == [0o700, 0o700]
     assert states["v2"][LIST].split(":")[0] == f"{modulefiles.nccl_folder(v2)}/lib"
     assert states["v2"][LIST].count("/store/") == 2
     assert states["v1"]["EP_JIT_CACHE_DIR"] == states["again"]["EP_JIT_CACHE_DIR"] == "/home/me/.deep_ep"

@@ -99,5 +99,46 @@ put("EP_NIC_NAME", "mlx5_0")
 put("EP_SUPPRESS_NCCL_CHECK", false)
 -- Kernels that DeepEP compiles when they are first used stay on the node, one folder for each user and build.
 local jit_cache = os.getenv("EP_JIT_CACHE_DIR") or false
-if not unloading then jit_cache = "/tmp/deepep-jit-" .. capture("id -u"):match("%d+") .. "-6k2dg0we9xqi" end
+if mode() == "load" then
+  local find_cache = [==[
+# _deepep_cache NAME: print the folder NAME for what programs compile, made if need be: on this node, and in a folder that nobody but
+# its user can have made or can write in. What somebody else made beforehand, under whatever name, is passed over: only a folder of
+# the user's own, which is no link and open to nobody else, is taken, and it lies where others cannot rename it. All jobs of a user on
+# a node share it. DEEPEP_CACHE_BASE names another place than the usual ones. Read by sh, and by Lua and Tcl as a text.
+_deepep_cache() (
+    umask 077
+    user=$(id -u)
+    # A container that does not know all users of the node shows what belongs to its root as the kernel's overflow user.
+    root=0
+    grep -Eqs "^ *0 +0 +4294967295$" /proc/self/uid_map || root=$(cat /proc/sys/kernel/overflowuid 2>/dev/null) || root=0
+    for base in ${DEEPEP_CACHE_BASE:+"$DEEPEP_CACHE_BASE"} /tmp /var/tmp /dev/shm; do
+        safe=$(find "$base/" -maxdepth 0 -type d "(" -perm -1000 -o ! -perm /022 ")" "(" -uid 0 -o -uid "$user" -o -uid "$root" ")" 2>/dev/null)
+        # Filesystems of this node alone: ext, xfs, btrfs, zfs, tmpfs, ramfs, overlay, f2fs, bcachefs, jfs, aufs. Many processes at once
+        # write here, and a network filesystem is slow at that and shows files late.
+        case $safe:$(stat -f -c %t "$base/" 2>/dev/null) in
+            /*:ef53 | /*:58465342 | /*:9123683e | /*:2fc12fc1 | /*:1021994 | /*:858458f6 | /*:794c7630 | /*:f2f52010) ;;
+            /*:ca451a4e | /*:3153464a | /*:61756673) ;;
+            *) safe= ;;
+        esac
+        if [ -n "$safe" ]; then
+            made=$(find "$base/" -maxdepth 1 -name "deepep-$user.*" -type d -uid "$user" -perm -700 ! -perm /077 2>/dev/null | LC_ALL=C sort | head -n 1)
+            [ -n "$made" ] || made=$(mktemp -d "$base/deepep-$user.XXXXXXXXXX" 2>/dev/null)
+            if [ -n "$made" ] && mkdir -p "$made/$1" 2>/dev/null && [ -w "$made/$1" ]; then
+                printf "%s/%s" "$made" "$1"
+                exit 0
+            fi
+        fi
+        [ "$base" != "${DEEPEP_CACHE_BASE:-}" ] || echo "deepep: nothing can be kept in DEEPEP_CACHE_BASE=$base: another folder is taken" >&2
+    done
+    echo "deepep: no folder on $(uname -n) for what DeepEP compiles: /tmp, /var/tmp and /dev/shm are full, on a network filesystem, or" >&2
+    echo "deepep: others may rename what is in them. DEEPEP_CACHE_BASE=/a/folder/of/this/node names another one" >&2
+    exit 1
+)
+_deepep_cache "$1"
+]==]
+  jit_cache = capture("sh -c " .. quoted(find_cache) .. " deepep " .. quoted("jit-6k2dg0we9xqi"))
+  if jit_cache == "" then LmodError("deepep is not loaded") end
+elseif not unloading then
+  jit_cache = "(a folder of yours on the node)/" .. "jit-6k2dg0we9xqi"
+end
 put("EP_JIT_CACHE_DIR", jit_cache)
