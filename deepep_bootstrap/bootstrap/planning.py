@@ -29,6 +29,7 @@ from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Preparation
 from deepep_bootstrap.plan.steps import Plan
+from deepep_bootstrap.prefix.access import refuse_unsafe
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
@@ -92,12 +93,17 @@ def read_wanted(flags: Flags) -> Wanted:
 
 def decide(transport: ConnectionPool, survey: Survey, request: PlanRequest, *, anyhow: bool = False) -> Plan:
     """Return the plan for what is wanted, after one more look at the hosts: the checks of the recipes that prepare
-    them. Trouble, with equal reasons of several hosts said once, where there can be no plan; with `anyhow` the plan
-    then says so itself."""
+    them. Trouble, with equal reasons of several hosts said once, where there can be no plan (with `anyhow` the plan
+    then says so itself), and where somebody else may change what lies in the prefix."""
     try:
-        return steps.make_plan(
+        plan = steps.make_plan(
             request, survey.facts, check_hosts(transport, survey.reached, survey.facts, request), anyhow=anyhow
         )
+        if plan.choice:
+            builder = survey.inventory.settings.build_user
+            place = PrefixHandle(survey.host(plan.choice.prefix_host), request.prefix, request.recipes, builder)
+            refuse_unsafe(transport, place)
+        return plan
     except Trouble as trouble:
         # Hosts that did not answer may well be why: they are named too.
         raise Trouble(*fold_problems(trouble.problems, survey.inventory), *survey.problems, code=trouble.code) from None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.steps import HOOK
 from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
 from deepep_bootstrap.prefix.generations import Content
-from deepep_bootstrap.prefix.offer import Offer, read_offer
+from deepep_bootstrap.prefix.offer import Offer, named_entries, read_offer
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
@@ -170,9 +170,12 @@ def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
             Content(path, file.content, file.executable)
             for path, file in modulefiles.render_offer(offer, context.request.templates).items()
         ]
-        files.append(Content("manifest.json", manifest(context, offer, survey).encode()))
-        files.append(Content("deepep.lock.toml", context.request.lock.text.encode()))
-        files.extend(provenance.bills(context.transport, context.place, offer, context.request.lock))
+        lock = context.request.lock
+        holdings = provenance.look(context.transport, context.place, offer, lock)
+        records = holdings.records(named_entries(offer), [step.name for step in context.plan.of_kind("build")])
+        files.append(Content("manifest.json", manifest(context, offer, survey, records).encode()))
+        files.append(Content("deepep.lock.toml", lock.text.encode()))
+        files.extend(provenance.bills(holdings, offer, lock, records))
         published = generations.publish_generation(context.transport, context.place, files, prefix.generation)
         if not published.stale:
             if context.plan.choice.slurm_host == THIS_MACHINE.name:
@@ -205,8 +208,8 @@ def copy_tests(files: Sequence[Content], folder: Path) -> list[str]:
     return [Path(content.path).name for content in tests]
 
 
-def manifest(context: BootstrapContext, offer: Offer, survey: Survey) -> str:
-    """Return the text of the new generation's manifest."""
+def manifest(context: BootstrapContext, offer: Offer, survey: Survey, records: Mapping[str, str]) -> str:
+    """Return the text of the new generation's manifest; `records` are the sums of its entries' records by name."""
     here = survey.facts[context.prefix_host.name]
     return modulefiles.manifest(
         offer,
@@ -215,6 +218,7 @@ def manifest(context: BootstrapContext, offer: Offer, survey: Survey) -> str:
         by=f"{getpass.getuser()} as {here.user}@{context.prefix_host.name}",
         lock_digest=recipes.digest({"lock": context.request.lock.text}),
         hosts=tuple(dict.fromkeys((*survey.facts, *context.plan.choice.absent))),
+        records=records,
     )
 
 

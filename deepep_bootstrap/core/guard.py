@@ -132,8 +132,8 @@ def _write_bug_log(verb: str, folder: Path) -> Path:
     the value of a variable may hold one, and the file is made to be sent."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{os.getpid()}.log"
-    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\nargv: {shlex.join(sys.argv[1:])}\n\n"
-    text = scrub(facts + traceback.format_exc(), secrets_of(os.environ))
+    facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\n"
+    text = scrub(f"{facts}argv: {shlex.join(sys.argv[1:])}\n\n" + traceback.format_exc(), secrets_of(os.environ))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(log, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)

@@ -81,6 +81,7 @@ LIMIT = words("unlimited or a whole number", r"unlimited|[0-9]{0,15}")
 BASE64 = words("base 64", r"[A-Za-z0-9+/]*={0,2}", 2**26)
 ENTRY = words("the name of a store entry", r"[0-9a-z]{32}-[A-Za-z0-9][A-Za-z0-9._+-]*")
 FILE = words("a file's name", "[^/\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
+SHA256 = words("a SHA-256 in hexadecimal digits, or nothing", r"([0-9a-f]{64})?")
 GENERATION = number(0, 10**9, "")
 STATE = words("a state word", r"[a-z]{1,20}")
 
@@ -294,7 +295,7 @@ CONTENTS = RecordForm(
     {"current": (GENERATION,), "end": (TRUE,)},
     {
         "generation": (GENERATION, BASE64, BASE64),
-        "entry": (FILE, number(0, 10**15, ""), BASE64),
+        "entry": (FILE, number(0, 10**15, ""), BASE64, SHA256),
         "used": (FILE, FREE),
         "leftover": (FILE, number(0, 10**15, "")),
     },
@@ -322,10 +323,14 @@ COLLECTED = RecordForm(
 """recipes/prefix/gc.sh."""
 
 COMPARED = RecordForm(
-    {"end": (TRUE,)}, {"entry": (FILE,), "state": (STATE,), "lost": (LINE,), "found": (LINE,)}, end="end"
+    {"end": (TRUE,)},
+    {"entry": (FILE,), "state": (STATE,), "record": (SHA256,), "lost": (LINE,), "found": (LINE,)},
+    end="end",
 )
-COMPARED_ENTRY = RecordForm({"state": (STATE,)}, {"lost": (LINE,), "found": (LINE,)})
+COMPARED_ENTRY = RecordForm({"state": (STATE,)}, {"record": (SHA256,), "lost": (LINE,), "found": (LINE,)})
 """recipes/prefix/rehash.sh: the whole answer, and the part of one entry."""
+UNSAFE = RecordForm({"unsafe_count": (COUNT,), "end": (TRUE,)}, {"unsafe": (LINE, LINE, LINE)}, end="end")
+"""recipes/prefix/unsafe.sh."""
 
 LOGS = RecordForm({"logs": (PATH,)})
 """recipes/prefix/logs.sh."""

@@ -132,7 +132,7 @@ def make_plan(
         *hosts_first,
         *build_deps_steps(request, choice, facts, missing),
         *build_steps(choice, missing),
-        *offer_steps(choice, facts),
+        *offer_steps(choice, facts, missing),
         *hook_steps(request, facts),
     ]
     if any(step.kind in {"build", "offer"} for step in steps) or not facts[choice.prefix_host].prefix.id:
@@ -304,8 +304,9 @@ def build_steps(choice: Decisions, missing: Sequence[Entry]) -> Iterator[Step]:
         yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
 
 
-def offer_steps(choice: Decisions, facts: Mapping[str, Facts]) -> Iterator[Step]:
-    """Yield the step that publishes a new generation, unless the current one offers the same."""
+def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
+    """Yield the step that publishes a new generation, unless the current one offers the same, and nothing of it is
+    built again: a generation keeps the sums of its entries' records."""
     prefix = facts[choice.prefix_host].prefix
     current = offer.read_offer(prefix.manifest)
     if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
@@ -314,7 +315,12 @@ def offer_steps(choice: Decisions, facts: Mapping[str, Facts]) -> Iterator[Step]
             f"{choice.record.module} as "
             f"{'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
         )
-        yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
+    elif missing:
+        found = f"generation {prefix.generation}, which keeps the records of what was there before"
+        wanted = "a generation with the records of what is built now"
+    else:
+        return
+    yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
 
 
 def verify_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts]) -> Step:

@@ -1,5 +1,5 @@
-"""The prefix reached for commands that work on it alone: through one of the hosts, or on this machine; and
-the question before something is removed.
+"""The prefix reached for commands that work on it alone: through one of the hosts, or on this machine; the
+question before something is removed; and the paths that somebody may change who must not (docs/decisions/034).
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
-from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.prefix.generations import TRUST, PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
 
@@ -22,6 +24,7 @@ HERE = Host("localhost", connection="local")
 """This machine, where only --prefix is given."""
 HERE_ALONE = Inventory("--prefix", (HERE,), Settings())
 NOTHING = Holdings(0, (), {})
+WANTED = "owned by root or the build user, and written by nobody else"
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,34 @@ def confirm(flags: Flags, verb: str, question: str) -> None:
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise Trouble(Problem(verb, "not confirmed, nothing was changed"))
+
+
+@dataclass(frozen=True)
+class UnsafePath:
+    """A path that somebody else may change: what is wrong with it, and the command that mends it."""
+
+    path: str
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.what}"
+
+
+def find_unsafe(transport: Transport, place: PrefixHandle) -> tuple[UnsafePath, ...]:
+    """Return what somebody else could change of the prefix, the first few paths of many; a look that changes
+    nothing."""
+    job = Job(compose(place.recipes, *TRUST), env={"PREFIX": place.prefix, "OWNER": place.user})
+    answer = read_answer(transport.run(place.host, job), place, "unsafe.sh", forms.UNSAFE)
+    return tuple(UnsafePath(*row) for row in answer.rows("unsafe"))
+
+
+def unsafe_problems(place: PrefixHandle, unsafe: tuple[UnsafePath, ...]) -> tuple[Problem, ...]:
+    """Return what to say of each of these paths."""
+    return tuple(Problem(f"{place.host.name} {each.path}", each.what, wanted=WANTED, try_=each.fix) for each in unsafe)
+
+
+def refuse_unsafe(transport: Transport, place: PrefixHandle) -> None:
+    """Raise Trouble where somebody else could change what users of the prefix load, root among them."""
+    if problems := unsafe_problems(place, find_unsafe(transport, place)):
+        raise Trouble(*problems)

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,9 @@ from deepep_bootstrap.inventory.forms import CONTENTS
 
 ENTRY_NAME = re.compile(r"[0-9a-z]{32}-[A-Za-z0-9][A-Za-z0-9._+-]*")
 """What the name of a store entry looks like; anything else in the store is not ours and is left alone."""
+
+RECORD = "files.sha256"
+"""The record of an entry's files (recipes/prefix/lib/files.sh)."""
 
 NEAR = 5
 """How many existing generations a message names."""
@@ -56,6 +59,13 @@ class Generation:
         return entry_names(self.stacks)
 
     @property
+    def records(self) -> Mapping[str, str]:
+        """The SHA-256 of the record of files of each entry that it needs, by name; none in manifests of earlier
+        versions."""
+        found = self.manifest.get("records")
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
     def _offer(self) -> Mapping[str, Any]:
         found = self.manifest.get("offer")
         return found if isinstance(found, dict) else {}
@@ -63,16 +73,26 @@ class Generation:
 
 @dataclass(frozen=True)
 class StoreEntry:
-    """One published entry: its name, the size of its files in bytes, its manifest ({} where that cannot be read)."""
+    """One published entry: its name, the size of its files in bytes, its manifest ({} where that cannot be read),
+    and the SHA-256 of the record of its files ("" where there is none)."""
 
     name: str
     size: int
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    record: str = ""
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The entries it was built against and loads."""
         return entry_names(self.manifest.get("needs"))
+
+
+@dataclass(frozen=True)
+class RecordSum:
+    """What a generation says of an entry: the SHA-256 of the record of its files."""
+
+    generation: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,27 @@ class Holdings:
         """Return what a generation needs and the store does not have, sorted."""
         return tuple(sorted(self.closure(generation.names) - set(self.entries)))
 
+    def record_sum(self, name: str) -> RecordSum | None:
+        """Return what the newest generation that knows says of the record of an entry; None where none does, as for
+        what earlier versions published. An entry that was built again has another record from then on, since its
+        manifest says when that was."""
+        for generation in reversed(self.generations):
+            if name in generation.records:
+                return RecordSum(generation.number, generation.records[name])
+        return None
+
+    def records(self, names: Iterable[str], built: Collection[str] = ()) -> dict[str, str]:
+        """Return what a new generation says of the records of the entries that `names` need: for those in `built`
+        (just now) what lies there, for others what an earlier generation said, so that a record made anew since does
+        not become the right one."""
+        found: dict[str, str] = {}
+        for name in sorted(self.closure(names)):
+            known = None if name in built else self.record_sum(name)
+            there = self.entries[name].record if name in self.entries else ""
+            if text := known.sha256 if known else there:
+                found[name] = text
+        return found
+
     def own_bytes(self, generation: Generation) -> int:
         """Return the bytes of the entries that this generation alone refers to."""
         others = self.closure(
@@ -125,7 +166,10 @@ def parse_contents(out: str, where: str) -> Holdings:
     return Holdings(
         current=records.number("current"),
         generations=tuple(sorted(_generations(records), key=lambda each: each.number)),
-        entries={name: StoreEntry(name, int(size or 0), _json(text)) for name, size, text in records.rows("entry")},
+        entries={
+            name: StoreEntry(name, int(size or 0), _json(text), record)
+            for name, size, text, record in records.rows("entry")
+        },
         used={fields[0]: str(who) for fields, who in records.rows_with_text("used")},
         leftovers=tuple((name, int(size or 0)) for name, size in records.rows("leftover")),
     )

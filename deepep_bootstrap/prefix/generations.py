@@ -21,9 +21,17 @@ from deepep_bootstrap.prefix.contents import entry_names
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
-INIT = ("lib.sh", "prefix/lib/share.sh", "prefix/init.sh")
+INIT = ("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh")
+TRUST = ("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/unsafe.sh")
 PROBE = ("lib.sh", "prefix/lib/share.sh", "prefix/probe.sh")
-CHANGING = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/lib/current.sh")
+CHANGING = (
+    "lib.sh",
+    "prefix/lib/owner.sh",
+    "prefix/lib/lock.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/trust.sh",
+    "prefix/lib/current.sh",
+)
 """In front of every recipe that changes which generations there are."""
 OFFER = (*CHANGING, "prefix/offer.sh")
 ROLLBACK = (*CHANGING, "prefix/rollback.sh")
@@ -34,6 +42,7 @@ LOGS = ("lib.sh", "prefix/lib/share.sh", "prefix/logs.sh")
 PROOF = ("lib.sh", "prefix/lib/share.sh", "prefix/proof.sh")
 FAILURES = {
     "init.sh": "the prefix cannot be made",
+    "unsafe.sh": "nobody can say who may change the prefix",
     "probe.sh": "the prefix cannot be used",
     "offer.sh": "the offer cannot be published",
     "logs.sh": "logs cannot be kept there",

@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.inventory import forms
-from deepep_bootstrap.prefix.contents import Generation, Holdings, parse_contents
+from deepep_bootstrap.prefix.contents import RECORD, Generation, Holdings, RecordSum, parse_contents
 from deepep_bootstrap.prefix.gc import Garbage
 from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
@@ -22,6 +22,7 @@ STALE = "another run changed the generations meanwhile"
 MODES = {
     "executable": ("may be run", "may not be run any more"),
     "writable": ("may be written", "may not be written any more"),
+    "owner": ("belongs to another user than the entry", "belongs to the user of the entry again"),
     "private": ("may not be read by everybody", "may be read by everybody"),
     "setuid": ("changes who runs it", "does not change who runs it any more"),
 }
@@ -52,11 +53,14 @@ class FileChange:
 @dataclass(frozen=True)
 class EntryVerdict:
     """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded"
-    (the record is gone, so nobody can tell)."""
+    (the record is gone, so nobody can tell). `record` is the SHA-256 of that record, `generation` the one that says
+    what it has to be; 0 where none does, as for what earlier versions published: then the record speaks for itself."""
 
     name: str
     state: str
     changes: tuple[FileChange, ...] = ()
+    record: str = ""
+    generation: int = 0
 
 
 def read_contents(transport: Transport, place: PrefixHandle, *, locks: bool = False) -> Holdings:
@@ -144,7 +148,23 @@ def rehash(
 def _verdict(part: str, where: str) -> EntryVerdict:
     name, _, lines = part.partition("\n")
     records = read_records(lines, forms.COMPARED_ENTRY, where, "rehash.sh")
-    return EntryVerdict(name, records.text("state"), tuple(differences(records.words("lost"), records.words("found"))))
+    changes = tuple(differences(records.words("lost"), records.words("found")))
+    return EntryVerdict(name, records.text("state"), changes, "".join(records.words("record")))
+
+
+def hold_to_generations(verdicts: Iterable[EntryVerdict], holdings: Holdings) -> tuple[EntryVerdict, ...]:
+    """Return the verdicts with those changed whose record is not the one that a generation names: whoever may write
+    an entry can make its record anew."""
+    return tuple(_held(verdict, holdings.record_sum(verdict.name)) for verdict in verdicts)
+
+
+def _held(verdict: EntryVerdict, known: RecordSum | None) -> EntryVerdict:
+    if known is None or not verdict.record:
+        return verdict
+    if verdict.record == known.sha256:
+        return replace(verdict, generation=known.generation)
+    change = FileChange(RECORD, f"is not the record that generation {known.generation} names: made anew since then")
+    return replace(verdict, state="changed", changes=(*verdict.changes, change), generation=known.generation)
 
 
 def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[FileChange]:
@@ -166,10 +186,14 @@ def differences(lost: Sequence[str], found: Sequence[str]) -> Iterator[FileChang
         elif "record" in before:
             yield FileChange(path, "changed, so it does not tell what else is")
         else:
-            changes = [MODES[kind][0] for kind in after if kind in MODES] + [
-                MODES[kind][1] for kind in before if kind in MODES
-            ]
-            yield FileChange(path, ", ".join(changes))
+            yield FileChange(path, ", ".join((*_now(after), *(MODES[kind][1] for kind in before if kind in MODES))))
+
+
+def _now(lines: dict[str, str]) -> Iterator[str]:
+    """Yield what new lines about a path's mode and owner mean; the owner is named."""
+    for kind, value in lines.items():
+        if kind in MODES:
+            yield f"{MODES[kind][0]}, {value}" if value else MODES[kind][0]
 
 
 def _things(lines: dict[str, str]) -> bool:
@@ -182,7 +206,7 @@ def _by_path(lines: Iterable[str]) -> dict[str, dict[str, str]]:
     for line in lines:
         if line.startswith("# "):
             _, kind, rest = line.split(" ", 2)
-            path, _, value = rest.partition(" -> ") if kind == "link" else (rest, "", "")
+            path, _, value = rest.partition(" -> ") if kind in {"link", "owner"} else (rest, "", "")
         else:
             # sha256sum puts a backslash in front of a line whose name it had to write differently.
             value, _, path = line.removeprefix("\\").partition("  ")

@@ -75,9 +75,18 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     return files
 
 
-def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_digest: str, hosts: tuple[str, ...]) -> str:
+def manifest(
+    offer: Offer,
+    *,
+    generation: int,
+    created: str,
+    by: str,
+    lock_digest: str,
+    hosts: tuple[str, ...],
+    records: Mapping[str, str] | None = None,
+) -> str:
     """Return the text of a generation's manifest.json; `created` is a UTC time in ISO 8601, `by` who or what made
-    it."""
+    it, `records` the SHA-256 of the record of each entry's files."""
     document = {
         "schema": 1,
         "generation": generation,
@@ -87,6 +96,7 @@ def manifest(offer: Offer, *, generation: int, created: str, by: str, lock_diges
         "offer": offer_document(offer),
         "offer_digest": offer_digest(offer),
         "hosts": list(hosts),
+        "records": dict(records or {}),
     }
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 

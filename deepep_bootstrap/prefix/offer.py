@@ -182,6 +182,12 @@ def offer_document(offer: Offer) -> dict[str, Any]:
     return values
 
 
+def named_entries(offer: Offer) -> tuple[str, ...]:
+    """Return the store entries that an offer names, sorted; what these need is not among them."""
+    kinds = ("deepep", "nvshmem", "gdrcopy", "python")
+    return tuple(sorted({name for each in offer.stacks.values() for kind in kinds if (name := getattr(each, kind))}))
+
+
 def offer_digest(offer: Offer) -> str:
     """Return the digest that tells whether two offers are equal."""
     return digest(offer_document(offer))

@@ -3,7 +3,7 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.lock import model
@@ -18,19 +18,25 @@ BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""
 
 
-def bills(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> tuple[Content, ...]:
-    """Return the bill of materials of an offer about to be published, after a look at the store for its entries'
-    manifests.
+def look(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | None = None) -> Holdings:
+    """Return what the prefix holds, for the manifest and the bill of an offer about to be published. `own` is the lock
+    of this run: stacks that were bootstrapped before have theirs in the generations, which are read where the offer
+    has any."""
+    return history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1)
 
-    `own` is the lock of this run. Stacks that were bootstrapped before have theirs in the generations, which are read
-    where the offer has any.
+
+def bills(
+    holdings: Holdings, offer: Offer, own: Lock | None = None, records: Mapping[str, str] | None = None
+) -> tuple[Content, ...]:
+    """Return the bill of materials of an offer about to be published.
+
+    `own` is the lock of this run, `records` are the sums of its entries' records by name.
     """
     # The CycloneDX library is needed here alone, and every verb would wait for it.
     from deepep_bootstrap.prefix import sbom
 
-    holdings = history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1)
     locks = [*locks_of(holdings), *([own] if own else [])]
-    return (Content(BILL, sbom.make_bill(offer, holdings, sbom.Pins.of(locks))),)
+    return (Content(BILL, sbom.make_bill(offer, holdings, sbom.Pins.of(locks), records)),)
 
 
 def locks_of(holdings: Holdings) -> Iterator[Lock]:

@@ -33,7 +33,7 @@ from packageurl import PackageURL
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Lock, Source, Wheel
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
-from deepep_bootstrap.prefix.offer import Offer, offer_digest
+from deepep_bootstrap.prefix.offer import Offer, named_entries, offer_digest
 
 PROGRAM = "deepep-bootstrap"
 VERSION = SchemaVersion.V1_6
@@ -65,15 +65,15 @@ class Pins:
         return cls(sources, wheels)
 
 
-def make_bill(offer: Offer, holdings: Holdings, pins: Pins) -> bytes:
+def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str, str] | None = None) -> bytes:
     """Return the bill of what `offer` names and everything that needs, the same bytes for the same offer and entries.
+    `records` are the SHA-256 of the records of the entries' files by name.
 
-    Nothing in it depends on when or where something was built: its time is that of the newest source, its serial number
-    follows from its content.
+    Nothing else in it depends on when or where something was built: its time is that of the newest source, its serial
+    number follows from its content.
     """
-    parts = _Parts(holdings, pins)
-    kinds = ("deepep", "nvshmem", "gdrcopy", "python")
-    named = sorted({name for record in offer.stacks.values() for kind in kinds if (name := getattr(record, kind))})
+    parts = _Parts(holdings, pins, records or {})
+    named = named_entries(offer)
     for name in sorted(holdings.closure(named)):
         parts.add_entry(name)
     top = Component(
@@ -93,8 +93,8 @@ def make_bill(offer: Offer, holdings: Holdings, pins: Pins) -> bytes:
 class _Parts:
     """The components met so far, by reference, and which one depends on which."""
 
-    def __init__(self, holdings: Holdings, pins: Pins) -> None:
-        self._holdings, self._pins = holdings, pins
+    def __init__(self, holdings: Holdings, pins: Pins, records: Mapping[str, str]) -> None:
+        self._holdings, self._pins, self._records = holdings, pins, records
         self._components: dict[str, Component] = {}
         self._needs: dict[str, set[str]] = {}
         self.newest = 0
@@ -134,6 +134,7 @@ class _Parts:
             pedigree=Pedigree(patches=patches) if (patches := list(_patches(inputs))) else None,
             properties=[
                 *_plain(inputs),
+                *([_property("record-sha256", self._records[name])] if name in self._records else []),
                 *(_property(f"recipe:{path}", text) for path, text in _mapping(inputs.get("recipes")).items()),
             ],
         )

@@ -16,7 +16,11 @@ clean_up() {
 # list_entry NAME: print one entry.
 list_entry() {
     local -r folder="${STORE}/$1"
+    local foreign
     [[ -d "${folder}" ]] || die "there is no entry $1 in ${STORE}"
+    foreign="$(find "${folder}" -maxdepth 0 -perm -0002 -printf 'others may write in it')"
+    [[ -n "${foreign}" ]] || foreign="$(find "${folder}" -mindepth 1 ! -uid "$(stat -c %u -- "${folder}")" -printf '%P belongs to %u' -quit)"
+    [[ -z "${foreign}" ]] || die "$1 is not as it was published, invoke verify --store names what differs: ${foreign}"
     printf 'entry\0%s\0' "$1"
     find "${folder}" -mindepth 1 ! -path "${folder}/${FILES_RECORD}" -printf '%y\0%m\0%s\0%P\0%l\0'
     printf 'record\0'

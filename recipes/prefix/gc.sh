@@ -117,6 +117,7 @@ main() {
     need_env PREFIX TOKEN SEEN
     need_generations
     [[ -w "${STORE}" ]] || die "$(id -un) may not write in ${STORE} (owner $(stat -c %U -- "${STORE}"), mode $(stat -c %a -- "${STORE}"))"
+    refuse_unsafe
     follow_prefix
     let_go_on_exit
     take_lock offer never

@@ -3,7 +3,7 @@
 # prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN, LOCKS (1: with the lock file of every generation). Results: current=NUMBER; generation=NUMBER MANIFEST LOCK and
-# entry=NAME BYTES MANIFEST (texts in base 64, BYTES may be empty); used=ENTRY WHO; leftover=NAME BYTES; end=1.
+# entry=NAME BYTES MANIFEST RECORD (texts in base 64, BYTES may be empty, RECORD is the SHA-256 of files.sha256, or empty); used=ENTRY WHO; leftover=NAME BYTES; end=1.
 
 # text_of FILE: print a file in base 64 on one line; nothing where it is not there.
 text_of() {
@@ -15,6 +15,11 @@ recorded_size() {
     local found
     found="$(sed -n 's/^  "bytes": \([0-9][0-9]*\).*/\1/p' "$1/manifest.json" 2>/dev/null)" || true # no manifest
     printf '%s\n' "${found:-$(size_of "$1")}"
+}
+
+# sum_of_record FOLDER: print the SHA-256 of the record of an entry's files; nothing where there is none.
+sum_of_record() {
+    [[ ! -r "$1/${FILES_RECORD}" ]] || sum_of <"$1/${FILES_RECORD}"
 }
 
 main() {
@@ -30,7 +35,7 @@ main() {
     for path in "${STORE}"/*/; do
         path="${path%/}"
         [[ -d "${path}" ]] || continue # an empty store
-        data entry "${path##*/}"$'\t'"$(recorded_size "${path}")"$'\t'"$(text_of "${path}/manifest.json")"
+        data entry "${path##*/}"$'\t'"$(recorded_size "${path}")"$'\t'"$(text_of "${path}/manifest.json")"$'\t'"$(sum_of_record "${path}")"
     done
     dead="$(find_owners | while IFS= read -r path; do find_dead 0 "${path}"; done)"
     find_used "${dead}" | while IFS= read -r name; do data used "${name}"; done

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Bring store entries that were built elsewhere into the store. It needs owner.sh, lock.sh, share.sh and files.sh of prefix/lib
+# Bring store entries that were built elsewhere into the store. It needs owner.sh, lock.sh, share.sh, trust.sh and files.sh of prefix/lib
 # before it.
 #
 # `look`: what there is; changes nothing, and there may be no prefix yet. Results: free=KIB on its filesystem, present=NAME of ENTRIES that
@@ -67,6 +67,7 @@ receive() {
     local name
     local -a names
     [[ -d "${STORE}" && -w "${STORE}" ]] || die "${STORE} is not a directory we may write in"
+    refuse_unsafe
     readarray -t names <<<"${ENTRIES}"
     follow_prefix
     trap clean_up EXIT

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Make the prefix: PREFIX/{store,generations,logs} and, once, its random id. Safe to run at the same time on several hosts. A PREFIX that is
-# there already keeps its owner, group and mode. It needs prefix/lib/share.sh before it.
+# there already keeps its owner, group and mode, and is refused where somebody else could change what users load from it. It needs
+# prefix/lib/share.sh and trust.sh before it.
 # Inputs: PREFIX, TOKEN, OWNER ("" or the user who builds; given the folders where we are root and make them).
 # Results: state=created|ok, id=….
 
@@ -67,6 +68,7 @@ main() {
     need_env PREFIX TOKEN
     umask 022
     [[ "${PREFIX}" == /?* ]] || die "the prefix must be an absolute path below /, not '${PREFIX}'"
+    refuse_unsafe
     [[ -s "${PREFIX}/.id" ]] || state=created
     make_parents "${PREFIX}"
     for folder in "${PREFIX}" "${PREFIX}/store" "${PREFIX}/generations" "${PREFIX}/logs"; do

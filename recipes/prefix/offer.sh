@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Publish a generation: the tar stream on standard input becomes generations/<next number>, and `current` points at it. It needs
-# owner.sh, lock.sh, share.sh and current.sh of prefix/lib before it.
+# owner.sh, lock.sh, share.sh, trust.sh and current.sh of prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN, BASE (number of the generation the offer was composed from, 0 for none), ENTRIES (the store entries it names, one a
 # line). The manifest's "generation" is filled in here.
@@ -51,6 +51,7 @@ main() {
     local -a entries missing
     need_env PREFIX TOKEN BASE
     [[ -d "${GENERATIONS}" && -w "${GENERATIONS}" ]] || die "${GENERATIONS} is not a directory we may write in"
+    refuse_unsafe
     follow_prefix
     let_go_on_exit
     announce_ourselves offer

@@ -47,7 +47,7 @@ build_and_publish() {
     begin_phase check
     run_logged check_entry
     write_manifest "$((SECONDS - start))"
-    find "${OUT}" \( -type f -exec chmod a-w,a+r {} + \) -o \( -type d -exec chmod a+rx {} + \)
+    find "${OUT}" \( -type f -exec chmod a-w,a+r {} + \) -o \( -type d -exec chmod a+rx,o-w {} + \)
     share_tree "${OUT}"
     record_files "${OUT}" "${SCRATCH}/files-${ENTRY}"
     begin_phase publish

@@ -3,7 +3,8 @@
 # prefix/lib/files.sh before it.
 #
 # Inputs: PREFIX, ENTRIES (names, one a line). Results, for each: entry=NAME first, then state=NAME same|changed|unrecorded|missing, and for a
-# changed one lost=LINE and found=LINE: lines of the record that are not true any more, and those that are true instead; end=1.
+# changed one lost=LINE and found=LINE: lines of the record that are not true any more, and those that are true instead; record=SHA256 of
+# the record itself, for the caller to compare with what a generation says of it; end=1.
 
 STORE="${PREFIX:?}/store"
 WORK=""
@@ -31,6 +32,7 @@ compare_entry() {
     elif [[ ! -e "${record}" ]]; then
         data state unrecorded
     else
+        data record "$(sum_of <"${record}")"
         head -n -1 -- "${record}" >"${old}"
         list_files "${STORE}/${name}" "${WORK}/parts" >"${new}" || say "not all files of ${name} can be read"
         : >"${WORK}/lost"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Make another generation the current one by one rename. It needs owner.sh, lock.sh, share.sh and current.sh of prefix/lib
+# Make another generation the current one by one rename. It needs owner.sh, lock.sh, share.sh, trust.sh and current.sh of prefix/lib
 # before it.
 #
 # Inputs: PREFIX, TOKEN, BASE (the generation that is current as far as the caller knows), TO (the one to be), ENTRIES (the store entries
@@ -16,6 +16,7 @@ main() {
     need_env PREFIX TOKEN BASE TO
     [[ "${TO}" =~ ^[1-9][0-9]*$ ]] || die "rollback: bad number '${TO}'"
     need_generations
+    refuse_unsafe
     follow_prefix
     let_go_on_exit
     take_lock offer never

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Tuned settings in PREFIX/tuning: looked at, or kept. It needs owner.sh, lock.sh and share.sh of prefix/lib before it.
+# Tuned settings in PREFIX/tuning: looked at, or kept. It needs owner.sh, lock.sh, share.sh and trust.sh of prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN. Argument `look`: document=NAME TEXT (in base 64) for every document, end=1.
 # Argument `keep`, with BASES (NAME SHA256 of each document as the caller saw it, "none" without one, one a line): the tar stream on
@@ -53,6 +53,7 @@ keep() {
     local path
     need_env BASES
     [[ -d "${PREFIX}" ]] || die "there is no directory ${PREFIX}"
+    refuse_unsafe
     follow_prefix
     mkdir -p -- "${TUNING}/python" || die "$(id -un) may not write in ${PREFIX}"
     [[ -w "${TUNING}" && -w "${TUNING}/python" ]] || die "$(id -un) may not write in ${TUNING}"

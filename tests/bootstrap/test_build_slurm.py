@@ -29,7 +29,9 @@ SMALL = entries.Entry("gdrcopy", "1", {"made": "up"})
 @pytest.fixture
 def transport(fresh_lab: LiveLab) -> Iterator[ConnectionPool]:
     fleet = ConnectionPool([NODE], Options(ssh_config=str(fresh_lab.lab.ssh_config)))
-    script = "\n".join(RECIPES[name] for name in ("lib.sh", "prefix/lib/share.sh", "prefix/init.sh"))
+    script = "\n".join(
+        RECIPES[name] for name in ("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh")
+    )
     fleet.run(NODE, Job(script, env={"PREFIX": "/shared/p", "TOKEN": "init"}))
     yield fleet
     fleet.close()

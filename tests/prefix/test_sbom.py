@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -193,10 +194,19 @@ def test_two_stacks_of_one_prefix_share_one_bill_from_the_locks_of_both(
     for entry in {entry.name: entry for entry in (*v1, *other)}.values():
         prefix.entry(entry.name, entry.needs, inputs=entry.inputs)
     prefix.offer(*(entry.name for entry in other), stack="v1-cu13", lock=(ROOT / "deepep.lock.toml").read_text())
-    (content,) = provenance.bills(prefix.transport, prefix.place, offer_of(**{"v1": v1, "v1-cu13": other}))
+    offer = offer_of(**{"v1": v1, "v1-cu13": other})
+    holdings = provenance.look(prefix.transport, prefix.place, offer)
+    records = holdings.records(entry.name for entry in (*v1, *other))
+    (content,) = provenance.bills(holdings, offer, records=records)
     assert content.path == "sbom.cdx.json"
     found = by_ref(read(content.data))
     assert {entry.name for entry in (*v1, *other)} <= set(found)
+    for name in records:
+        record = (prefix.path / "store" / name / "files.sha256").read_bytes()
+        assert {"name": "deepep-bootstrap:record-sha256", "value": sha256(record).hexdigest()} in found[name][
+            "properties"
+        ]
+    assert len(records) == len({entry.name for entry in (*v1, *other)})
     assert found[f"source:{SHIPPED.sources['nvshmem'].hash}"]["purl"].startswith("pkg:github/nvidia/nvshmem@")
 
 

@@ -324,7 +324,7 @@ def test_an_unprivileged_user_publishes(place: Path) -> None:
     if user:
         for path in (place / "prefix", place / "s"):
             shutil.chown(path, user)
-    ready = run_bash(script("lib.sh", "prefix/lib/share.sh", "prefix/init.sh"), env, user=user)
+    ready = run_bash(script("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh"), env, user=user)
     assert ready.returncode == 0, ready.stderr
     done = run_bash(SMALL, env, user=user)
     assert values(done.stdout)["state"] == "published", done.stderr
@@ -344,7 +344,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(place: Path) -> None:
     """In a mount namespace of its own: a prefix with one megabyte of room, then with more."""
     (place / "prefix").mkdir()
     (place / "publish").write_text(SMALL)
-    (place / "init").write_text(script("lib.sh", "prefix/lib/share.sh", "prefix/init.sh"))
+    (place / "init").write_text(script("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh"))
     env = environment(
         place / "prefix",
         place / "s",

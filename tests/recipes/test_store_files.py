@@ -71,6 +71,10 @@ def relink(path: Path) -> None:
         ("lib/new.py", Path.touch, [("lib/new.py", "may be written, new")]),
         ("lib/__pycache__", Path.mkdir, [("lib/__pycache__", "new")]),
         ("lib/pipe", os.mkfifo, [("lib/pipe", "new")]),
+        ("lib", lambda path: path.chmod(0o777), [("lib", "may be written")]),
+        ("lib", lambda path: path.chmod(0o750), [("lib", "may not be read by everybody")]),
+        (".", lambda path: path.chmod(0o1777), [(".", "may be written")]),
+        ("files.sha256", lambda path: path.chmod(0o666), [("files.sha256", "may be written")]),
         ("files.sha256", flip, [("files.sha256", "changed, so it does not tell what else is")]),
     ],
 )
@@ -82,9 +86,8 @@ def test_whatever_was_touched_is_named(
     assert changes(prefix) == []
     touch(folder / path)
     found = changes(prefix)
-    assert [each for each in found if each[0] == expected[0][0]] == [
-        (expected[0][0], expected[0][1].removeprefix("may be written, "))
-    ]
+    what = expected[0][1].removeprefix("may be written, ")
+    assert [each for each in found if each[0] == expected[0][0]] == [(expected[0][0], what)]
     assert {path for path, _ in found} >= {path for path, _ in expected}
     assert changes(prefix, OTHER) == []
 

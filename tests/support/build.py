@@ -62,7 +62,10 @@ def owner_text(**changes: str) -> str:
 def make_prefix(folder: Path) -> Path:
     """Return a prefix made by init.sh."""
     prefix = folder / "prefix"
-    done = run_bash(script("lib.sh", "prefix/lib/share.sh", "prefix/init.sh"), {"PREFIX": str(prefix), "TOKEN": "init"})
+    done = run_bash(
+        script("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh"),
+        {"PREFIX": str(prefix), "TOKEN": "init"},
+    )
     assert done.returncode == 0, done.stderr
     return prefix
 

@@ -12,7 +12,7 @@ import pytest
 
 from deepep_bootstrap.core.recipes import NIX_BASE32
 from deepep_bootstrap.prefix import generations, history
-from deepep_bootstrap.prefix.contents import Holdings
+from deepep_bootstrap.prefix.contents import Holdings, entry_names
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import HERE, RECIPES, make_prefix, run_bash, script
@@ -39,6 +39,8 @@ class Prefix:
 
     path: Path
     transport: ConnectionPool
+    keeps_records: bool = True
+    """Whether generations keep the sums of the records of their entries; earlier versions did not."""
 
     @property
     def place(self) -> PrefixHandle:
@@ -91,6 +93,8 @@ class Prefix:
             "offer": {"default_stack": next(iter(records)), "stacks": records, "templates": ""},
             "hosts": ["n001", "n002"],
         }
+        if self.keeps_records:
+            manifest["records"] = self.look().records(entry_names(records))
         files = [
             Content("manifest.json", json.dumps(manifest, indent=2).encode()),
             Content("modulefiles/deepep/1", b"x"),

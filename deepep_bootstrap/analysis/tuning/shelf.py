@@ -20,7 +20,14 @@ from deepep_bootstrap.inventory.forms import DOCUMENTS, DOCUMENTS_KEPT
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, read_answer, tar_files
 from deepep_bootstrap.remote.fleet import Job, Transport
 
-TUNING = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/lock.sh", "prefix/lib/share.sh", "prefix/tuning.sh")
+TUNING = (
+    "lib.sh",
+    "prefix/lib/owner.sh",
+    "prefix/lib/lock.sh",
+    "prefix/lib/share.sh",
+    "prefix/lib/trust.sh",
+    "prefix/tuning.sh",
+)
 ATTEMPTS = 8
 """How often documents are merged anew where other runs keep their own at the same moment; each attempt that fails
 means that one of them has ended."""

@@ -21,7 +21,9 @@ from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, open
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan.decisions import PlanRequest
+from deepep_bootstrap.prefix.access import WANTED, candidates, find_unsafe
 from deepep_bootstrap.prefix.defects import Defect, find_defects
+from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import command_for, find_offer, stack_names
 from deepep_bootstrap.remote.fleet import ConnectionPool
 
@@ -64,9 +66,11 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
         judged = [judge(one, transport, survey, (lock, defects, problems)) for one in asked]
         recipes, builder = judged[0].request.recipes, inventory.settings.build_user
         orphans = find_orphans(transport, OrphanRequest(prefix, recipes, builder), survey.reached)
+        exposed, unlooked = who_may_change(transport, survey, judged)
+        problems.extend(unlooked)
         looks, unseen = ask_user(transport, survey, judged[0].request, user)
     findings = findings_of(judged, looks, as_another=bool(user)) + not_in_lock(survey, lock, flags)
-    findings += left_behind(orphans, flags, [one.request.stack.name for one in judged])
+    findings += exposed + left_behind(orphans, flags, [one.request.stack.name for one in judged])
     findings = ordered(findings, [host.name for host in inventory.hosts])
     shown_problems = (*dict.fromkeys(problems), *fold_problems(unseen, inventory))
     show(screen, judged, findings)
@@ -161,6 +165,27 @@ def left_behind(orphans: Orphans, flags: Flags, stacks: Sequence[str]) -> tuple[
         )
         for orphan in orphans.found
     )
+
+
+def who_may_change(
+    transport: ConnectionPool, survey: Survey, judged: Sequence[Judged]
+) -> tuple[tuple[Finding, ...], tuple[Problem, ...]]:
+    """Return a finding for each path by which somebody else could change what users of the prefix load, as one host
+    that sees it says; and why nobody could look."""
+    seats = (*candidates(survey.inventory), *survey.reached)
+    via = next((host for host in seats if host.name in survey.facts and survey.facts[host.name].prefix.exists), None)
+    if via is None:
+        return (), ()
+    place = PrefixHandle(via, survey.prefix, judged[0].request.recipes, survey.inventory.settings.build_user)
+    try:
+        unsafe = find_unsafe(transport, place)
+    except Trouble as trouble:
+        return (), trouble.problems
+    why = "Whoever may change the prefix decides what all users load, root's login shell too; bootstrap refuses it."
+    stacks = tuple(one.request.stack.name for one in judged)
+    hosts = (via.name,)
+    found = (Finding("prefix-owner", BLOCKING, hosts, str(each), WANTED, why, each.fix, stacks) for each in unsafe)
+    return tuple(found), ()
 
 
 def ask_recipes(transport: ConnectionPool, survey: Survey, request: PlanRequest) -> tuple[Checks, tuple[Problem, ...]]:

@@ -17,7 +17,7 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, gather_one, number
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
-from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, render_index
+from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, record_sum, render_index
 from deepep_bootstrap.prefix.archive.stream import Packer
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, find_generation
 
@@ -39,8 +39,11 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         names = sorted(holdings.closure(chosen.names))
         facts = gather_one(flags, reached.transport, place.host, place.prefix)
         trees = transfer.list_trees(reached.transport, place, names)
+        unrecorded = check_records(trees, holdings, place.prefix)
         built = built_on(chosen, holdings.entries, facts)
-        index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), chosen.manifest)
+        # What is signed says the sum of every record, also where an earlier version published the generation.
+        manifest = {**chosen.manifest, "records": {tree.name: record_sum(tree) for tree in trees}}
+        index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), manifest)
         for problem in check_index(index, f"{place.host.name} {place.prefix}"):
             raise Trouble(replace(problem, try_="invoke verify --store"))
         text = render_index(index)
@@ -53,6 +56,12 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
             index,
             f"{'would write' if flags.dry_run else 'writing'} {path}, {total} bytes ({size(total)})",
         )
+        if unrecorded:
+            screen.say(
+                f"  note: no generation keeps the sum of the record of {', '.join(map(shortened, unrecorded))}, since "
+                f"an earlier version published it: what lies there was compared with its own record alone",
+                style="dim",
+            )
         if not flags.dry_run:
             need_room(path, total)
             write_archive(screen, reached, path, (index, text, signature))
@@ -112,6 +121,26 @@ def choose_generation(holdings: Holdings, wanted: int) -> Generation:
             )
         )
     return found
+
+
+def check_records(trees: Sequence[Tree], holdings: Holdings, prefix: str) -> list[str]:
+    """Return the entries whose record no generation knows; Trouble for those whose record was made anew since a
+    generation named it."""
+    known = {tree.name: holdings.record_sum(tree.name) for tree in trees}
+    problems = [
+        Problem(
+            f"{prefix}/store/{tree.name}",
+            f"it is not as it was published: its record was made anew since generation {said.generation}",
+            record_sum(tree),
+            said.sha256,
+            "invoke verify --store",
+        )
+        for tree in trees
+        if (said := known[tree.name]) and said.sha256 != record_sum(tree)
+    ]
+    if problems:
+        raise Trouble(*problems)
+    return [name for name, said in known.items() if said is None]
 
 
 def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: Facts) -> Built:

@@ -33,7 +33,7 @@ from deepep_bootstrap.plan.host_recipes import OK as UNDONE
 from deepep_bootstrap.prefix import generations, modulefiles, provenance
 from deepep_bootstrap.prefix.access import candidates, confirm
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
-from deepep_bootstrap.prefix.offer import Offer, check_manifests, read_offer
+from deepep_bootstrap.prefix.offer import Offer, check_manifests, named_entries, read_offer
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 
@@ -255,11 +255,13 @@ def withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offe
             host, survey.prefix, read_tree(flags.root / "recipes"), survey.inventory.settings.build_user
         )
         number = survey.facts[host.name].prefix.generation
+        holdings = provenance.look(transport, place, kept)
+        records = holdings.records(named_entries(kept))
         files = [
             *rendered(flags, kept),
-            Content("manifest.json", manifest(kept, number + 1, host.name, survey).encode()),
+            Content("manifest.json", manifest(kept, number + 1, host.name, survey, records).encode()),
+            *provenance.bills(holdings, kept, records=records),
         ]
-        files.extend(provenance.bills(transport, place, kept))
         published = generations.publish_generation(transport, place, files, number)
         if not published.stale:
             left = ", ".join(record.module for record in kept.stacks.values()) or "nothing"
@@ -279,13 +281,15 @@ def rendered(flags: Flags, offer: Offer) -> list[Content]:
     return [Content(path, file.content, file.executable) for path, file in files.items()]
 
 
-def manifest(offer: Offer, number: int, name: str, survey: Survey) -> str:
+def manifest(offer: Offer, number: int, name: str, survey: Survey, records: Mapping[str, str]) -> str:
     """Return the text of the smaller generation's manifest. It is for the hosts of the one before: what is left was
     made for them, also for those that did not answer now."""
     by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     before = decisions.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
-    return modulefiles.manifest(offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts)
+    return modulefiles.manifest(
+        offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts, records=records
+    )
 
 
 def undo(

@@ -15,9 +15,8 @@ from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
-from deepep_bootstrap.prefix.access import candidates, reach
-from deepep_bootstrap.prefix.archive import index
-from deepep_bootstrap.prefix.contents import Holdings
+from deepep_bootstrap.prefix.access import candidates, find_unsafe, reach, unsafe_problems
+from deepep_bootstrap.prefix.contents import RECORD, Holdings
 from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.history import EntryVerdict
 from deepep_bootstrap.prefix.offer import StackRecord, current_offer, offered_stacks
@@ -91,8 +90,8 @@ def _current_generation(survey: Survey) -> int:
 
 
 def verify_store(flags: Flags) -> int:
-    """Compare every entry with the record of its files, and what generations need with what is there; name each
-    difference."""
+    """Compare every entry with the record of its files, that record with its sum in the generations, and what
+    generations need with what is there; name each difference, and each path that somebody else may change."""
     screen = Screen("verify", as_json=flags.json)
     with reach(flags) as reached:
         holdings = reached.holdings
@@ -101,21 +100,30 @@ def verify_store(flags: Flags) -> int:
             f"{reached.place.prefix}: reading {len(holdings.entries)} store entries on {reached.place.host.name}",
             style="bold",
         )
-        verdicts = history.rehash(reached.transport, reached.place, names)
+        verdicts = history.hold_to_generations(history.rehash(reached.transport, reached.place, names), holdings)
+        unsafe = find_unsafe(reached.transport, reached.place)
     for verdict in verdicts:
         screen.say(f"  {shortened(verdict.name)}: {describe(verdict)}", style="red" if is_bad(verdict) else "")
         for change in verdict.changes:
             screen.say(f"      {change.path}: {change.what}")
     bad = [verdict for verdict in verdicts if is_bad(verdict)]
     problems = [*reached.problems, *(remedy(verdict, holdings, reached.place.prefix) for verdict in bad)]
+    problems += unsafe_problems(reached.place, unsafe)
     if bad:
         screen.say(f"{len(bad)} of {len(verdicts)} entries are not as published.", style="red")
-    elif verdicts:
+    elif verdicts and not unsafe:
         screen.say("every file is as published", style="bold")
+    if alone := [verdict for verdict in verdicts if verdict.state == "same" and not verdict.generation]:
+        screen.say(
+            f"For {len(alone)} of {len(verdicts)} entries only the record in themselves says so: no generation keeps "
+            f"its sum, since none names them, or an earlier version published it. The next generation will.",
+            style="dim",
+        )
     for problem in problems:
         screen.problem(problem)
-    code = VERDICT if bad else OK
-    screen.document(code, problems, prefix=reached.place.prefix, entries=[asdict(verdict) for verdict in verdicts])
+    code = VERDICT if bad or unsafe else OK
+    document = {"entries": [asdict(verdict) for verdict in verdicts], "unsafe": [asdict(each) for each in unsafe]}
+    screen.document(code, problems, prefix=reached.place.prefix, **document)
     return code
 
 
@@ -130,7 +138,7 @@ def describe(verdict: EntryVerdict) -> str:
         "same": "as published",
         "changed": f"{len(verdict.changes)} files are not as published",
         "missing": "is not there",
-        "unrecorded": f"its {index.RECORD} is gone, and nothing else tells whether it is as published",
+        "unrecorded": f"its {RECORD} is gone, and nothing else tells whether it is as published",
     }.get(verdict.state, verdict.state)
 
 

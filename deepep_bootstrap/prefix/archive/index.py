@@ -19,14 +19,10 @@ from typing import Any
 import msgspec
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.prefix.contents import ENTRY_NAME
+from deepep_bootstrap.prefix.contents import ENTRY_NAME, RECORD
 
 FORMAT = "deepep-bootstrap-archive"
 VERSION = 1
-RECORD = "files.sha256"
-"""The record of an entry's files (recipes/prefix/lib/files.sh). It follows from the index, so it is not part of an
-archive."""
-
 FILE, FOLDER, LINK = "file", "folder", "link"
 EXECUTABLE, PLAIN, FOLDER_MODE = 0o555, 0o444, 0o755
 """The only modes a published entry has; a shared prefix gives its group the folders by itself."""
@@ -140,6 +136,13 @@ class ArchiveIndex:
         offer = self.generation.get("offer")
         found = offer.get("stacks") if isinstance(offer, dict) else None
         return tuple(map(str, found)) if isinstance(found, dict) else ()
+
+    @property
+    def records(self) -> Mapping[str, str]:
+        """The SHA-256 of the record of each entry's files, as the generation says it; none in archives of earlier
+        versions."""
+        found = self.generation.get("records")
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def order(path: str) -> tuple[str, ...]:
@@ -284,6 +287,9 @@ def check_index(index: ArchiveIndex, where: str) -> Iterator[Problem]:
             )
             for thing, what in _faults(tree, frozenset(names))
         )
+        said = index.records.get(tree.name, "")
+        if said and said != record_sum(tree):
+            yield _refusal(where, "its files are not those that its generation recorded", tree.name, said)
         if not any(thing.path == "manifest.json" and thing.kind == FILE for thing in tree.things):
             yield _refusal(where, "this entry has no manifest.json", tree.name)
 
@@ -301,7 +307,7 @@ def _faults(tree: Tree, names: frozenset[str]) -> Iterator[tuple[ArchiveMember, 
             yield thing, "it is not in order, or in the archive twice"
         elif posixpath.dirname(thing.path) not in folders:
             yield thing, "it does not lie in a folder of its entry"
-        elif thing.path == RECORD:
+        elif thing.path == RECORD:  # it follows from the index
             yield thing, "the record of files is not part of an archive"
         elif thing.kind == LINK and not stays(tree.name, thing, names):
             yield thing, "this link points out of the store"
@@ -331,6 +337,11 @@ def record(tree: Tree) -> bytes:
     lines = sorted(line for thing in tree.things for line in _record_lines(thing))
     text = b"".join(line + b"\n" for line in lines)
     return text + b"# sum %s\n" % hashlib.sha256(text).hexdigest().encode()
+
+
+def record_sum(tree: Tree) -> str:
+    """Return the SHA-256 of the record of an entry's files, in hexadecimal digits."""
+    return hashlib.sha256(record(tree)).hexdigest()
 
 
 def _record_lines(thing: ArchiveMember) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ IMPORT = (
     "prefix/lib/owner.sh",
     "prefix/lib/lock.sh",
     "prefix/lib/share.sh",
+    "prefix/lib/trust.sh",
     "prefix/lib/files.sh",
     "prefix/import.sh",
 )
@@ -111,11 +112,11 @@ def _thing(where: str, letter: bytes, mode: int, rest: tuple[int, bytes, bytes])
     size, path, target = rest
     kind = {b"f": FILE, b"d": FOLDER, b"l": LINK}.get(letter, "")
     name = ascii(path)[2:-1]
-    if not kind or (kind == FILE and (mode & 0o7202 or mode & 0o444 != 0o444)):
+    odd_file = kind == FILE and (mode & 0o7202 or mode & 0o444 != 0o444)
+    if not kind or odd_file or (kind == FOLDER and mode & 0o002):
         found = f"type {letter.decode()}, mode {mode:04o}"
-        raise Trouble(
-            Problem(where, "it is not as it was published", f"{name}: {found}", "a file that nobody may write", REMEDY)
-        )
+        wanted = "a folder that others may not write" if kind == FOLDER else "a file that nobody may write"
+        raise Trouble(Problem(where, "it is not as it was published", f"{name}: {found}", wanted, REMEDY))
     try:
         return ArchiveMember(
             path.decode(),

@@ -1,18 +1,24 @@
 # shellcheck shell=bash
 # The record of an entry's files: written when it is published, compared by `verify --store`. `sha256sum -c files.sha256` in the entry
-# understands the lines of files; the lines that begin with # say the rest: folders, links and their targets, and files that may be run,
-# be written, or not be read by everybody. Whether the group may write is left out: that is for the prefix's owners to change.
+# understands the lines of files; the lines that begin with # say the rest: folders, links and their targets, files that may be run, what
+# others may write, or not everybody may read, and what belongs to another user than the entry does. Whether the group may write is left
+# out: that is for the prefix's owners to change. Generations keep the sum of the record, so that one made anew is seen.
 
 FILES_RECORD=files.sha256
 
 # describe_tree: print what is below the current folder but contents, one thing a line ended by NUL.
 describe_tree() {
+    local owner
+    owner="$(stat -c %u .)"
     find . -mindepth 1 ! -path "./${FILES_RECORD}" \( \
-        -type d -printf '# folder %P\0' -o \
+        -type d \( -printf '# folder %P\0' , -perm -0002 -printf '# writable %P\0' , ! -perm -0555 -printf '# private %P\0' , -true \) -o \
         -type l -printf '# link %P -> %l\0' -o \
         -type f \( -perm /0111 -printf '# executable %P\0' , -perm /0202 -printf '# writable %P\0' , ! -perm -0444 -printf '# private %P\0' , \
         -perm /6000 -printf '# setuid %P\0' , -true \) -o \
         -printf '# special %P\0' \)
+    find . -maxdepth 0 -perm -0002 -printf '# writable .\0'
+    find . -mindepth 1 -path "./${FILES_RECORD}" -perm /0202 -printf '# writable %P\0'
+    find . -mindepth 1 ! -uid "${owner}" -printf '# owner %P -> %u\0'
 }
 
 # hash_tree WORK: put the SHA-256 of every file below the current folder into files in the empty folder WORK, several processes at once.
