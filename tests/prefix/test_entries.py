@@ -30,8 +30,10 @@ WHEELS = (
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=8,
 )
+INPUTS = st.dictionaries(st.text(), JSON, max_size=5)
 
 
 def source(name: str) -> Source:
@@ -207,19 +209,19 @@ def test_recorded_digests() -> None:
     )
 
 
-@given(st.dictionaries(st.text(), JSON))
+@given(INPUTS)
 def test_digests_do_not_depend_on_the_order_of_keys(inputs: dict[str, Any]) -> None:
     assert recipes.digest(dict(reversed(inputs.items()))) == recipes.digest(inputs)
 
 
-@given(st.dictionaries(st.text(), JSON), st.dictionaries(st.text(), JSON))
+@given(INPUTS, INPUTS)
 def test_different_inputs_have_different_digests(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert (recipes.digest(one) == recipes.digest(two)) == (
         json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
     )
 
 
-@given(st.dictionaries(st.text(), JSON))
+@given(INPUTS)
 def test_digests_are_32_characters_of_nix_base32(inputs: dict[str, Any]) -> None:
     found = recipes.digest(inputs)
     assert len(found) == 32

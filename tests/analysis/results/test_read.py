@@ -316,14 +316,14 @@ def test_the_verb_reads_files_folders_globs_and_standard_input(tmp_path: Path) -
 def test_the_verb_says_no_to_what_is_not_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ((_, text),) = LOGS["h200-intranode"].items()
     (tmp_path / "cut.log").write_text(text[:4000], encoding="utf-8")
-    assert verb.results([str(tmp_path)]) == 4
+    assert verb.results(str(tmp_path)) == 4
     assert "its end is not in the log" in capsys.readouterr().out
-    assert verb.results([str(tmp_path)], json=True) == 4
+    assert verb.results(str(tmp_path), json=True) == 4
     found = json.loads(capsys.readouterr().out)
     assert (found["exit"], found["ok"], found["errors"][0]["where"]) == (4, False, f"{tmp_path}/cut.log:2")
     (tmp_path / "cut.log").write_bytes(b"")
     with pytest.raises(Trouble, match="no test of DeepEP in it"):
-        verb.results([str(tmp_path)])
+        verb.results(str(tmp_path))
 
 
 def test_a_run_folder_counts_each_log_once(tmp_path: Path) -> None:
