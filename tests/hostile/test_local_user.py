@@ -15,7 +15,7 @@ from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.remote import channel
 from tests.support.build import make_prefix, run_bash, script, until
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.sample]
 
 MALLORY = 65534
 DEAD = "host={host}\nboot={boot}\npidns={pidns}\npid=4194304\nstart=1\ntoken=x\nsince=x\nbeat=0000000000\n"
