@@ -83,7 +83,7 @@ CASES = {
     "verify/module.sh": Case(
         ("lib.sh", "verify/module.sh"),
         "hold",
-        lambda place: [path for path in temporary(place) if "/jit." in path],
+        lambda place: [path for path in temporary(place) if Path(path).is_dir()],
         env={"LOAD": "deepep", "DEEPEP": "/d", "NVSHMEM": "/n", "IMPORT": "yes", "PROBE": "0", "PYTHON": "hold"},
     ),
 }
@@ -121,7 +121,7 @@ def prepare(place: Path, case: Case) -> dict[str, str]:
     )
     # A login shell reads this file where there is no module system.
     env_file = place / "env.sh"
-    env_file.write_text('EP_JIT_CACHE_DIR=1\nmktemp() { command mktemp "$@" jit.XXXXXX -p "$TMPDIR"; }\n')
+    env_file.touch()
     base = environment(prefix, place / "scratch", "t")
     path = f"{place}/bin:{os.environ['PATH']}"
     (place / "home").mkdir()
