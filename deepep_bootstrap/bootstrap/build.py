@@ -136,14 +136,15 @@ def open_session(
         "ENTRIES": "\n".join(sorted(used)),
         "HEARTBEAT": f"{request.heartbeat:g}",
     }
-    job = Job(compose(request.recipes, *SESSION), args=options, env=env, user=request.user, watched=True, timeout=None)
+    script = compose(request.recipes, *SESSION)
+    job = Job(script, args=options, env=env, user=request.user, watched=True, timeout=None, log=True)
 
     def tell(line: str) -> None:
         if line.startswith("waiting="):
             for entry in request.entries:
                 on_event(Event(entry.name, "waiting", line.partition("=")[2]))
 
-    hold = transport.hold(host, job, tell)
+    hold = transport.hold(host, job, tell, keys=("scratch", "jobid"))
     try:
         scratch = hold.wait_for("scratch", 60.0)
         number = hold.wait_for("jobid")
@@ -353,7 +354,7 @@ class _Run:
         if self.session.job:
             path = f"{scratch}/step-{entry.name}.sh"
             script = as_step(self.request.recipes, script, job=self.session.job, path=path, token=self.request.token)
-        return Job(script, env=env, user=self.request.user, watched=True, timeout=None)
+        return Job(script, env=env, user=self.request.user, watched=True, timeout=None, log=True)
 
 
 def as_step(recipes: Mapping[str, str], script: str, *, job: str, path: str, token: str) -> str:

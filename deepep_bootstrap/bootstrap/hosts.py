@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
+from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs, show_outcomes
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -19,6 +20,9 @@ from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT
 from deepep_bootstrap.plan.steps import Step
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+
+BLOCK = 64 * 1024
+"""Characters of all hosts' lines that wait to be written into logs."""
 
 NEEDS_SOURCE = frozenset(("gdrdrv",))
 SOURCES = "/var/lib/deepep-bootstrap/src"
@@ -37,10 +41,13 @@ def run_recipes(context: BootstrapContext, steps: Sequence[Step]) -> tuple[Outco
 def run_recipe(
     context: BootstrapContext, step: Step, hosts: Sequence[Host], verb: str = "apply"
 ) -> tuple[Outcome, ...]:
-    """Run one host recipe on some hosts and log what it said; one that compiles a kernel module is sent the locked
-    source first."""
+    """Run one host recipe on some hosts and log what it says as it comes; one that compiles a kernel module is sent the
+    locked source first."""
+
+    log = _StepLog(context.run, step.name)
 
     def show(host: str, line: str) -> None:
+        log.line(host, line)
         context.screen.line(host, step.title, line)
 
     unsent: dict[str, str] = {}
@@ -51,9 +58,29 @@ def run_recipe(
     if folder := step.env.get("SRC"):
         context.transport.run_all(ready, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     lost = ((Outcome(step.title, host, "failed", why, code=TROUBLE), why) for host, why in unsent.items())
-    return tuple(
-        replace(outcome, log=str(context.run.log(outcome.host, step.name, text))) for outcome, text in (*pairs, *lost)
-    )
+    return tuple(replace(outcome, log=str(log.end(outcome.host, text))) for outcome, text in (*pairs, *lost))
+
+
+class _StepLog:
+    """The logs of one step on its hosts, written while it runs. For one thread at a time."""
+
+    def __init__(self, run: RunLogs, step: str) -> None:
+        self._run, self._step = run, step
+        self._lines: dict[str, list[str]] = {}
+        self._size = 0
+
+    def line(self, host: str, line: str) -> None:
+        """Take a line of a host; what has come goes to disk in pieces of BLOCK."""
+        self._lines.setdefault(host, []).append(f"{line}\n")
+        self._size += len(line) + 1
+        if self._size > BLOCK:
+            for each in list(self._lines):
+                self.end(each)
+            self._size = 0
+
+    def end(self, host: str, text: str = "") -> Path:
+        """Write what is still to be written of a host, and `text`; return the file."""
+        return self._run.log(host, self._step, "".join((*self._lines.pop(host, ()), text)))
 
 
 def send_source(context: BootstrapContext, step: Step, hosts: Sequence[Host]) -> tuple[Step, dict[str, str]]:
@@ -96,7 +123,8 @@ def apply_step(
     on_line: Callable[[str, str], None],
     verb: str = "apply",
 ) -> tuple[tuple[Outcome, str], ...]:
-    """Run a host recipe as root on `hosts` at the same time; return outcome and log text for each, in their order.
+    """Run a host recipe as root on `hosts` at the same time; return the outcome for each, in their order, with what
+    belongs into its log beside the lines that went to `on_line`.
 
     The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed"
     with the last lines the recipe said. A host that goes away is a failed outcome and delays no other; one that hangs
@@ -109,6 +137,7 @@ def apply_step(
         user="root",
         watched=True,
         timeout=limit(step.name),
+        log=True,
     )
     begin = time.monotonic()
     replies = transport.run_all(hosts, lambda host: job, on_line)
@@ -121,18 +150,17 @@ def limit(name: str) -> float:
 
 
 def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tuple[Outcome, str]:
-    """Return the outcome of a host recipe's reply, and what it said."""
+    """Return the outcome of a host recipe's reply, and why the host was lost where it was, for its log."""
     if isinstance(reply, Trouble):
         return Outcome(step.title, host, "failed", reply.problems[0].message, seconds, TROUBLE), str(reply)
-    output = reply.out + reply.err
     if reply.code:
         last = last_lines(reply.err or reply.out)
-        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), output
+        return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), ""
     try:
         records = read_records(reply.out, CHECK, host, f"host/{step.name}.sh")
     except Trouble as trouble:
-        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), output
+        return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), ""
     detail = "; ".join(
         filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", str(records.shown("note"))))
     )
-    return Outcome(step.title, host, "done", detail, reply.seconds), output
+    return Outcome(step.title, host, "done", detail, reply.seconds), ""

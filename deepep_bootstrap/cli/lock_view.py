@@ -5,14 +5,13 @@ an update.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from textwrap import shorten
 from typing import Any
 
 from deepep_bootstrap.core import filetree
-from deepep_bootstrap.core.text import size
+from deepep_bootstrap.core.text import day, size
 from deepep_bootstrap.fetch.renew import Renewal
 from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.lock.model import (
@@ -106,11 +105,6 @@ def closure_json(closure: WheelClosure) -> Mapping[str, Any]:
     return {**head, "before": before, "after": after, "notes": list(closure.notes), "link": ""}
 
 
-def date(seconds: int) -> str:
-    """Return a time in seconds since 1970 as a UTC date."""
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
-
-
 def age(seconds: float) -> str:
     """Return how long ago something was, in the unit a person would choose."""
     days = int(seconds // DAY)
@@ -156,7 +150,7 @@ def change_json(renewal: Renewal) -> Mapping[str, Any]:
 
 
 def _source_cells(source: Source, stacks: Sequence[str], now: float) -> tuple[str, ...]:
-    old = f"{date(source.last_modified)}, {age(now - source.last_modified)}"
+    old = f"{day(source.last_modified)}, {age(now - source.last_modified)}"
     ref = "" if source.ref == source.rev else source.ref
     return f"{source.name} {source.version}", ref, source.rev[:REV_DIGITS], old, _by(stacks)
 
@@ -221,4 +215,4 @@ def _stack_json(lock: Lock, stack: Stack) -> dict[str, Any]:
 def _state(values: Mapping[str, str | int]) -> str:
     """Return what a pin is, in short: its ref, and its commit with the date."""
     ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
-    return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({date(int(values['last_modified']))})"
+    return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({day(int(values['last_modified']))})"

@@ -1,5 +1,8 @@
 """The output of one command: plans, progress, outcomes and next commands, with rich on a terminal, as plain
 lines elsewhere, or one JSON document.
+
+Two doors lead to a terminal, and both take away what one would obey: what anybody prints goes through a PlainStream,
+what rich draws through a PlainConsole, whose own colours stay.
 """
 
 from __future__ import annotations
@@ -12,19 +15,19 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO, cast
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deepep_bootstrap.core.errors import REMEDY, Problem, plain
+from deepep_bootstrap.core.errors import REMEDY, Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.core.text import duration, shortened
+from deepep_bootstrap.core.text import duration, plain, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
@@ -39,6 +42,58 @@ HOSTS_WIDTH = 24
 """Columns for the names of hosts; a set that folds badly is cut."""
 
 
+class PlainStream:
+    """stdout or stderr without what a terminal would obey."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write a text as a terminal may have it."""
+        self.raw.write(plain(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """Let nothing through stdout and stderr that a terminal would obey, while the body runs; one that is closed stays
+    so."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) if each else each for each in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _raw(stream: TextIO) -> TextIO:
+    while isinstance(stream, PlainStream):
+        stream = stream.raw
+    return stream
+
+
+class PlainConsole(Console):
+    """A console of rich for stdout, or stderr, in which texts are texts: no markup, no names of emoji, and nothing that
+    a terminal would obey but what rich itself draws with."""
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        file = _raw(sys.stderr if stderr else sys.stdout)
+        super().__init__(file=file, markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of what is shown; every text that is drawn passes here."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
+
+
 class Screen:
     """Output of one command: rich on a terminal, plain lines elsewhere, nothing but one document with `as_json`.
 
@@ -48,8 +103,8 @@ class Screen:
     def __init__(self, verb: str, *, as_json: bool = False) -> None:
         self.verb = verb
         self.as_json = as_json
-        self._console = Console(quiet=as_json, soft_wrap=True, highlight=False)
-        self._errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._console = PlainConsole(quiet=as_json, soft_wrap=True)
+        self._errors = PlainConsole(stderr=True, soft_wrap=True)
         self.live = sys.stdout.isatty() and not as_json and not self._console.is_dumb_terminal
         self._progress: _Progress | None = None
         self._lock = threading.Lock()
@@ -58,16 +113,12 @@ class Screen:
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print one line for a person."""
         with self._lock:
-            self._console.print(plain(text), style=style or None, markup=False)
+            self._console.print(text, style=style or None)
 
     def show(self, renderable: RenderableType) -> None:
         """Print a table or another thing of rich's, whose texts are plain; without a terminal as wide as PIPE_WIDTH."""
         with self._lock:
-            console = (
-                self._console
-                if self._console.is_terminal
-                else Console(quiet=self.as_json, highlight=False, width=PIPE_WIDTH)
-            )
+            console = self._console if self._console.is_terminal else PlainConsole(quiet=self.as_json, width=PIPE_WIDTH)
             console.print(renderable, soft_wrap=False)
 
     @property
@@ -104,7 +155,9 @@ class Screen:
             return
         self._progress = _Progress()
         try:
-            with Live(self._progress, console=self._console, refresh_per_second=8, transient=True):
+            live = Live(self._progress, console=self._console, refresh_per_second=8, transient=True)
+            # rich takes what is printed meanwhile and reads colours and links in it: not in what a host said.
+            with live, plain_streams():
                 yield
         finally:
             self._progress = None
@@ -168,8 +221,7 @@ class Screen:
     def _mark(self, state: str, line: str) -> None:
         """Print a line whose leading word is a state, in the colour of that state."""
         with self._lock:
-            text = plain(line)
-            self._console.print(f"[{STYLES[state]}]{escape(text[: len(state)])}[/]{escape(text[len(state) :])}")
+            self._console.print(Text.assemble((line[: len(state)], STYLES[state]), line[len(state) :]))
 
 
 @dataclass

@@ -6,7 +6,6 @@ bug. Exit codes and their order of severity are those of the README.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,13 +18,6 @@ INTERRUPTED = 130
 REMEDY = ". Try: "
 """What stands before the remedy in a message."""
 WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
-
-
-ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-"""Escape sequences of ECMA-48 and control characters but tab and newline: a terminal would obey what a host only
-said."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,7 @@ class Problem:
     try_: str = ""
 
     def __str__(self) -> str:
-        return plain(f"{self.where}: {self.message}")
+        return f"{self.where}: {self.message}"
 
     @property
     def message(self) -> str:
@@ -53,7 +45,7 @@ class Problem:
         ]
         difference = f" — {', '.join(parts)}" if parts else ""
         remedy = f"{REMEDY}{self.try_}" if self.try_ else ""
-        return plain(f"{self.what}{difference}{remedy}")
+        return f"{self.what}{difference}{remedy}"
 
     def as_json(self) -> dict[str, str]:
         """Return the five keys of `errors` in every JSON document."""
@@ -69,11 +61,6 @@ class Trouble(Exception):
         self.problems = problems
         self.code = code
         self.may_pass = may_pass
-
-
-def plain(text: str) -> str:
-    """Return text without escape sequences and control characters but tab and newline."""
-    return ESCAPES.sub("", text)
 
 
 def worst(codes: Iterable[int]) -> int:

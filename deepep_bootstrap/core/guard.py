@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from deepep_bootstrap.core.console import plain_streams
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.redact import scrub, secrets_of
 
@@ -51,11 +52,17 @@ def state_dir() -> Path:
 
 
 def guarded(verb: str, body: Callable[[], int], *, as_json: bool = False) -> int:
-    """Run one verb and return its exit code; the only place where every exception is caught.
+    """Run one verb and return its exit code; the only place where every exception is caught, and behind which nothing
+    is printed that a terminal would obey.
 
     `body` returns an exit code and prints its own result. Expected trouble becomes one message per problem on stderr
     (with `as_json` one document on stdout instead), ^C becomes 130, anything else a log file and two lines.
     """
+    with plain_streams():
+        return _guarded(verb, body, as_json=as_json)
+
+
+def _guarded(verb: str, body: Callable[[], int], *, as_json: bool) -> int:
     try:
         code = body()
         sys.stdout.flush()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 MOST_NAMES = 10_000
-OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+COMMA_OR_BRACKET = re.compile(r"[\[\],]")
 BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/([1-9]\d{0,5}))?)?", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -20,7 +20,15 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 
 def pieces(entry: str) -> list[str]:
     """Return the parts of `a[1-2,5],b,user@c:22` between the commas that stand outside brackets, in their order."""
-    return OUTER_COMMA.split(entry)
+    parts: list[str] = []
+    start, inside = 0, False
+    for found in COMMA_OR_BRACKET.finditer(entry):
+        if found[0] != ",":
+            inside = found[0] == "["
+        elif not inside:
+            parts.append(entry[start : found.start()])
+            start = found.end()
+    return [*parts, entry[start:]]
 
 
 def expand(pattern: str) -> list[str] | str:

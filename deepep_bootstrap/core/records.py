@@ -14,6 +14,9 @@ from deepep_bootstrap.core.text import HostText
 SHOWN = 80
 """How many characters of an unexpected line a message shows."""
 
+FAULTS = 5
+"""How many unexpected lines are told; of more there is the count."""
+
 
 @dataclass(frozen=True)
 class ValueForm:
@@ -98,22 +101,27 @@ class Records:
 
 
 def read_records(text: str, form: RecordForm, where: str, printer: str) -> Records:
-    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for every line
-    and every value that is not of the `form`, and for an answer that was cut off."""
+    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for the first FAULTS
+    lines that are not of the `form`, with the number of the others, for every key whose value is not, and for an answer
+    that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
     problems: list[Problem] = []
     unbelieved: set[str] = set()
+    strange = 0
     for line in filter(None, text.split("\n")):
         key, _, value = line.partition("=")
         fields = tuple(value.split("\t"))
         if fault := _fault(line, form, lines.keys()):
-            problems.append(disagreement(where, printer, fault))
+            strange += 1
+            problems += [disagreement(where, printer, fault)] if strange <= FAULTS else []
         elif misfit := next(filter(None, map(_misfit, form.fields(key) or (), fields)), None):
             # Of eight GPUs that are all alike one is enough to say so.
             problems.extend([misfit_problem(where, printer, key, *misfit)] if key not in unbelieved else [])
             unbelieved.add(key)
         else:
             lines.setdefault(key, []).append(fields)
+    if strange > FAULTS:
+        problems.append(disagreement(where, printer, f"{strange - FAULTS} more such lines"))
     if problems:
         raise Trouble(*problems)
     if form.end and lines.get(form.end) != [("1",)]:

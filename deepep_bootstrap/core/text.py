@@ -1,13 +1,26 @@
-"""Times, durations and sizes, read from flags and written for people; and text that a host said."""
+"""Times, durations and sizes, read from flags and written for people; text that a host said, and what of a text a terminal
+may have.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, timezone
 
-from deepep_bootstrap.core.errors import Problem, Trouble, plain
+from deepep_bootstrap.core.errors import Problem, Trouble
 
 GIB = 1024**3
+
+LAST_SECOND = 253402300799
+"""The end of the year 9999 in seconds since 1970: what comes later is no date for Python, nor for us."""
+
+UNSAFE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Escape sequences of ECMA-48, the control characters of C0 and C1 but tab and newline, and the characters of Unicode's
+bidirectional algorithm (UAX 9) that turn the order of what is shown."""
 
 STORE_HASH = re.compile(r"\b([0-9a-z]{7})[0-9a-z]{25}(?=-)")
 
@@ -61,7 +74,24 @@ def number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and 0 <= value < 2**40 else None
+    return value if math.isfinite(value) and 0 <= value <= LAST_SECOND else None
+
+
+def moment(since_1970: float) -> datetime:
+    """Return a time in seconds since 1970 as one of UTC; the nearest there is for a number that is no date. What is
+    read is held to 0 … LAST_SECOND where it is read, so that a person hears of it."""
+    known = since_1970 if math.isfinite(since_1970) else 0.0
+    return datetime.fromtimestamp(min(max(known, 0), LAST_SECOND), timezone.utc)
+
+
+def day(since_1970: float) -> str:
+    """Return the day of a time in seconds since 1970, in UTC."""
+    return f"{moment(since_1970):%Y-%m-%d}"
+
+
+def plain(text: str) -> str:
+    """Return a text as a terminal may have it: it shows what a host, a log or a file says, and obeys none of it."""
+    return UNSAFE.sub("", text)
 
 
 def shortened(text: str) -> str:

@@ -20,6 +20,9 @@ else:
     import tomli as tomllib  # the same under its name of before
 
 LONGEST = 80
+MOST = 2**63 - 1
+"""The largest whole number that TOML promises; sizes and counts of a lock are added up, and none comes near."""
+
 KINDS: Mapping[type, str] = {
     str: "text in quotes",
     int: "a whole number",
@@ -150,12 +153,16 @@ class Table:
             self.complain(key, "is not what belongs here", value, f"{form.words}, in printable ASCII")
         return value if well else ""
 
-    def number(self, key: str, least: int) -> int:
-        """Return the whole number of `key`, which must be there and `least` or more."""
+    def number(self, key: str, least: int, most: int = MOST) -> int:
+        """Return the whole number of `key`, which must be there and from `least` to `most`; `least` where it is not."""
         value = self.take(key, int)
-        if type(self.data.get(key)) is int and value < least:
+        if type(self.data.get(key)) is not int:
+            return value
+        if value < least:
             self.complain(key, "is too small", value, f"{least} or more")
-        return value
+        elif value > most:
+            self.complain(key, "is too large", value, f"{most} at most")
+        return min(max(value, least), most)
 
     def words(self, key: str, form: ValueForm) -> tuple[str, ...]:
         """Return the list of texts of `key`, each of `form`; the key may be absent."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import LAST_SECOND
 from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
 from deepep_bootstrap.lock.model import URL
 
@@ -207,7 +208,13 @@ def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
             filled = export(module, mirrors, inner)
             target.rmdir()
             filled.path.rename(target)
-    return Tree(tree, int(_run(repository, "show", "--no-patch", "--format=%ct", pin.rev).split()[0]))
+    return Tree(tree, _commit_time(repository, pin.rev))
+
+
+def _commit_time(repository: Repository, rev: str) -> int:
+    """Return when a commit was made, in seconds since 1970: what its author's machine said, whatever that is."""
+    said = _run(repository, "show", "--no-patch", "--format=%ct", rev).split()[0]
+    return min(int(said), LAST_SECOND) if re.fullmatch(r"[0-9]{1,20}", said) else 0
 
 
 def write_out(repository: Repository, rev: str, tree: Path) -> None:

@@ -26,6 +26,14 @@ GRES = re.compile(r"auto|none|gpu(:[A-Za-z0-9_.-]+)?(:[1-9][0-9]{0,8})?")
 JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
 
 
+LONGEST_LINE = 64 * 1024
+"""Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share of time
+the longer it is."""
+
+MOST_PROBLEMS = 20
+"""Faults of a file that are told; of more there is the count."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
@@ -114,7 +122,9 @@ def parse_hosts_file(text: str, path: str) -> Inventory:
     problems += _repeated(hosts)
     problems += _unknown_hosts(defaults, [host.name for host in hosts])
     if problems:
-        raise Trouble(*sorted(problems, key=lambda problem: int(problem.where.rpartition(":")[2] or 0)))
+        ordered = sorted(problems, key=lambda problem: int(problem.where.rpartition(":")[2] or 0))
+        more = len(ordered) - MOST_PROBLEMS
+        raise Trouble(*ordered[:MOST_PROBLEMS], *([Problem(path, f"{more} more faults")] if more > 0 else ()))
     return Inventory(path, tuple(hosts), _settings(common))
 
 
@@ -145,6 +155,11 @@ def _split(text: str, path: str) -> tuple[list[tuple[str, list[str]]], list[Prob
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}:{number}"
         if line.lstrip().startswith("#"):
+            continue
+        if len(line) > LONGEST_LINE:
+            problems.append(
+                Problem(where, "a line too long", f"{len(line)} characters", f"at most {LONGEST_LINE}", "several lines")
+            )
             continue
         try:
             words = shlex.split(line, comments=True)
@@ -201,7 +216,10 @@ def _expand(entry: str, where: str) -> tuple[list[Host], list[Problem]]:
     with it."""
     hosts: list[Host] = []
     problems: list[Problem] = []
-    for piece in nodeset.pieces(entry):
+    pieces = nodeset.pieces(entry)
+    if len(pieces) > nodeset.MOST_NAMES:
+        return [], [Problem(where, "a bad node set", f"{len(pieces)} parts", f"at most {nodeset.MOST_NAMES} hosts")]
+    for piece in pieces:
         named, wrong = _expand_piece(piece, where)
         hosts += named
         problems += [Problem(where, "a bad node set", piece[:80] or "nothing", wanted) for wanted in wrong]

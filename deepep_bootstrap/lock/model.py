@@ -19,6 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import LAST_SECOND
 from deepep_bootstrap.core.toml import ANY, NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.packages import System, read_system
 
@@ -83,7 +84,7 @@ def read_source(name: str, table: Table) -> Source:
         ref=table.text("ref", REF),
         rev=table.text("rev", REV),
         hash=read_hash(table),
-        last_modified=table.number("last_modified", 0),
+        last_modified=table.number("last_modified", 0, LAST_SECOND),
         version=table.text("version", VERSION),
         submodules=table.take("submodules", bool, default=False),
         options=table.words("options", OPTION),

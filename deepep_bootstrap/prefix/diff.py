@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
+from deepep_bootstrap.core.text import day
 from deepep_bootstrap.fetch.renew import compare_link
 from deepep_bootstrap.lock.model import Lock, Source, Stack
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings
@@ -111,9 +111,7 @@ def pin_facts(name: str, source: Source) -> dict[Place, str]:
         ("source", name, key): str(getattr(source, key))
         for key in ("url", "ref", "rev", "hash", "version", "submodules")
     }
-    return found | {
-        ("source", name, "date"): datetime.fromtimestamp(source.last_modified, timezone.utc).strftime("%Y-%m-%d")
-    }
+    return found | {("source", name, "date"): day(source.last_modified)}
 
 
 def option_facts(name: str, options: Iterable[str]) -> dict[Place, str]:

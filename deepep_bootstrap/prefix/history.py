@@ -18,6 +18,10 @@ from deepep_bootstrap.prefix.gc import Garbage
 from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
 
+CONTENTS_LIMIT = 256 * 1024**2
+"""Bytes that a prefix may say of what it holds: a generation has its lock with it, 160 KiB; 1,000 of them are room
+enough where nobody ever collected garbage."""
+
 STALE = "another run changed the generations meanwhile"
 MODES = {
     "executable": ("may be run", "may not be run any more"),
@@ -67,7 +71,8 @@ def read_contents(transport: Transport, place: PrefixHandle, *, locks: bool = Fa
     """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no
     right to write."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
-    reply = transport.run(place.host, Job(compose(place.recipes, *LOOK), env=env, watched=True, timeout=None))
+    script = compose(place.recipes, *LOOK)
+    reply = transport.run(place.host, Job(script, env=env, watched=True, timeout=None, limit=CONTENTS_LIMIT))
     if reply.code:
         read_answer(reply, place, "generations.sh", forms.NOTHING)
     return parse_contents(reply.out, f"{place.host.name} {place.prefix}")

@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +30,7 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
+from deepep_bootstrap.core.text import moment
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Lock, Source, Wheel
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
@@ -84,7 +85,7 @@ def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str
         properties=[_property(f"module:{name}", record.module) for name, record in offer.stacks.items()],
     )
     parts.depend(top, named)
-    stamp = datetime.fromtimestamp(parts.newest, timezone.utc)
+    stamp = moment(parts.newest)
     draft = parts.text(top, stamp, uuid.UUID(int=0))
     # Version 8 is for numbers that follow from something; version 5 says the same to readers that do not know it yet.
     return parts.text(top, stamp, uuid.UUID(bytes=hashlib.sha256(draft).digest()[:16], version=5))

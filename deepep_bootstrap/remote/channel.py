@@ -81,7 +81,7 @@ class SshChannel:
         channel.exec_command(command)
 
     def offer(self, data: bytes) -> bool:
-        """See Wire."""
+        """See Channel."""
         try:
             # In blocks: paramiko copies what is left after each packet.
             for start in range(0, len(data), BLOCK):
@@ -91,12 +91,12 @@ class SshChannel:
         return True
 
     def end_input(self) -> None:
-        """See Wire."""
+        """See Channel."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.shutdown_write()
 
     def read(self, timeout: float | None) -> tuple[bytes, bytes]:
-        """See Wire."""
+        """See Channel."""
         while True:
             self._bell.event.clear()
             ended = self._channel.eof_received or self._channel.closed
@@ -108,14 +108,14 @@ class SshChannel:
                 raise TimeoutError
 
     def code(self) -> int:
-        """See Wire."""
+        """See Channel."""
         code = self._channel.recv_exit_status()
         if code == -1 and not self._channel.get_transport().is_active():
             raise LineLostError(self._lost())
         return code
 
     def stop(self) -> None:
-        """See Wire."""
+        """See Channel."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.close()
 
@@ -138,7 +138,7 @@ class LocalChannel:
         self._selector.register(self._stderr, selectors.EVENT_READ)
 
     def offer(self, data: bytes) -> bool:
-        """See Wire."""
+        """See Channel."""
         rest = memoryview(data)
         try:
             while rest:
@@ -150,12 +150,12 @@ class LocalChannel:
         return True
 
     def end_input(self) -> None:
-        """See Wire."""
+        """See Channel."""
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def read(self, timeout: float | None) -> tuple[bytes, bytes]:
-        """See Wire."""
+        """See Channel."""
         while self._selector.get_map():
             came = {self._stdout: b"", self._stderr: b""}
             ready = self._selector.select(timeout)
@@ -172,12 +172,12 @@ class LocalChannel:
         return b"", b""
 
     def code(self) -> int:
-        """See Wire. A shell ended by a signal has 128 and the signal's number, as shells say it themselves."""
+        """See Channel. A shell ended by a signal has 128 and the signal's number, as shells say it themselves."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def stop(self) -> None:
-        """See Wire."""
+        """See Channel."""
         self.end_input()
         if self._watched:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -188,7 +188,7 @@ class LocalChannel:
                 end_group(self._process.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """See Wire."""
+        """See Channel."""
         if self._process.poll() is None:
             self.stop()
         self.end_input()

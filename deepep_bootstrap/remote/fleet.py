@@ -15,15 +15,20 @@ import paramiko
 from fabric import Config
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import size
 from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
 from deepep_bootstrap.remote.host import LOCAL, Host
-from deepep_bootstrap.remote.script import Left, OnLine, Script, Sink
+from deepep_bootstrap.remote.script import ANSWER_LIMIT, Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
 from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
 
 CLEAN_UP = 30.0
 """Seconds a held script has to end after its stdin was closed; its watcher needs five."""
+
+LOG_LIMIT = 64 * 1024**2
+"""Characters of a log job's lines that are given out: many times the log of a whole build, and what a disk of
+logs can stand from each of 64 hosts."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,11 @@ class Job:
     watcher that ends the script's process group when the control machine goes away; use it for anything that can
     outlast ten seconds. `timeout` is in seconds (None: no limit, for watched jobs). `merge` sends stderr into stdout
     in order. `sink` gets the bytes of stdout as they come, for bulk; the reply has none of them, and what the sink
-    raises ends the script."""
+    raises ends the script.
+
+    A stream over `limit` bytes ends the script with Trouble; None is for a sink that knows how much it waits for. `log`
+    is for scripts that talk much to people, on stderr (with `merge` on stdout): of that stream the reply has the end
+    alone, and `on_line` gets the first LOG_LIMIT characters and a word about the rest."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -44,6 +53,13 @@ class Job:
     timeout: float | None = 60.0
     merge: bool = False
     sink: Sink | None = None
+    limit: int | None = ANSWER_LIMIT
+    log: bool = False
+
+    @property
+    def log_stream(self) -> str:
+        """The stream that is a log: "stderr", "stdout", or "" for none."""
+        return ("stdout" if self.merge else "stderr") if self.log else ""
 
     def __post_init__(self) -> None:
         """Refuse what is no text of ours, such as core.text.HostText: what a host said is no word of a command."""
@@ -107,8 +123,9 @@ class Transport(Protocol):
         """Run `job` with the concatenated `chunks` as the script's stdin (bulk: tar streams), on a channel of its
         own."""
 
-    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
-        """Start a watched script and return while it runs; it ends on `close`, or by its watcher when we are gone."""
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None, *, keys: Collection[str] = ()) -> BackgroundJob:
+        """Start a watched script and return while it runs; it ends on `close`, or by its watcher when we are gone.
+        `keys` are those that somebody may wait for."""
 
     def run_all(
         self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
@@ -130,8 +147,16 @@ _Start = Callable[[OnLine, OnLine | None], Script]
 class _HeldJob:
     """A held script: a thread reads it, `wait_for` looks at the lines it printed."""
 
-    def __init__(self, host: str, start: _Start, finish: Callable[[Script], Left], on_line: OnLine | None) -> None:
-        self._host, self._finish, self._on_line = host, finish, on_line
+    def __init__(
+        self,
+        host: str,
+        start: _Start,
+        finish: Callable[[Script], Left],
+        *,
+        on_line: OnLine | None,
+        keys: Collection[str],
+    ) -> None:
+        self._host, self._finish, self._on_line, self._keys = host, finish, on_line, frozenset(keys)
         self._values: dict[str, str] = {}
         self._news = threading.Condition()
         self._end: Reply | Trouble | None = None
@@ -142,7 +167,7 @@ class _HeldJob:
     def _take(self, line: str) -> None:
         key, equals, value = line.partition("=")
         with self._news:
-            if equals:
+            if equals and key in self._keys:
                 self._values.setdefault(key, value)
             self._news.notify_all()
         if self._on_line:
@@ -164,6 +189,8 @@ class _HeldJob:
 
     def wait_for(self, key: str, timeout: float | None = None) -> str:
         """See BackgroundJob."""
+        if key not in self._keys:
+            raise ValueError(f"{key} is none of the keys that this script is held for")
         with self._news:
             self._news.wait_for(lambda: key in self._values or self._end, timeout)
             if key in self._values:
@@ -210,6 +237,7 @@ class ConnectionPool:
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
         """See Transport."""
+        on_line = self._limited(host, job, on_line)
         script = self._start(host, job, on_line, on_line)
         if not job.watched:
             script.wire.end_input()
@@ -232,11 +260,15 @@ class ConnectionPool:
                 script.wire.stop()
                 raise
 
-    def hold(self, host: Host, job: Job, on_line: OnLine | None = None) -> BackgroundJob:
+    def hold(self, host: Host, job: Job, on_line: OnLine | None = None, *, keys: Collection[str] = ()) -> BackgroundJob:
         """See Transport."""
         held = dataclasses.replace(job, watched=True)
         return _HeldJob(
-            host.name, lambda on_out, on_err: self._start(host, held, on_out, on_err), self._finish, on_line
+            host.name,
+            lambda on_out, on_err: self._start(host, held, on_out, on_err),
+            self._finish,
+            on_line=self._limited(host, job, on_line),
+            keys=keys,
         )
 
     def run_all(
@@ -285,6 +317,27 @@ class ConnectionPool:
             wire.stop()
         self._sessions.close()
 
+    def _limited(self, host: Host, job: Job, on_line: OnLine | None) -> OnLine | None:
+        """Return `on_line` for the first LOG_LIMIT characters of a log job, and for a word about the rest; the person
+        who watches gets it too."""
+        if on_line is None or not job.log:
+            return on_line
+        left = LOG_LIMIT
+
+        def limited(line: str) -> None:
+            nonlocal left
+            if left < 0:
+                return
+            left -= len(line) + 1
+            if left >= 0:
+                on_line(line)
+                return
+            word = f"prints more than {size(LOG_LIMIT)}: the log has no more than that"
+            on_line(f"[{word}]")
+            self._options.tell(f"{host.name}: {word}")
+
+        return limited
+
     def _finish(self, script: Script) -> Left:
         try:
             return script.finish()
@@ -315,7 +368,16 @@ class ConnectionPool:
             self._wires.discard(wire)
             wire.close()
             raise
-        return Script(host.name, wire, job.timeout, on_out=on_out, on_err=on_err, sink=job.sink)
+        return Script(
+            host.name,
+            wire,
+            job.timeout,
+            on_out=on_out,
+            on_err=on_err,
+            sink=job.sink,
+            limit=job.limit,
+            log=job.log_stream,
+        )
 
     def _wire(self, host: Host, *, watched: bool) -> Channel:
         if host.connection == LOCAL:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,6 +24,7 @@ from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Tested, Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
+from deepep_bootstrap.core import text as core_text
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
 
@@ -132,12 +132,12 @@ def amount(value: float | None) -> str:
 
 def when(seconds: float | None) -> str:
     """Return a moment in UTC."""
-    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    return "" if seconds is None else f"{core_text.moment(seconds):%Y-%m-%d %H:%M} UTC"
 
 
 def day(seconds: float) -> str:
     """Return a day in UTC."""
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds)) if seconds else "unknown day"
+    return core_text.day(seconds) if seconds else "unknown day"
 
 
 def config(tested: Tested) -> str:

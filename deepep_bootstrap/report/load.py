@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from deepep_bootstrap.analysis import assess, reference_file
@@ -17,7 +16,7 @@ from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import last_lines
-from deepep_bootstrap.core.text import number
+from deepep_bootstrap.core.text import moment, number
 from deepep_bootstrap.inventory.facts import Facts, read_facts_json
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.prefix.access import reach
@@ -209,7 +208,7 @@ class PrefixRuns:
             "TOTAL": str(TOTAL),
         }
         script = recipes.compose(place.recipes, *HISTORY)
-        job = Job(script, env=env, user=place.user, timeout=LIMIT, sink=output.extend)
+        job = Job(script, env=env, user=place.user, timeout=LIMIT, sink=output.extend, limit=2 * TOTAL)
         reply = self.transport.run(place.host, job)
         if reply.code:
             raise Trouble(Problem(self.where, "runs cannot be looked at", last_lines(reply.err)))
@@ -277,7 +276,7 @@ class LastTest:
     @property
     def line(self) -> str:
         """The run for a person."""
-        when = f", {datetime.fromtimestamp(self.started, timezone.utc):%Y-%m-%d %H:%M} UTC" if self.started else ""
+        when = f", {moment(self.started):%Y-%m-%d %H:%M} UTC" if self.started else ""
         return f"test {self.kind} of {self.stack} on {fold(self.nodes)}{when}: {self.verdict} ({self.run})"
 
 

@@ -19,11 +19,10 @@ from deepep_bootstrap.analysis.results.collectors import numbers
 from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, Tested, Verdict
 from deepep_bootstrap.analysis.traffic import NicTraffic
 from deepep_bootstrap.analysis.tuning.sweep import HeatMap, heat_maps
-from deepep_bootstrap.core.errors import plain
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.records import natural
 from deepep_bootstrap.core.redact import scrub
-from deepep_bootstrap.core.text import number
+from deepep_bootstrap.core.text import number, plain
 from deepep_bootstrap.testing.run_folder import TestRun
 
 PASSED, SLOW, FAILED, OPEN = "passed", "below", "failed", "unfinished"

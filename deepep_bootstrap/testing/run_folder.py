@@ -125,16 +125,16 @@ def parse_counters(text: str, where: str) -> Counters:
         key, _, value = line.partition("=")
         try:
             if key == "time":
-                time = float(value)
+                time = _finite(value)
             elif key == "nic":
                 device, port, layer, gbits, sent, received, *errors = value.split()
-                sizes = int(sent) * WORD_BYTES, int(received) * WORD_BYTES
+                sizes = _count(sent) * WORD_BYTES, _count(received) * WORD_BYTES
                 nics[f"{device}/{port}"] = Counter(
-                    device, int(port), layer, float(gbits), *sizes, dict(_counts(errors))
+                    device, _count(port), layer, _finite(gbits), *sizes, dict(_counts(errors))
                 )
             elif key == "gpu":
                 index, *errors = value.split()
-                gpus[int(index)] = GpuCounter(int(index), dict(_counts(errors)))
+                gpus[_count(index)] = GpuCounter(_count(index), dict(_counts(errors)))
             else:
                 raise ValueError(key)
         except ValueError:
@@ -147,7 +147,22 @@ def parse_counters(text: str, where: str) -> Counters:
 def _counts(words: list[str]) -> Iterator[tuple[str, int]]:
     for word in words:
         name, _, count = word.partition(":")
-        yield name, int(count)
+        yield name, _count(count)
+
+
+def _count(text: str) -> int:
+    """Return a whole number as the kernel counts, in 64 bits; ValueError for anything else."""
+    if not re.fullmatch(r"[0-9]{1,20}", text):
+        raise ValueError(text[:80])
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    """Return a number of at most 64 bits; ValueError for anything else."""
+    value = float(text)
+    if not 0 <= value < 2**64:
+        raise ValueError(text[:80])
+    return value
 
 
 VALUES, FACTS, RESULTS = "run.env", "facts.json", "results.json"
@@ -232,7 +247,7 @@ LIMIT = 300.0
 PATIENCE = 10
 """Seconds: for all of it, and for the run's last line to be seen by another host of a network filesystem."""
 
-HEAD = re.compile(rb"file (\S+) (\d+) (\d+)\n|end 1\n")
+HEAD = re.compile(rb"file (\S{1,4096}) (\d{1,15}) (\d{1,15})\n|end 1\n")
 
 
 @dataclass(frozen=True)
@@ -249,7 +264,9 @@ def collect(transport: Transport, place: PrefixHandle, folder: str, *, patience:
     its end may come into sight; Trouble where it cannot be read."""
     came = bytearray()
     env = {"PLACE": folder, "LARGEST": str(LARGEST), "TOTAL": str(TOTAL), "PATIENCE": str(patience)}
-    job = Job(compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend)
+    job = Job(
+        compose(place.recipes, *COLLECT), env=env, user=place.user, timeout=LIMIT, sink=came.extend, limit=2 * TOTAL
+    )
     reply = transport.run(place.host, job)
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{folder} cannot be read", last_lines(reply.err)))

@@ -133,7 +133,7 @@ def submit(
         "TIME_LIMIT": str(request.time_limit),
         "OPTIONS": "\n".join(request.options),
     }
-    job = Job(compose(recipes, *SUBMIT), request.args, env, request.user, watched=True, timeout=None)
+    job = Job(compose(recipes, *SUBMIT), request.args, env, request.user, watched=True, timeout=None, log=True)
     reply = transport.run(host, job, _without_data(on_line))
     if reply.code:
         raise Trouble(

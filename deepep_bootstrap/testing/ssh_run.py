@@ -19,7 +19,7 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.remote.fleet import BackgroundJob, Job, Transport
+from deepep_bootstrap.remote.fleet import LOG_LIMIT, BackgroundJob, Job, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LOST, LastOutput, TestRequest, TestRunResult
@@ -112,6 +112,7 @@ class _NodeRuns:
         self, transport: Transport, hosts: Sequence[Host], request: TestRequest, on_line: OnLine | None
     ) -> None:
         self.lines: list[str] = []
+        self._room = LOG_LIMIT
         self.place = ""
         self._transport, self._hosts, self._request, self._on_line = transport, hosts, request, on_line
         self._key = f"code-{secrets.token_hex(4)}"
@@ -137,8 +138,11 @@ class _NodeRuns:
                 "KEY": self._key,
             }
             env = {**self._request.env, **names, **(meeting if len(self._hosts) > 1 else {})}
-            job = Job(script, self._request.args, env, self._request.user, timeout=None, merge=True)
-            self._jobs.append(self._transport.hold(host, job, functools.partial(self._take_line, index)))
+            job = Job(script, self._request.args, env, self._request.user, timeout=None, merge=True, log=True)
+            keys = (f"place-{self._key}", self._key)
+            self._jobs.append(
+                self._transport.hold(host, job, functools.partial(self._take_line, index), keys=keys)
+            )
         for index, running in enumerate(self._jobs):
             threading.Thread(
                 target=self._wait, args=(index, running), name=f"test {self._hosts[index].name}", daemon=True
@@ -181,7 +185,9 @@ class _NodeRuns:
         with self._lock:
             if self._key in line:
                 return
-            self.lines.append(line)
+            self._room -= len(line) + 1
+            if self._room >= 0:
+                self.lines.append(line)
             if line.strip():
                 self._last[index] = (time.monotonic(), self._last.get(index, (0.0, 0, ""))[1] + 1, line.strip())
             if self._on_line:

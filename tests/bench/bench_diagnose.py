@@ -1,8 +1,9 @@
 """How long `invoke diagnose` takes for long logs: python tests/bench/bench_diagnose.py [MB …]
 
 A log of this size is made of ordinary lines of a NCCL and DeepEP run on 64 ranks, with one failure at its end; a second
-one repeats a message that looks like a cause on every line, and a third is one line. Prints seconds and lines per
-second.
+one repeats a message that looks like a cause on every line, in a third every line fits a sign, and a fourth is one
+line. Prints seconds of CPU time, lines per second, and how many times as long as the size before: twice the size should
+take about twice the time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def suspicious(size: int) -> str:
     return line * (size // len(line)) + FAILURE
 
 
+def fitting(size: int) -> str:
+    """Return lines that all fit a sign."""
+    return FAILURE * (size // len(FAILURE))
+
+
 def one_line(size: int) -> str:
     """Return one line, as a progress bar leaves it."""
     step = "\rDownloading named symbol  {} %"
@@ -51,20 +57,22 @@ def one_line(size: int) -> str:
 
 def main() -> None:
     """Measure each kind of log at each size."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     rules = load_causes((ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8"), "env/rules/causes.toml")
-    print(f"reading the rules: {time.perf_counter() - begin:.2f} s")
-    for megabytes in map(int, sys.argv[1:] or ("1", "10", "100")):
-        for kind in (ordinary, suspicious, one_line):
+    print(f"reading the rules: {time.process_time() - begin:.2f} s of CPU time")
+    for kind in (ordinary, suspicious, fitting, one_line):
+        before = None
+        for megabytes in map(int, sys.argv[1:] or ("15", "30")):
             text = kind(megabytes * 1_000_000)
-            begin = time.perf_counter()
+            begin = time.process_time()
             found = diagnose({"log": text}, rules)
-            took = time.perf_counter() - begin
+            took = time.process_time() - begin
             first = found.findings[0].cause if found.findings else "nothing"
             print(
-                f"{megabytes:4} MB {kind.__name__:10} {took:6.2f} s, {text.count(chr(10)) / took:12,.0f} lines/s: "
-                f"{first}"
+                f"{megabytes:4} MB {kind.__name__:10} {took:6.2f} s, {text.count(chr(10)) / took:12,.0f} lines/s"
+                f"{f', {took / before:.1f} times as long' if before else ''}: {first}"
             )
+            before = took
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from deepep_bootstrap.bootstrap import hosts
 from deepep_bootstrap.cli.commands.facts import folded as folded_facts
 from deepep_bootstrap.core import console
 from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.errors import Problem, Trouble, plain
+from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.core.text import duration, shortened, size
+from deepep_bootstrap.core.text import duration, plain, shortened, size
 from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
 from deepep_bootstrap.remote import channel
 from tests.support.paths import TESTS

@@ -51,9 +51,11 @@ def test_trouble_is_one_line_a_problem(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr() == ("", "a: x\nb: y\n")
 
 
-def test_what_a_host_said_cannot_steer_the_terminal() -> None:
+def test_what_a_host_said_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     said = "\x1b]0;title\x07\x1b[2Jthe \x08disk\r is full\x9b"
-    assert str(Problem("n1", said, found="\x1b[31mred\x1b[0m")) == "n1: the disk is full — found red"
+    trouble = Trouble(Problem("n1", said, found="\x1b[31mred\x1b[0m"))
+    assert guarded("plan", lambda: raising(trouble)) == TROUBLE
+    assert capsys.readouterr() == ("", "n1: the disk is full — found red\n")
 
 
 def test_trouble_as_one_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -349,7 +349,9 @@ def session_env(folder: Path, prefix: Path) -> dict[str, str]:
 
 def test_a_session_has_a_private_folder_for_as_long_as_it_lives(tmp_path: Path, transport: ConnectionPool) -> None:
     prefix = make_prefix(tmp_path)
-    hold = transport.hold(HERE, Job(SESSION, env=session_env(tmp_path, prefix), watched=True, timeout=None))
+    hold = transport.hold(
+        HERE, Job(SESSION, env=session_env(tmp_path, prefix), watched=True, timeout=None), keys=("scratch", "jobid")
+    )
     scratch = Path(hold.wait_for("scratch"))
     assert hold.wait_for("jobid") == "0"
     assert scratch.parent == tmp_path.resolve() / f"deepep-{os.getuid()}"

@@ -200,7 +200,7 @@ def test_send_passes_an_error_of_its_source_on(fleet: ConnectionPool, host: Host
 def test_hold_until_closed(fleet: ConnectionPool, host: Host) -> None:
     lines: list[str] = []
     script = "trap 'echo cleaned; exit 5' TERM; echo dir=/a=b; echo dir=later; echo ready=; sleep 600 & wait"
-    hold = fleet.hold(host, Job(script, timeout=None), lines.append)
+    hold = fleet.hold(host, Job(script, timeout=None), lines.append, keys=("dir", "ready"))
     assert hold.wait_for("dir", SAFETY) == "/a=b"
     assert hold.wait_for("ready", SAFETY) == ""
     reply = hold.close()
@@ -210,11 +210,11 @@ def test_hold_until_closed(fleet: ConnectionPool, host: Host) -> None:
 
 
 def test_hold_of_a_script_that_ends_or_says_nothing(fleet: ConnectionPool, host: Host) -> None:
-    hold = fleet.hold(host, Job("echo no nodes >&2; exit 4"))
+    hold = fleet.hold(host, Job("echo no nodes >&2; exit 4"), keys=("job",))
     with pytest.raises(Trouble, match=r"exit code 4 before it printed job — found no nodes"):
         hold.wait_for("job", SAFETY)
     assert hold.close().code == 4
-    quiet = fleet.hold(host, Job("sleep 600", timeout=None))
+    quiet = fleet.hold(host, Job("sleep 600", timeout=None), keys=("job",))
     with pytest.raises(Trouble, match=r"no job from a held script after 0.1 s"):
         quiet.wait_for("job", 0.1)
     assert quiet.close().code == 143
@@ -229,7 +229,7 @@ def test_closing_ends_the_whole_session_of_a_script(fleet: ConnectionPool, host:
     echo $$ >>{pids}
     echo ready=1
     wait"""
-    hold = fleet.hold(host, Job(script, timeout=None))
+    hold = fleet.hold(host, Job(script, timeout=None), keys=("ready",))
     hold.wait_for("ready", SAFETY)
     wait_until(lambda: len(pids.read_text().split()) == 3, "all three run")
     hold.close()
@@ -745,7 +745,7 @@ def test_more_scripts_at_once_than_one_session_may_carry(lab: Lab, address: str,
     fleet = ConnectionPool([host], lab.options())
     holds = []
     for _ in range(at_once):
-        holds.append(fleet.hold(host, Job("echo ready=1; sleep 600")))
+        holds.append(fleet.hold(host, Job("echo ready=1; sleep 600"), keys=("ready",)))
         holds[-1].wait_for("ready", SAFETY)
     assert fleet.run(host, Job("echo one more")).out == "one more\n"
     for hold in holds:

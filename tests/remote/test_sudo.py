@@ -147,7 +147,7 @@ def test_a_watched_script_of_root_ends_with_its_controller(
     for number, (user, fleet) in enumerate(ways(transport)):
         pid_file = tmp_path / str(number)
         job = Job(f"sleep 600 & echo $! >{pid_file}; echo ready=1; wait", user="root", timeout=None)
-        hold = fleet.hold(lab.host(server, user=user), job)
+        hold = fleet.hold(lab.host(server, user=user), job, keys=("ready",))
         hold.wait_for("ready", SAFETY)
         pid = int(pid_file.read_text())
         assert alive(pid)

@@ -220,10 +220,11 @@ def run_test(flags: Flags, options: TestFlags) -> int:
 
 def follow(context: TestContext, request: TestRequest) -> TestRunResult:
     """Run the test and show what it prints."""
-    shown: list[str] = []
+    shown = False
 
     def show(line: str) -> None:
-        shown.append(line)
+        nonlocal shown
+        shown = True
         context.screen.say(line)
 
     if context.spot.client:

@@ -33,6 +33,9 @@ IMPORT = (
 KIB = 1024
 STEP = 16 << 20
 """Bytes between two lines of progress."""
+LIST_LIMIT = 256 << 20
+"""Bytes of the list of what is in a store's entries: 100 for each of 2.5 million files."""
+
 SUM = b"\n# sum "
 REMEDY = "invoke verify --store"
 
@@ -84,6 +87,7 @@ def list_trees(transport: Transport, place: PrefixHandle, names: Sequence[str]) 
         watched=True,
         timeout=None,
         sink=came.extend,
+        limit=LIST_LIMIT,
     )
     read_answer(transport.run(place.host, job), place, "export.sh", forms.NOTHING)
     return tuple(parse_list(bytes(came), f"{place.host.name} {place.prefix}"))
@@ -164,6 +168,7 @@ def pull(transport: Transport, place: PrefixHandle, trees: Iterable[Tree], sink:
         user=place.user,
         timeout=None,
         sink=sink,
+        limit=None,
     )
     read_answer(transport.send(place.host, job, _pieces(names)), place, "export.sh", forms.NOTHING)
 
