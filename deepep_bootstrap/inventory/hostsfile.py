@@ -27,8 +27,8 @@ JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
 
 
 LONGEST_LINE = 64 * 1024
-"""Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share of time
-the longer it is."""
+"""Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share
+of time the longer it is."""
 
 MOST_PROBLEMS = 20
 """Faults of a file that are told; of more there is the count."""
