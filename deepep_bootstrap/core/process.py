@@ -69,6 +69,8 @@ def run_program(
 def _start(
     words: tuple[str, ...], *, stdin: int, stderr: int, env: Mapping[str, str] | None, cwd: Path | None
 ) -> subprocess.Popen[bytes]:
+    # What programs say is read: they speak one language, whatever the person's locale is.
+    env = {**(os.environ if env is None else env), "LC_ALL": "C"}
     try:
         return subprocess.Popen(
             words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd, start_new_session=True

@@ -101,9 +101,9 @@ class Records:
 
 
 def read_records(text: str, form: RecordForm, where: str, printer: str) -> Records:
-    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for the first FAULTS
-    lines that are not of the `form`, with the number of the others, for every key whose value is not, and for an answer
-    that was cut off."""
+    """Return the data lines of `text`. Trouble that names `where` (a host) and `printer` (a recipe) for the first
+    FAULTS lines that are not of the `form`, with the number of the others, for every key whose value is not, and for
+    an answer that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
     problems: list[Problem] = []
     unbelieved: set[str] = set()

@@ -1,5 +1,5 @@
-"""Times, durations and sizes, read from flags and written for people; text that a host said, and what of a text a terminal
-may have.
+"""Times, durations and sizes, read from flags and written for people; text that a host said, and what of a text a
+terminal may have.
 """
 
 from __future__ import annotations

@@ -140,9 +140,7 @@ class _NodeRuns:
             env = {**self._request.env, **names, **(meeting if len(self._hosts) > 1 else {})}
             job = Job(script, self._request.args, env, self._request.user, timeout=None, merge=True, log=True)
             keys = (f"place-{self._key}", self._key)
-            self._jobs.append(
-                self._transport.hold(host, job, functools.partial(self._take_line, index), keys=keys)
-            )
+            self._jobs.append(self._transport.hold(host, job, functools.partial(self._take_line, index), keys=keys))
         for index, running in enumerate(self._jobs):
             threading.Thread(
                 target=self._wait, args=(index, running), name=f"test {self._hosts[index].name}", daemon=True

@@ -5,6 +5,9 @@
 # when standard input ends), merge (1: standard error goes to standard output), mark (a line written to both before the script starts).
 # shellcheck disable=SC2154,SC2329 # that line is not in this file; `forget` is called by a trap
 
+# What tools say is read: they speak one language, whatever the account's locale is.
+LC_ALL=C
+export LC_ALL
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR
 cd "${HOME:-/}" 2>/dev/null || cd /
 child='' box=''
