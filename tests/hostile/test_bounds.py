@@ -28,7 +28,7 @@ from tests.support.paths import ROOT, TESTS
 from tests.support.sshd import Lab, wait_until
 from tests.support.verbs import run_verb
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.sample]
 
 FLOODS, WELL = "127.0.0.4", "127.0.0.5"
 FLOOD = "tr '\\0' A </dev/zero"

@@ -182,12 +182,14 @@ def test_no_verb_lets_a_terminal_obey(name: str, columns: int, worlds: dict[str,
     assert len(shown) > len(VERBS) // 3, shown
 
 
+@pytest.mark.sample
 def test_a_narrow_terminal_shows_lines_instead_of_a_table(worlds: dict[str, World], tmp_path: Path) -> None:
     (said,) = run_all(worlds["facts"], tmp_path, 80, ("plan",)).values()
     assert found_in(said, terminal=True) == []
     assert b"\x1b[" in said.out, "colours of our own stay"
 
 
+@pytest.mark.sample
 @given(st.text())
 def test_no_text_has_a_character_left_that_a_terminal_obeys(text: str) -> None:
     assert not FORBIDDEN.search(plain(text))

@@ -9,7 +9,7 @@ from deepep_bootstrap.core.process import run_program
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job
 from deepep_bootstrap.remote.host import Host
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.sample]
 
 LOCALES = ("de_DE.UTF-8", "tr_TR.UTF-8", "ja_JP.eucJP")
 
