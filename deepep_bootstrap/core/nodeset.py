@@ -20,15 +20,16 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 
 def pieces(entry: str) -> list[str]:
     """Return the parts of `a[1-2,5],b,user@c:22` between the commas that stand outside brackets, in their order."""
+    # From the end, in one pass: a comma is inside where the next bracket behind it closes one.
     parts: list[str] = []
-    start, inside = 0, False
-    for found in COMMA_OR_BRACKET.finditer(entry):
+    end, inside = len(entry), False
+    for found in reversed(list(COMMA_OR_BRACKET.finditer(entry))):
         if found[0] != ",":
-            inside = found[0] == "["
+            inside = found[0] == "]"
         elif not inside:
-            parts.append(entry[start : found.start()])
-            start = found.end()
-    return [*parts, entry[start:]]
+            parts.append(entry[found.end() : end])
+            end = found.start()
+    return [entry[:end], *reversed(parts)]
 
 
 def expand(pattern: str) -> list[str] | str:

@@ -30,7 +30,7 @@ LONGEST_LINE = 64 * 1024
 """Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share
 of time the longer it is."""
 
-MOST_PROBLEMS = 20
+MOST_PROBLEMS = 50
 """Faults of a file that are told; of more there is the count."""
 
 
