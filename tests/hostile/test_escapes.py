@@ -184,7 +184,7 @@ def test_no_verb_lets_a_terminal_obey(name: str, columns: int, worlds: dict[str,
 
 @pytest.mark.sample
 def test_a_narrow_terminal_shows_lines_instead_of_a_table(worlds: dict[str, World], tmp_path: Path) -> None:
-    (said,) = run_all(worlds["facts"], tmp_path, 80, ("plan",)).values()
+    (said,) = run_all(worlds["answers"], tmp_path, 80, ("plan",)).values()
     assert found_in(said, terminal=True) == []
     assert b"\x1b[" in said.out, "colours of our own stay"
 
