@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepep_bootstrap.cli.app import Verb
+from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.text import plain
+from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
 from tests.support.paths import ROOT, TESTS
 from tests.support.verbs import Said, discovered, run_verb
 
@@ -183,10 +185,14 @@ def test_no_verb_lets_a_terminal_obey(name: str, columns: int, worlds: dict[str,
 
 
 @pytest.mark.sample
-def test_a_narrow_terminal_shows_lines_instead_of_a_table(worlds: dict[str, World], tmp_path: Path) -> None:
-    (said,) = run_all(worlds["answers"], tmp_path, 80, ("plan",)).values()
-    assert found_in(said, terminal=True) == []
-    assert b"\x1b[" in said.out, "colours of our own stay"
+def test_the_plan_that_is_to_be_confirmed_has_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step("limits", "limits", f"limits {EVIL}", ("n001",), Reason(EVIL, EVIL))
+    screen = Screen("plan")
+    screen.show(plan_table([step]))
+    screen.say(plan_line(step))
+    out = capsys.readouterr().out
+    assert out.count("EVIL") >= 6
+    assert not FORBIDDEN.search(out)
 
 
 @pytest.mark.sample
