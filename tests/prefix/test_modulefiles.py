@@ -178,6 +178,7 @@ def test_manifest_holds_the_offer() -> None:
         "offer": None,
         "offer_digest": offer_digest(offer),
         "hosts": ["n1", "n2"],
+        "records": {},
     }
 
 
