@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis import compare, reference_file, traffic
 from deepep_bootstrap.analysis.diagnosis import rules
@@ -25,16 +27,14 @@ MOST_WORDS = 4
 """Findings of a program of ours that an outcome repeats; its log has all."""
 
 
-@dataclass(frozen=True)
-class AssessmentRules:
+class AssessmentRules(Struct, frozen=True):
     """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
 
     references: reference_file.ReferenceSet
     causes: rules.CauseSet
 
 
-@dataclass(frozen=True)
-class Assessment:
+class Assessment(Struct, frozen=True):
     """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself
     failed, and what our own programs (nccl, pairs, smoke) say is wrong."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.reference_file import (
     ALIKE,
@@ -66,8 +68,7 @@ NAMES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class TestSetting:
+class TestSetting(Struct, frozen=True):
     """Where figures were measured: GPU type, fabric, nodes; with the references and the limits they are judged by."""
 
     gpu: str
@@ -311,8 +312,7 @@ LINKS_OF_FABRICS = {"infiniband": "InfiniBand", "roce": "Ethernet", "gib": "Ethe
 BITS = 8
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What one host can move at most in one direction, in GB/s (10^9 bytes per second), the least of all hosts; None
     where the facts do not say it. `nvlink_gbs` is of one GPU, `node_gbs` of all NICs of a host for GPUs together,
     `nic_gbs` the share of one GPU in it. `gpus` and `nics` are per host. `why` says how they were found."""
@@ -338,8 +338,7 @@ reach 0.69 of their NVLinks (NCCL 2.28.9, 2026-11-21); ports below half their ra
 stay below half."""
 
 
-@dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """The most that one figure can be, in its unit: what the `line` carries, and the same as upstream counts it.
     `of` says which line; more than `counted` times `slack` cannot be, less than `least` (0: nobody knows) is slow
     whatever is wrong."""

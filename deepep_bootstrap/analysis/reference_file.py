@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results.model import KINDS, OPERATIONS, OURS
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -70,8 +72,7 @@ SENTENCE = ValueForm(
 )
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """What one figure should be. `figure` is its path in the document of `invoke results`; performance may be less
     by the fraction `lower` and more by `upper`. It holds for every setting in `config` (names of CONFIG, each with
     the values it holds for). `fault`: the figure of a setup with something wrong, in words; it says what a figure
@@ -117,8 +118,7 @@ class Reference:
         return 100 * (value / self.value if self.larger else self.value / value)
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """What a figure below its reference usually means: for the figures whose last part is in `figures`, where all of
     `when` is true."""
 
@@ -128,8 +128,7 @@ class Hint:
     means: str
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Struct, frozen=True):
     """NVLink of a GPU type: links of one GPU, GB/s of one link in one direction; 0 where it has none. `arch` is its
     capability."""
 
@@ -139,8 +138,7 @@ class Links:
     source: str
 
 
-@dataclass(frozen=True)
-class ErrorCounter:
+class ErrorCounter(Struct, frozen=True):
     """What it means that an error counter grew during a test; `fails`: it does not on a healthy machine, or not by
     more than `per_tb` for 10^12 bytes that came in, as `source` says; a single one proves no rate. A `per_tb` of 0
     leaves none, not even one."""
@@ -155,8 +153,7 @@ class ErrorCounter:
         return max(1.0, self.per_tb * received / 1e12) if self.per_tb else 0.0
 
 
-@dataclass(frozen=True)
-class ReferenceSet:
+class ReferenceSet(Struct, frozen=True):
     """References, hints, GPU types, settings that a test has where its log says nothing, and error counters by name."""
 
     references: tuple[Reference, ...] = ()

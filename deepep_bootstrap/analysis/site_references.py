@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import tomlkit
+from msgspec import Struct
+from msgspec.structs import replace
 from tomlkit.items import AoT, Table
 
 from deepep_bootstrap.analysis import compare
@@ -39,8 +40,7 @@ HEAD = """# References of this cluster, written by `invoke test --save-as-refere
 Key = tuple[str, str, int, str, str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """A site's document after a run, how many figures of the run are in it, and why there are none ("" otherwise)."""
 
     text: str

@@ -5,7 +5,9 @@ are new.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.reference_file import ErrorCounter, ReferenceSet
 from deepep_bootstrap.analysis.results.model import BELOW, ERROR, NIC, NONE, NOTE, OK, Verdict
@@ -30,8 +32,7 @@ FAST = 0.5
 """NICs of less than this fraction of the fastest one's rate are for management (nics.sort_out has the same)."""
 
 
-@dataclass(frozen=True)
-class NicTraffic:
+class NicTraffic(Struct, frozen=True):
     """What one port of a NIC carried during a run: bytes, and its share of all GPU traffic of its host in each
     direction (0…1). `expected`: it should carry the traffic of GPUs. `problem` says why nothing is known (""
     otherwise), `gone`: it is not there any more; `errors` are new ones by name."""

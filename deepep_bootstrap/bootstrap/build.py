@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, remove_orphans
 from deepep_bootstrap.core import records
@@ -48,8 +50,7 @@ LOOK_EVERY = 1.0
 NOISE = ("phase=", "state=", "waiting=")
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True):
     """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or
     "skipped"; `line` the last line of output, or the reason."""
 
@@ -58,8 +59,7 @@ class Event:
     line: str = ""
 
 
-@dataclass(frozen=True)
-class BuildRequest:
+class BuildRequest(Struct, frozen=True):
     """What to build and how. `recipes` are texts by path; `chunks` gives the tar stream of `src/<source>/…`, `wheels/…`
     and `bin/uv` for these entries; `wheels` is the closure of the python entry; `logs` a folder of the control machine;
     `indexes` None where the wheels are among the chunks, else the host gets them itself from these addresses, the
@@ -83,8 +83,7 @@ class BuildRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(Struct, frozen=True):
     """A session on the build host: its scratch folder, its Slurm job ("" without Slurm), and the script that holds
     both."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs, show_outcomes
 from deepep_bootstrap.core import filetree

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -25,8 +27,7 @@ removal of gigabytes."""
 ALLOCATION, SCRATCH, OWNER = "allocation", "scratch", "owner"
 
 
-@dataclass(frozen=True)
-class Orphan:
+class Orphan(Struct, frozen=True):
     """One thing that a session left. `kind` is "allocation", "scratch" or "owner", `host` the one that says so, `name`
     the number of a Slurm job, a folder of the host, or a file in PREFIX/store; `said` whose it is and what becomes of
     it. `dead` is whether that host knows that the session is gone; else nobody who was asked knows."""
@@ -42,8 +43,7 @@ class Orphan:
         return f"{what} {self.name} ({self.said})"
 
 
-@dataclass(frozen=True)
-class Orphans:
+class Orphans(Struct, frozen=True):
     """What was found on some hosts; `ending` are numbers of cancelled jobs whose nodes are not free yet, `unasked` says
     which hosts, or whose Slurm, did not answer."""
 
@@ -66,8 +66,7 @@ class Orphans:
         return tuple(dict.fromkeys(orphan.host for orphan in self.dead if orphan.kind != OWNER))
 
 
-@dataclass(frozen=True)
-class OrphanRequest:
+class OrphanRequest(Struct, frozen=True):
     """Where to look: the prefix, the texts of recipes, and the user who builds ("" for the connection's own)."""
 
     prefix: str

@@ -8,8 +8,10 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.orphans import Orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.reboot.policy import Policy
@@ -68,8 +70,7 @@ def read_lock(flags: Flags) -> tuple[Lock, Stack]:
     return found, found.stacks[name]
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What the flags choose before any host is asked: the lock, one of its stacks, and the mirrors to fetch from."""
 
     lock: Lock
@@ -147,8 +148,7 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
     )
 
 
-@dataclass(frozen=True)
-class BootstrapContext:
+class BootstrapContext(Struct, frozen=True):
     """What every phase of one bootstrap needs."""
 
     flags: Flags
@@ -250,8 +250,7 @@ def _lack(facts: Facts, *, wanted: bool) -> str:
     return facts.prefix.problem or ("nothing" if wanted and not facts.prefix.id else "")
 
 
-@dataclass(frozen=True)
-class RunLogs:
+class RunLogs(Struct, frozen=True):
     """One run that changes something: its name (time, verb, random part) and the folder its logs go to on the
     control machine."""
 

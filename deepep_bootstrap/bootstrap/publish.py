@@ -7,9 +7,10 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap import build, supply, verify
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes

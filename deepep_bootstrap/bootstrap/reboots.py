@@ -4,8 +4,10 @@ reboot.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.hosts import run_recipe
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, check_hosts
@@ -86,7 +88,7 @@ def done_at_once(checks: Mapping[str, Check]) -> dict[str, Check]:
     """Return the checks of a host's plan as they are when its wave begins: what needs no reboot was done, or it is
     not in the wave."""
     at_once = (name for name, check in checks.items() if check.state == TO_APPLY and not check.needs_reboot)
-    return {**checks, **{name: replace(checks[name], state=OK) for name in at_once}}
+    return {**checks, **{name: dataclasses.replace(checks[name], state=OK) for name in at_once}}
 
 
 def lacking(before: Mapping[str, Check], now: Mapping[str, Check], wanted: Collection[str]) -> Iterator[str]:

@@ -5,8 +5,9 @@ tar stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.filetree import tar_tree
@@ -22,8 +23,7 @@ from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
 
 
-@dataclass(frozen=True)
-class Supply:
+class Supply(Struct, frozen=True):
     """Files by the name they get below the build host's scratch folder; everything in it was compared with the lock."""
 
     files: tuple[tuple[str, Path], ...]
@@ -33,8 +33,7 @@ class Supply:
         return tar_tree(self.files)
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """A Python environment to provide on `host` (its facts beside it): the locked `wheels`, `python` the interpreter
     they are for, `user` who builds there."""
 
@@ -48,8 +47,7 @@ class Environment:
     user: str = ""
 
 
-@dataclass(frozen=True)
-class EnvironmentSupply:
+class EnvironmentSupply(Struct, frozen=True):
     """What is sent for an environment; `indexes` None: the wheels are in it, else the host gets them from there and
     uv's own. `remark` says which uv it is where that is not the locked one."""
 

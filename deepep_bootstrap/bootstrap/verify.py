@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -22,8 +24,7 @@ LOOK_LIMIT = 600.0
 """Seconds for loading the module and importing torch; the first import over a cold network filesystem takes minutes."""
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Struct, frozen=True):
     """How a user loads the module: by which name ("" for its full one), and whether without our hook, by `module
     use` first."""
 
@@ -31,8 +32,7 @@ class Load:
     without_hook: bool = False
 
 
-@dataclass(frozen=True)
-class LoadVerdict:
+class LoadVerdict(Struct, frozen=True):
     """What a user gets on one host. `loaded` is the module's full name ("" without one), `printed` what the module
     system printed; `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are
     the files really used, with links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same

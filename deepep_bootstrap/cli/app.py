@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from inspect import Parameter
 from itertools import takewhile
@@ -20,6 +19,8 @@ from typing import Any
 
 from invoke.exceptions import Exit
 from invoke.tasks import Task, task
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import guarded
@@ -141,8 +142,7 @@ def verb(function: Callable[..., int], *, root: Path | None = None) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """A verb as its function declares it: `parameters` are all its flags, `own` the names of those that are not common
     to all verbs; `flags` says whether it takes the common ones."""
 
@@ -372,8 +372,7 @@ LIKE_ENOUGH = 0.75
 0.33."""
 
 
-@dataclass(frozen=True)
-class Verb:
+class Verb(Struct, frozen=True):
     """What may stand behind a verb: arguments in their order (as the flags they are too), flags with a value, those
     of them that may come again (`many`) or go without one (`bare`), and flags that take none."""
 
@@ -390,8 +389,7 @@ class Verb:
         return self.valued | self.switches
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(Struct, frozen=True):
     """One word behind a verb: a flag with what stands behind its `=` or after it (None for nothing), or, without a
     flag, an argument."""
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from textwrap import shorten
 from typing import Any
+
+from msgspec.structs import fields
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.text import day, size

@@ -6,16 +6,16 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 
 STDIN = "-"
 
 
-@dataclass(frozen=True)
-class Sought:
+class Sought(Struct, frozen=True):
     """Which files of a folder are logs, as patterns below it, first ones first; what they are called and what to try
     in messages."""
 

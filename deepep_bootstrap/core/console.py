@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
+from msgspec import Struct, field
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.segment import Segment
@@ -224,8 +224,7 @@ class Screen:
             self._console.print(Text.assemble((line[: len(state)], STYLES[state]), line[len(state) :]))
 
 
-@dataclass
-class _Row:
+class _Row(Struct):
     since: float
     hosts: dict[str, None] = field(default_factory=dict)
     text: str = ""

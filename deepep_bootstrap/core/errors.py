@@ -7,7 +7,8 @@ bug. Exit codes and their order of severity are those of the README.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 OK = 0
 TROUBLE = 1
@@ -20,8 +21,7 @@ REMEDY = ". Try: "
 WORST_FIRST = (BUG, INTERRUPTED, TROUBLE, VERDICT, CHANGES, OK)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One thing that is wrong, said in the form every message of this program has.
 
     `where` is a file and key or a folded host set, `what` the fact, `found` and `wanted` the difference, `try_` a

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Outcome:
+
+class Outcome(Struct, frozen=True):
     """How a step ended on one host: `state` is "done", "unchanged", "failed", "skipped"; `detail` one line; `code`
     an exit code."""
 

@@ -9,16 +9,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 
 LAST_LINES = 10
 
 
-@dataclass(frozen=True)
-class Completed:
+class Completed(Struct, frozen=True):
     """What a finished command left: its arguments, exit code (negative: the signal's number) and both streams as
     text."""
 

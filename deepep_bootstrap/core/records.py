@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import HostText
@@ -18,8 +19,7 @@ FAULTS = 5
 """How many unexpected lines are told; of more there is the count."""
 
 
-@dataclass(frozen=True)
-class ValueForm:
+class ValueForm(Struct, frozen=True):
     """What one field may hold: `pattern` matches all of it, and a number lies in `span`. `wanted` says so to people.
     Without a pattern it is free text, which is for showing alone."""
 
@@ -46,8 +46,7 @@ Fields = tuple[ValueForm, ...]
 """The forms of a line's fields in their order. Free text stands last."""
 
 
-@dataclass(frozen=True)
-class RecordForm:
+class RecordForm(Struct, frozen=True):
     """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with
     the forms of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
 
@@ -60,8 +59,7 @@ class RecordForm:
         return self.single.get(key) or self.many.get(key)
 
 
-@dataclass(frozen=True)
-class Records:
+class Records(Struct, frozen=True):
     """The lines that were read: for each key its lines in order, each split into fields, all of them of their form.
     What is free text is got by `shown` and `rows_with_text` alone, as HostText."""
 

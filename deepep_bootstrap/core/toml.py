@@ -8,9 +8,10 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 
@@ -36,8 +37,7 @@ LARGEST = 2**63
 """Whole numbers of TOML have 64 bits; longer ones in base 16 are ones that Python reads, and cannot print."""
 
 
-@dataclass(frozen=True)
-class ValueForm:
+class ValueForm(Struct, frozen=True):
     """What a text must look like: a regular expression for the whole of it, and the same in words for a message."""
 
     pattern: str

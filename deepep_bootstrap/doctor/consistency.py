@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor.findings import NOTE, WARNING, Finding, HostView, few
 from deepep_bootstrap.inventory import nics
 
 
-@dataclass(frozen=True)
-class Property:
+class Property(Struct, frozen=True):
     """Something hosts should have in common. `value` returns it as text, "" where a host has nothing of the kind and
     is not asked; where that is long, `apart` returns what of it differs from the usual."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.core.nodeset import fold

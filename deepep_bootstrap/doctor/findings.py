@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory import nics
@@ -19,8 +20,7 @@ SEVERITIES = (BLOCKING, WARNING, NOTE)
 good to know."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing that is not as it should be, on the hosts where it is the same. `why` is one sentence, `fix` a
     command or an action, "" where nothing needs to be done, `stacks` are those that it concerns."""
 
@@ -34,8 +34,7 @@ class Finding:
     stacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """What one check says of one host."""
 
     severity: str
@@ -44,8 +43,7 @@ class Fault:
     fix: str
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """What the hosts are looked at for. `link` is the link layer of the profile ("" for a single node), `handler`
     who rings the NICs' doorbells, `offered` whether the prefix offers the stack already, `bootstrap` the command
     that prepares these hosts, `need_mib` what the stack still needs on the prefix, `alone` whether it is about one
@@ -80,8 +78,7 @@ class Case:
         return shlex.join([*words, f"--stack={stack}"])
 
 
-@dataclass(frozen=True)
-class HostView:
+class HostView(Struct, frozen=True):
     """One host as the checks see it: its facts, what the user of a job finds there (None where nobody could look),
     `for_reboot`: the host recipes whose own check reports already that they wait for a reboot, and `well`: those whose
     own check finds nothing to do."""
@@ -119,8 +116,7 @@ class HostView:
 Look = Callable[[HostView], Iterable[Fault]]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One check. `recipe` names the host recipe that knows better where its own check was run; with `always` what is
     seen here is reported although the recipe is content. `roles` are the hosts it is for."""
 

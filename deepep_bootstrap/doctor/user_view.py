@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
@@ -18,8 +19,7 @@ LIMIT = 90.0
 20."""
 
 
-@dataclass(frozen=True)
-class UserView:
+class UserView(Struct, frozen=True):
     """What one user finds. `memlock` is "unlimited" or KiB, `ipc_lock` whether the limit does not bind this user
     anyway, `container` what kind of one we are in ("" for none).
 

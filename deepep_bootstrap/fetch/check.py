@@ -7,9 +7,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core import filetree
@@ -23,8 +23,7 @@ from deepep_bootstrap.lock.model import Wheel
 AT_ONCE = 8
 
 
-@dataclass(frozen=True)
-class Ways:
+class Ways(Struct, frozen=True):
     """How wheels are looked at: through `mirrors`, with files in `cache` where an index does not answer; `download`
     fetches each anew."""
 

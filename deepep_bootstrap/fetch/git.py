@@ -11,9 +11,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -57,8 +58,7 @@ CONFIG = """[core]
 """
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """A tree to write out: the name for messages, the repository's URL, what was asked for, the commit, with or
     without submodules."""
 
@@ -74,8 +74,7 @@ class Pin:
         return f"source {self.name}"
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(Struct, frozen=True):
     """A bare repository at `path` whose remote is `place`, an address or a directory; `where` names the pin in
     messages, `settings` are those of this machine for the network."""
 
@@ -86,8 +85,7 @@ class Repository:
     settings: tuple[Setting, ...]
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """The files of a commit below `path`, without any `.git`, and the time of the commit in seconds since 1970."""
 
     path: Path
@@ -353,8 +351,7 @@ NETWORK = re.compile(r"http\.(?:(.+)\.)?(proxy|proxyauthmethod|proxysslcainfo|ss
 some."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting `http.NAME`; `address` is the beginning of the addresses it is for, "" for all."""
 
     address: str

@@ -8,8 +8,9 @@ import difflib
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import git
@@ -32,8 +33,7 @@ KINDS = {
 NEAR = 3
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """What was asked for is `ref` (its full name, or the commit's own id) and leads to the commit `rev`; `kind` is a
     word for it."""
 

@@ -12,7 +12,6 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from email.message import Message
 from html.parser import HTMLParser
 from http.client import HTTPException
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
+from msgspec import Struct
 from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core import filetree
@@ -36,8 +36,7 @@ GONE = frozenset((404, 410))
 DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
 
 
-@dataclass(frozen=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """One file of an index: its address, SRI hash ("" where the index gives none), size in bytes (0 where it does
     not say), and why it was withdrawn (None where it was not, "" where nobody says why)."""
 
@@ -48,8 +47,7 @@ class Offered:
     yanked: str | None
 
 
-@dataclass(frozen=True)
-class PackageIndex:
+class PackageIndex(Struct, frozen=True):
     """An index: its name, and its address or directory. `settings` are those of the caller's pip for the network."""
 
     name: str

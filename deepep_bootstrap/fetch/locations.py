@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from msgspec import Struct, field
 from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -29,8 +29,7 @@ NO_STEP = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 """What no part of a path in a mirror holds; half a character (JSON and TOML can spell it) has no bytes."""
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Struct, frozen=True):
     """The mirrors of one origin, such as the command line: replacements by URL prefix and by index name. `written`
     is the directory or address of what `invoke mirror` wrote, which answers for everything that neither of them
     names; "" where there is none."""
@@ -40,8 +39,7 @@ class Level:
     written: str = ""
 
 
-@dataclass(frozen=True)
-class Mirrors:
+class Mirrors(Struct, frozen=True):
     """All mirrors, the strongest level first: command line, environment, lock. A replacement is an address or an
     absolute directory."""
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch import git_refs
@@ -20,16 +22,14 @@ VERSION_IN_NAME = re.compile(r"\d+(?:\.\d+)+(?:(?:a|b|rc|\.post|\.dev)\d+)?")
 """A version as it stands in the name of a tag: two numbers or more, perhaps a pre- or post-release."""
 
 
-@dataclass(frozen=True)
-class PinRequest:
+class PinRequest(Struct, frozen=True):
     """What a user wants of an update: another `ref` than the lock's, the project's own `version`."""
 
     ref: str = ""
     version: str = ""
 
 
-@dataclass(frozen=True)
-class CheckedPin:
+class CheckedPin(Struct, frozen=True):
     """What came of looking at a pin again: faults, and what is worth knowing although the pin is as locked.
     `stated`: what an index says of a file was compared, not the file."""
 
@@ -38,8 +38,7 @@ class CheckedPin:
     stated: bool = False
 
 
-@dataclass(frozen=True)
-class Renewal:
+class Renewal(Struct, frozen=True):
     """A pin as the lock has it and as it would be now, by key; `notes` says how one became the other, `link` shows
     the difference."""
 

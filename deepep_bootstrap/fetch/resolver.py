@@ -15,11 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.utils import parse_wheel_filename
 
 from deepep_bootstrap.core import filetree, process
@@ -56,8 +57,7 @@ MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 CUDA_WHEEL = re.compile(r"nvidia-.+-cu\d+|nvidia-cuda-runtime|cuda-toolkit")
 
 
-@dataclass(frozen=True)
-class WheelClosure:
+class WheelClosure(Struct, frozen=True):
     """The wheels of a stack for one target, as the lock has them and as they would be now; `notes` says what one
     should know of it."""
 
@@ -79,8 +79,7 @@ class WheelClosure:
         return {name: (old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
 
 
-@dataclass(frozen=True)
-class Tools:
+class Tools(Struct, frozen=True):
     """What resolving takes: uv, where indexes are, the settings of the caller's pip, and an empty folder."""
 
     uv: Path

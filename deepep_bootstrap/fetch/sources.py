@@ -11,8 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -21,8 +22,7 @@ from deepep_bootstrap.fetch.locations import Mirrors, shown
 from deepep_bootstrap.lock.model import Source, Substitute
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """What a source is right now: the hash of its tree, the time of its commit, and the substitutions that do not
     fit."""
 

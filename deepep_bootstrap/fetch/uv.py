@@ -9,8 +9,9 @@ import stat
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -20,8 +21,7 @@ from deepep_bootstrap.fetch.wheels import fetch_wheels
 from deepep_bootstrap.lock.model import Lock, Wheel
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """A program to run; `remark` says why it is not the locked one, "" where it is."""
 
     path: Path

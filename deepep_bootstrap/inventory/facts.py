@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.records import Records, decimal, disagreement, driver_value, natural, number, read_records
@@ -21,8 +21,7 @@ from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.machine import parse_machine as prepared
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Struct, frozen=True):
     """The prefix as this host sees it: `fs` its filesystem type, `free_mib` free space (of the nearest existing
     parent), `id` the content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current`
     points at (0: none), `manifest` the JSON text of that generation's manifest, `source` what is mounted there,
@@ -62,8 +61,7 @@ def parse_prefix(records: Records) -> Prefix:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it
     now."""
 
@@ -78,8 +76,7 @@ class Gpu:
     processes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Toolkit:
+class Toolkit(Struct, frozen=True):
     """A CUDA toolkit: its directory and the version nvcc states, e.g. "13.0.88"; `stubs`: has lib64/stubs/libcuda.so;
     `real` is the directory behind a link such as /usr/local/cuda."""
 
@@ -90,8 +87,7 @@ class Toolkit:
     real: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Python:
+class Python(Struct, frozen=True):
     """An interpreter: path, version "3.12.3", `header`: Python.h is there; for the one asked about with --python
     also its torch (empty when absent) and `problem`, why it cannot be used ("" when it can)."""
 
@@ -106,8 +102,7 @@ class Python:
     header: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Gid:
+class Gid(Struct, frozen=True):
     """One entry of a port's GID table; `kind` is "IB/RoCE v1" or "RoCE v2", `netdev` the network device behind it."""
 
     index: int
@@ -116,8 +111,7 @@ class Gid:
     netdev: str
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Struct, frozen=True):
     """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in
     Gb/s."""
 
@@ -128,8 +122,7 @@ class Port:
     gids: tuple[Gid, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rdma:
+class Rdma(Struct, frozen=True):
     """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this
     host lends (SR-IOV)."""
 
@@ -142,8 +135,7 @@ class Rdma:
     virtual: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Modules:
+class Modules(Struct, frozen=True):
     """The module system of a host: `kind` "lmod", "environment-modules" or "none", version, init script for bash,
     MODULEPATH of a login shell, and `hook`: the modulefiles directory our own MODULEPATH hook names ("" without one,
     or with half of one)."""
@@ -155,8 +147,7 @@ class Modules:
     hook: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Slurm:
+class Slurm(Struct, frozen=True):
     """Slurm as this host sees it. `works` when sinfo answers; `node` is this host's node name ("" when it is no
     compute node), `state` its state word, `jobs` the ids of jobs on it, `version` e.g. "22.05.8", `sbatch` whether
     the client is there, `gres` and `partitions` as scontrol shows them. `path` and `conf`: the folder of the
@@ -177,8 +168,7 @@ class Slurm:
     slurmd: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Everything the fact script says of one host. A missing tool is an empty value, never an error. Memory and free
     space are in MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed,
     gave no list. Whole numbers among `nvidia_params` are decimal whatever the driver's spelling. `machine` is

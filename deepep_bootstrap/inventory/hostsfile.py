@@ -4,15 +4,16 @@ reported at once.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -34,8 +35,7 @@ MOST_PROBLEMS = 50
 """Faults of a file that are told; of more there is the count."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
     facts."""
 
@@ -52,8 +52,7 @@ class Settings:
     profile: str = "auto"
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """What a hosts file (or a node set, `path` is "--hosts" then) says, in its order; --limit leaves `left_out` out."""
 
     path: str
@@ -84,16 +83,14 @@ def read_hosts(value: str, limit: str = "") -> Inventory:
     return _limited(inventory, limit) if limit else inventory
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A line of hosts: the hosts that it names, and its own settings of them."""
 
     hosts: tuple[Host, ...]
     values: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Default:
+class Default(Struct, frozen=True):
     """A setting of the `defaults` line, and the line (`file:line`) that it is on."""
 
     value: str
@@ -248,12 +245,12 @@ def _host(host: Host, values: Mapping[str, str]) -> Host:
     in_name = {key for key in ("user", "port") if getattr(host, key)}
     fields = {key: values[key] for key in HOST_KEYS & values.keys() - in_name}
     port = fields.pop("port", "")
-    return dataclasses.replace(host, port=int(port) if port else host.port, **fields)
+    return replace(host, port=int(port) if port else host.port, **fields)
 
 
 def _settings(values: Mapping[str, str]) -> Settings:
     fields = {key: value for key, value in values.items() if key in SETTING_KEYS}
-    fields["prefix"] = "/" + posixpath.normpath(fields.get("prefix", Settings.prefix)).strip("/")
+    fields["prefix"] = "/" + posixpath.normpath(fields.get("prefix", Settings().prefix)).strip("/")
     return Settings(sbatch_args=tuple(shlex.split(fields.pop("sbatch_args", ""))), **fields)
 
 
@@ -288,7 +285,7 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
     if problems:
         raise Trouble(*problems)
     kept, rest = (tuple(host for host in inventory.hosts if (host.name in names) is inside) for inside in (True, False))
-    return dataclasses.replace(inventory, hosts=kept, left_out=rest)
+    return replace(inventory, hosts=kept, left_out=rest)
 
 
 def check_prefix(value: str, where: str) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.records import Records, decimal, natural, number
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Struct, frozen=True):
     """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it
     states or needs ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it (""
     for none; dpkg's are asked only where they are named after verbs, mlx5 or rdma)."""
@@ -26,16 +26,14 @@ class Library:
     package: str
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """An IPv4 or IPv6 address of an interface with its prefix length, e.g. "10.8.0.7/24"."""
 
     interface: str
     cidr: str
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """One route of the main table: destination ("0.0.0.0/0" for the default) and interface, with its metric."""
 
     destination: str
@@ -43,8 +41,7 @@ class Route:
     metric: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReachedPort:
+class ReachedPort(Struct, frozen=True):
     """How two GPUs reach each other, as `nvidia-smi topo -m` says it: "NV18", "PIX", "SYS"."""
 
     gpu: int
@@ -52,8 +49,7 @@ class ReachedPort:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True):
     """What a host recipe left when it changed something that works after a reboot only: the boot during which it
     did."""
 
@@ -61,8 +57,7 @@ class Stamp:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """What a host shows of its preparation. Nothing here is an error; empty and 0 mean that there is nothing of the
     kind.
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import load_toml
@@ -36,8 +37,7 @@ MOST_TOLD = 4
 """Layouts that a note spells out, the most frequent ones first."""
 
 
-@dataclass(frozen=True)
-class Derived:
+class Derived(Struct, frozen=True):
     """What was derived. `why` says how `profile` was chosen, `environment` holds the variables in the order to write
     them, `by_host` those that differ, by the nodes' short names, `by_kind` those that are other for one kind of
     traffic, `gib` the script that sets up NCCL on Google's network ("" for none), `archs` the compute capabilities
@@ -53,8 +53,7 @@ class Derived:
     gib: str = ""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Variables alike on all hosts, those that differ by the nodes' short names, and what could not be decided."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -133,8 +132,7 @@ def _all_b200(facts: Mapping[str, Facts]) -> bool:
     return bool(names) and all(re.search(r"\bB200\b", name) for name in names)
 
 
-@dataclass(frozen=True)
-class HostNetwork:
+class HostNetwork(Struct, frozen=True):
     """What one host's hardware decides: `node` is the name that it calls itself, `nics` the port of each GPU by its
     index, `hca_prefix` what NVSHMEM must be told of the ports' names, `interface` the one toward the other hosts, and
     `interface_word` the same for who reads names as beginnings. Empty where nothing is to be set."""
@@ -206,8 +204,7 @@ def _host_networks(facts: Mapping[str, Facts], ports: Mapping[str, Sorted]) -> d
     return networks
 
 
-@dataclass(frozen=True)
-class HostVariables:
+class HostVariables(Struct, frozen=True):
     """The variables of one host, "" for those that are left unset, and the name that it calls itself."""
 
     node: str
@@ -438,8 +435,7 @@ KEYS = {"title", "link_layer", "handler", "gib", "notes", "environment", *SETTIN
 ONE_LINE = "a text of one line in quotes"
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """The settings that hardware does not show. `link` is the link layer it is for ("" for one node alone), `handler`
     who rings the NIC's doorbell ("" without a network), `gib` whether NCCL goes through Google's gIB (None: where
     every host has it), `notes` what its user should know, `low_latency` the variables that are other for low-latency

@@ -6,8 +6,9 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.records import natural
 from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu
@@ -32,8 +33,7 @@ DEFAULT_PREFIX = "mlx5"
 """NVSHMEM passes over NICs whose names begin otherwise, unless it is told."""
 
 
-@dataclass(frozen=True)
-class Nic:
+class Nic(Struct, frozen=True):
     """One active port of an RDMA device that IBGDA can drive; `virtual`: a function that a physical one of this host
     lends."""
 
@@ -50,8 +50,7 @@ class Nic:
         return f"{self.name}:{self.port}"
 
 
-@dataclass(frozen=True)
-class Sorted:
+class Sorted(Struct, frozen=True):
     """The ports of a host that carry its GPUs' traffic, and its other RDMA devices by the reason why each does not."""
 
     used: tuple[Nic, ...] = ()

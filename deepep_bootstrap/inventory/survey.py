@@ -11,9 +11,11 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -31,8 +33,7 @@ OWN_NAME = "\0"
 """Stands for a host's own name while messages of several hosts are compared."""
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(Struct, frozen=True):
     """The common flags of a verb, as given. `root` is the folder of tasks.py with recipes/, env/ and the lock."""
 
     root: Path
@@ -58,7 +59,7 @@ class Flags:
         Of flags that a verb has no use for, only those are checked that need no file: `--lock` on `status` is accepted
         and not read.
         """
-        known = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+        known = {name: value for name, value in given.items() if name in cls.__struct_fields__}
         known["mirror"] = tuple(known.get("mirror") or ())
         known["lock"] = os.path.expanduser(known.get("lock", ""))
         known["forks"] = number("--forks", known.get("forks", 64))
@@ -80,8 +81,7 @@ def number(flag: str, value: str | int) -> int:
     return int(text)
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """The hosts of a command and what is known of them. Hosts that could not be asked are in `problems`, not in
     `facts`."""
 

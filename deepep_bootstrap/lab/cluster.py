@@ -6,9 +6,10 @@ import os
 import shutil
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.lab import clean, cluster_lab, hosts, image, loopback, slurm

@@ -9,8 +9,10 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -40,8 +42,7 @@ DATA = Path(__file__).resolve().parent.parent.parent / "tests"
 """The lab's scripts stand in the repository's tests; an installed package has none and so no lab."""
 
 
-@dataclass(frozen=True)
-class LabHost:
+class LabHost(Struct, frozen=True):
     """One host of the lab: `role` "gpu" (slurmd, eight GPUs) or "login" (slurmctld), `address` and `port` of its
     sshd."""
 
@@ -51,8 +52,7 @@ class LabHost:
     port: int
 
 
-@dataclass(frozen=True)
-class Lab:
+class Lab(Struct, frozen=True):
     """One embedded cluster. `dir` is its folder, `kind` how its hosts are made (NAMESPACES or LOOPBACK), `layer` its
     module system, `index` the number in its addresses, `image` the folder of installed packages below its hosts."""
 
@@ -163,7 +163,7 @@ def _can_listen(host: LabHost) -> bool:
 
 def save(lab: Lab) -> None:
     """Write what a later `down` or `status` must know; the first file of a lab and the sign that its folder is one."""
-    (lab.path / "lab.json").write_text(json.dumps(asdict(lab)) + "\n", encoding="utf-8")
+    (lab.path / "lab.json").write_text(json.dumps(to_builtins(lab)) + "\n", encoding="utf-8")
 
 
 def load(folder: str) -> Lab | None:

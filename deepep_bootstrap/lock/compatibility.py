@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -28,8 +29,7 @@ SENTENCE = ValueForm(r"[a-z_]+ (>=|>|<=|<|is|has|lacks) \S+", "THING OPERATOR VA
 REV = ValueForm(r"[0-9a-f]{40}", "a full commit id")
 
 
-@dataclass(frozen=True)
-class Sentence:
+class Sentence(Struct, frozen=True):
     """One sentence about a thing, as the file has it."""
 
     thing: str
@@ -40,8 +40,7 @@ class Sentence:
         return f"{self.thing} {self.operator} {self.value}"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it
     ends a run."""
 
@@ -53,8 +52,7 @@ class Rule:
     refuse: bool
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(Struct, frozen=True):
     """What a source contains: features that its commit or a substitution gives. `complete` says whether somebody has
     recorded what the commit `rev` ("" for no source) has; otherwise there may be more."""
 
@@ -63,8 +61,7 @@ class Contents:
     rev: str = ""
 
 
-@dataclass(frozen=True)
-class RuleSet:
+class RuleSet(Struct, frozen=True):
     """All rules; what commits contain by full id; what substitutions give: (file, part of the replacement) by
     feature."""
 
@@ -166,8 +163,7 @@ Judgement: TypeAlias = tuple[tuple[Problem, ...], tuple[str, ...]]
 """Why a stack cannot work on some hosts, and remarks."""
 
 
-@dataclass(frozen=True)
-class StackFacts:
+class StackFacts(Struct, frozen=True):
     """What is known of one stack: the values of things (a thing that is not a key is unknown, one without values is
     not there) and what `deepep` and `nvshmem` contain. `names` says what a person calls a thing (`NVSHMEM 3.5.19
     from its wheel`)."""
@@ -177,8 +173,7 @@ class StackFacts:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SiteFacts:
+class SiteFacts(Struct, frozen=True):
     """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
     network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
 
@@ -263,8 +258,7 @@ def _value_or_none(value: str) -> tuple[str, ...]:
     return (value,) if value else ()
 
 
-@dataclass(frozen=True)
-class BrokenRule:
+class BrokenRule(Struct, frozen=True):
     """A rule that does not hold: `wrong` are its needs that are false. Where none is, `unrecorded` are those about
     features of which nobody has recorded whether they are there."""
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
 import tomlkit
+from msgspec.structs import asdict
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import String, StringType
 

@@ -9,9 +9,10 @@ import binascii
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 
+from msgspec import Struct, field
+from msgspec.structs import fields
 from packaging import tags
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag
@@ -35,8 +36,7 @@ REASON = ValueForm(
 OPTION = ValueForm(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 
 
-@dataclass(frozen=True)
-class Substitute:
+class Substitute(Struct, frozen=True):
     """One exact text replacement in a source after its hash was checked; `count` occurrences or it is an error.
 
     `reason` says why, for people ("" where a lock does not say); it changes nothing that is built.
@@ -54,8 +54,7 @@ class Substitute:
         return {"file": self.file, "text": self.text, "replacement": self.replacement, "count": self.count}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """A git tree pinned by full commit `rev` and NAR `hash` (SRI); `ref` is what was asked for.
 
     `last_modified` is the commit's time (seconds since 1970), `version` the project's own version, `submodules` whether
@@ -132,8 +131,7 @@ OWN_INDEX = "pypi"
 TARGET = ValueForm(r"cp3[0-9]{1,2}-(x86_64|aarch64)", "a target such as cp312-x86_64")
 
 
-@dataclass(frozen=True)
-class _RequirementForm(ValueForm):
+class _RequirementForm(ValueForm, frozen=True):
     """What PEP 508 calls a requirement, of a name and versions: no address in place of them, and no marker, because
     targets decide."""
 
@@ -149,8 +147,7 @@ class _RequirementForm(ValueForm):
 REQUIREMENT = _RequirementForm("", "a requirement such as torch==2.10.0 or setuptools<82")
 
 
-@dataclass(frozen=True)
-class WheelRequest:
+class WheelRequest(Struct, frozen=True):
     """What the wheels of a stack are resolved from: requirements, and `overrides` of what distributions require of
     each other, for each of `targets`. `indexes` names the index of a requirement that does not come from `index`.
     Without requirements, nobody resolves."""
@@ -200,8 +197,7 @@ parse_wheel_file = functools.cache(parse_wheel_filename)
 """Name, version, build and tags of a wheel by its file's name; a lock has each name for several targets."""
 
 
-@dataclass(frozen=True)
-class _WheelForm(ValueForm):
+class _WheelForm(ValueForm, frozen=True):
     """What the binary distribution format calls the name of a wheel's file."""
 
     def fits(self, text: str) -> bool:
@@ -217,8 +213,7 @@ WHEEL_FILE = _WheelForm("", "a wheel's file name: name-version-python-abi-platfo
 CUDA = ValueForm(r"[1-9][0-9]*", 'a CUDA major such as "12"')
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(Struct, frozen=True):
     """One wheel file: distribution name and version, the index's *name*, file name, SRI hash of the file, size in
     bytes."""
 
@@ -245,8 +240,7 @@ class Wheel:
         return f"{self.name}=={self.version} --hash=sha256:{base64.b64decode(self.hash.partition('-')[2]).hex()}"
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels
     by target (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM
     that is not built from a source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the
@@ -281,8 +275,7 @@ class Stack:
         return wheel.version if wheel else ""
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(Struct, frozen=True):
     """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names
     to addresses. `text` is what was read: whoever keeps or hashes the lock of a run takes it from here, because the
     file may change while that run goes on."""
@@ -295,7 +288,11 @@ class Lock:
     systems: Mapping[str, System]
     tools: Mapping[str, tuple[Wheel, ...]]
     indexes: Mapping[str, str]
-    text: str = field(default="", repr=False)
+    text: str = ""
+
+    def __repr__(self) -> str:
+        """Return where it is from: its text is no help in a message."""
+        return f"Lock({self.path!r})"
 
 
 def read_lock_file(path: str | Path) -> Lock:

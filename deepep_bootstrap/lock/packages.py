@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.toml import Table, ValueForm
 
@@ -49,8 +50,7 @@ PURPOSE = ValueForm("|".join(PURPOSES), " or ".join(PURPOSES))
 BY_HAND = ValueForm(r"[^\x00-\x1f\x7f]+", "one line of text")
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(Struct, frozen=True):
     """A package repository that is added for the purposes in `purposes`, and the one key that may sign it.
 
     `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components.
@@ -68,8 +68,7 @@ class Repository:
     priority: int = 0
 
 
-@dataclass(frozen=True)
-class System:
+class System(Struct, frozen=True):
     """Distribution packages by purpose for the host recipes of one `[system.<id>]`, e.g. {"build-deps": ("gcc", …)}.
 
     `hold` names (globs) what is kept from changing once a driver was installed. `by_hand` says, by purpose, what an

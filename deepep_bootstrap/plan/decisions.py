@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -26,8 +28,7 @@ from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.identity import choose_slurm_host
 
 
-@dataclass(frozen=True)
-class PlanRequest:
+class PlanRequest(Struct, frozen=True):
     """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by
     relative path. `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get
     the lock's package repositories."""
@@ -45,8 +46,7 @@ class PlanRequest:
     mirrors: Mirrors = field(default_factory=Mirrors)
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(Struct, frozen=True):
     """What was decided. `entries` are in build order; `slurm_host` is "" without Slurm, and THIS_MACHINE's name for
     the control machine; `absent` are hosts that the offer is for and that this run does not see."""
 
@@ -433,8 +433,7 @@ DEFAULT = "/usr/local/cuda"
 OR_OTHERS = "another build_host, or --limit"
 
 
-@dataclass(frozen=True)
-class ToolkitRequest:
+class ToolkitRequest(Struct, frozen=True):
     """What a toolkit is chosen for: the stack's CUDA major, the build host, the GPU hosts' facts by name, and
     `judge`, which says of a toolkit the rules it breaks, and remarks. `compiles`: every GPU host compiles
     kernels with it (DeepEP V2); `path` is then where it has to be because hosts that this run does not see have it
@@ -575,8 +574,7 @@ def _all(seen: Facts) -> str:
     return ", ".join(f"{kit.version or 'unknown'} in {kit.path}" for kit in seen.toolkits) or "none"
 
 
-@dataclass(frozen=True)
-class PreviousOffer:
+class PreviousOffer(Struct, frozen=True):
     """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the
     offer was made for, and those of them that this run does not see."""
 

@@ -7,11 +7,14 @@ one that most hosts would get now: the lock's names, and nothing of a host but a
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -55,7 +58,7 @@ INBOX_NAME = "rocep"
 """How the names of RoCE devices begin that the kernel's own driver made; those of DOCA-OFED are called mlx5_*."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Check:
     """What a host recipe found on one host. `state` is "ok", "todo" (applying changes something), "reboot" (written,
     works after a reboot), "stuck" (rebooted since it was written, and still not so) or "blocked" (nothing this
@@ -69,12 +72,11 @@ class Check:
     wanted: Words
     note: Words = ""
     needs_reboot: bool = False
-    candidate: str = field(default="", compare=False)
+    candidate: str = dataclasses.field(default="", compare=False)
     fault: Problem | None = None
 
 
-@dataclass(frozen=True)
-class Preparation:
+class Preparation(Struct, frozen=True):
     """What is known of the preparation of all hosts: the inputs of each recipe that is meant for a host, and what
     its check said."""
 
@@ -403,7 +405,7 @@ def _unbelieved(host: str, check: Check, packages: str) -> Check:
     found, wanted = HostText(check.candidate), f"{packages}, each with a version or without"
     what = "the candidate of the driver is not what the lock names, so nothing of it is believed"
     fault = Problem(host, what, repr(check.candidate), wanted, f"a look at apt or dnf on {host}")
-    return replace(check, state=BLOCKED, found=found, wanted=wanted, note=what, candidate="", fault=fault)
+    return dataclasses.replace(check, state=BLOCKED, found=found, wanted=wanted, note=what, candidate="", fault=fault)
 
 
 def unbelieved(preparation: Preparation) -> tuple[Problem, ...]:

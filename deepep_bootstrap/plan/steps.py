@@ -8,9 +8,9 @@ do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 from rich.markup import escape
 from rich.table import Table
 
@@ -43,16 +43,14 @@ HOOK = "module-hook"
 """Kind and name of the step that lets login shells find our modulefiles."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a step is in the plan: what was found and what is wanted."""
 
     found: str
     wanted: str
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build",
     "offer" or "verify"; `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs
     to know."""
@@ -65,8 +63,7 @@ class Step:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The steps in order, what was chosen to arrive at them, and an upper estimate of download and of space on the
     prefix.
 

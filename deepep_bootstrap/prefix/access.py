@@ -7,7 +7,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
@@ -27,8 +28,7 @@ NOTHING = Holdings(0, (), {})
 WANTED = "owned by root or the build user, and written by nobody else"
 
 
-@dataclass(frozen=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """A prefix that answered: the transport, the place, what the prefix holds, and the hosts that were named (this
     machine, where none were). `problems` are hosts that did not answer before it."""
 
@@ -103,8 +103,7 @@ def confirm(flags: Flags, verb: str, question: str) -> None:
         raise Trouble(Problem(verb, "not confirmed, nothing was changed"))
 
 
-@dataclass(frozen=True)
-class UnsafePath:
+class UnsafePath(Struct, frozen=True):
     """A path that somebody else may change: what is wrong with it, and the command that mends it."""
 
     path: str

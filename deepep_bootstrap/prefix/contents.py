@@ -7,8 +7,9 @@ import binascii
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.records import Records, read_records
@@ -24,8 +25,7 @@ NEAR = 5
 """How many existing generations a message names."""
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(Struct, frozen=True):
     """One generation: its number, its manifest as JSON values ({} where that cannot be read), the text of the lock
     it was made from ("" where it was not asked for or is not there)."""
 
@@ -71,8 +71,7 @@ class Generation:
         return found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True)
-class StoreEntry:
+class StoreEntry(Struct, frozen=True):
     """One published entry: its name, the size of its files in bytes, its manifest ({} where that cannot be read),
     and the SHA-256 of the record of its files ("" where there is none)."""
 
@@ -87,16 +86,14 @@ class StoreEntry:
         return entry_names(self.manifest.get("needs"))
 
 
-@dataclass(frozen=True)
-class RecordSum:
+class RecordSum(Struct, frozen=True):
     """What a generation says of an entry: the SHA-256 of the record of its files."""
 
     generation: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(Struct, frozen=True):
     """What a look at a prefix found. `current` is 0 without a generation, `generations` ascend, `used` says by entry
     name which running build needs it, `leftovers` are trees that nobody will finish, with their bytes."""
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.survey import Flags, Survey, read_tree
@@ -35,8 +37,7 @@ Offered: TypeAlias = tuple[str, Mapping[str, Any]]
 """A stack's name and its record in a generation's manifest."""
 
 
-@dataclass(frozen=True)
-class Defect:
+class Defect(Struct, frozen=True):
     """A rule about what a source contains that an offered stack breaks: which module and store entry have it, what
     was `found` there and what the rule `wanted`, `why` as one sentence with its source, and the command `fix` that
     builds and offers the stack anew."""

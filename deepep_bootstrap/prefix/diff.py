@@ -7,9 +7,11 @@ text. Everything that one side says and the other does not, or says differently,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from deepep_bootstrap.core.text import day
 from deepep_bootstrap.fetch.renew import compare_link
@@ -36,8 +38,7 @@ RECORD_WORDS = {
 """Fields of a stack's record that are told in their own way, or not at all."""
 
 
-@dataclass(frozen=True)
-class OfferChange:
+class OfferChange(Struct, frozen=True):
     """One difference: `what` kind of fact, `name` whose, `key` which; `old` and `new` are "" where a side does not
     have it. `link` shows the difference of two commits in a browser, "" where there is none."""
 
@@ -217,11 +218,11 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
     """Return the named parts of a record, a table, or a list of records; None for what has none."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return [(each.name, getattr(value, each.name)) for each in fields(value)]
     if isinstance(value, Mapping):
         return [(str(key), inner) for key, inner in value.items()]
-    if isinstance(value, tuple) and any(is_dataclass(inner) for inner in value):
+    if isinstance(value, tuple) and any(isinstance(inner, Struct) for inner in value):
         return [(str(getattr(inner, "name", position)), inner) for position, inner in enumerate(value)]
     return None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import digest, text_digest
@@ -36,8 +37,7 @@ UNCOMPILED = ("python", "nvshmem-wheel")
 RELOCATOR = "build/relocate.py"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One store entry to be. `inputs` is everything its digest covers; `name` is `<hash32>-<kind>-<version>`.
 
     `needs` are the entry names that must be published before it is complete, `early` those of them beside which it may
@@ -67,8 +67,7 @@ class Entry:
         return f"{digest(self.inputs)}-{self.kind}-{self.version}"
 
 
-@dataclass(frozen=True)
-class EntryInputs:
+class EntryInputs(Struct, frozen=True):
     """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of
     the build host its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means
     `python` is an external one."""

@@ -5,7 +5,8 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -22,8 +23,7 @@ LOOK_LIMIT = 120.0
 """Seconds for the look: a busy host has thousands of processes with thousands of mappings each."""
 
 
-@dataclass(frozen=True)
-class Holders:
+class Holders(Struct, frozen=True):
     """Who uses store entries and generations. `by` says it by name (an entry's, or `generations/NUMBER`), `waiting`
     are jobs in Slurm's queue ("4711 of alice"), `partly` are hosts where only our own processes could be looked at,
     `unasked` why a host could not be."""
@@ -96,8 +96,7 @@ def remarks(holders: Holders) -> tuple[str, ...]:
     return (*said, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
 
 
-@dataclass(frozen=True)
-class Garbage:
+class Garbage(Struct, frozen=True):
     """What may go: numbers of generations, entries, and entries that no generation needs but a running build or
     process (`busy`)."""
 

@@ -9,7 +9,9 @@ import json
 import secrets
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -57,8 +59,7 @@ FAILURES = {
 """What it means when a recipe fails."""
 
 
-@dataclass(frozen=True)
-class PrefixHandle:
+class PrefixHandle(Struct, frozen=True):
     """Where a prefix is reached: the host that works on it for us, its path, the recipe texts, and the user who
     works there ("" for the connection's own)."""
 
@@ -68,8 +69,7 @@ class PrefixHandle:
     user: str = ""
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(Struct, frozen=True):
     """One file of a generation: its path inside it, its bytes, and whether it may be run."""
 
     path: str
@@ -77,8 +77,7 @@ class Content:
     executable: bool = False
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Struct, frozen=True):
     """What became of an offer. `stale` means that another generation became current meanwhile and nothing was
     changed: compose again from `generation`."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
@@ -33,8 +35,7 @@ MODES = {
 """What a line of an entry's record about a file's mode means, when it is new and when it is gone."""
 
 
-@dataclass(frozen=True)
-class CollectedGarbage:
+class CollectedGarbage(Struct, frozen=True):
     """What gc did: generations and entries that are gone, entries that somebody uses (with who), leftovers, what
     could not be removed."""
 
@@ -45,8 +46,7 @@ class CollectedGarbage:
     stuck: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FileChange:
+class FileChange(Struct, frozen=True):
     """One file of an entry that is not as published: its path inside the entry, and "changed", "missing", "new", or
     what became of its mode."""
 
@@ -54,8 +54,7 @@ class FileChange:
     what: str
 
 
-@dataclass(frozen=True)
-class EntryVerdict:
+class EntryVerdict(Struct, frozen=True):
     """How an entry compares with the record of its files: "same", "changed", "missing" (no such entry), "unrecorded"
     (the record is gone, so nobody can tell). `record` is the SHA-256 of that record, `generation` the one that says
     what it has to be; 0 where none does, as for what earlier versions published: then the record speaks for itself."""

@@ -8,11 +8,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import jinja2
 from jinja2 import Environment
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import test_kinds
@@ -27,16 +27,14 @@ SYSTEM_TOOLS = "/usr/sbin"
 ordinary users."""
 
 
-@dataclass(frozen=True)
-class File:
+class File(Struct, frozen=True):
     """One file of a generation: its bytes, and whether it may be run."""
 
     content: bytes
     executable: bool = False
 
 
-@dataclass(frozen=True)
-class Lead:
+class Lead(Struct, frozen=True):
     """Entries put in front of a path list; `driver_only`: on nodes with the NVIDIA driver alone. `last`: one that is
     put behind all others where the list does not have it yet."""
 

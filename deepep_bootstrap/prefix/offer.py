@@ -9,11 +9,12 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -112,8 +113,7 @@ def command_for(flags: Flags) -> str:
     return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
 
 
-@dataclass(frozen=True, slots=True)
-class SiteSettings:
+class SiteSettings(Struct, frozen=True):
     """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved
     ("gpu:8" or "")."""
 
@@ -124,8 +124,7 @@ class SiteSettings:
     sbatch_args: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StackRecord:
+class StackRecord(Struct, frozen=True):
     """Everything a generation's files say of one stack: the rendered offer is a pure function of these records.
 
     `module` is the modulefile's name (`deepep/1.2.1-8a07e7e-v1`); `deepep`, `nvshmem`, `gdrcopy`, `python` are entry
@@ -156,8 +155,7 @@ class StackRecord:
     nccl: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """The whole offer of a prefix: the stacks by name, and which one plain `module load deepep` means."""
 
     default_stack: str
@@ -193,8 +191,7 @@ def offer_digest(offer: Offer) -> str:
     return digest(offer_document(offer))
 
 
-@dataclass(frozen=True, slots=True)
-class _ManifestForm:
+class _ManifestForm(Struct, frozen=True):
     """What is read of a generation's manifest; `status` shows the rest as it is."""
 
     offer: Offer

@@ -9,7 +9,6 @@ import binascii
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ from cyclonedx.model.component import Component, ComponentType, Diff, Patch, Pat
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
+from msgspec import Struct, field
 from packageurl import PackageURL
 
 from deepep_bootstrap.core.text import moment
@@ -47,8 +47,7 @@ format."""
 TYPES = {"python": ComponentType.PLATFORM, "deepep": ComponentType.FRAMEWORK}
 
 
-@dataclass(frozen=True)
-class Pins:
+class Pins(Struct, frozen=True):
     """What locks say of contents: sources and wheels by their hash (SRI)."""
 
     sources: Mapping[str, Source] = field(default_factory=dict)

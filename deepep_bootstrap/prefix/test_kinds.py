@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import SOME, Table, ValueForm, load_toml
@@ -29,8 +30,7 @@ END_MARGIN = 120
 be read."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """What a kind runs for one generation of DeepEP: the script (below the stack's tests/, or a program of ours),
     words that always stand in front of the user's, words that stand for them where there are none, and the kind
     whose variables it gets."""
@@ -41,8 +41,7 @@ class Run:
     variables: str = ""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of test. `nodes` is how many it takes by default, `fewest` and `most` how many it can (0: any number),
     `minutes` its time limit. `ours`: a program of ours instead of upstream's. `endless`: it runs until it is
     stopped, and passes if nothing failed."""
@@ -172,8 +171,7 @@ KIND = ValueForm("|".join(KINDS), " or ".join(KINDS))
 CAPABILITY = ValueForm(r"[0-9]{1,2}\.[0-9]", 'a compute capability such as "10.0"')
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """One pass of a kind: its tokens, combine calls that one run compares on each rank, how many of those it must
     have over all ranks (0: one run), and the compute capability from which on GPUs have it ("" for all)."""
 

@@ -4,15 +4,15 @@ this machine. Sessions are opened, kept and closed here.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import paramiko
 from fabric import Config
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
@@ -31,8 +31,7 @@ LOG_LIMIT = 64 * 1024**2
 logs can stand from each of 64 hosts."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """A script for one host: bash text, its arguments and environment, who runs it, and how it ends.
 
     `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a
@@ -68,8 +67,7 @@ class Job:
                 raise TypeError(f"{value!r} can be no word and no variable of a command")
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """What a script left on one host; `code` is its exit code, `seconds` the time it took."""
 
     host: str
@@ -79,8 +77,7 @@ class Reply:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Struct, frozen=True):
     """How hosts are talked to. `forks` hosts are worked on at a time; `timeouts` bound every phase of a session.
 
     `ssh_config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` files instead of
@@ -246,7 +243,7 @@ class ConnectionPool:
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
         """See Transport. An error while `chunks` are made is passed on; the script then sees its stdin end too
         early."""
-        script = self._start(host, dataclasses.replace(job, watched=False), None, None)
+        script = self._start(host, replace(job, watched=False), None, None)
         with ThreadPoolExecutor(1) as reader:
             left = reader.submit(self._finish, script)
             try:
@@ -262,7 +259,7 @@ class ConnectionPool:
 
     def hold(self, host: Host, job: Job, on_line: OnLine | None = None, *, keys: Collection[str] = ()) -> BackgroundJob:
         """See Transport."""
-        held = dataclasses.replace(job, watched=True)
+        held = replace(job, watched=True)
         return _HeldJob(
             host.name,
             lambda on_out, on_err: self._start(host, held, on_out, on_err),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """One machine. `name` is what the file calls it and what messages say; empty fields are left to ~/.ssh/config.
 
     `connection` is "ssh" or "local", `role` "gpu" or "login", `where` the file and line it came from.

@@ -8,7 +8,8 @@ import codecs
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
@@ -40,8 +41,7 @@ class TooMuchError(Exception):
         self.what, self.limit = what, limit
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(Struct, frozen=True):
     """What a script left: exit code, both streams, and the seconds it took."""
 
     code: int

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
 import paramiko
 from fabric import Config, Connection
+from msgspec import Struct
+from msgspec.structs import replace
 from paramiko.kex_curve25519 import KexCurve25519
 from paramiko.packet import Packetizer
 
@@ -34,8 +35,7 @@ CONNECT_FAILED = 2  # RFC 4254, 5.1: the code of a channel that could not reach 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-@dataclass(frozen=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True):
     """Limits of one session in seconds: TCP and key exchange, first line, log-in, opening a channel; how often
     silence is probed."""
 
@@ -102,8 +102,7 @@ class FullError(Exception):
     nobody set it)."""
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(Struct, frozen=True):
     """An open session: Fabric's connection, and the process of a ProxyCommand beneath it."""
 
     account: Account

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import fnmatch
 import getpass
 import glob
@@ -17,12 +18,13 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from msgspec import Struct, field
+from msgspec.structs import replace
 from paramiko.agent import AgentSSH
 
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -37,7 +39,7 @@ BLOCK_LINE = re.compile(r"\s*(host|match)\b", re.IGNORECASE)
 INCLUDE_LINE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Account:
     """Everything needed to log in on one host.
 
@@ -57,7 +59,7 @@ class Account:
     hash_names: bool = False
     agent: str = ""
     locked: tuple[str, ...] = ()
-    keys: tuple[paramiko.PKey, ...] = field(default=(), compare=False, repr=False)
+    keys: tuple[paramiko.PKey, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
 
 class Resolver:
@@ -142,7 +144,7 @@ class Resolver:
                 name, user=user, port=_port(host, port) if port else 0, jump="none" if via else "", identity=identity
             )
             reached = self.account(step, depth + 1)
-            via = reached if via is None else replace(reached, via=via, proxy="")
+            via = reached if via is None else dataclasses.replace(reached, via=via, proxy="")
         return via, "" if via else options.get("proxycommand") or ""
 
     def _identities(
@@ -380,8 +382,7 @@ NEGATED = "!"
 MARKERS = ("@revoked", "@cert-authority")
 
 
-@dataclass(frozen=True)
-class HostKey:
+class HostKey(Struct, frozen=True):
     """One key of a known_hosts line: its type, its bytes, the line's marker ("" without) and where the line stands."""
 
     kind: str
@@ -390,8 +391,7 @@ class HostKey:
     where: str = ""
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Struct, frozen=True):
     """What the files say of one host name. `other_ports` are keys of the name without its port: good when shown,
     else no matter."""
 
@@ -401,8 +401,7 @@ class Known:
     other_ports: tuple[HostKey, ...] = ()
 
 
-@dataclass(frozen=True)
-class KnownHosts:
+class KnownHosts(Struct, frozen=True):
     """The lines of some known_hosts files, by plain name; hashed names and patterns apart."""
 
     plain: dict[str, list[HostKey]] = field(default_factory=dict)

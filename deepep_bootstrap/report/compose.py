@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.assess import Assessment, failure_logs
 from deepep_bootstrap.analysis.compare import figures_of

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from statistics import median, quantiles
@@ -19,6 +18,7 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
+from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
@@ -229,8 +229,7 @@ MARKS = {"slow": "M0-6 6 5H-6Z", "missing": "M-4-4 4 4M4-4-4 4", "failed": "M-4-
 """Paths around 0, 0: a triangle for what is slow, a cross for what failed."""
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(Struct, frozen=True):
     """One value of a strip or a trend; `state` is ok, slow, missing or failed, `label` what it is called ("rank 5")."""
 
     value: float
@@ -238,8 +237,7 @@ class Dot:
     state: str = "ok"
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """A range of values that is drawn over the whole width or height."""
 
     low: float

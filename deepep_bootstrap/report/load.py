@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from deepep_bootstrap.analysis import assess, reference_file
 from deepep_bootstrap.analysis.results.read import read_logs
@@ -122,8 +123,7 @@ LARGEST, TOTAL = 1 << 20, 32 << 20
 LIMIT = 300.0
 
 
-@dataclass(frozen=True)
-class LocalRuns:
+class LocalRuns(Struct, frozen=True):
     """The runs beside each other in a folder of this machine, which need not be one of a prefix. They are read without
     a shell, so that a copied folder can be reported on any machine."""
 
@@ -162,8 +162,7 @@ def _short_logs(folder: Path) -> Iterator[tuple[str, str]]:
             yield path.name, path.read_bytes().decode("utf-8", "replace")
 
 
-@dataclass(frozen=True)
-class PrefixRuns:
+class PrefixRuns(Struct, frozen=True):
     """The runs of a prefix that a host sees."""
 
     transport: Transport
@@ -261,8 +260,7 @@ SHOWN = 5
 """Runs that `invoke status` shows."""
 
 
-@dataclass(frozen=True)
-class LastTest:
+class LastTest(Struct, frozen=True):
     """One run: the name of its folder, kind of test, stack, nodes, when it began (seconds since 1970, 0 where it
     does not say), and how it ended in words. Figures are judged by `invoke report RUN`, which reads the whole run."""
 

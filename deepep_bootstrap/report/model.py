@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
+
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.compare import title
 from deepep_bootstrap.analysis.diagnosis import engine
@@ -29,8 +31,7 @@ PASSED, SLOW, FAILED, OPEN = "passed", "below", "failed", "unfinished"
 HEADLINES = {PASSED: "Passed", SLOW: "Below what is expected", FAILED: "Failed", OPEN: "Not ended"}
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(Struct, frozen=True):
     """What one earlier run of the same kind gave: figures by test and path, see `keyed`."""
 
     name: str
@@ -39,8 +40,7 @@ class Past:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """One figure over the runs, oldest first, this one last: its verdict now, and a value for each run that has it."""
 
     verdict: Verdict
@@ -63,8 +63,7 @@ class Series:
         return f"{min(values):.1f} to {max(values):.1f} {self.verdict.unit}"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One line about hosts: what it is about, the value, and of which hosts ("" for all)."""
 
     label: str
@@ -72,8 +71,7 @@ class Row:
     hosts: str = ""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence,
     `program_output` is what a program of ours (nccl, pairs, smoke) printed of its own."""
 
@@ -186,7 +184,7 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
             nic_json(host.host, row.state, row.text, row.traffic) for host in report.hosts for row in host.nics
         ],
         **engine.as_json(report.diagnosis),
-        "facts": [vars(row) for row in report.facts],
+        "facts": [structs.asdict(row) for row in report.facts],
         "history": [
             {"name": each.name, "started": each.started, "failed": each.failed, "figures": dict(each.figures)}
             for each in report.past
@@ -198,7 +196,7 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
 
 def nic_json(host: str, state: str, text: str, nic: NicTraffic) -> dict[str, Any]:
     """Return what one NIC carried as a JSON value."""
-    return {**vars(nic), "errors": dict(nic.errors), "host": host, "state": state, "text": text}
+    return {**structs.asdict(nic), "errors": dict(nic.errors), "host": host, "state": state, "text": text}
 
 
 TAIL_LINES = 40
@@ -211,8 +209,7 @@ LONGEST_LINE = 400
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
 
-@dataclass(frozen=True)
-class NicRow:
+class NicRow(Struct, frozen=True):
     """One port of a NIC: what it carried, `state` ok, below or idle (it need not carry anything), and the verdict's
     sentence."""
 
@@ -221,8 +218,7 @@ class NicRow:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class HostRow:
+class HostRow(Struct, frozen=True):
     """One host's NICs, whether all is well, an equal share of those that carry GPU traffic, and the verdicts on
     the host itself: its NICs together, its GPUs' errors, counters that are missing."""
 
@@ -237,8 +233,7 @@ class HostRow:
         return next((row for row in self.nics if row.traffic.device == device), None)
 
 
-@dataclass(frozen=True)
-class RankValue:
+class RankValue(Struct, frozen=True):
     """One rank's value of one figure; `state` is ok or slow."""
 
     rank: int
@@ -246,8 +241,7 @@ class RankValue:
     state: str
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """One figure of all ranks of a test."""
 
     test: str
@@ -262,8 +256,7 @@ class Spread:
         return min(values), median(values), max(values)
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """A sweep of one operation as a table in GB/s, not wider than high: values by row and column, None where nothing
     was measured. `fixed` is what is the same everywhere, `best` the (row, column) with most, `gain` by how many
     percent that is more than upstream's default gave (None where the default was not tried)."""
@@ -285,8 +278,7 @@ class Grid:
         return min(known, default=0.0), max(known, default=0.0)
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(Struct, frozen=True):
     """The last lines of a log, with the number of the first one and of all; `open_`: a reader should see it at once;
     `same` are other logs that end alike."""
 

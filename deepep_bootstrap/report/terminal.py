@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
@@ -53,8 +53,7 @@ DARK_FROM = 6
 """The step from which on a cell's digits are dark."""
 
 
-@dataclass(frozen=True)
-class Glyphs:
+class Glyphs(Struct, frozen=True):
     """What bars and lines are drawn with."""
 
     full: str

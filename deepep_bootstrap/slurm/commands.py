@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+from msgspec import Struct
 
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -91,8 +91,7 @@ too."""
 GRES = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?(:[0-9]+)?")
 
 
-@dataclass(frozen=True)
-class AllocationRequest:
+class AllocationRequest(Struct, frozen=True):
     """What a job asks for. Empty fields ask for nothing; `nodes` are node names, `count` how many, `minutes` a time
     limit."""
 
@@ -108,8 +107,7 @@ class AllocationRequest:
     extra: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True):
     """A job as `scontrol show job` shows it. `code` is its exit code, 128 + the number when a signal ended it;
     `output` the file of its standard output."""
 
@@ -126,8 +124,7 @@ class SlurmJob:
         return self.state not in RUNNING
 
 
-@dataclass(frozen=True)
-class SlurmNode:
+class SlurmNode(Struct, frozen=True):
     """A node as `scontrol show node` shows it: its name, the host's own name, state word, gres, partitions, why it
     is drained, since when the slurmd runs that registered last ("" where Slurm does not say), and at which name or
     address slurmctld finds it (NodeAddr)."""

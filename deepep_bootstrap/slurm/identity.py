@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.facts import Facts
@@ -49,8 +51,7 @@ LOOPBACK = re.compile(r"127\..*|::1|fe80:.*")
 """Addresses that every host has."""
 
 
-@dataclass(frozen=True)
-class NodeRecords:
+class NodeRecords(Struct, frozen=True):
     """What the Slurm host says: nodes by name, the jobs on each, and the addresses that it has for names."""
 
     nodes: Mapping[str, SlurmNode]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.slurm import commands
@@ -70,8 +71,7 @@ printf '%s\\n' "$said" | grep -F ' Reason={MARK}' || true # there is none
 """A script for the Slurm host that prints the nodes anywhere in Slurm whose reason is ours, as `KNOWN` does."""
 
 
-@dataclass(frozen=True)
-class DrainReason:
+class DrainReason(Struct, frozen=True):
     """Why a node is drained or down: the text, and the user who set it (Slurm itself does so as its own user, mostly
     slurm)."""
 
@@ -84,8 +84,7 @@ class DrainReason:
         return is_ours(self.text)
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """A reservation of nodes, with its times in the Slurm host's own zone."""
 
     name: str
@@ -94,8 +93,7 @@ class Reservation:
     end: datetime
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Struct, frozen=True):
     """What Slurm says of some nodes at one moment: the nodes, the jobs on each (by node name), all reservations,
     whether the site lets Slurm reboot (`reboot_program`, "" where not), and what time it is there."""
 

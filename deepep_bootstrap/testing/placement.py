@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -21,8 +21,7 @@ EVERY = frozenset(("pairs",))
 """Kinds that take every node there is unless told how many."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where a test runs. `client` is the host whose sbatch submits it, None without Slurm; `hosts` are those it runs
     on then, `count` how many nodes it takes, and `named` the nodes Slurm has to take ("" for any). `notes` are for
     people."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose, last_lines
@@ -34,8 +35,7 @@ WORD_BYTES = 4
 """`port_xmit_data` and `port_rcv_data` count words of four bytes (kernel documentation, sysfs-class-infiniband)."""
 
 
-@dataclass(frozen=True)
-class Counter:
+class Counter(Struct, frozen=True):
     """One port of a NIC at one moment: bytes sent and received since the driver was loaded, its rate in Gb/s, its
     link layer (InfiniBand or Ethernet), and its error counters by sysfs name."""
 
@@ -48,16 +48,14 @@ class Counter:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class GpuCounter:
+class GpuCounter(Struct, frozen=True):
     """One GPU at one moment: errors by name (`ecc`: uncorrected, volatile; `nvlink`: of all links together)."""
 
     index: int
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """All counters of one host at one moment (seconds since 1970)."""
 
     time: float
@@ -65,8 +63,7 @@ class Counters:
     gpus: Mapping[int, GpuCounter]
 
 
-@dataclass(frozen=True)
-class TestRun:
+class TestRun(Struct, frozen=True):
     """A run: its name (the folder's), the values of run.env, logs by file name, counters before and after by host,
     facts as JSON text."""
 
@@ -250,8 +247,7 @@ PATIENCE = 10
 HEAD = re.compile(rb"file (\S{1,4096}) (\d{1,15}) (\d{1,15})\n|end 1\n")
 
 
-@dataclass(frozen=True)
-class RunFiles:
+class RunFiles(Struct, frozen=True):
     """The files of a run's folder by path in it as texts, and which of them are not here as a whole, with the bytes
     that are missing."""
 

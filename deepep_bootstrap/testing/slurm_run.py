@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -41,8 +42,7 @@ NO_OUTPUT = 128 + 53
 nothing else sends."""
 
 
-@dataclass(frozen=True)
-class TestRequest:
+class TestRequest(Struct, frozen=True):
     """One test to run: its kind, the stack, words for its script, nodes by number, and by name where not just any
     will do. `name` is the run's, `start_limit` and `time_limit` are seconds that it may wait for nodes and run,
     `user` who runs it ("" for the connection's own user): whoever may write in the prefix, as root may not on many a
@@ -84,8 +84,7 @@ class TestRequest:
         return (f"--nodes={self.nodes}", f"--time={minutes}", *named)
 
 
-@dataclass(frozen=True)
-class LastOutput:
+class LastOutput(Struct, frozen=True):
     """The state of one log of a node or a rank when the time was over: its name, seconds since its last line, lines,
     and that line."""
 
@@ -95,8 +94,7 @@ class LastOutput:
     last: str
 
 
-@dataclass(frozen=True)
-class TestRunResult:
+class TestRunResult(Struct, frozen=True):
     """The result of running a test. `state` is ended, refused, late (never started), hung (the time was over),
     unwritten (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at
     `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself;
@@ -174,8 +172,7 @@ def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
     return TestRunResult(outcome, end.state, host, place, last_output=outputs)
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(Struct, frozen=True):
     """The end of a test: one of the states of a TestRunResult, the sentence for people and the exit code."""
 
     state: str

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -29,8 +30,7 @@ FIRST_PORT, PORTS = 20000, 12768
 """As in the sbatch files: below 32768, where Linux starts to give out ports to outgoing connections."""
 
 
-@dataclass(frozen=True)
-class _Node:
+class _Node(Struct, frozen=True):
     """The end of one node: its exit code, None where somebody ended it, and the trouble of its connection."""
 
     code: int | None = None

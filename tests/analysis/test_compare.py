@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis import compare, site_references
 from deepep_bootstrap.analysis.compare import Limits

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap import build, publish
 from deepep_bootstrap.bootstrap.build import BuildRequest, Event

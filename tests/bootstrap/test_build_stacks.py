@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import uv
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import wheels

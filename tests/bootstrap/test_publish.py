@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs
 from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer

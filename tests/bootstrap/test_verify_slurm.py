@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.inventory.survey import read_tree

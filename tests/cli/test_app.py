@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
 from deepep_bootstrap.bootstrap.planning import RunLogs
 from deepep_bootstrap.cli import app

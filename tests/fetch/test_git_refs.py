@@ -7,11 +7,11 @@ import functools
 import http.server
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.fetch import git_refs, locations

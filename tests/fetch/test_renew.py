@@ -8,13 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.cli import lock_view
 from deepep_bootstrap.cli.commands import lock as verb

@@ -12,11 +12,12 @@ import platform
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.cli.commands import lock as verb
 from deepep_bootstrap.core import filetree

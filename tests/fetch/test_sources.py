@@ -13,11 +13,12 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import Trouble

@@ -14,10 +14,10 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Trouble

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pexpect
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Policy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import json
 import os
 import platform
@@ -15,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +54,7 @@ NOT_OF_THE_TREE = (
 
 def plain(value: Facts) -> dict[str, Any]:
     """Return facts as JSON has them."""
-    return json.loads(json.dumps(dataclasses.asdict(value), default=str))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=str)))  # type: ignore[no-any-return]
 
 
 def ask(machine: Machine | None = None, prefix: str = "/nowhere/deepep", python: str = "", **env: str) -> Facts:

@@ -3,12 +3,12 @@ out."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,14 +28,14 @@ def outcome(text: str) -> object:
         inventory = hostsfile.parse_hosts_file(text, "hosts.txt")
     except Trouble as trouble:
         return {"problems": [str(problem) for problem in trouble.problems]}
-    default = dataclasses.asdict(host.Host(""))
+    default = msgspec.to_builtins(host.Host(""))
     listed = [
-        {key: value for key, value in dataclasses.asdict(host).items() if value != default[key]}
+        {key: value for key, value in msgspec.to_builtins(host).items() if value != default[key]}
         for host in inventory.hosts
     ]
     settings = {
         key: value
-        for key, value in dataclasses.asdict(inventory.settings).items()
+        for key, value in msgspec.to_builtins(inventory.settings).items()
         if value != getattr(hostsfile.Settings(), key)
     }
     return json.loads(json.dumps({"hosts": listed, "settings": settings}))

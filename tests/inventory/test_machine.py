@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
 import json
 import os
@@ -12,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tomlkit
 from hypothesis import given
@@ -58,7 +58,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     ids=lambda value: value.stem if isinstance(value, Path) else value,
 )
 def test_constructed_machine(path: Path, shell: str, tmp_path: Path) -> None:
-    got = json.loads(json.dumps(dataclasses.asdict(seen_on(tmp_path / "machine", read_tree(path), shell))))
+    got = json.loads(json.dumps(msgspec.to_builtins(seen_on(tmp_path / "machine", read_tree(path), shell))))
     assert got.pop("memlock") == session_memlock(shell)
     assert got == json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 

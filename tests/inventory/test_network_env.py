@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomlkit
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import network_env

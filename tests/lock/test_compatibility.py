@@ -4,13 +4,13 @@ faults of the file."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import read_wanted
 from deepep_bootstrap.core.errors import Trouble

@@ -3,9 +3,8 @@ told."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem
 from deepep_bootstrap.core.toml import Table, load_toml

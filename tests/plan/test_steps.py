@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import with_prefix
 from deepep_bootstrap.core.errors import Trouble

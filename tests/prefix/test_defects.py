@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.cli.commands.doctor import doctor
 from deepep_bootstrap.cli.commands.rollback import rollback
@@ -38,7 +39,7 @@ FENCED, BARE, NVSHMEM = entry_name("deepep", "1.2.1"), entry_name("deepep", "1.2
 def substitutes(source: str, *, before: bool = False) -> list[dict[str, Any]]:
     """Return what manifests of entries record of the shipped lock's substitutions; `before`: as they were before the
     fences."""
-    made = [asdict(each) for each in SHIPPED.sources[source].substitutes]
+    made = [to_builtins(each) for each in SHIPPED.sources[source].substitutes]
     return [each for each in made if ST_BULK in each["replacement"]] if before else made
 
 
@@ -54,7 +55,7 @@ def offered(
             names["nvshmem"], 1, {"inputs": {"kind": "nvshmem", "wheel": ["n", nvshmem, "x"]}}
         ),
     }
-    record = {**asdict(RECORD), "stack": stack, "module": module or MODULES[stack], "archs": list(archs), **names}
+    record = {**to_builtins(RECORD), "stack": stack, "module": module or MODULES[stack], "archs": list(archs), **names}
     generation = Generation(1, {"offer": {"default_stack": stack, "stacks": {stack: record}, "templates": ""}})
     return Holdings(1, (generation,), entries), generation
 
@@ -138,7 +139,7 @@ def old(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pref
 def put(prefix: Prefix, first: str, second: str) -> None:
     """Publish a generation that offers v1 of the entry `first` and v1-cu13 of `second`."""
     base = {
-        **asdict(RECORD),
+        **to_builtins(RECORD),
         "prefix": str(prefix.path),
         "archs": ["10.0"],
         "nvshmem": NVSHMEM,

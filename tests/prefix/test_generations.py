@@ -10,10 +10,10 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.core.errors import Problem, Trouble

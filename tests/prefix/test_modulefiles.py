@@ -6,12 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import modulefiles, offer, test_kinds
@@ -192,7 +192,7 @@ def test_a_manifest_of_an_earlier_version_can_be_read() -> None:
     assert read == offer
     assert read is not None
     assert offer_digest(read) == offer_digest(offer)
-    assert json.dumps(offer_document(read)) == json.dumps(asdict(offer))
+    assert json.dumps(offer_document(read)) == json.dumps(to_builtins(offer))
 
 
 def test_a_manifest_of_a_later_version_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Prefix

@@ -3,7 +3,6 @@ they agree."""
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import hashlib
 import json
@@ -16,7 +15,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import read_hosts
@@ -80,7 +81,7 @@ def test_arguments_and_environment_arrive_as_they_are(fleet: ConnectionPool, hos
     env = {"A": "x y'\"$\n", "B_1": ""}
     script = """for word in "$@" "$A" "$B_1"; do printf '<%s>' "$word"; done"""
     reply = fleet.run(host, Job(script, args=args, env=env))
-    assert reply == dataclasses.replace(reply, host=host.name, code=0, err="")
+    assert reply == structs.replace(reply, host=host.name, code=0, err="")
     assert reply.out == "".join(f"<{word}>" for word in (*args, *env.values()))
 
 
@@ -257,7 +258,7 @@ def test_close_frees_every_waiting_thread(lab: Lab, host: Host, tmp_path: Path) 
             ended.append(trouble)
 
     jobs = [Job(f"echo $$ >{tmp_path}/{number}; sleep 600", watched=number > 0, timeout=None) for number in range(2)]
-    jobs[0] = dataclasses.replace(jobs[0], script=f"echo $$ >{tmp_path}/0; exec sleep 600")
+    jobs[0] = structs.replace(jobs[0], script=f"echo $$ >{tmp_path}/0; exec sleep 600")
     threads = [threading.Thread(target=wait, args=(job,)) for job in jobs]
     for thread in threads:
         thread.start()
@@ -291,7 +292,14 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_watched_script_ends_with_its_controller(lab: Lab, host: Host, number: signal.Signals) -> None:
     script = "echo $$; sleep 600 & echo $!; wait"
-    words = [sys.executable, "-c", CONTROLLER, json.dumps(dataclasses.asdict(host)), str(lab.folder / "config"), script]
+    words = [
+        sys.executable,
+        "-c",
+        CONTROLLER,
+        json.dumps(msgspec.to_builtins(host)),
+        str(lab.folder / "config"),
+        script,
+    ]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None
         pids = [int(controller.stdout.readline()) for _ in range(2)]
@@ -477,7 +485,7 @@ def test_cut_anywhere_on_the_way_in(lab: Lab, server: Sshd) -> None:
         with lab.known_hosts.open("a") as known, cutting_relay(server, after) as port:
             known.write(server.known(f"[127.0.0.3]:{port}"))
             known.flush()
-            host = dataclasses.replace(lab.host(server), name="127.0.0.3", port=port)
+            host = structs.replace(lab.host(server), name="127.0.0.3", port=port)
             message = trouble_of(ConnectionPool([host], lab.options()), host)
             messages.add(message.partition(" — ")[0].partition(". Try")[0].replace(str(port), "PORT"))
     assert messages <= {
@@ -567,9 +575,9 @@ def test_a_jump_host(lab: Lab, server: Sshd) -> None:
     reply = fleet.run(host, Job("echo $SSH_CONNECTION"))
     assert reply.out.split()[2:] == ["127.0.0.10", str(behind.port)]
     fleet.close()
-    nowhere = dataclasses.replace(host, port=free_port("127.0.0.10"))
+    nowhere = structs.replace(host, port=free_port("127.0.0.10"))
     assert "jump host 127.0.0.2 cannot reach it" in trouble_of(ConnectionPool([], lab.options()), nowhere)
-    dead = dataclasses.replace(host, jump=f"127.0.0.9:{free_port('127.0.0.9')}")
+    dead = structs.replace(host, jump=f"127.0.0.9:{free_port('127.0.0.9')}")
     assert "jump host 127.0.0.9: refuses connections" in trouble_of(ConnectionPool([], lab.options()), dead)
 
 

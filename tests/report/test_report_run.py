@@ -21,7 +21,7 @@ from deepep_bootstrap.cli.app import as_written, common_parameters
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Trouble
-from deepep_bootstrap.inventory.facts import lines, read_facts_json
+from deepep_bootstrap.inventory.facts import facts_json, lines, read_facts_json
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.report import load, model, terminal
 from deepep_bootstrap.testing import run_folder
@@ -309,11 +309,8 @@ def test_a_name_needs_no_flag(words: list[str], bare: bool) -> None:
 
 def test_facts_come_back_as_they_were_written() -> None:
     text = files_of("healthy")["facts.json"]
-    from dataclasses import asdict
-
     facts = read_facts_json(text, "f")
-    written = json.dumps({name: asdict(seen) for name, seen in facts.items()}, default=str)
-    assert json.loads(written) == json.loads(text)["hosts"]
+    assert json.loads(json.dumps(facts_json(facts))) == json.loads(text)["hosts"]
     assert dict(lines(facts["b200-001"]))["RDMA"] == "8 of 8 devices active (Ethernet), OFED 25.10-1.7.1"
     assert read_facts_json("", "f") == {}
     for wrong in (

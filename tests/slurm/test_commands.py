@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +26,8 @@ CASES = sorted((TESTS / "cases" / "slurm" / "commands").glob("*.json"))
 
 def plain(value: Any) -> Any:
     """Return what JSON would make of a parser's result."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     elif isinstance(value, tuple):
         value = [plain(item) for item in value]
     return json.loads(json.dumps(value))

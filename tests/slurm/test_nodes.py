@@ -4,15 +4,16 @@ reserved."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.slurm import commands, nodes
@@ -24,8 +25,8 @@ CASES = sorted((TESTS / "cases" / "slurm" / "nodes").glob("*.json"))
 
 def plain(value: Any) -> Any:
     """Return what JSON would make of a parser's result: sets sorted, times as text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {field.name: plain(getattr(value, field.name)) for field in structs.fields(value)}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -175,7 +176,7 @@ def test_states(state: str, *, drained: bool, down: bool, answers: bool) -> None
     ],
 )
 def test_who_has_registered_since_a_reboot(state: str, started: str, *, registered: bool) -> None:
-    now = dataclasses.replace(node(state), started=started)
+    now = structs.replace(node(state), started=started)
     assert nodes.has_registered(now, "2026-11-21T03:18:19") is registered
 
 

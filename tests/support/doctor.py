@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor.examine import case_of, examine
@@ -219,7 +220,7 @@ def changed(value: Any, path: list[str], new: Any) -> Any:
             range(len(value)) if head == "*" else range(int(head[6:])) if head.startswith("first ") else [int(head)]
         )
         return tuple(changed(each, rest, new) if place in chosen else each for place, each in enumerate(value))
-    assert is_dataclass(value), path
+    assert isinstance(value, Struct), path
     assert head in [field.name for field in fields(value)], f"{type(value).__name__} has no {head}"
     return replace(value, **{head: changed(getattr(value, head), rest, typed(head, new) if not rest else new)})  # type: ignore[type-var]
 

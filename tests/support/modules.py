@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
+
+from msgspec import structs
 
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import modulefiles
@@ -35,7 +36,7 @@ def record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
         environment={"NVSHMEM_IB_GID_INDEX": "3", "NCCL_IB_TC": "52", "TORCH_NCCL_USE_COMM_NONBLOCKING": ""},
         site=SiteSettings(),
     )
-    return dataclasses.replace(plain, **changes)
+    return structs.replace(plain, **changes)
 
 
 def external_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:

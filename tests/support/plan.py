@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Modules, Prefix, Python, Slurm, Toolkit

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results import read
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, Point, Tested

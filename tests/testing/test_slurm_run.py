@@ -7,10 +7,10 @@ import os
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Prefix, Slurm

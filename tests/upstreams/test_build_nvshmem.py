@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.fetch.sources import fetch_source

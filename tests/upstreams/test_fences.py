@@ -8,10 +8,11 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.fetch.sources import fetch_source

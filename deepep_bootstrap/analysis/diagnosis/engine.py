@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign
@@ -33,8 +35,7 @@ SHOWN = 3
 """Signs shown as evidence, beside one line of context."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """A line that shows something: the log's name, the line's number from 1, its text."""
 
     log: str
@@ -42,8 +43,7 @@ class Evidence:
     text: str
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and
     where this is from. `checks` would tell it from other causes of the same lines."""
 
@@ -57,8 +57,7 @@ class Finding:
     checks: str = ""
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """Lines that look like a cause and are none here, and why."""
 
     about: str
@@ -66,8 +65,7 @@ class Note:
     why: str
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The result of reading logs: causes, the most likely first; remarks; and the first line that shows a failure
     at all, None where nothing failed."""
 
@@ -76,8 +74,7 @@ class Diagnosis:
     failure: Evidence | None = None
 
 
-@dataclass(frozen=True)
-class _LogEnd:
+class _LogEnd(Struct, frozen=True):
     """One log with the line from which on it counts: after the last line that says all went well, where nothing
     failed later."""
 
@@ -86,8 +83,7 @@ class _LogEnd:
     failure: Hit | None
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit)."""
 
     cause: Cause
@@ -199,8 +195,7 @@ def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
     return hit is not None and hit.line < before
 
 
-@dataclass(frozen=True)
-class _Look:
+class _Look(Struct, frozen=True):
     """All logs while causes are looked for in them; `failed`: one of them shows a failure."""
 
     parts: tuple[_LogEnd, ...]

@@ -8,7 +8,8 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.rules import Pattern
 
@@ -42,16 +43,14 @@ REACH = 200
 """Characters on both sides of a word in which such a message is looked for."""
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A line (counted from 0) that fits a pattern, and its text, cut around what fits where the line is long."""
 
     line: int
     text: str
 
 
-@dataclass(frozen=True)
-class _Stream:
+class _Stream(Struct, frozen=True):
     """The lines of one process joined to one text: small letters to find words in, where each line begins, and its
     number."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import rules
 from deepep_bootstrap.analysis.diagnosis.engine import brief, diagnose

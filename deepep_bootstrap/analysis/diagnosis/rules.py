@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm
@@ -32,8 +34,7 @@ ONCE, REPEATED, OPTIONAL = "once", "repeated", "optional"
 """How often an item of a pattern occurs in a match: repeated is once or more."""
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """A compiled pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
     (small letters). `tight`: it may be tried over the end of a line, where a message was wrapped or cut."""
 
@@ -138,8 +139,7 @@ ON_LINES = ("noise", "mild")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(Struct, frozen=True):
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
     there, a few lines before or after. `hint`: it counts only in a log that also shows a failure. `noisy`: also
     on a line of noise. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and
@@ -154,8 +154,7 @@ class Sign:
     never: tuple[Pattern, ...] = ()
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """A line anywhere in the logs that makes a cause more or less believable, by `add`; with `absent` it is its
     absence that does. `near`: another line must be there, a few lines before or after."""
 
@@ -165,8 +164,7 @@ class Context:
     near: Pattern | None = None
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a
     line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts
     where the run ended well (slowness)."""
@@ -185,8 +183,7 @@ class Cause:
     lasting: bool = False
 
 
-@dataclass(frozen=True)
-class Harmless:
+class Harmless(Struct, frozen=True):
     """Lines that look bad and are not, as long as no line fits one of `unless`."""
 
     slug: str
@@ -195,8 +192,7 @@ class Harmless:
     unless: tuple[Pattern, ...] = ()
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The lines by which the end of a run is known: lines that say that it went well, and lines that say it did not;
     among these the `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that
     print what they look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and
@@ -210,8 +206,7 @@ class Ending:
     mild: tuple[Pattern, ...] = ()
 
 
-@dataclass(frozen=True)
-class CauseSet:
+class CauseSet(Struct, frozen=True):
     """All that is known: causes, harmless lines, and how runs end."""
 
     causes: tuple[Cause, ...]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.analysis.results.model import Best, Point, Rank, Spread
 from deepep_bootstrap.analysis.results.scanner import Token
@@ -19,8 +20,7 @@ Key = tuple[int, float, float]
 Words = tuple[str | None, ...]
 
 
-@dataclass
-class Sweep:
+class Sweep(Struct):
     """The settings that a test tried, in blocks: one for each operation, since a test tries them in rising order.
 
     Where nodes print into one log without labels each setting comes `copies` times; the first counts.
@@ -63,8 +63,7 @@ def _chunk(chunk: int | None) -> float:
     return float("inf") if chunk is None else chunk
 
 
-@dataclass
-class NodeOutput:
+class NodeOutput(Struct):
     """The output of one node, or of all nodes together where nothing tells them apart (`copies`: their number)."""
 
     configs: int = 0
@@ -127,8 +126,7 @@ RUNS_MAX = 100_000
 """More runs than this are a misread number."""
 
 
-@dataclass
-class PassRun:
+class PassRun(Struct):
     """One pass of a test that runs more than once, as one log has it: its number, of how many, tokens of each rank, how
     many runs it has, combine calls that one run compares over all ranks; which runs began and how they ended, by node
     and number. programs/passes.py marks it in the logs:
@@ -196,8 +194,7 @@ def join_runs(runs: Iterable[PassRun | None]) -> PassRun | None:
     return found
 
 
-@dataclass
-class LogSection:
+class LogSection(Struct):
     """One test in one log. `figures` are a rank's values by name, one for each time it printed them;
     `world` is the number of ranks by the ranks' own lines, `nodes` that of nodes by the job's; `headers` counts the
     nodes on which a file of ours began it: each of them says an exit code in the end. `pass_run` is its

@@ -5,8 +5,9 @@ line each for people, and as JSON.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field, structs, to_builtins
 
 SCHEMA = 1
 KINDS = ("intranode", "internode", "low-latency", "ep")
@@ -16,8 +17,7 @@ OURS = ("nccl", "pairs", "smoke")
 OPERATIONS = ("dispatch_fp8", "dispatch_bf16", "combine")
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(Struct, frozen=True):
     """The best setting of one operation: GB/s (10^9 bytes per second) over NVLink and over RDMA (None on one node),
     microseconds, and the setting; the chunks are in tokens, None where the test does not say them."""
 
@@ -29,8 +29,7 @@ class Best:
     rdma_chunk: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One setting that a sweep tried: the operation (one of OPERATIONS; "" where the log ended before its end said
     which), and what came of it. A chunk of None is upstream's default where `default` is true."""
 
@@ -44,8 +43,7 @@ class Point:
     default: bool = False
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Smallest, middle and largest value among the ranks."""
 
     min: float
@@ -53,8 +51,7 @@ class Spread:
     max: float
 
 
-@dataclass(frozen=True)
-class LowLatency:
+class LowLatency(Struct, frozen=True):
     """The low-latency kernels over all ranks: GB/s of dispatch and combine together, and the median of the ranks'
     average microseconds of each (the largest rank is the one to look for in `ranks`)."""
 
@@ -65,8 +62,7 @@ class LowLatency:
     combine_gbs: Spread | None = None
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes,
     local traffic included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank.
 
@@ -82,8 +78,7 @@ class Operation:
     gpu_gbs: Spread | None = None
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One rank's own figures, by name (`dispatch_combine_gbs`, `dispatch_us`, …); `state` is ok, slow or missing,
     `why` says it."""
 
@@ -93,8 +88,7 @@ class Rank:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """One pass of a test that runs with several numbers of tokens: its number, tokens of each rank, how many runs it
     has and how many of those ended well, and the combine calls of these whose result the test compared, over all
     ranks."""
@@ -106,8 +100,7 @@ class Pass:
     checked_calls: int
 
 
-@dataclass(frozen=True)
-class Tested:
+class Tested(Struct, frozen=True):
     """One test found in the logs. `ended`: it reached its end as far as its output can say. `log` is where it was
     found and `line` the number of its first line there. `ok` only if it ended, no case failed and no rank is
     missing. `test_pass` is the pass that it is, None for a test without passes."""
@@ -149,15 +142,15 @@ def as_json(tested: Tested) -> dict[str, Any]:
         "ended": tested.ended,
         "cases": {"passed": tested.passed, "failed": tested.failed},
         "config": dict(tested.config),
-        "best": {name: asdict(best) for name, best in tested.best.items()},
-        "low_latency": None if tested.low_latency is None else asdict(tested.low_latency),
-        "operations": {name: asdict(operation) for name, operation in tested.operations.items()},
-        "ranks": [asdict(rank) for rank in tested.ranks],
-        "sweep": [asdict(point) for point in tested.sweep],
+        "best": {name: to_builtins(best) for name, best in tested.best.items()},
+        "low_latency": None if tested.low_latency is None else to_builtins(tested.low_latency),
+        "operations": {name: to_builtins(operation) for name, operation in tested.operations.items()},
+        "ranks": [to_builtins(rank) for rank in tested.ranks],
+        "sweep": [to_builtins(point) for point in tested.sweep],
         "errors": list(tested.errors),
         "log": tested.log,
         "line": tested.line,
-        "pass": None if tested.test_pass is None else asdict(tested.test_pass),
+        "pass": None if tested.test_pass is None else to_builtins(tested.test_pass),
     }
 
 
@@ -170,7 +163,7 @@ def document(tests: Sequence[Tested]) -> dict[str, Any]:
     top = next((tested for tested in tests if tested.test != "low-latency"), tests[0])
     found = as_json(top)
     low = next((tested.low_latency for tested in tests if tested.low_latency is not None), None)
-    found["low_latency"] = None if low is None else asdict(low)
+    found["low_latency"] = None if low is None else to_builtins(low)
     found["ok"] = all(tested.ok for tested in tests)
     return {**found, "tests": [as_json(tested) for tested in tests]}
 
@@ -183,8 +176,7 @@ could not be read."""
 FIGURE, NIC, ERROR = "figure", "nic", "error"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The judgement on one thing.
 
     - `kind` is figure, nic or error; `subject` the figure's path in the document of `invoke results`
@@ -220,7 +212,9 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON value with the keys that docs/json.md promises."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in structs.asdict(self).items()
+        }
 
     def lines(self) -> tuple[str, ...]:
         """Return the verdict for people: one line, and one more for each thing it usually means."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.analysis.results.model import Operation, Spread, Tested
 
@@ -52,8 +53,7 @@ ERRORS_MAX = 20
 """Errors that are kept of one test, as of upstream's."""
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Struct, frozen=True):
     """One line about a program: `text` is what the program printed; a header of its job has the `module` and the
     words for the program (`args`), and the last line of its job has the exit `code`."""
 
@@ -79,8 +79,7 @@ def _line(line: str) -> _Line | None:
     return _Line(job["ended"], code=int(job["code"]))
 
 
-@dataclass
-class _Run:
+class _Run(Struct):
     """One run of a program as one log has it."""
 
     kind: str

@@ -9,7 +9,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results import collectors, own_programs
 from deepep_bootstrap.analysis.results.collectors import (
@@ -52,8 +54,7 @@ LAST_CASE = re.compile(
 LOW_WORDS = {"both": "dispatch + combine bandwidth", "each": "bandwidth of each alone", "halves": "send/recv times"}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """A section with its origin: one of SIDES, and the number of its node or rank."""
 
     side: str
@@ -61,8 +62,7 @@ class Source:
     section: LogSection
 
 
-@dataclass(frozen=True)
-class _Log:
+class _Log(Struct, frozen=True):
     """One log: its origin, as of a `Source`, and its sections."""
 
     side: str
@@ -318,8 +318,7 @@ def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operati
     }
 
 
-@dataclass(frozen=True)
-class _TestSize:
+class _TestSize(Struct, frozen=True):
     """How large a test was: nodes and ranks as far as anything says (0: nothing does), ranks of a node, and which
     ranks print. `endless`: it has no end of its own; `exited_ok`: exit codes are there, and all are 0."""
 
@@ -369,8 +368,7 @@ def _usual(seen: int) -> int:
     return next((size for size in (1, 2, 4) if seen <= size), -(-seen // LOCAL_RANKS) * LOCAL_RANKS)
 
 
-@dataclass(frozen=True)
-class _TestOutput:
+class _TestOutput(Struct, frozen=True):
     """All logs of one test together: the output of each node that can be told apart, the figures of each rank, and
     the pass that it is, of a test that has passes."""
 
@@ -438,8 +436,7 @@ def _figures(sections: Iterable[LogSection]) -> dict[int, dict[str, list[float]]
     return found
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """How far a test came: whether it reached its end, the ranks that are not whole with the reason of each, and the
     numbers of its cases."""
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -19,8 +20,7 @@ SCHEMA = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,180}\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class TunedSetting:
+class TunedSetting(Struct, frozen=True):
     """Settings of one operation, in tokens (buffers as the sweep had them; those of RDMA are None on one node), and
     what they gave: GB/s and microseconds as in figures.Best."""
 
@@ -34,8 +34,7 @@ class TunedSetting:
     us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """What settings are for. `gpu` as gpu_slug gives it, `stack` the stack of the lock that DeepEP belongs to."""
 
     gpu: str
@@ -57,8 +56,7 @@ class Key:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PastSetting:
+class PastSetting(Struct, frozen=True):
     """A run in short: when it ended (seconds since 1970), microseconds of its best settings by operation, and
     whether it was `used`: its settings became the document's."""
 
@@ -69,8 +67,7 @@ class PastSetting:
     used: bool
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Struct, frozen=True):
     """The settings for one key by operation (all of OPERATIONS, with one number of SMs), the run that found them,
     its whole sweep, and the runs known by now, oldest first."""
 
@@ -107,8 +104,7 @@ def render_document(document: Document) -> str:
     return f'{text},\n  "sweep": [\n{points}\n  ]\n}}\n'
 
 
-@dataclass(frozen=True)
-class _SettingsForm:
+class _SettingsForm(Struct, frozen=True):
     """`settings` of a document: one for each of OPERATIONS."""
 
     dispatch_fp8: TunedSetting
@@ -116,8 +112,7 @@ class _SettingsForm:
     combine: TunedSetting
 
 
-@dataclass(frozen=True)
-class _DocumentForm:
+class _DocumentForm(Struct, frozen=True):
     """A document as JSON has it, without the fields of Key, which stand beside these."""
 
     test: str

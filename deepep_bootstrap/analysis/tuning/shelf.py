@@ -9,7 +9,8 @@ import binascii
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.analysis.tuning import document, sweep
 from deepep_bootstrap.analysis.tuning.document import Document
@@ -43,8 +44,7 @@ MODULE = "tuned/deepep_tuned.py"
 """The module's text below env/."""
 
 
-@dataclass(frozen=True)
-class Shelf:
+class Shelf(Struct, frozen=True):
     """The documents of a prefix by file name, their texts' SHA-256 in hex, and what is wrong with files that are
     none."""
 
@@ -53,8 +53,7 @@ class Shelf:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A run's document as it was kept, what became of the run (sweep.Merged) and where the file is."""
 
     document: Document
@@ -62,8 +61,7 @@ class Kept:
     path: str
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """What `store` did: the documents, and files in their place that could not be read and were replaced."""
 
     kept: tuple[Kept, ...]

@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point, Tested
 from deepep_bootstrap.analysis.tuning.document import Document, Key, PastSetting, TunedSetting, gpu_slug
@@ -32,8 +34,7 @@ HISTORY = 12
 """How many runs a document remembers beside the one whose settings it has."""
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Struct, frozen=True):
     """How a run was made, beside what its output says: the GPU (type or product name), nodes, stack, commit of
     DeepEP, name of the run, seconds since 1970 when it ended, and the words its script got."""
 
@@ -46,8 +47,7 @@ class Made:
     args: Sequence[str] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """A document after a run, and what became of that run: "new", "replaced", "slower" (kept in the history alone),
     "older"."""
 
@@ -55,8 +55,7 @@ class Merged:
     state: str
 
 
-@dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Struct, frozen=True):
     """A sweep as a table: GB/s over `fabric` (NVLink or RDMA) in `values[row][column]`, None where nothing was
     measured. `rows` are SMs or RDMA chunks as `rows_are` says, `columns` NVL chunks; `fixed` says what is the same
     in the whole map ("24 SMs", "RDMA chunk 16" or nothing). `best` is the (row, column) with most GB/s, by their

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import control
 from deepep_bootstrap.bootstrap.reboot.control import NotRebootedError

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import time
 from typing import Protocol
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -20,8 +21,7 @@ Tell = Callable[[str, str, str], None]
 """Where a wave tells what it does: host, title, line. Called by one thread at a time."""
 
 
-@dataclass(frozen=True)
-class HostReboot:
+class HostReboot(Struct, frozen=True):
     """One host to be changed and rebooted: `node` is its name in Slurm ("" without), `out_of_use` the reason for which
     that node was drained or down when the plan was made ("": it was in use), `why` what the reboot is for, `boot_id`
     that of the facts, `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the
@@ -41,8 +41,10 @@ class HostReboot:
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
 
 
-@dataclass(frozen=True)
-class Policy:
+SETTLE = 120.0
+
+
+class Policy(Struct, frozen=True):
     """What reboots are allowed, and how waves roll. `mode` is "never" (hosts are changed and reloaded only), "ask",
     "rolling" or "all"; `at_once` hosts are out of use at a time (0: all); times in seconds; `run` names the run in
     drain reasons.
@@ -61,7 +63,7 @@ class Policy:
     window: Window | None = None
     reload: bool = False
     reservation: str = ""
-    settle: float = 120.0
+    settle: float = SETTLE
     pause: float = 3.0
 
     @property
@@ -70,8 +72,7 @@ class Policy:
         return self.mode != NEVER
 
 
-@dataclass(frozen=True)
-class HostState:
+class HostState(Struct, frozen=True):
     """A look at a host: its boot id, what is still not as wanted (a reason each), who uses its GPUs ("" for nobody),
     and which of `unmet` it had before and has `lost`."""
 
@@ -109,7 +110,7 @@ def read_policy(
         window=parse_window(window),
         reload=reload,
         reservation=reservation,
-        settle=min(Policy.settle, boot),
+        settle=min(SETTLE, boot),
     )
 
 
@@ -124,8 +125,7 @@ def parse_mode(text: str) -> tuple[str, int]:
     return match.group(1), 0 if match.group(1) == ALL else int(match.group(2) or 1)
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Struct, frozen=True):
     """A time of day, from `start` (in it) to `end` (not in it), local time; across midnight where the end comes
     first."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import publish
@@ -41,8 +43,7 @@ from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
 
 
-@dataclass
-class RunState:
+class RunState(Struct):
     """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, what dead builds left
     on hosts that it counts as free, and the context as it was last planned. Grows while the run goes on, so that ^C
     loses nothing."""

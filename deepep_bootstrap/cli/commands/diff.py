@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+
+from msgspec import to_builtins
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
@@ -42,7 +43,7 @@ def diff(flags: Flags, *, old: str, new: str) -> int:
         screen.say(shortened(line))
     for problem in problems:
         screen.problem(problem)
-    screen.document(OK, problems, old=names[0], new=names[1], changes=[asdict(change) for change in changes])
+    screen.document(OK, problems, old=names[0], new=names[1], changes=[to_builtins(change) for change in changes])
     return OK
 
 

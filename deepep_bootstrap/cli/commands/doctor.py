@@ -5,7 +5,9 @@ anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import Wanted, check_hosts, look_at_hosts, read_lock, request_for
@@ -30,8 +32,7 @@ from deepep_bootstrap.remote.fleet import ConnectionPool
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """One stack that the hosts are judged by: the flags that would bootstrap it, what was seen for it, what it is
     looked at for, and what the checks of the host recipes say."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import ALLOCATION, OrphanRequest, Orphans, by_hand, find_orphans, remove_orphans
 from deepep_bootstrap.core.console import Screen
@@ -55,7 +56,7 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
         screen.problem(problem)
     code = TROUBLE if done.stuck or users.unasked or left else OK
     content = document(reached.holdings, (garbage, users), done, dry_run=flags.dry_run)
-    content |= {"orphans": [asdict(orphan) for orphan in orphans.found]}
+    content |= {"orphans": [to_builtins(orphan) for orphan in orphans.found]}
     screen.document(code, problems, **content, keep=count, bytes=total)
     return code
 

@@ -10,9 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.cli.lock_view import change_json, change_lines, closure_json, closure_lines, overview, pins_json
 from deepep_bootstrap.core.console import Screen
@@ -30,8 +32,7 @@ from deepep_bootstrap.lock.model import PYTHON, Lock, Wheel, used
 EVERY = "all"
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(Struct, frozen=True):
     flags: Flags
     screen: Screen
     lock: Lock
@@ -145,8 +146,7 @@ def _unresolved(work: _Work) -> list[Problem]:
     return problems
 
 
-@dataclass
-class _Renewed:
+class _Renewed(Struct):
     """What came of renewing pins: sources, closures of wheels, and what could not be renewed. Grows while it is
     filled."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
 from deepep_bootstrap.bootstrap.planning import RunLogs, read_lock
@@ -42,8 +44,7 @@ TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Struct, frozen=True):
     """What a host recipe left on a host: a file, `ours` unless somebody changed it since; or packages that it holds
     at their versions, with "" as the path."""
 
@@ -53,8 +54,7 @@ class Written:
     held: str = ""
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """What is to be taken away: `kept` is what stays of the offer, `files` what recipes wrote, by host."""
 
     offer: Offer
@@ -109,7 +109,7 @@ def remove(flags: Flags) -> int:
         survey.problems,
         prefix=prefix,
         stacks=removal.stacks,
-        files={host: [asdict(each) for each in found] for host, found in removal.files.items()},
+        files={host: [to_builtins(each) for each in found] for host, found in removal.files.items()},
         outcomes=[outcome_json(each) for each in outcomes],
     )
     return code

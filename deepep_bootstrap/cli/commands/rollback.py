@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK
@@ -51,5 +52,5 @@ def rollback(flags: Flags, *, to: str = "") -> int:
         screen.problem(problem)
     changed = change and not flags.dry_run
     switch = {"before": holdings.current, "to": target.number, "changed": changed, "modules": modules}
-    screen.document(OK, reached.problems, prefix=prefix, **switch, defects=[asdict(defect) for defect in found])
+    screen.document(OK, reached.problems, prefix=prefix, **switch, defects=[to_builtins(defect) for defect in found])
     return OK

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
@@ -59,9 +60,9 @@ def status(flags: Flags) -> int:
         hooks=hooks,
         waiting=waiting,
         drained=drained,
-        orphans=[asdict(orphan) for orphan in orphans.found],
-        tests=[asdict(test) for test in tests],
-        defects=[asdict(defect) for defect in defects],
+        orphans=[to_builtins(orphan) for orphan in orphans.found],
+        tests=[to_builtins(test) for test in tests],
+        defects=[to_builtins(defect) for defect in defects],
     )
     return code
 

@@ -8,8 +8,10 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
 from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules
@@ -41,8 +43,7 @@ UNSAID = 124
 NOTHING = Assessment((), (), (), Diagnosis((), ()), failed=True)
 
 
-@dataclass(frozen=True)
-class TestFlags:
+class TestFlags(Struct, frozen=True):
     """The flags of the verb, read: the kind's name, words for the script, "slurm", "ssh" or "" for whichever there
     is, nodes (0: the kind's own number), seconds to wait for nodes and to run (0: the kind's own), and whether the
     figures become the site's references."""
@@ -56,8 +57,7 @@ class TestFlags:
     save: bool
 
 
-@dataclass(frozen=True)
-class TestContext:
+class TestContext(Struct, frozen=True):
     """What following a test needs: the connections, the hosts, where it runs, and what people see of it."""
 
     flags: Flags
@@ -69,8 +69,7 @@ class TestContext:
     templates: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class KeptResult:
+class KeptResult(Struct, frozen=True):
     """What of a run stays for later ones: documents of tuned settings by path, and how many figures became
     references."""
 
@@ -78,8 +77,7 @@ class KeptResult:
     references: int = 0
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """A run that was brought back and judged: the run, the facts of its nodes, what was found, the rules it was judged
     by, the site's own files."""
 
@@ -90,8 +88,7 @@ class Result:
     site: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class TestSummary:
+class TestSummary(Struct, frozen=True):
     """The summary of a test for people and as JSON: how it ended, and of a test that ran what it left and what was
     found. `place` is its folder, `problems` why what it left could not be looked at."""
 
@@ -110,7 +107,7 @@ class TestSummary:
             "run": {"name": run.name if run else "", "folder": self.place, "values": dict(run.values) if run else {}},
             "tests": [model.as_json(tested) for tested in found.tests],
             "verdicts": [verdict.as_json() for verdict in found.verdicts],
-            "traffic": [{**vars(nic), "errors": dict(nic.errors)} for nic in found.traffic],
+            "traffic": [{**structs.asdict(nic), "errors": dict(nic.errors)} for nic in found.traffic],
             **engine.as_json(found.diagnosis),
             "silent": list(self.silent),
             "kept": {"tuned": list(self.kept.tuned), "references": self.kept.references},

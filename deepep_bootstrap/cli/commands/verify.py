@@ -5,7 +5,9 @@ records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import verify as proof
@@ -58,7 +60,7 @@ def verify(flags: Flags, *, store: bool = False) -> int:
         module=modules[0],
         modules=modules,
         outcomes=[outcome_json(outcome) for outcome in outcomes],
-        defects=[asdict(defect) for defect in defects],
+        defects=[to_builtins(defect) for defect in defects],
     )
     return code
 
@@ -122,7 +124,10 @@ def verify_store(flags: Flags) -> int:
     for problem in problems:
         screen.problem(problem)
     code = VERDICT if bad or unsafe else OK
-    document = {"entries": [asdict(verdict) for verdict in verdicts], "unsafe": [asdict(each) for each in unsafe]}
+    document = {
+        "entries": [to_builtins(verdict) for verdict in verdicts],
+        "unsafe": [to_builtins(each) for each in unsafe],
+    }
     screen.document(code, problems, prefix=reached.place.prefix, **document)
     return code
 

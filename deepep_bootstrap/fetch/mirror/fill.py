@@ -12,8 +12,9 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.git import Pin
@@ -41,8 +42,7 @@ BATCH = 8
 """Wheels fetched before they are put into their places: what an interrupted run loses at most."""
 
 
-@dataclass(frozen=True)
-class FillJob:
+class FillJob(Struct, frozen=True):
     """The mirror at `root` is to hold `wanted`; what it lacks comes through `mirrors`. `old` is its index so far;
     what that has and nobody wants stays, unless `prune`."""
 
@@ -61,8 +61,7 @@ class FillJob:
         return {path: record for path, record in self.old.files.items() if is_file(self.root, path)}
 
 
-@dataclass
-class Filled:
+class Filled(Struct):
     """What is in the mirror by now. Grows while it is filled; `added` and `repaired` are paths of repositories and
     files."""
 

@@ -16,12 +16,12 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -60,8 +60,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str
 
 
-@dataclass(frozen=True)
-class MirrorIndex:
+class MirrorIndex(Struct, frozen=True):
     """mirror.json: the digest of the lock it was last made for, for which stacks and wheel targets, and what is
     there: the sources, and every file by path."""
 
@@ -86,16 +85,14 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packages: Any = None
 
 
-@dataclass(frozen=True)
-class MirrorWants:
+class MirrorWants(Struct, frozen=True):
     """What a mirror has to hold for some stacks and targets of a lock."""
 
     sources: tuple[Source, ...]
     wheels: tuple[Wheel, ...]
 
 
-@dataclass(frozen=True)
-class MirrorFault:
+class MirrorFault(Struct, frozen=True):
     """A path whose `state` is missing, changed or extra; `found` and `wanted` are the difference."""
 
     path: str

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.mirror.index import MirrorIndex, MirrorWants
 from deepep_bootstrap.lock.model import Lock, Wheel, used
 
 
-@dataclass(frozen=True)
-class MirrorSelection:
+class MirrorSelection(Struct, frozen=True):
     """What a mirror is for: stacks of a lock and wheel targets, all of the lock's where none are named."""
 
     lock: Lock
@@ -31,8 +30,7 @@ class MirrorSelection:
         return MirrorWants(tuple(used(self.lock, self.stacks)), tuple(dict.fromkeys([*wheels, *tools])))
 
 
-@dataclass(frozen=True)
-class SelectionFlags:
+class SelectionFlags(Struct, frozen=True):
     """What the flags name: stacks and wheel targets."""
 
     stacks: tuple[str, ...]

@@ -13,10 +13,11 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import fields
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, RECORD
@@ -42,8 +43,7 @@ INTERPRETER = re.compile(r"/(?!.*//)(?:(?!\.\.?/)[A-Za-z0-9._+-]+/)*python3(\.[0
 bin/python)."""
 
 
-@dataclass(frozen=True)
-class ArchiveMember:
+class ArchiveMember(Struct, frozen=True):
     """A folder, file or link of an entry; `path` is relative to it. `size` in bytes and `sha256` are a file's,
     `target` is a link's."""
 
@@ -60,8 +60,7 @@ class ArchiveMember:
         return FOLDER_MODE if self.kind == FOLDER else EXECUTABLE if self.executable else PLAIN
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """One store entry: its name, and what is in it, every folder before what lies in it."""
 
     name: str
@@ -83,8 +82,7 @@ class Tree:
         return sum(BLOCK * (2 + thing.size // BLOCK) for thing in self.things)
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(Struct, frozen=True):
     """What the entries were built on, for and by: operating system, CPU architecture, glibc of the host that
     exported, CUDA versions, GPU architectures ("9.0"), compilers ("gcc 12.2.0"), paths of Python interpreters, and
     recipes ("build/nvshmem.sh", a blank, and the SHA-256 of its text without comments). The last three are empty in
@@ -115,8 +113,7 @@ class Built:
         )
 
 
-@dataclass(frozen=True)
-class ArchiveIndex:
+class ArchiveIndex(Struct, frozen=True):
     """The table of contents of an archive. `generation` is the manifest of the generation it was made from, as JSON
     values."""
 
@@ -178,8 +175,7 @@ def _written(thing: ArchiveMember) -> dict[str, Any]:
     return {"path": thing.path, "type": FOLDER, "mode": f"{thing.mode:04o}"}
 
 
-@dataclass(frozen=True)
-class _MemberForm:
+class _MemberForm(Struct, frozen=True):
     """A folder, file or link as JSON has it; which keys it has depends on its `type`."""
 
     path: str
@@ -190,16 +186,14 @@ class _MemberForm:
     target: str = ""
 
 
-@dataclass(frozen=True)
-class _EntryForm:
+class _EntryForm(Struct, frozen=True):
     """An entry as JSON has it."""
 
     name: str
     things: tuple[_MemberForm, ...]
 
 
-@dataclass(frozen=True)
-class _BuiltForm:
+class _BuiltForm(Struct, frozen=True):
     """Built as JSON has it: archives of earlier versions lack what has a default."""
 
     os_id: str
@@ -213,8 +207,7 @@ class _BuiltForm:
     recipes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _IndexForm:
+class _IndexForm(Struct, frozen=True):
     """An index as JSON has it."""
 
     built: _BuiltForm

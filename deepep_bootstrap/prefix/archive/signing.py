@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -20,8 +21,7 @@ LARGEST = 64 * 1024
 """Bytes of a signature; one by the longest RSA key has less than six thousand."""
 
 
-@dataclass(frozen=True)
-class Signer:
+class Signer(Struct, frozen=True):
     """Whose signature it is: the name that the allowed signers file gives, and the key's fingerprint."""
 
     name: str

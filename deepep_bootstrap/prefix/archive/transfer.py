@@ -7,7 +7,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -40,8 +41,7 @@ SUM = b"\n# sum "
 REMEDY = "invoke verify --store"
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """What the prefix of an import has: free bytes on its filesystem, and which of the archive's entries are there
     already."""
 
@@ -49,8 +49,7 @@ class Room:
     present: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(Struct, frozen=True):
     """What became of the entries that were sent: published now, or by somebody else meanwhile."""
 
     imported: tuple[str, ...]

@@ -8,13 +8,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results.model import OPERATIONS, Point
 from deepep_bootstrap.analysis.tuning import shelf, sweep

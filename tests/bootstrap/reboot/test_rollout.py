@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from datetime import time as clock
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import control, rollout
 from deepep_bootstrap.bootstrap.reboot.control import Cluster, NotRebootedError

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.fetch import locations
@@ -63,7 +64,7 @@ def test_the_plan_says_from_where(tmp_path: Path) -> None:
     )
     inputs = host_recipes.wanted(wanted, facts)
     fields = inputs["n001"]["cuda-toolkit"]["REPOSITORIES"].split()
-    plain = host_recipes.wanted(dataclasses.replace(wanted, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"][
+    plain = host_recipes.wanted(structs.replace(wanted, mirrors=Mirrors()), facts)["n001"]["cuda-toolkit"][
         "REPOSITORIES"
     ].split()
     assert [fields[1], fields[4]] == [

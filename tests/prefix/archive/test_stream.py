@@ -7,12 +7,12 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import history

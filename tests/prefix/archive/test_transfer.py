@@ -6,10 +6,10 @@ import io
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.cli.commands import export as export_verb
 from deepep_bootstrap.cli.commands import import_ as import_verb
