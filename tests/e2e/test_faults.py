@@ -219,7 +219,7 @@ def test_a_second_bootstrap_at_the_same_time_waits_and_uses_the_first_ones_resul
 
 def test_a_full_disk(engine: Engine) -> None:
     engine.prefix = "/mnt/small"
-    mounted = engine.lab.nsenter("n001", "mkdir -p /mnt/small && mount -t tmpfs -o size=60m tmpfs /mnt/small")
+    mounted = engine.lab.nsenter("n001", "mkdir -p /mnt/small && mount -t tmpfs -o size=60m,mode=755 tmpfs /mnt/small")
     assert mounted.returncode == 0, mounted.stderr
     ended = engine.run("bootstrap", "--limit=n001")
     assert ended.code == 1

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def ready(lab: LiveLab, standin_sources: Path, built_entries: Path) -> Engine:
+def ready(lab: LiveLab, standin_sources: Path) -> Engine:
     """One bootstrap for the tests of what it leaves; the last of them moves the prefix."""
     lab.reset()
-    engine = Engine(lab, standin_sources, built=built_entries)
+    engine = Engine(lab, standin_sources)
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
     return engine

@@ -3,6 +3,7 @@ stand-in sources."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -44,8 +45,8 @@ class Ended:
 
 @dataclass
 class Engine:
-    """The command line, pointed at one lab. `built` is where this run of the tests keeps the store entries of its
-    first bootstrap, `mirror` a mirror's directory in place of the stand-in's repositories and wheels, `inside` a
+    """The command line, pointed at one lab. `built` is where this run of the tests keeps the store entries that
+    were built once, `mirror` a mirror's directory in place of the stand-in's repositories and wheels, `inside` a
     command prefix, for example into another network; without `smoke` a bootstrap runs no test of its own."""
 
     lab: LiveLab
@@ -92,8 +93,6 @@ class Engine:
             check=False,
         )
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
-        if verb == "bootstrap" and done.returncode == 0:
-            self._keep_built()
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def json(self, verb: str, *more: str) -> dict[str, Any]:
@@ -116,23 +115,12 @@ class Engine:
         )
 
     def use_built(self, *, without: str = "nothing") -> None:
-        """Put the entries that an earlier test built into the prefix, for a test of something else; `without` is the
-        pattern of those that this test builds itself. Where no test built them yet, this one builds all."""
-        if self.built and self.built.is_dir():
-            for entry in self.built.iterdir():
-                if not re.search(rf"^[^-]*-({without})-", entry.name):
-                    shutil.copytree(entry, self.on_disk / "store" / entry.name, symlinks=True)
-
-    def _keep_built(self) -> None:
-        if self.built is None or self.built.exists() or self.lock != LOCK:
-            return
-        aside = self.built.with_name(f"{self.built.name}-{os.getpid()}")
-        for entry in (self.on_disk / "store").glob("[!.]*"):
-            shutil.copytree(entry, aside / entry.name, symlinks=True)
-        try:
-            aside.rename(self.built)
-        except OSError:  # another worker was first
-            shutil.rmtree(aside)
+        """Put the entries that were built once into the prefix, for a test of something else; `without` is the pattern
+        of those that this test builds itself."""
+        assert self.built
+        for entry in self.built.iterdir():
+            if not re.search(rf"^[^-]*-({without})-", entry.name):
+                shutil.copytree(entry, self.on_disk / "store" / entry.name, symlinks=True)
 
     def store(self) -> list[str]:
         """Names in the store, whatever they are."""
@@ -190,10 +178,20 @@ def standin_sources(programs: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def built_entries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first bootstrap of the run leaves its store entries: one place for all workers."""
+def built_entries(lab: LiveLab, standin_sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store entries of one bootstrap, built once for all workers: by the first that asks, while others wait."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-entries"
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-entries"
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            lab.reset()
+            first = Engine(lab, standin_sources)
+            ended = first.run("bootstrap")
+            assert ended.code == 0, ended.text
+            for entry in (first.on_disk / "store").glob("[!.]*"):
+                shutil.copytree(entry, place / entry.name, symlinks=True)
+    return place
 
 
 @pytest.fixture
