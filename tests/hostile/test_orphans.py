@@ -5,17 +5,27 @@ files are as they were."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.e2e import Engine, wait_until
+from tests.support.kills import (
+    Where,
+    builds,
+    compiles,
+    kill,
+    owner_of_scratch,
+    pids,
+    scratches,
+    silent_slurm,
+    start_until,
+)
 
 if TYPE_CHECKING:
     from tests.support.lab import LiveLab
@@ -63,87 +73,26 @@ def engine(cluster: Engine) -> Iterator[Engine]:
     assert cluster.json("status")["orphans"] == []
 
 
-def builds(lab: LiveLab) -> list[str]:
-    """Numbers of the allocations of builds that Slurm has not ended."""
-    listed = "squeue --noheader --name=deepep-build --states=PENDING,RUNNING,CONFIGURING,SUSPENDED --format=%A"
-    return lab.on_login(listed).split()
-
-
-def scratches(lab: LiveLab) -> list[str]:
-    return lab.nsenter(
-        "n001", "ls -d /var/tmp/deepep-*/deepep-scratch-* /var/tmp/deepep-scratch-* 2>/dev/null"
-    ).stdout.split()
-
-
-def pids(lab: LiveLab, pattern: str, host: str = "n001") -> list[str]:
-    """Pids, on the host, of processes whose command line matches."""
-    lines = lab.nsenter(host, "ps -ww -eo pid=,args=").stdout.splitlines()
-    found = (line.split(None, 1) for line in lines if " " in line.strip())
-    return [pid for pid, args in found if re.search(pattern, args)]
-
-
-def owner_of_scratch(lab: LiveLab) -> str:
-    """Pid of the shell that holds the session."""
-    return lab.nsenter("n001", "sed -n 's/^pid=//p' /var/tmp/deepep-0/deepep-scratch-*/.owner").stdout.strip()
-
-
-def compiles(engine: Engine) -> list[str]:
-    return engine.processes(r"nvcc.*\.cu")
-
-
-def start_until(engine: Engine, point: str | Callable[[], object]) -> subprocess.Popen[str]:
-    """Start a bootstrap and return when it said a line that `point` matches, or when `point` holds."""
-    process = engine.start("bootstrap")
-    if callable(point):
-        wait_until(lambda: point() or process.poll() is not None, "the point of the bootstrap")
-        assert process.poll() is None, process.communicate()[0]
-        return process
-    said: list[str] = []
-    assert process.stdout
-    for line in process.stdout:
-        said.append(line)
-        if re.search(point, line):
-            return process
-    raise AssertionError(f"no line like {point} in {''.join(said)}")
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-@contextmanager
-def silent_slurm(lab: LiveLab) -> Iterator[None]:
-    """Stop Slurm's controller for a while."""
-    (pid,) = pids(lab, r"^\S*slurmctld", lab.lab.controller.name)
-    lab.nsenter(lab.lab.controller.name, f"kill -STOP {pid}")
-    try:
-        yield
-    finally:
-        lab.nsenter(lab.lab.controller.name, f"kill -CONT {pid}")
-
-
-POINTS: dict[str, str | Callable[[Engine], object]] = {
+POINTS: dict[str, Where] = {
     "the prefix is there": r"^done prefix ",
     "sources are there": r"^done fetch ",
     "Slurm gave the node": lambda engine: builds(engine.lab),
     "the build begins": r"^n001: build deepep ",
-    "nvcc runs": lambda engine: compiles(engine),
+    "nvcc runs": compiles,
 }
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_kill_9_of_the_controller(engine: Engine, point: str) -> None:
     lab = engine.lab
-    where = POINTS[point]
-    kill(start_until(engine, where if isinstance(where, str) else lambda: where(engine)))
+    kill(start_until(engine, POINTS[point]))
     wait_until(lambda: not builds(lab), "the allocation is cancelled")
     wait_until(lambda: not scratches(lab), "scratch is gone")
 
 
 def test_kill_9_of_the_controller_while_slurm_is_silent(engine: Engine) -> None:
     lab = engine.lab
-    process = start_until(engine, lambda: compiles(engine))
+    process = start_until(engine, compiles)
     session = owner_of_scratch(lab)
     with silent_slurm(lab):
         kill(process)
@@ -154,7 +103,7 @@ def test_kill_9_of_the_controller_while_slurm_is_silent(engine: Engine) -> None:
 
 def test_kill_9_of_the_session_fails_the_run(engine: Engine) -> None:
     lab = engine.lab
-    process = start_until(engine, lambda: compiles(engine))
+    process = start_until(engine, compiles)
     lab.nsenter("n001", f"kill -KILL {owner_of_scratch(lab)}")
     out, _ = process.communicate()
     assert process.returncode == 1, out
@@ -165,7 +114,7 @@ def test_kill_9_of_the_session_fails_the_run(engine: Engine) -> None:
 
 def test_a_slurmstepd_that_dies_holds_nobody_up(engine: Engine) -> None:
     lab = engine.lab
-    process = start_until(engine, lambda: compiles(engine))
+    process = start_until(engine, compiles)
     for pid in pids(lab, r"^slurmstepd: \[\d+\.\d+\]"):
         lab.nsenter("n001", f"kill -KILL {pid}")
     wait_until(lambda: process.poll() is not None, "the end of the bootstrap")
@@ -178,7 +127,7 @@ def test_a_slurmstepd_that_dies_holds_nobody_up(engine: Engine) -> None:
 def orphan(engine: Engine) -> str:
     """Kill controller and everything that it has on n001, but for the allocation, and return that one's number."""
     lab = engine.lab
-    process = start_until(engine, lambda: compiles(engine))
+    process = start_until(engine, compiles)
     (job,) = builds(lab)
     session = owner_of_scratch(lab)
     parent = lab.nsenter("n001", f"ps -o ppid= -p {session}").stdout.strip()
