@@ -253,7 +253,8 @@ def test_a_tampered_package_is_not_installed(machine: Machine, cuda: dict[str, s
     said = machine.refuses("cuda-toolkit", cuda)
     assert "Hash Sum mismatch" in said
     assert (
-        "error: apt could not install the packages (what it said is above). Please install by hand: "
+        f"error: apt could not install the packages from file://{machine.shared}/cuda (what it said is above). "
+        "Please install by hand: "
         "cuda-toolkit-12-9=12.9.1-1\n" in said
     )
     assert machine.says("cuda-toolkit", "check", cuda)["state"] == "todo"

@@ -66,7 +66,18 @@ install_packages() {
     mapfile -t lacking < <(list_lacking "$@" | sed '/^$/d')
     ((${#lacking[@]} > 0)) || return 0
     # With `||` the functions run without the strict mode's early end; they return the code of their last command.
-    "install_with_${MANAGER}" "${lacking[@]}" || die "${MANAGER} could not install the packages (what it said is above). Please ${by_hand}"
+    "install_with_${MANAGER}" "${lacking[@]}" ||
+        die "${MANAGER} could not install the packages$(print_sources) (what it said is above). Please ${by_hand}"
+}
+
+# print_sources: the addresses of REPOSITORIES as the end of "the packages"; nothing where only the host's own are used.
+print_sources() {
+    local url
+    local -a urls=()
+    while read -r _ url _; do
+        [[ -z "${url}" ]] || urls+=("${url}")
+    done <<<"${REPOSITORIES:-}"
+    ((${#urls[@]} == 0)) || printf ' from %s' "${urls[*]}"
 }
 
 # run_apt ARGUMENT…: apt-get that asks nothing, keeps configuration files as the site has them and gives up on a dead mirror.
