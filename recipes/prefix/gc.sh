@@ -13,7 +13,7 @@
 # show_generations: print the current number, then all numbers, in one line.
 show_generations() {
     local current numbers
-    current="$(find_current)"
+    current="$(find_current)" || exit 1
     numbers="$(find_numbers | tr '\n' ' ')"
     printf '%s: %s\n' "${current}" "${numbers% }"
 }
@@ -112,7 +112,7 @@ finish() {
 }
 
 main() {
-    local dead
+    local dead found
     local -a owners
     need_env PREFIX TOKEN SEEN
     need_generations
@@ -123,7 +123,8 @@ main() {
     take_lock offer never
     sweep_leftovers offer
     forget_names
-    if [[ "$(show_generations)" != "${SEEN}" ]]; then
+    found="$(show_generations)"
+    if [[ "${found}" != "${SEEN}" ]]; then
         data state stale
         return 0
     fi

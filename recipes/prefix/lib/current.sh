@@ -10,7 +10,11 @@ LOCK_DIR="${GENERATIONS}"
 # find_current: print the number of the current generation, 0 without one.
 find_current() {
     local target=""
-    target="$(readlink -- "${PREFIX}/current")" || true # no generation yet
+    if ! target="$(readlink -v -- "${PREFIX}/current" 2>&1)"; then
+        # No generation yet, or something of that name that is no link: not a filesystem that fails.
+        [[ "${target}" =~ (No such file or directory|Invalid argument)$ ]] || die "cannot read the link ${PREFIX}/current: ${target##*: }"
+        target=""
+    fi
     if [[ "${target}" =~ ^generations/([0-9]+)$ ]]; then
         printf '%s\n' "${BASH_REMATCH[1]}"
     else
