@@ -65,7 +65,7 @@ def again(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Again
     ]
     ends = [run.communicate() for run in runs]
     assert [run.returncode for run in runs] == [0, 0], ends
-    assert f"{scratch}/deepep-scratch-" in "".join(out for out, _ in ends)
+    assert f"{scratch}/deepep-{os.getuid()}/deepep-scratch-" in "".join(out for out, _ in ends)
     return prefix, [{line.split(" ", 2)[0]: line.split(" ", 2)[1] for line in out.splitlines()} for out, _ in ends]
 
 
