@@ -52,7 +52,7 @@ need_env() {
     for name in "$@"; do
         [[ -n "${!name:-}" ]] || missing+=("${name}")
     done
-    ((${#missing[@]} == 0)) || die "missing input: ${missing[*]}"
+    ((${#missing[@]} == 0)) || die "missing input: ${missing[*]-}"
 }
 
 # need_command NAME…: end here when one of the programs is not on PATH, naming all of them at once.
@@ -62,7 +62,7 @@ need_command() {
     for name in "$@"; do
         command -v "${name}" >/dev/null || missing+=("${name}")
     done
-    ((${#missing[@]} == 0)) || die "not installed on this machine: ${missing[*]}"
+    ((${#missing[@]} == 0)) || die "not installed on this machine: ${missing[*]-}"
 }
 
 # run_step TITLE COMMAND…: say what begins, run it with its output on standard error, say how long it took.

@@ -230,11 +230,7 @@ def like(run: TestRun, runs: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]
     def fits(folder: str, values: Mapping[str, str]) -> bool:
         before = number(values.get("started", ""))
         nodes = len([name for name in values.get("nodes", "").split(",") if name])
-        same = (values.get("kind"), values.get("args", ""), nodes) == (
-            run.kind,
-            run.values.get("args", ""),
-            len(run.nodes),
-        )
+        same = (values.get("kind"), TestRun("", values, {}).args, nodes) == (run.kind, run.args, len(run.nodes))
         return (
             same
             and PurePosixPath(folder).name != run.name

@@ -88,7 +88,7 @@ find_driver() {
     local -a folders=()
     local folder
     IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}"
-    for folder in "${folders[@]}"; do
+    for folder in ${folders[@]+"${folders[@]}"}; do
         if [[ "${folder}" == /* && ! "${folder%/}" =~ /stubs?$ && -e "${folder}/libcuda.so.1" ]]; then
             printf '%s\n' "${folder%/}/libcuda.so.1"
             return 0

@@ -26,7 +26,7 @@ configure() {
     while IFS= read -r option; do
         [[ -z "${option}" ]] || options+=("-D${option}")
     done <<<"${OPTIONS:-}"
-    cmake -S "${SRC}" -B "${BUILD}" -G Ninja "${options[@]}" \
+    cmake -S "${SRC}" -B "${BUILD}" -G Ninja ${options[@]+"${options[@]}"} \
         -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_INSTALL_PREFIX="${OUT}" \
         -DCMAKE_INSTALL_LIBDIR=lib \

@@ -59,7 +59,7 @@ apply_packages() {
         die "this lock does not say what this distribution calls the packages. Please install by hand: $(list_missing | join_lines)"
     fi
     add_repositories build-deps
-    install_packages "${packages[@]}"
+    install_packages ${packages[@]+"${packages[@]}"}
 }
 
 main() {

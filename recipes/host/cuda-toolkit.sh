@@ -73,7 +73,7 @@ apply_toolkit() {
     [[ ! -x "${TOOLKITS}/cuda/bin/nvcc" ]] || before="$(readlink -f -- "${TOOLKITS}/cuda")"
     read -r -a packages <<<"${PACKAGES:-}"
     add_repositories cuda-toolkit
-    run_step "installing ${PACKAGES}" install_packages "${packages[@]}"
+    run_step "installing ${PACKAGES}" install_packages ${packages[@]+"${packages[@]}"}
     [[ -n "$(find_toolkit)" ]] || die "${PACKAGES}: installed, but there is no nvcc of CUDA ${CUDA_MAJOR}${FLOOR:+, ${FLOOR} or newer,} in /usr/local/cuda*"
     keep_default "${before}"
 }

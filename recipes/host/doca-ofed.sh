@@ -37,7 +37,7 @@ is_good() {
 list_lacking_packages() {
     local -a packages
     read -r -a packages <<<"${HEADERS:-} ${PACKAGES:-}"
-    list_lacking "${packages[@]}"
+    list_lacking ${packages[@]+"${packages[@]}"}
 }
 
 report_state() {
@@ -92,7 +92,7 @@ apply_ofed() {
     local -a packages
     read -r -a packages <<<"${HEADERS:-} ${PACKAGES:-}"
     add_repositories doca-ofed
-    run_step "installing ${packages[*]}" install_and_hold doca-ofed "${packages[@]}"
+    run_step "installing ${packages[*]-}" install_and_hold doca-ofed ${packages[@]+"${packages[@]}"}
     stamp_change doca-ofed
 }
 

@@ -42,7 +42,7 @@ print_wanted() {
     local entry bare keys="" dwords
     dwords="$(value_of NVreg_RegistryDwords <<<"${before}")"
     IFS=';' read -r -a entries <<<"${dwords#=}"
-    for entry in "${entries[@]}"; do
+    for entry in ${entries[@]+"${entries[@]}"}; do
         bare="${entry//[[:space:]]/}"
         [[ -z "${bare}" || "${bare,,}" == peermappingoverride?(=*) ]] || keys+="${entry};"
     done

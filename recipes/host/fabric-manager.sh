@@ -46,7 +46,7 @@ is_in_use() {
 has_our_driver() {
     local -a packages
     read -r -a packages <<<"${DRIVER_PACKAGES:-}"
-    ((${#packages[@]} > 0)) && [[ -z "$(list_lacking "${packages[@]}")" ]]
+    ((${#packages[@]} > 0)) && [[ -z "$(list_lacking ${packages[@]+"${packages[@]}"})" ]]
 }
 
 # print_package: the package in the version of the loaded driver. For the lock's driver, and with dnf, by the lock's name, with the

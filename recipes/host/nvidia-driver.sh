@@ -52,7 +52,7 @@ find_driver() {
 is_there() {
     local -a packages
     read -r -a packages <<<"$1"
-    [[ -n "$1" && -z "$(list_lacking "${packages[@]%%=*}")" ]]
+    [[ -n "$1" && -z "$(list_lacking ${packages[@]+"${packages[@]%%=*}"})" ]]
 }
 
 # print_candidates: PACKAGES, each with the version that would be installed now, as far as the package lists at hand know it.
@@ -60,7 +60,7 @@ print_candidates() {
     local package version
     local -a packages
     read -r -a packages <<<"${PACKAGES:-}"
-    for package in "${packages[@]}"; do
+    for package in ${packages[@]+"${packages[@]}"}; do
         version=""
         if [[ "${MANAGER:-}" == apt && "${package}" != *=* ]]; then
             version="$(apt-cache policy -- "${package}" 2>/dev/null | sed -n 's/^  Candidate: \([0-9].*\)/\1/p')"
@@ -120,7 +120,7 @@ apply_driver() {
     read -r -a packages <<<"${HEADERS:-} $(is_there "${PACKAGES:-}" || printf '%s\n' "${PACKAGES:-}")"
     is_there "${PACKAGES:-}" || add_repositories nvidia-driver
     stamp_change nvidia-driver begun
-    run_step "installing ${packages[*]}" install_and_hold nvidia-driver "${packages[@]}"
+    run_step "installing ${packages[*]-}" install_and_hold nvidia-driver ${packages[@]+"${packages[@]}"}
     stamp_change nvidia-driver
     clear_stamp nvidia-driver begun
 }

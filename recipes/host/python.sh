@@ -42,7 +42,7 @@ main() {
             if [[ "${before}" == *state=todo* ]]; then
                 read -r -a packages <<<"${PACKAGES:-}"
                 add_repositories python
-                run_step "installing ${PACKAGES}" install_packages "${packages[@]}"
+                run_step "installing ${PACKAGES}" install_packages ${packages[@]+"${packages[@]}"}
             fi
             report_state
             ;;

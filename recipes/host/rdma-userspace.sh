@@ -48,7 +48,7 @@ print_missing_tools() {
     local -a tools
     local tool folder
     read -r -a tools <<<"${TOOLS:-}"
-    for tool in "${tools[@]}"; do
+    for tool in ${tools[@]+"${tools[@]}"}; do
         for folder in "${TOOL_FOLDERS[@]}"; do
             [[ ! -x "${HOST_ROOT:-}${folder}/${tool}" ]] || continue 2
         done
@@ -90,7 +90,7 @@ install_rdma() {
     local -a packages
     read -r -a packages <<<"${PACKAGES:-}"
     add_repositories rdma-userspace
-    run_step "installing ${PACKAGES}" install_packages "${packages[@]}"
+    run_step "installing ${PACKAGES}" install_packages ${packages[@]+"${packages[@]}"}
 }
 
 main() {

@@ -20,7 +20,7 @@ main() {
     for list in "$(kept_path held '')"*; do
         [[ -s "${list}" && "${list##*/}" =~ ^[a-z-]+$ ]] || continue
         mapfile -t names <"${list}"
-        data held "${list##*/}"$'\t'"${names[*]}"
+        data held "${list##*/}"$'\t'"${names[*]-}"
     done
     data end 1
 }

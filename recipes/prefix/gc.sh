@@ -30,10 +30,10 @@ is_plain() {
 # set_aside: move what is to go out of its name. Names with "gone" belong to nobody: no builder sweeps them.
 set_aside() {
     local name
-    for name in "${DROPPED[@]}"; do
+    for name in ${DROPPED[@]+"${DROPPED[@]}"}; do
         mv -T -- "${GENERATIONS}/${name}" "${GENERATIONS}/.trash-offer-${name}-${TOKEN}"
     done
-    for name in "${REMOVED[@]}"; do
+    for name in ${REMOVED[@]+"${REMOVED[@]}"}; do
         mv -T -- "${STORE}/${name}" "${STORE}/.gone-${name}-${TOKEN}"
     done
 }
@@ -43,12 +43,12 @@ set_aside() {
 put_back() {
     local -r names="$1"
     local name
-    for name in "${REMOVED[@]}"; do
+    for name in ${REMOVED[@]+"${REMOVED[@]}"}; do
         [[ -z "${names}" || $'\n'"${names}" == *$'\n'"${name}"$'\t'* ]] || continue
         mv -T -- "${STORE}/.gone-${name}-${TOKEN}" "${STORE}/${name}" 2>/dev/null || true # never moved, or replaced
     done
     [[ -z "${names}" ]] || return 0
-    for name in "${DROPPED[@]}"; do
+    for name in ${DROPPED[@]+"${DROPPED[@]}"}; do
         mv -T -- "${GENERATIONS}/.trash-offer-${name}-${TOKEN}" "${GENERATIONS}/${name}" 2>/dev/null || true # never moved
     done
 }
@@ -77,10 +77,10 @@ keep_what_is_used() {
     local name line
     local -a gone=()
     [[ -z "${used}" ]] || put_back "${used}"
-    for name in "${REMOVED[@]}"; do
+    for name in ${REMOVED[@]+"${REMOVED[@]}"}; do
         if line="$(grep -m 1 -F -- "${name}"$'\t' <<<"${used}")"; then data kept "${line}"; else gone+=("${name}"); fi
     done
-    REMOVED=("${gone[@]}")
+    REMOVED=(${gone[@]+"${gone[@]}"})
 }
 
 DROPPED=()
@@ -91,21 +91,21 @@ expect_generations() {
     local number
     local -a left=()
     for number in ${SEEN#*:}; do
-        [[ " ${DROPPED[*]} " == *" ${number} "* ]] || left+=("${number}")
+        [[ " ${DROPPED[*]-} " == *" ${number} "* ]] || left+=("${number}")
     done
-    printf '%s: %s\n' "${SEEN%%:*}" "${left[*]}"
+    printf '%s: %s\n' "${SEEN%%:*}" "${left[*]-}"
 }
 
 # finish DEAD: delete what is out of its name, and what dead owners left.
 finish() {
     local -r dead="$1"
-    local -ra dropped=("${DROPPED[@]}") removed=("${REMOVED[@]}")
+    local -ra dropped=(${DROPPED[@]+"${DROPPED[@]}"}) removed=(${REMOVED[@]+"${REMOVED[@]}"})
     local name
     DROPPED=() REMOVED=() # nothing of it is put back from here on
-    for name in "${dropped[@]}"; do
+    for name in ${dropped[@]+"${dropped[@]}"}; do
         ! delete_tree "${GENERATIONS}/.trash-offer-${name}-${TOKEN}" || data dropped "${name}"
     done
-    for name in "${removed[@]}"; do
+    for name in ${removed[@]+"${removed[@]}"}; do
         ! delete_tree "${STORE}/.gone-${name}-${TOKEN}" || data removed "${name}"
     done
     sweep "${dead}"
@@ -129,7 +129,7 @@ main() {
         return 0
     fi
     readarray -t owners < <(find_owners)
-    dead="$(find_dead 30 "${owners[@]}")"
+    dead="$(find_dead 30 ${owners[@]+"${owners[@]}"})"
     choose "$(find_used "${dead}")"
     set_aside
     if [[ "$(show_generations)" != "$(expect_generations)" ]]; then

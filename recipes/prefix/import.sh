@@ -81,11 +81,11 @@ receive() {
     tar -x -f - -C "${STAGE}" --no-same-owner >&2 || die "the archive cannot be unpacked in ${STORE} ($(df -Pk -- "${STAGE}" | awk 'NR == 2 { print $4 }') KiB free)"
     [[ -f "${STAGE}/complete" ]] || die "the archive did not come whole"
     data phase compare
-    for name in "${names[@]}"; do compare_entry "${name}"; done
+    for name in ${names[@]+"${names[@]}"}; do compare_entry "${name}"; done
     share_tree "${STAGE}/store"
     sync -f "${STAGE}"
     data phase publish # nobody there to hear it: nothing is published
-    for name in "${names[@]}"; do publish_entry "${name}"; done
+    for name in ${names[@]+"${names[@]}"}; do publish_entry "${name}"; done
     data end 1
 }
 

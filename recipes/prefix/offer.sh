@@ -61,14 +61,14 @@ main() {
     forget_names
     current="$(find_current)"
     readarray -t entries <<<"${ENTRIES:-}"
-    readarray -t missing < <(find_missing "${entries[@]}")
+    readarray -t missing < <(find_missing ${entries[@]+"${entries[@]}"})
     if [[ "${current}" != "${BASE}" ]]; then
         data state stale
         data generation "${current}"
     elif ((${#missing[@]} > 0)); then
         data state missing
         data generation "${current}"
-        for name in "${missing[@]}"; do
+        for name in ${missing[@]+"${missing[@]}"}; do
             data missing "${name}"
         done
     else

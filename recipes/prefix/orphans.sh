@@ -62,7 +62,7 @@ look_at_owners() {
         fi
     done
     ((${#ours[@]} > 0)) || return 0
-    find_dead 30 "${ours[@]}" | while IFS= read -r path; do
+    find_dead 30 ${ours[@]+"${ours[@]}"} | while IFS= read -r path; do
         data owner "${path##*/}"$'\t'"$(describe "$(read_owner "${path}")")"
     done
 }

@@ -24,14 +24,14 @@ main() {
     forget_names
     current="$(find_current)"
     readarray -t entries <<<"${ENTRIES:-}"
-    readarray -t missing < <(find_missing "${entries[@]}")
+    readarray -t missing < <(find_missing ${entries[@]+"${entries[@]}"})
     if [[ "${current}" != "${BASE}" ]]; then
         data state stale
     elif [[ ! -s "${GENERATIONS}/${TO}/manifest.json" ]]; then
         data state absent
     elif ((${#missing[@]} > 0)); then
         data state missing
-        for name in "${missing[@]}"; do
+        for name in ${missing[@]+"${missing[@]}"}; do
             data missing "${name}"
         done
     else

@@ -119,7 +119,7 @@ main() {
     place="$(make_place)"
     data place "${place}"
     export DEEPEP_RUN_DIR="${place}"
-    if ! answer="$(sbatch --parsable --export=ALL --chdir="${place}" --output="${place}/job.log" "${options[@]}" "${FILE}" "$@" 2>&1)"; then
+    if ! answer="$(sbatch --parsable --export=ALL --chdir="${place}" --output="${place}/job.log" ${options[@]+"${options[@]}"} "${FILE}" "$@" 2>&1)"; then
         data refused "${answer//$'\n'/ }"
         return 0
     fi

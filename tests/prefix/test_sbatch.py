@@ -12,6 +12,7 @@ import pytest
 
 from deepep_bootstrap.prefix import modulefiles, test_kinds
 from deepep_bootstrap.prefix.offer import StackRecord
+from deepep_bootstrap.testing import run_folder
 from tests.support import module_systems
 from tests.support import modules as support
 
@@ -108,6 +109,8 @@ def test_the_module_is_found(system: str, shell: str, prefix: Prefix) -> None:
     assert session.code == 0, session.out + session.err
     assert f"environment: module {MODULE}" in session.out, session.out
     assert seen["args"] == ["--num-tokens", "2048", "a b"]
+    values = Path(session.out.partition("logs and counters: ")[2].partition("\n")[0], "run.env").read_text()
+    assert run_folder.of_files("r", {"run.env": values}).args == ("--num-tokens", "2048", "a b")
     assert seen["utils"] == "utils beside the test"
     check_environment(seen, support.record(str(prefix.path)))
 

@@ -403,7 +403,7 @@ def test_a_sweep_lies_upright() -> None:
 
 
 def test_only_runs_alike_and_earlier_are_compared() -> None:
-    base = {"kind": "internode", "nodes": "a,b", "args": "", "started": "100"}
+    base = {"kind": "internode", "nodes": "a,b", "args": "--num-tokens 4", "started": "100"}
     others = {
         "before": {"started": "90"},
         "later": {"started": "101"},
@@ -411,10 +411,11 @@ def test_only_runs_alike_and_earlier_are_compared() -> None:
         "args": {"args": "--num-tokens 8"},
         "kind": {"kind": "pairs"},
         "other": {"nodes": "c,d", "started": "80"},
+        "quoted": {"args": "'--num-tokens' '4'", "started": "70"},
     }
     runs = {"/t/now": base, "/t/broken": {}, **{f"/t/{name}": {**base, **change} for name, change in others.items()}}
     run = run_folder.of_files("now", {"run.env": "".join(f"{key}={value}\n" for key, value in base.items())})
-    assert load.like(run, runs) == ("/t/other", "/t/before")
+    assert load.like(run, runs) == ("/t/quoted", "/t/other", "/t/before")
 
 
 def test_texts_of_env_are_all_that_a_report_needs() -> None:

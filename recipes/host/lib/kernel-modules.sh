@@ -38,7 +38,7 @@ print_modprobe_config() {
     scratch="$(mktemp -d)"
     echo "options ours here" >"${scratch}/$1" # a name in the first folder hides the same name in the others
     for folder in etc run usr/local/lib usr/lib lib; do folders+=(-C "${HOST_ROOT:-}/${folder}/modprobe.d"); done
-    modprobe --showconfig -C "${scratch}" "${folders[@]}" | sed -En "/^(options|install) ($2|ours)/p"
+    modprobe --showconfig -C "${scratch}" ${folders[@]+"${folders[@]}"} | sed -En "/^(options|install) ($2|ours)/p"
     rm -r -- "${scratch}"
 }
 
@@ -152,7 +152,7 @@ restore_driver() {
     local line
     local -a lines=()
     mapfile -t lines < <(list_missing)
-    for line in "${lines[@]}"; do
+    for line in ${lines[@]+"${lines[@]}"}; do
         case "${line}" in
             module\ *) modprobe "${line#* }" >&2 || warn "${line#* } does not load" ;;
             service\ *) systemctl start "${line#* }" >&2 || warn "${line#* } does not start" ;;
@@ -181,7 +181,7 @@ reload_modules() {
     for daemon in "${!names[@]}"; do
         if runs_unit "${daemon}"; then daemons+=("${daemon}") ours+=("${names[${daemon}]}"); fi
     done
-    users="$(list_gpu_users "${ours[@]}" | paste -s -d ,)"
+    users="$(list_gpu_users ${ours[@]+"${ours[@]}"} | paste -s -d ,)"
     [[ -z "${users}" ]] || die "the GPUs are in use by ${users}: the driver stays as it is"
     # The fabric manager is not to be stopped in vain: it starts anew well only below a driver that was loaded anew.
     holders="$(list_holders "$@" | paste -s -d ,)"
@@ -192,7 +192,7 @@ reload_modules() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     trap restore_after_all EXIT
-    for daemon in "${daemons[@]}"; do systemctl stop "${daemon}" >&2 || warn "${daemon} does not stop"; done
+    for daemon in ${daemons[@]+"${daemons[@]}"}; do systemctl stop "${daemon}" >&2 || warn "${daemon} does not stop"; done
     unload_modules "$@"
     if is_loaded "${!#}"; then stayed=yes; fi
     restore_driver

@@ -24,7 +24,7 @@ pick_key() {
     local -a form=()
     [[ "$3" == *.gpg ]] || form=(--armor)
     run_gpg "${scratch}" --import "${scratch}/fetched" || return 1
-    run_gpg "${scratch}" "${form[@]}" --output "${scratch}/picked" --export "${wanted}" || return 1
+    run_gpg "${scratch}" ${form[@]+"${form[@]}"} --output "${scratch}/picked" --export "${wanted}" || return 1
     # A key may carry the wanted one as a subkey and would come along.
     [[ "$(list_keys "${scratch}/picked")" == "${wanted}" ]]
 }

@@ -22,8 +22,8 @@ is_obtainable() {
     local -a packages
     read -r -a packages <<<"${PACKAGES}"
     case "${MANAGER}" in
-        apt) apt-get -s -qq install -- "${packages[@]}" ;;
-        dnf) [[ -n "$(dnf -C -q repoquery -- "${packages[@]/=/-}" || echo unknown)" ]] ;;
+        apt) apt-get -s -qq install -- ${packages[@]+"${packages[@]}"} ;;
+        dnf) [[ -n "$(dnf -C -q repoquery -- ${packages[@]+"${packages[@]/=/-}"} || echo unknown)" ]] ;;
     esac >/dev/null 2>&1
 }
 
@@ -40,7 +40,7 @@ list_lacking() {
         # shellcheck disable=SC2053 # the version is a glob
         [[ -n "${installed}" && ( -z "${version}" || "${installed}" == ${version} ) ]] || lacking+=("${package}")
     done
-    ((${#lacking[@]} == 0)) || printf '%s\n' "${modules[@]}" "${lacking[@]}"
+    ((${#lacking[@]} == 0)) || printf '%s\n' ${modules[@]+"${modules[@]}"} ${lacking[@]+"${lacking[@]}"}
 }
 
 # print_installed NAME: the version of an installed package; nothing when it is not (wholly) there.
@@ -66,7 +66,7 @@ install_packages() {
     mapfile -t lacking < <(list_lacking "$@" | sed '/^$/d')
     ((${#lacking[@]} > 0)) || return 0
     # With `||` the functions run without the strict mode's early end; they return the code of their last command.
-    "install_with_${MANAGER}" "${lacking[@]}" ||
+    "install_with_${MANAGER}" ${lacking[@]+"${lacking[@]}"} ||
         die "${MANAGER} could not install the packages$(print_sources) (what it said is above). Please ${by_hand}"
 }
 
@@ -77,7 +77,7 @@ print_sources() {
     while read -r _ url _; do
         [[ -z "${url}" ]] || urls+=("${url}")
     done <<<"${REPOSITORIES:-}"
-    ((${#urls[@]} == 0)) || printf ' from %s' "${urls[*]}"
+    ((${#urls[@]} == 0)) || printf ' from %s' "${urls[*]-}"
 }
 
 # run_apt ARGUMENT…: apt-get that asks nothing, keeps configuration files as the site has them and gives up on a dead mirror.
@@ -126,15 +126,15 @@ hold_packages() {
     local -a patterns names
     read -r -a patterns <<<"${HOLD:-}"
     ((${#patterns[@]} > 0)) || return 0
-    mapfile -t names < <(list_free "${patterns[@]}" | sort -u)
+    mapfile -t names < <(list_free ${patterns[@]+"${patterns[@]}"} | sort -u)
     ((${#names[@]} > 0)) || return 0
     case "${MANAGER}" in
-        apt) with_package_lock apt-mark hold -- "${names[@]}" >&2 ;;
-        dnf) dnf -q -C versionlock add -- "${names[@]}" >&2 ;;
-    esac || { warn "could not be held at their versions: ${names[*]}"; return 0; }
+        apt) with_package_lock apt-mark hold -- ${names[@]+"${names[@]}"} >&2 ;;
+        dnf) dnf -q -C versionlock add -- ${names[@]+"${names[@]}"} >&2 ;;
+    esac || { warn "could not be held at their versions: ${names[*]-}"; return 0; }
     mkdir -p -- "${record%/*}"
-    printf '%s\n' "${names[@]}" | sort -u - "$([[ -e "${record}" ]] && echo "${record}" || echo /dev/null)" | write_file "${record}" 644
-    say "held at their versions (${recipe}): ${names[*]}"
+    printf '%s\n' ${names[@]+"${names[@]}"} | sort -u - "$([[ -e "${record}" ]] && echo "${record}" || echo /dev/null)" | write_file "${record}" 644
+    say "held at their versions (${recipe}): ${names[*]-}"
 }
 
 # list_free PATTERN…: installed packages that match and that nobody holds.
@@ -154,8 +154,8 @@ release_packages() {
     [[ -s "${record}" ]] || return 0
     mapfile -t names <"${record}"
     case "${MANAGER:-}" in
-        dnf) dnf -q -C versionlock delete -- "${names[@]}" >&2 || warn "these may still be locked: ${names[*]}" ;;
-        *) with_package_lock apt-mark unhold -- "${names[@]}" >&2 || warn "these may still be held: ${names[*]}" ;;
+        dnf) dnf -q -C versionlock delete -- ${names[@]+"${names[@]}"} >&2 || warn "these may still be locked: ${names[*]-}" ;;
+        *) with_package_lock apt-mark unhold -- ${names[@]+"${names[@]}"} >&2 || warn "these may still be held: ${names[*]-}" ;;
     esac
     rm -f -- "${record}"
 }

@@ -32,8 +32,8 @@ add_repositories() {
         read -r -a fields <<<"${line}"
         ((${#fields[@]} == 7)) || die "REPOSITORIES: not seven fields: ${line}"
         case "${MANAGER:-}" in
-            apt) add_apt_repository "${recipe}" "${fields[@]}" ;;
-            dnf) add_dnf_repository "${recipe}" "${fields[@]}" ;;
+            apt) add_apt_repository "${recipe}" ${fields[@]+"${fields[@]}"} ;;
+            dnf) add_dnf_repository "${recipe}" ${fields[@]+"${fields[@]}"} ;;
             *) die "no package manager that this recipe knows (MANAGER=${MANAGER:-})" ;;
         esac
     done <<<"${REPOSITORIES}"

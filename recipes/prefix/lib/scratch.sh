@@ -83,8 +83,8 @@ cancel_jobs() {
     listed="$(list_jobs_of "${folder}")" || return 1
     [[ -n "${listed}" ]] || return 0
     readarray -t numbers <<<"${listed}"
-    say "cancelling Slurm job ${numbers[*]}"
-    timeout "${SLURM_LIMIT}" scancel --name="${JOB_NAME}" -- "${numbers[@]}" >&2
+    say "cancelling Slurm job ${numbers[*]-}"
+    timeout "${SLURM_LIMIT}" scancel --name="${JOB_NAME}" -- ${numbers[@]+"${numbers[@]}"} >&2
 }
 
 # find_dead_scratch: print the scratch folders whose session is gone. One that this host had before it booted last, or that another host
@@ -95,7 +95,7 @@ find_dead_scratch() {
     while IFS= read -r folder; do
         [[ ! -f "${folder}/.owner" || -L "${folder}/.owner" ]] || owners+=("${folder}/.owner")
     done < <(list_scratch)
-    ((${#owners[@]} == 0)) || find_dead 30 "${owners[@]}" | while IFS= read -r folder; do printf '%s\n' "${folder%/.owner}"; done
+    ((${#owners[@]} == 0)) || find_dead 30 ${owners[@]+"${owners[@]}"} | while IFS= read -r folder; do printf '%s\n' "${folder%/.owner}"; done
 }
 
 # remove_scratch FOLDER: its allocation first: without the folder nobody would know whose that is.

@@ -100,7 +100,7 @@ find_places() {
     for path in current modulefiles sbatch .id; do
         [[ ! -e "${PREFIX}/${path}" && ! -L "${PREFIX}/${path}" ]] || places+=("${PREFIX}/${path}")
     done
-    ((${#places[@]} == 0)) || find "${places[@]}" -maxdepth 0 -printf "${form}"
+    ((${#places[@]} == 0)) || find ${places[@]+"${places[@]}"} -maxdepth 0 -printf "${form}"
     for path in store generations; do
         # What is being made or removed at this moment is hidden, and may be gone when we look.
         [[ ! -d "${PREFIX}/${path}" ]] ||
