@@ -123,7 +123,7 @@ BUILDING = {
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param("an entry is filled", marks=pytest.mark.sample), "GDRCopy is published"]
+    "point", ["an entry is filled", pytest.param("GDRCopy is published", marks=pytest.mark.sample)]
 )
 def test_kill_9_of_the_session_of_a_build(engine: Engine, point: str) -> None:
     process = come_to(engine, BUILDING[point])
