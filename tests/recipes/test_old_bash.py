@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
-import tomllib
 
 from tests.support.paths import CASES, ROOT
 
-CONSTRUCTS = tomllib.loads((CASES / "recipes" / "newer-than-bash-4.2.toml").read_text())["construct"]
+CONSTRUCTS = msgspec.toml.decode((CASES / "recipes" / "newer-than-bash-4.2.toml").read_bytes())["construct"]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for folder, names in {
