@@ -100,9 +100,9 @@ def decide(transport: ConnectionPool, survey: Survey, request: PlanRequest, *, a
         plan = steps.make_plan(
             request, survey.facts, check_hosts(transport, survey.reached, survey.facts, request), anyhow=anyhow
         )
-        if plan.choice:
+        if plan.decided:
             builder = survey.inventory.settings.build_user
-            place = PrefixHandle(survey.host(plan.choice.prefix_host), request.prefix, request.recipes, builder)
+            place = PrefixHandle(survey.host(plan.decided.prefix_host), request.prefix, request.recipes, builder)
             refuse_unsafe(transport, place)
         return plan
     except Trouble as trouble:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomlkit
-from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.testing import run_folder

@@ -3,6 +3,7 @@ asked again at the last moment, and what was begun is put back."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -106,7 +107,7 @@ def test_a_job_is_not_ended_where_slurmd_is_hidden_and_slurmctld_does_not_answer
     )
     assert count == 1
     (tmp_path / "hosts.txt").write_text(text)
-    keeper = replace(engine, hosts=tmp_path / "hosts.txt")
+    keeper = dataclasses.replace(engine, hosts=tmp_path / "hosts.txt")
     with stopped(lab, "login1", "/run/slurmctld.pid"):
         ended = keeper.run("bootstrap", "--limit=n001", "--reboot=rolling", "--yes")
     assert lab.boot_id("n001") == boot, ended.text
