@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 from tests.support.stacks import Stacks
 from tests.support.standins import Prepared
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.long]
 
 TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
 

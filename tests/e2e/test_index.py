@@ -17,7 +17,7 @@ from deepep_bootstrap.lock import model
 from tests.support.e2e import LOCK, Engine
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TARGET = f"cp3{sys.version_info.minor}-x86_64"
 

@@ -13,7 +13,7 @@ from tests.support import stacks as stacks_support
 from tests.support.e2e import Engine
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PRINT = "import deep_ep, os; print(deep_ep.__version__, os.environ.get('EP_JIT_CACHE_DIR'))"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.support.build import RECIPES, run_bash
 from tests.support.upstreams import FAKE_CUDA, Sources, must, run
 from tests.upstreams import make
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.long]
 
 NINJA, MAKEFILES = "Ninja", "Unix Makefiles"
 CMAKE = "src/CMakeLists.txt"

@@ -29,7 +29,7 @@ PROXY_FENCE = "fence.proxy.async.shared::cta"
 SYSTEM_FENCE = "fence.acq_rel.sys"
 ARCHS = ("90a", "100a")
 Tree = Callable[[str, bool], Path]
-pytestmark = [NO_REAL_NVCC, pytest.mark.usefixtures("programs")]
+pytestmark = [NO_REAL_NVCC, pytest.mark.usefixtures("programs"), pytest.mark.long]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tests.support.upstreams import (
 )
 from tests.upstreams import make
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.long]
 
 LINES = TESTS / "cases" / "upstreams" / "lines.json"  # upstream's line formats, as patterns
 SMOKE = ROOT / "env" / "programs" / "smoke.py"
