@@ -26,7 +26,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 FREE_KEYS = {
     "facts": {"hosts"},
     "doctor": {"users"},
-    "status": {"stacks", "environment", "hooks", "waiting", "drained"},
+    "status": {"stacks", "environment", "hooks", "waiting", "drained", "records"},
     "remove": {"files"},
     "lock": {"uses", "before", "after"},
     "bootstrap": set(),

@@ -410,8 +410,17 @@ def plain_user(namespaces: None) -> Iterator[tuple[Path, list[str]]]:
         home.chmod(0o755)
         (home / file).chmod(0o644)
         binds = f"mount --bind {home}/passwd /etc/passwd; mount --bind {home}/group /etc/group"
+        version = subprocess.run(
+            ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
+        of_the_system = ["--only-binary=:all:", "--python-version", version, "--target", home / "site", "msgspec"]
+        subprocess.run([*pip, *of_the_system], check=True)
         become = "exec setpriv --reuid 7100 --regid 7100 --clear-groups --inh-caps=-all env -i"
-        script = f'set -e; {binds}; cd {home}; {become} HOME={home} PATH=/usr/bin:/bin "$@"'
+        script = f'set -e; {binds}; cd {home}; {become} HOME={home} PYTHONPATH={home}/site PATH=/usr/bin:/bin "$@"'
         yield home, ["unshare", "-m", "bash", "-c", script, "bash"]
 
 
