@@ -34,6 +34,7 @@ SHIPPED = model.read_lock_file(ROOT / "deepep.lock.toml")
 MODULES = {"v1": "deepep/1.2.1-8a07e7e-v1", "v1-cu13": "deepep/1.2.1-8a07e7e-v1-cu13", "v2": "deepep/2.1.0-dd758ca-v2"}
 ST_BULK = "static_cast<uint64_t>(kNumBytes)"
 FENCED, BARE, NVSHMEM = entry_name("deepep", "1.2.1"), entry_name("deepep", "1.2.1.old"), entry_name("nvshmem", "3.4.5")
+PYTHON = entry_name("python", "2.10.0")
 
 
 def substitutes(source: str, *, before: bool = False) -> list[dict[str, Any]]:
@@ -131,6 +132,7 @@ def old(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pref
     for name, made in ((BARE, substitutes("deepep-v1", before=True)), (FENCED, substitutes("deepep-v1"))):
         prefix.entry(name, [NVSHMEM], inputs={"kind": "deepep", "archs": ["10.0"], "substitutes": made})
     prefix.entry(NVSHMEM, inputs={"kind": "nvshmem", "substitutes": substitutes("nvshmem")})
+    prefix.entry(PYTHON, inputs={"kind": "python"})
     put(prefix, BARE, BARE)
     put(prefix, FENCED, FENCED)
     return prefix
@@ -144,7 +146,7 @@ def put(prefix: Prefix, first: str, second: str) -> None:
         "archs": ["10.0"],
         "nvshmem": NVSHMEM,
         "gdrcopy": "",
-        "python": "",
+        "python": PYTHON,
     }
     names = {"v1": first, "v1-cu13": second}
     own = {stack: {"stack": stack, "module": MODULES[stack], "deepep": name} for stack, name in names.items()}
