@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PREFIX = "/shared/verify-slurm"
 RECIPES = read_tree(support.REPOSITORY / "recipes")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PREFIX = "/opt/some-dir"
 NEEDS = load_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]["dependencies"]

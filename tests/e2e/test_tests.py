@@ -18,7 +18,7 @@ from deepep_bootstrap.testing import run_folder
 from tests.support.e2e import Engine
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SMALL = "--args=--num-processes 2 --num-experts 8"
 NODES = ("n001", "n002")
