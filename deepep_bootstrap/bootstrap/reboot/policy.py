@@ -39,9 +39,8 @@ class HostReboot(Struct, frozen=True):
 
 
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
-
-
 SETTLE = 120.0
+"""Seconds after a boot in which what recipes wrote must show; at most the time that a boot may take."""
 
 
 class Policy(Struct, frozen=True):
