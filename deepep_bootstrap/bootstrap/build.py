@@ -97,8 +97,8 @@ class Session(Struct, frozen=True):
         end = self.holder.end
         if not isinstance(end, Reply):
             return ""
-        said = last_lines(end.err)
-        return f"the build session ended by itself with exit code {end.code}{f': {said}' if said else ''}"
+        last = last_lines(end.err)
+        return f"the build session ended by itself with exit code {end.code}{f': {last}' if last else ''}"
 
 
 def build_all(
@@ -147,8 +147,8 @@ def open_session(
     try:
         scratch = hold.wait_for("scratch", 60.0)
         number = hold.wait_for("jobid")
-        said = records.read_records(f"scratch={scratch}\njobid={number}", forms.SESSION, host.name, "session.sh")
-        yield Session(said.text("scratch"), "" if said.text("jobid") == "0" else said.text("jobid"), hold)
+        session = records.read_records(f"scratch={scratch}\njobid={number}", forms.SESSION, host.name, "session.sh")
+        yield Session(session.text("scratch"), "" if session.text("jobid") == "0" else session.text("jobid"), hold)
     except BaseException:
         with suppress(Trouble):  # what ended us is what is to be told
             hold.close()

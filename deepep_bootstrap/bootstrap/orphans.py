@@ -29,18 +29,18 @@ ALLOCATION, SCRATCH, OWNER = "allocation", "scratch", "owner"
 
 class Orphan(Struct, frozen=True):
     """One thing that a session left. `kind` is "allocation", "scratch" or "owner", `host` the one that says so, `name`
-    the number of a Slurm job, a folder of the host, or a file in PREFIX/store; `said` whose it is and what becomes of
+    the number of a Slurm job, a folder of the host, or a file in PREFIX/store; `detail` whose it is and what becomes of
     it. `dead` is whether that host knows that the session is gone; else nobody who was asked knows."""
 
     kind: str
     host: str
     name: str
-    said: str
+    detail: str
     dead: bool = True
 
     def __str__(self) -> str:
         what = {ALLOCATION: "Slurm job", SCRATCH: "scratch", OWNER: "store"}[self.kind]
-        return f"{what} {self.name} ({self.said})"
+        return f"{what} {self.name} ({self.detail})"
 
 
 class Orphans(Struct, frozen=True):
@@ -117,11 +117,11 @@ def _unknown(answers: Mapping[str, Records], found: Iterable[Orphan]) -> Iterabl
     left: dict[str, Orphan] = {}
     for host, records in answers.items():
         for number, state, nodes, folder in records.rows("unknown"):
-            said = f"{_state(state, nodes)}, asked for in {folder}, which is on no host that was asked"
-            left.setdefault(number, Orphan(ALLOCATION, host, number, said, dead=False))
+            detail = f"{_state(state, nodes)}, asked for in {folder}, which is on no host that was asked"
+            left.setdefault(number, Orphan(ALLOCATION, host, number, detail, dead=False))
         for name, whose, who in records.rows("elsewhere"):
-            said = f"of {who}, a host that was not asked"
-            left.setdefault(name, Orphan(OWNER, host, name, said, dead=False))
+            detail = f"of {who}, a host that was not asked"
+            left.setdefault(name, Orphan(OWNER, host, name, detail, dead=False))
             known |= {name} if whose in names else set()
     return [orphan for name, orphan in left.items() if name not in known]
 

@@ -239,8 +239,8 @@ def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
 
     generation = generations.current(context.transport, context.place)
 
-    def keep(host: str, said: str) -> Path:
-        return context.run.log(host, "verify", said)
+    def keep(host: str, output: str) -> Path:
+        return context.run.log(host, "verify", output)
 
     return show_outcomes(
         context,

@@ -95,7 +95,7 @@ class Records(Struct, frozen=True):
 
     def shown(self, key: str) -> HostText:
         """Return the free text of the one line of `key`, an empty one without that line."""
-        return next((said for _, said in self.rows_with_text(key)), HostText())
+        return next((text for _, text in self.rows_with_text(key)), HostText())
 
 
 def read_records(text: str, form: RecordForm, where: str, printer: str) -> Records:

@@ -32,19 +32,19 @@ class HostText:
     """Free text of a host, for showing only. It is no `str`: mypy does not let it be a word or a variable of a
     command, and remote.fleet.Job refuses it too. As text it has no control characters and a limit."""
 
-    __slots__ = ("_said",)
+    __slots__ = ("_text",)
 
-    def __init__(self, said: str = "") -> None:
-        self._said = said
+    def __init__(self, text: str = "") -> None:
+        self._text = text
 
     def __str__(self) -> str:
-        return plain(self._said)[:LONGEST_SAID]
+        return plain(self._text)[:LONGEST_SAID]
 
     def __repr__(self) -> str:
-        return f"HostText({self._said!r})"
+        return f"HostText({self._text!r})"
 
     def __bool__(self) -> bool:
-        return bool(self._said)
+        return bool(self._text)
 
     def __eq__(self, other: object) -> bool:
         return str(self) == str(other) if isinstance(other, (str, HostText)) else NotImplemented

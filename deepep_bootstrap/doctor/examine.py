@@ -151,12 +151,12 @@ def from_recipe(seen: HostView, check: Check, same: Sequence[Fault]) -> Finding:
     """Return the finding that a host recipe's check is; `same` is what checks of the host saw of it."""
     rolling = f"{seen.case.bootstrap} --reboot=rolling"
     at_once = next((fault.fix for fault in same), seen.case.bootstrap)
-    said, note = str(check.found), str(check.note)
+    found, note = str(check.found), str(check.note)
     severity, found, fix = {
-        "todo": (TO_DO.get(check.recipe, WARNING), said, rolling if check.needs_reboot else at_once),
-        "reboot": (WARNING, f"{said}; waits for a reboot", rolling),
-        "stuck": (BLOCKING, f"{said}, although the host was rebooted since the change", note or "dmesg, on the host"),
-    }.get(check.state, (WARNING, said, note))
+        "todo": (TO_DO.get(check.recipe, WARNING), found, rolling if check.needs_reboot else at_once),
+        "reboot": (WARNING, f"{found}; waits for a reboot", rolling),
+        "stuck": (BLOCKING, f"{found}, although the host was rebooted since the change", note or "dmesg, on the host"),
+    }.get(check.state, (WARNING, found, note))
     if check.recipe == "cuda-toolkit" and check.state == "todo" and not seen.builds:
         severity = NOTE
     if check.state != "reboot":

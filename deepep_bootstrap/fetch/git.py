@@ -211,8 +211,8 @@ def export(pin: Pin, mirrors: Mirrors, scratch: Path) -> Tree:
 
 def _commit_time(repository: Repository, rev: str) -> int:
     """Return when a commit was made, in seconds since 1970: what its author's machine said, whatever that is."""
-    said = _run(repository, "show", "--no-patch", "--format=%ct", rev).split()[0]
-    return min(int(said), LAST_SECOND) if re.fullmatch(r"[0-9]{1,20}", said) else 0
+    seconds = _run(repository, "show", "--no-patch", "--format=%ct", rev).split()[0]
+    return min(int(seconds), LAST_SECOND) if re.fullmatch(r"[0-9]{1,20}", seconds) else 0
 
 
 def write_out(repository: Repository, rev: str, tree: Path) -> None:

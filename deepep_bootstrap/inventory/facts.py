@@ -247,7 +247,7 @@ def _facts(records: Records) -> Facts:
         gpus=_gpus(records),
         os_name=records.shown("os_name"),
         cpu_model=records.shown("cpu_model"),
-        gpu_problem=HostText("; ".join(str(said) for _, said in records.rows_with_text("gpu_problem"))),
+        gpu_problem=HostText("; ".join(str(text) for _, text in records.rows_with_text("gpu_problem"))),
         nvidia_params=tuple((name, driver_value(value)) for name, value in records.rows("nvidia_param")),
         toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
         tools=tuple((name, version) for name, version in records.rows("tool")),
@@ -255,7 +255,7 @@ def _facts(records: Records) -> Facts:
         pythons=tuple(
             Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))
         ),
-        external_python=next((_external(f, said) for f, said in records.rows_with_text("external_python")), None),
+        external_python=next((_external(f, text) for f, text in records.rows_with_text("external_python")), None),
         external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
         rdma=_rdma(records),
         kernel_modules=records.words("kernel_module"),
@@ -344,14 +344,14 @@ def _brings_memlock(limits: Mapping[str, str]) -> bool:
     """Return whether slurm.conf lets a job have the memlock of the shell that submitted it: `limits` are
     PropagateResourceLimits and PropagateResourceLimitsExcept as `scontrol show config` says them, names with or
     without RLIMIT_; ALL is Slurm's default."""
-    said = {
+    settings = {
         name: value.upper().replace("RLIMIT_", "").replace(" ", "").split(",")
         for name, value in limits.items()
         if value != "(null)"
     }
-    if excepted := said.get("PropagateResourceLimitsExcept"):
+    if excepted := settings.get("PropagateResourceLimitsExcept"):
         return not {"ALL", "MEMLOCK"}.intersection(excepted)
-    return not {"ALL", "MEMLOCK"}.isdisjoint(said.get("PropagateResourceLimits", []))
+    return not {"ALL", "MEMLOCK"}.isdisjoint(settings.get("PropagateResourceLimits", []))
 
 
 SCHEMA = 1

@@ -219,8 +219,8 @@ def _fabric_manager(unit: Mapping[str, str]) -> str:
 def _fabric_state(records: Records) -> str:
     """Return what the GPUs say of their fabric, each different answer once."""
     unknown = ("", "N/A", "[N/A]", "[Not Supported]")
-    said = {"/".join(word for word in row if word not in unknown) for row in records.rows("fabric_state")}
-    return ", ".join(sorted(said - {""}))
+    states = {"/".join(word for word in row if word not in unknown) for row in records.rows("fabric_state")}
+    return ", ".join(sorted(states - {""}))
 
 
 def _verbs(records: Records) -> tuple[Library, ...]:

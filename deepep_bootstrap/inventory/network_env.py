@@ -78,13 +78,13 @@ def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -
         for node, values in found.by_host.items()
     }
     archs, without = architectures(facts)
-    said = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
+    choice_notes = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
     return Derived(
         name,
         why,
         environment,
         archs,
-        (*notes, *found.notes, *about_gib, *said, *gpu_notes(facts), *without),
+        (*notes, *found.notes, *about_gib, *choice_notes, *gpu_notes(facts), *without),
         {node: values for node, values in by_host.items() if values},
         {LOW_LATENCY: chosen.low_latency} if chosen.low_latency else {},
         gib,

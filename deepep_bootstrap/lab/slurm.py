@@ -54,5 +54,5 @@ def wait_idle(the_lab: cluster_lab.Lab, enter: Sequence[str], logs: Sequence[Pat
 
 
 def _last_lines(logs: Sequence[Path]) -> list[Problem]:
-    said = [(log, log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]) for log in logs if log.exists()]
-    return [Problem(str(log), "last lines", found="\n".join(lines)) for log, lines in said]
+    tails = [(log, log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]) for log in logs if log.exists()]
+    return [Problem(str(log), "last lines", found="\n".join(lines)) for log, lines in tails]

@@ -88,12 +88,12 @@ def _read(reply: Reply | Trouble, form: RecordForm, host: str) -> Records:
 
 def remarks(holders: Holders) -> tuple[str, ...]:
     """Return what could not be seen, each a sentence."""
-    said = (
+    lines = (
         [f"{fold(holders.partly)}: only processes of our own account can be seen there, root sees all"]
         if holders.partly
         else []
     )
-    return (*said, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
+    return (*lines, *(f"{problem.where}: its processes could not be looked at" for problem in holders.unasked))
 
 
 class Garbage(Struct, frozen=True):

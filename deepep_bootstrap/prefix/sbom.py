@@ -164,7 +164,7 @@ class _Parts:
         self.newest = max(self.newest, source.last_modified)
         url = shown(source.url)
         owner, _, name = urlsplit(url).path.strip("/").removesuffix(".git").rpartition("/")
-        said = {
+        attributes = {
             "nar-hash": digest,
             "rev": source.rev,
             "ref": source.ref,
@@ -177,20 +177,20 @@ class _Parts:
             version=source.version,
             purl=source_purl(source),
             external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url))],
-            properties=[_property(key, value) for key, value in said.items()],
+            properties=[_property(key, value) for key, value in attributes.items()],
         )
 
     def _wheel(self, name: str, version: str, digest: str) -> str:
         wheel = self._pins.wheels.get(digest)
         qualifiers = {"file_name": wheel.file} if wheel else None
-        said = {"file": wheel.file, "bytes": str(wheel.size), "index": wheel.index} if wheel else {}
+        attributes = {"file": wheel.file, "bytes": str(wheel.size), "index": wheel.index} if wheel else {}
         return self._put(
             f"wheel:{digest}",
             name=name,
             version=version,
             purl=PackageURL("pypi", None, name, version, qualifiers),
             hashes=list(_hashes(digest)),
-            properties=[_property(key, value) for key, value in said.items()],
+            properties=[_property(key, value) for key, value in attributes.items()],
         )
 
     def _tools(self, inputs: Mapping[str, Any]) -> Iterator[str]:

@@ -502,13 +502,13 @@ class Sessions:
             raise Trouble(*problems, may_pass=trouble.may_pass) from None
 
     def _look_up(self, account: Account) -> Known:
-        book = self._known[account.known_hosts]
-        known = book.lookup(account.key_name)
+        known_hosts = self._known[account.known_hosts]
+        known = known_hosts.lookup(account.key_name)
         if known.keys or known.revoked or not account.key_name.startswith("["):
             return known
         # Like ssh: a line without a port speaks for every port, as long as its key is right; else the host is simply
         # not known.
-        plain = book.lookup(account.address)
+        plain = known_hosts.lookup(account.address)
         return replace(known, other_ports=plain.keys)
 
     def _add(self, account: Account, key: HostKey) -> None:

@@ -247,8 +247,8 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     nodes = []
     for line in text.splitlines():
         # An administrator's reason is free text and stands last.
-        said, _, reason = line.partition(" Reason=")
-        if pairs := _pairs(said) if line.startswith("NodeName=") else {}:
+        node_line, _, reason = line.partition(" Reason=")
+        if pairs := _pairs(node_line) if line.startswith("NodeName=") else {}:
             partitions = tuple(name for name in pairs.get("Partitions", "").split(",") if name)
             host, state, gres = (
                 pairs.get("NodeHostName", pairs["NodeName"]),

@@ -151,7 +151,7 @@ def _short(name: str) -> str:
 def belongs(host: Host, node: SlurmNode, addresses: Mapping[str, Collection[str]]) -> bool:
     """Return whether a node is a host: by NodeHostName or NodeAddr, as names, or as addresses that the Slurm host has
     for them."""
-    called = {name for said in (node.host.lower(), node.address.lower()) for name in (said, _short(said)) if name}
+    called = {name for full in (node.host.lower(), node.address.lower()) for name in (full, _short(full)) if name}
     if called & names_of(host):
         return True
     own = set(addresses.get(host.name, ()))

@@ -53,10 +53,10 @@ that host's."""
 
 KNOWN = """
 set -u
-said=$(timeout 20 scontrol show node -o "$1")
+answer=$(timeout 20 scontrol show node -o "$1")
 code=$?
-case $code:$said in 1:*'Node '*' not found'*) code=0 ;; esac
-printf '%s\\n' "$said"
+case $code:$answer in 1:*'Node '*' not found'*) code=0 ;; esac
+printf '%s\\n' "$answer"
 exit $code
 """
 """A script for the Slurm host; its argument is a folded list of nodes, of which it prints those that Slurm knows.
@@ -65,8 +65,8 @@ scontrol goes on behind one that it does not know, says so on standard output, a
 
 OURS = f"""
 set -u
-said=$(timeout 60 scontrol -a show node -o) || exit
-printf '%s\\n' "$said" | grep -F ' Reason={MARK}' || true # there is none
+answer=$(timeout 60 scontrol -a show node -o) || exit
+printf '%s\\n' "$answer" | grep -F ' Reason={MARK}' || true # there is none
 """
 """A script for the Slurm host that prints the nodes anywhere in Slurm whose reason is ours, as `KNOWN` does."""
 
@@ -125,8 +125,8 @@ def read_reason(text: str) -> DrainReason:
     """Return a node's reason as `scontrol show node` prints it, without what Slurm adds about a reboot: user and
     time in brackets. From Slurm 23.02 on more keys may stand behind it, such as a comment or a cloud's InstanceId."""
     match = re.fullmatch(r"(.*?)(?: \[([^\s@\]]+)@[^\]]*\](?: [A-Z][A-Za-z]+=.*)?)?", text.strip(), re.DOTALL)
-    said, user = (match.group(1), match.group(2) or "") if match else (text, "")
-    return DrainReason(re.sub(r"( : reboot (issued|complete|requested|timed out))+$", "", said).strip(), user)
+    reason, user = (match.group(1), match.group(2) or "") if match else (text, "")
+    return DrainReason(re.sub(r"( : reboot (issued|complete|requested|timed out))+$", "", reason).strip(), user)
 
 
 def is_drained(state: str) -> bool:
@@ -210,8 +210,8 @@ BACK_IN_USE = "somebody brought it back into use"
 
 def not_to_resume(node: SlurmNode, before: str) -> str:
     """Return why a node that was left drained for the reason `before` must not be resumed, "" where it may."""
-    if said := taken_since(node, before):
-        return said
+    if problem := taken_since(node, before):
+        return problem
     return "" if is_drained(node.state) and not is_failing(node.state) else f"its state is {node.state} now"
 
 

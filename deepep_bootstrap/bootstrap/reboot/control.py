@@ -191,7 +191,7 @@ def reboot(transport: Line, host: Host, boot: str, node: str) -> None:
         return
     # A shell that the shutdown itself ended has 128 and the signal's number.
     if 0 < reply.code < 128:
-        said = (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-300:]
+        reason = (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-300:]
         if "rebooting=1" not in begun:
-            raise NotRebootedError(Problem(host.name, "not rebooted", said))
-        raise Trouble(Problem(host.name, "does not reboot", said))
+            raise NotRebootedError(Problem(host.name, "not rebooted", reason))
+        raise Trouble(Problem(host.name, "does not reboot", reason))

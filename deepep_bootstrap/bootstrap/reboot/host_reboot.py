@@ -236,9 +236,9 @@ class HostRebootRun:
             raise LeftAloneError(why)
         if self._drain:
             self._drain.leave(f"changed, waits for a reboot: {self._order.why}")
-        said = f"changed, waits for a reboot: {why}"
-        self._say(said)
-        return Outcome(TITLE, self._host.name, "skipped", said, code=TROUBLE)
+        reason = f"changed, waits for a reboot: {why}"
+        self._say(reason)
+        return Outcome(TITLE, self._host.name, "skipped", reason, code=TROUBLE)
 
     def _reboot(self, before: str) -> None:
         """Reboot through Slurm where that is possible, else over SSH; only as long as nobody else has taken the node
@@ -310,8 +310,8 @@ class HostRebootRun:
     def _give_back(self, state: str, detail: str) -> Outcome:
         """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
         stays = self._drain.bring_back() if self._drain else ""
-        said = stays or ("back in use" if self._drain else "")
-        self._say(f"{state}: {detail}; {said}" if said else f"{state}: {detail}")
+        after = stays or ("back in use" if self._drain else "")
+        self._say(f"{state}: {detail}; {after}" if after else f"{state}: {detail}")
         return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
 
     def _give_up(self, left: LeftAloneError) -> Outcome:
@@ -329,19 +329,19 @@ class HostRebootRun:
         """End a reboot that went wrong. As long as nothing was changed the host is left as it was; after that the node
         stays drained, and its reason says what is missing; after a reboot the wave stops."""
         first = trouble.problems[0]
-        said = f"{first.what}: {first.found}" if first.found else first.what
+        reason = f"{first.what}: {first.found}" if first.found else first.what
         if self._wave.interrupted:
-            return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+            return Outcome(TITLE, self._host.name, "failed", reason, code=TROUBLE)
         if not self._changed and not self._rebooted:
-            return self._give_up(LeftAloneError(said, "failed"))
+            return self._give_up(LeftAloneError(reason, "failed"))
         if self._rebooted:
-            self._wave.stop(f"{self._host.name} {said}")
+            self._wave.stop(f"{self._host.name} {reason}")
         else:
-            self._wave.count_failed_change(f"{self._host.name}: {said}")
+            self._wave.count_failed_change(f"{self._host.name}: {reason}")
         if self._drain:
-            self._drain.leave(said)
+            self._drain.leave(reason)
         self._say(str(trouble))
-        return Outcome(TITLE, self._host.name, "failed", said, code=TROUBLE)
+        return Outcome(TITLE, self._host.name, "failed", reason, code=TROUBLE)
 
     def _say(self, line: str) -> None:
         self._wave.tell(self._host.name, line)

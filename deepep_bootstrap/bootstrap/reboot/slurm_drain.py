@@ -59,10 +59,10 @@ class NodeDrain:
             # Another run of ours gets its reason back, by which it knows its own node again.
             self.ours, self.kept = self.ours if self._left else "", None
             return "Slurm reboots it already, for somebody else or another run"
-        said = self._taken(node)
-        if said:
+        problem = self._taken(node)
+        if problem:
             self.ours, self.kept = "", None
-        return said
+        return problem
 
     def _taken(self, node: SlurmNode) -> str:
         """Return what somebody made meanwhile of the node, be it ours or kept for somebody, "" for nothing."""

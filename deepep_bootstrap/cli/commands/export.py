@@ -131,17 +131,17 @@ def check_records(trees: Sequence[Tree], holdings: Holdings, prefix: str) -> lis
     problems = [
         Problem(
             f"{prefix}/store/{tree.name}",
-            f"it is not as it was published: its record was made anew since generation {said.generation}",
+            f"it is not as it was published: its record was made anew since generation {record.generation}",
             record_sum(tree),
-            said.sha256,
+            record.sha256,
             "invoke verify --store",
         )
         for tree in trees
-        if (said := known[tree.name]) and said.sha256 != record_sum(tree)
+        if (record := known[tree.name]) and record.sha256 != record_sum(tree)
     ]
     if problems:
         raise Trouble(*problems)
-    return [name for name, said in known.items() if said is None]
+    return [name for name, record in known.items() if record is None]
 
 
 def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: Facts) -> Built:

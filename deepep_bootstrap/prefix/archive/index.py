@@ -280,9 +280,9 @@ def check_index(index: ArchiveIndex, where: str) -> Iterator[Problem]:
             )
             for thing, what in _faults(tree, frozenset(names))
         )
-        said = index.records.get(tree.name, "")
-        if said and said != record_sum(tree):
-            yield _refusal(where, "its files are not those that its generation recorded", tree.name, said)
+        recorded = index.records.get(tree.name, "")
+        if recorded and recorded != record_sum(tree):
+            yield _refusal(where, "its files are not those that its generation recorded", tree.name, recorded)
         if not any(thing.path == "manifest.json" and thing.kind == FILE for thing in tree.things):
             yield _refusal(where, "this entry has no manifest.json", tree.name)
 
