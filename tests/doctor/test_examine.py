@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import drained
+from deepep_bootstrap.cli import examination
 from deepep_bootstrap.cli.commands import doctor as verb
-from deepep_bootstrap.cli.commands import status
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.doctor import examine, gpu, user, user_view
@@ -374,14 +374,16 @@ def record(stack: str, python: str = "") -> StackRecord:
     return replace(RECORD, stack=stack, module=f"deepep/1.2.1-8a07e7e-{stack}", external_python=python)
 
 
-def judged(survey: Survey, **given: Any) -> list[verb.Judged]:
+def judged(survey: Survey, **given: Any) -> list[examination.Judged]:
     """Return what the doctor judges by, without asking the hosts again."""
     wanted = request(f"defaults prefix={PREFIX}\n" + "\n".join(survey.facts))
     found = []
-    for flags in verb.stacks_to_judge(Flags(ROOT, hosts="h", **given), wanted.lock, survey):
+    for flags in examination.stacks_to_judge(Flags(ROOT, hosts="h", **given), wanted.lock, survey):
         stack = wanted.lock.stacks[flags.stack or wanted.lock.default_stack]
         mine = replace(wanted, stack=stack, external_python=flags.python)
-        found.append(verb.Judged(flags, survey, mine, examine.case_of(mine, survey.facts, command_for(flags)), {}))
+        found.append(
+            examination.Judged(flags, survey, mine, examine.case_of(mine, survey.facts, command_for(flags)), {})
+        )
     return found
 
 
@@ -389,12 +391,12 @@ def test_the_hosts_are_judged_by_what_is_offered_and_by_the_lock_only_where_noth
     facts, _, _ = cluster({"hosts": {"gpu1": "h200"}})
     (nothing,) = judged(offering(facts))
     assert (nothing.request.stack.name, nothing.flags.stack) == ("v1", "")
-    found = verb.findings_of([nothing], {}, as_another=False)
+    found = examination.findings_of([nothing], {}, as_another=False)
     assert "cuda-toolkit" in [each.check for each in found if each.severity == "blocking"]
     (alone,) = judged(offering(facts, record("v1-cu13", "/opt/torch/bin/python3")))
     assert (alone.flags.stack, alone.flags.python) == ("v1-cu13", "/opt/torch/bin/python3")
     assert alone.case.bootstrap == "invoke bootstrap --hosts=h --stack=v1-cu13 --python=/opt/torch/bin/python3"
-    assert "cuda-toolkit" not in [each.check for each in verb.findings_of([alone], {}, as_another=False)]
+    assert "cuda-toolkit" not in [each.check for each in examination.findings_of([alone], {}, as_another=False)]
     (asked,) = judged(offering(facts, record("v1-cu13")), stack="v1")
     assert (asked.request.stack.name, asked.flags.stack) == ("v1", "v1")
     (default,) = judged(offering(facts, record("v1")))
@@ -408,7 +410,7 @@ def test_of_two_offered_stacks_the_blocked_one_is_named(capsys: pytest.CaptureFi
     survey = offering(facts, record("v1"), record("v1-cu13"), default="v1-cu13")
     both = judged(survey)
     assert [one.flags.stack for one in both] == ["v1-cu13", "v1"]
-    found = verb.findings_of(both, {}, as_another=False)
+    found = examination.findings_of(both, {}, as_another=False)
     (driver,) = [each for each in found if each.check == "driver-cuda"]
     assert (driver.severity, driver.hosts, driver.stacks) == ("blocking", ("n001", "n002"), ("v1-cu13",))
     assert driver.fix == "invoke bootstrap --hosts=h --stack=v1"
@@ -432,10 +434,10 @@ def test_an_offered_stack_that_this_lock_does_not_have_is_a_note() -> None:
     survey = offering(facts, record("v9"), record("v1-cu13"))
     found = request().lock
     assert [one.flags.stack for one in judged(survey)] == ["v1-cu13"]
-    (note,) = verb.not_in_lock(survey, found, Flags(ROOT, hosts="h"))
+    (note,) = examination.not_in_lock(survey, found, Flags(ROOT, hosts="h"))
     assert (note.check, note.severity, note.stacks) == ("offered-stack", "note", ("v9",))
     assert note.found == "stack v9 is offered"
-    assert verb.not_in_lock(survey, found, Flags(ROOT, hosts="h", stack="v1")) == ()
+    assert examination.not_in_lock(survey, found, Flags(ROOT, hosts="h", stack="v1")) == ()
     (default,) = judged(offering(facts, record("v9")))
     assert default.request.stack.name == "v1", "where the lock has none of them, its default one"
 
@@ -479,11 +481,11 @@ def test_status_names_what_waits_for_a_reboot() -> None:
     mine = unfinished(
         prepared__stamps=(Stamp("doca-ofed", BOOT), Stamp("limits", "another boot"), Stamp("driver-options", BOOT))
     )
-    assert status.waiting_for_reboot(mine) == {"n002": "doca-ofed, driver-options"}
-    assert status.waiting_for_reboot(unfinished(prepared__reboot_required=True)) == {
+    assert drained.waiting_for_reboot(mine) == {"n002": "doca-ofed, driver-options"}
+    assert drained.waiting_for_reboot(unfinished(prepared__reboot_required=True)) == {
         "n002": "the distribution asks for it"
     }
-    assert status.waiting_for_reboot(unfinished(prepared__stamps=(Stamp("doca-ofed", "another boot"),))) == {}
+    assert drained.waiting_for_reboot(unfinished(prepared__stamps=(Stamp("doca-ofed", "another boot"),))) == {}
 
 
 def test_status_names_nodes_that_we_drained_and_no_others() -> None:

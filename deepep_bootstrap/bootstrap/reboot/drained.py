@@ -1,4 +1,6 @@
-"""Nodes that this program left drained, as Slurm reports them, also those whose hosts do not answer."""
+"""Hosts that are not finished: those that wait for a reboot, and the nodes that this program left drained, as Slurm
+reports them, also those whose hosts do not answer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,17 @@ from deepep_bootstrap.bootstrap.reboot.control import Cluster, Line
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.slurm.nodes import MARK, is_drained, is_ours, is_out_of_use, read_reason
+
+
+def waiting_for_reboot(survey: Survey) -> dict[str, str]:
+    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or
+    what the distribution asks one for."""
+    found = {}
+    for name, facts in survey.facts.items():
+        recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]
+        if recipes or facts.prepared.reboot_required:
+            found[name] = ", ".join(recipes) or "the distribution asks for it"
+    return found
 
 
 def drained_by_us(survey: Survey) -> dict[str, str]:

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
-from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us
+from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -143,17 +143,6 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
         absent = "not needed, no module system" if facts.modules.kind == "none" else "missing"
         hooks.setdefault(facts.modules.hook or absent, []).append(name)
     return hooks
-
-
-def waiting_for_reboot(survey: Survey) -> dict[str, str]:
-    """Return, by host, what works only after a reboot: host recipes that changed something since the last one, or
-    what the distribution asks one for."""
-    found = {}
-    for name, facts in survey.facts.items():
-        recipes = [stamp.recipe for stamp in facts.prepared.stamps if stamp.boot_id == facts.boot_id]
-        if recipes or facts.prepared.reboot_required:
-            found[name] = ", ".join(recipes) or "the distribution asks for it"
-    return found
 
 
 def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
