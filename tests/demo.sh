@@ -4,7 +4,6 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=$PWD/.venv/bin/python
-DEMO=$PWD/build/demo
 SECONDS=0
 
 title() {
@@ -31,18 +30,15 @@ read_lab() {
 }
 
 bootstrap() {
-    "$PYTHON" -m invoke bootstrap --hosts="$HOSTS" --lock=tests/upstreams/demo.lock.toml \
-        --mirror "https://example.invalid/standin/=$DEMO/git/standin/" --mirror "index:standin=$DEMO/wheels" --yes
+    "$PYTHON" -m invoke bootstrap --hosts="$DEEPEP_HOSTS" --lock="$DEEPEP_LOCK" --yes
 }
 
-title "an embedded cluster: two GPU nodes and a login host, each with its own network, sshd and disk; a real Slurm"
+title "an embedded cluster: two GPU nodes and a login host, each with its own network, sshd and disk; a real Slurm;
+   GDRCopy, NVSHMEM and DeepEP as stand-ins that compute on CPUs, over TCP"
 run_lab up
 LAB=$(read_lab dir)
-HOSTS=$LAB/hosts.txt
-export DEEPEP_SSH_CONFIG=$LAB/ssh_config
-
-title "stand-ins for GDRCopy, NVSHMEM and DeepEP as git repositories (they compute on CPUs, over TCP)"
-"$PYTHON" tests/upstreams/make.py "$DEMO"
+# shellcheck source=/dev/null # the lab wrote it
+. "$LAB/try.sh"
 
 title "invoke bootstrap"
 bootstrap
@@ -55,7 +51,7 @@ for host in n001 n002 login1; do
 done
 
 title "sbatch internode-test.sbatch, on two nodes, followed to its end"
-"$PYTHON" -m invoke test --hosts="$HOSTS" --kind=internode
+"$PYTHON" -m invoke test --hosts="$DEEPEP_HOSTS" --kind=internode
 
 title "invoke bootstrap again: nothing to do"
 START=$(date +%s%N)
@@ -65,9 +61,9 @@ printf 'second run: %d ms\n' $((($(date +%s%N) - START) / 1000000))
 title "done"
 cat <<END
 The cluster is up. Look around:
-    export DEEPEP_SSH_CONFIG=$LAB/ssh_config
-    .venv/bin/invoke status --hosts=$HOSTS
-    ssh -F $LAB/ssh_config login1        # then: module load deepep; sbatch /shared/deepep/sbatch/intranode-test.sbatch
+    . .venv/bin/activate; . $LAB/try.sh
+    invoke status --hosts=$DEEPEP_HOSTS
+    ssh -F $LAB/ssh_config builder@login1        # then: module load deepep; sbatch \$DEEPEP_PREFIX/sbatch/intranode-test.sbatch
 Take it away:
     ${AS_ROOT[*]} .venv/bin/invoke lab down
 END

@@ -71,8 +71,8 @@ def down(folder: str) -> None:
 
 
 def reset(the_lab: Lab) -> None:
-    """Give every host a fresh disk and empty the shared folder; addresses and keys stay. All hosts boot anew.
-    Trouble for a lab without root: its hosts have no disks."""
+    """Give every host a fresh disk, empty the shared folder and make fresh homes; addresses and keys stay. All hosts
+    boot anew. Trouble for a lab without root: its hosts have no disks."""
     if the_lab.kind != cluster_lab.NAMESPACES:
         raise Trouble(
             Problem(the_lab.dir, "a lab without root has no disks to reset", try_="invoke lab down, then invoke lab up")
@@ -86,6 +86,8 @@ def reset(the_lab: Lab) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+        shutil.rmtree(the_lab.homes)
+        hosts.make_homes(the_lab)
         _start(the_lab)
 
 

@@ -99,6 +99,11 @@ class Lab(Struct, frozen=True):
         return self.path / "hosts.txt"
 
     @property
+    def try_file(self) -> Path:
+        """A file for a shell to source: hosts, lock and mirrors for every verb (see first_steps)."""
+        return self.path / "try.sh"
+
+    @property
     def identity(self) -> Path:
         """The private key that opens every host."""
         return self.path / "keys" / "id"
@@ -107,6 +112,11 @@ class Lab(Struct, frozen=True):
     def shared(self) -> Path:
         """The folder that every host sees as its shared filesystem (namespaces: mounted on /shared)."""
         return self.path / "shared"
+
+    @property
+    def homes(self) -> Path:
+        """The folder that every host sees as /home (namespaces)."""
+        return self.path / "home"
 
     @property
     def prefix(self) -> str:

@@ -62,6 +62,7 @@ def prepare(the_lab: Lab) -> None:
     the_lab.shared.mkdir(exist_ok=True)
     the_lab.shared.chmod(0o1777)
     cluster_lab.write_user_files(the_lab, "root")
+    make_homes(the_lab)
     _write_slurm_config(the_lab)
     cluster_lab.must(["ip", "link", "add", the_lab.bridge, "type", "bridge"])
     # By the alias a later `down` knows whose bridge this is, should the lab's own record be lost.
@@ -98,8 +99,7 @@ def make_disk(the_lab: Lab, host: LabHost) -> None:
     os.setxattr(disk / "etc" / "ssh", "trusted.overlay.opaque", b"y")
     _write_etc(the_lab, host, disk / "etc")
     _add_programs(the_lab, host, disk)
-    for user, number in ({"root": 0} | USERS).items():
-        _make_home(the_lab, disk / ("root" if number == 0 else f"home/{user}"), number)
+    _make_home(the_lab, disk / "root", 0)
     for folder in ("root", "work", "dpkg", "lab/fake"):
         (home / folder).mkdir(parents=True)
     if host.role == "gpu":
@@ -138,6 +138,14 @@ def _add_programs(the_lab: Lab, host: LabHost, disk: Path) -> None:
     toolkit = cluster_lab.data_folder() / "fakes" / "cuda"
     if toolkit.is_dir():
         shutil.copytree(toolkit, disk / "usr" / "local" / "cuda", symlinks=True)
+
+
+def make_homes(the_lab: Lab) -> None:
+    """Make the folder that all hosts share as /home, with the plain users' homes: what a job writes where it was
+    submitted is there on every host."""
+    the_lab.homes.mkdir(exist_ok=True)
+    for user, number in USERS.items():
+        _make_home(the_lab, the_lab.homes / user, number)
 
 
 def _make_home(the_lab: Lab, home: Path, number: int) -> None:

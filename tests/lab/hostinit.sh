@@ -26,6 +26,7 @@ mount_root() {
   mount_layers var "$IMAGE/var" "$HOME_DIR/disk/var"
   mount_layers var/lib/dpkg "$IMAGE/var/lib/dpkg:/var/lib/dpkg" "$HOME_DIR/dpkg"
   mount --bind "$LAB/shared" shared
+  mount --bind "$LAB/home" home
   mount -t tmpfs -o mode=755 tmpfs run
   mount -t tmpfs -o mode=1777 tmpfs tmp
   mkdir run/lab run/sshd run/lock

@@ -110,6 +110,43 @@ def test_plain_users_can_log_in_and_one_may_use_sudo(lab: LiveLab) -> None:
         assert (done.returncode, done.stdout.strip()) == (code, "0" if code == 0 else ""), done.stderr
 
 
+def test_what_a_users_job_prints_is_where_it_was_submitted(lab: LiveLab) -> None:
+    def as_builder(host: str, command: str) -> str:
+        argv = ["ssh", "-F", str(lab.lab.ssh_config), "-l", "builder", host, command]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+
+    as_builder("login1", "sbatch --wait --output=job.out --wrap 'hostname; id -un; ulimit -l'")
+    seen = as_builder("login1", "cat ~/job.out").split()
+    assert (seen[:2], as_builder("n002", "cat job.out").split()) == (["n001", "builder"], seen)
+
+
+def test_slurmd_may_lock_all_memory_or_shows_so(lab: LiveLab) -> None:
+    asked = "cat /proc/$(pgrep -x slurmd)/limits | grep 'Max locked memory'"
+    assert lab.ssh("n001", asked).stdout.split()[3:5] == ["unlimited", "unlimited"]
+
+
+def test_a_file_to_source_gives_hosts_lock_and_mirrors(
+    lab: LiveLab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.lab("up", dir=str(lab.dir)) == 0
+    said = capsys.readouterr().err
+    assert f"    . {lab.dir}/try.sh; invoke plan\n" in said
+    names = ("DEEPEP_SSH_CONFIG", "DEEPEP_HOSTS", "DEEPEP_LOCK", "DEEPEP_MIRRORS")
+    shell = f". {lab.dir}/try.sh; " + "; ".join(f'printf "%s\\0" "${name}"' for name in names)
+    read = subprocess.run(["dash", "-euc", shell], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    ssh_config, hosts_file, lock, mirrors, _ = read.split("\0")
+    assert (ssh_config, hosts_file) == (str(lab.lab.ssh_config), str(lab.hosts_file))
+    assert lock == str(ROOT / "tests/upstreams/demo.lock.toml")
+    assert mirrors.split() == [
+        f"https://example.invalid/standin/={lab.dir}/standin/git/standin/",
+        f"index:standin={lab.dir}/standin/wheels",
+    ]
+    plan = 'exec "$@" --hosts="$DEEPEP_HOSTS" --lock="$DEEPEP_LOCK"'
+    argv = ["dash", "-euc", f". {lab.dir}/try.sh; {plan}", "dash", sys.executable, "-m", "invoke", "plan"]
+    planned = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (planned.returncode, "build deepep 1.2.1" in planned.stdout) == (0, True), planned.stdout + planned.stderr
+
+
 def test_gpu_nodes_look_like_gpu_nodes(lab: LiveLab) -> None:
     query = (
         "nvidia-smi --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id,uuid "

@@ -7,7 +7,7 @@ import sys
 
 from deepep_bootstrap.core import errors
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.lab import cluster
+from deepep_bootstrap.lab import cluster, first_steps
 from deepep_bootstrap.lab import cluster_lab as labs
 
 
@@ -20,7 +20,7 @@ def lab(action: str, *, layer: str = "lmod", dir: str = "", json: bool = False) 
     """
     folder = labs.folder_of(dir)
     if action == "up":
-        cluster.up(folder, layer, _say)
+        first_steps.write_try_file(cluster.up(folder, layer, _say))
     elif action == "down":
         cluster.down(folder)
     elif action != "status":
@@ -62,6 +62,5 @@ def _say_next(folder: str) -> None:
     found = labs.load(folder)
     if found is not None:
         _say("next:")
-        print(f"    export DEEPEP_SSH_CONFIG={found.ssh_config}", file=sys.stderr)
-        print(f"    invoke bootstrap --hosts={found.hosts_file}", file=sys.stderr)
+        print(f"    . {found.try_file}; invoke plan", file=sys.stderr)
         print(f"    ssh -F {found.ssh_config} n001", file=sys.stderr)
