@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields
 
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import day
 from deepep_bootstrap.fetch.renew import compare_link
 from deepep_bootstrap.lock.model import Lock, Source, Stack
@@ -254,3 +255,166 @@ def _change_text(change: OfferChange) -> str:
 def _cut(text: str) -> str:
     shown = text.replace("\n", "\\n")
     return shown if len(shown) <= SHOWN_LENGTH else f"{shown[:SHOWN_LENGTH]}…"
+
+
+# In short
+
+ADDED, CHANGED, REMOVED = "+", "~", "-"
+PROJECTS = {"deepep": "DeepEP", "nvshmem": "NVSHMEM", "gdrcopy": "GDRCopy", "python": "Python environment"}
+"""Entries of the store and sources of a lock as a person calls them, by the first word of their names."""
+
+COUNTED = {"option": "build options", "substitution": "substitutions", "recipe": "recipes", "toolchain": "toolchain"}
+"""Facts that are counted where they are many: what they are says enough, --verbose says the rest."""
+
+NAMED = 3
+"""Wheels, and facts of the toolchain, that a short line names."""
+
+SHORT_REV = 7
+
+
+def brief(changes: Sequence[OfferChange], why: str = "") -> list[str]:
+    """Return the changes as a person asks for them first: whole stacks in one line each, then modules, commits,
+    variables and settings of jobs one by one, and the rest counted. `why` is added to each line of a variable."""
+    whole = whole_stacks(changes)
+    rest = [change for change in changes if stack_of(change) not in whole]
+    several = len({stack_of(change) for change in rest} - {""}) > 1
+    return [
+        *(_whole(name, mark, changes) for name, mark in whole.items()),
+        *(line for change in rest for line in _single(change, several=several)),
+        *_variables(rest, why, several=several),
+        *_counted(rest),
+        *_wheels(rest),
+    ]
+
+
+def whole_stacks(changes: Iterable[OfferChange]) -> dict[str, str]:
+    """Return the stacks that only one side has, with ADDED or REMOVED."""
+    modules = [change for change in changes if change.what == "stack" and change.key in {"module", "deepep"}]
+    return {change.name: REMOVED if change.old else ADDED for change in modules if not (change.old and change.new)}
+
+
+def stack_of(change: OfferChange) -> str:
+    """Return the stack whose fact a change is, "" for a source of a lock and for what all stacks share."""
+    if change.what in {"stack", "site", "entry"}:
+        return change.name
+    if change.what in {"variable", "wheel"} and " of " not in change.name:
+        return change.name.partition(" ")[0]
+    return change.name.partition(" of ")[2]
+
+
+def _whole(name: str, mark: str, changes: Sequence[OfferChange]) -> str:
+    """Return what a stack that came or went consists of, as far as the changes say it."""
+    told = {(change.what, change.key): change.new or change.old for change in changes if stack_of(change) == name}
+    module = told.get(("stack", "module"), "").removeprefix("deepep/").removesuffix(f"-{name}")
+    nvshmem = told.get(("entry", "nvshmem"), "").partition("-nvshmem-")[2]
+    torch = told.get(("wheel", "torch"), "").partition(" ")[0]
+    parts = [
+        f"DeepEP {module or told.get(('stack', 'deepep'), '?')}",
+        f"NVSHMEM {nvshmem}" if nvshmem else "",
+        f"torch {torch}" if torch else told.get(("stack", "external_python"), ""),
+        f"CUDA {cuda}" if (cuda := told.get(("toolchain", "cuda")) or told.get(("stack", "cuda"), "")) else "",
+    ]
+    return f"{mark} stack {name}: {', '.join(filter(None, parts))}"
+
+
+def _single(change: OfferChange, *, several: bool) -> Iterator[str]:
+    """Yield the line of a change that is told by itself, and the link of a commit's."""
+    if change.what == "source" and change.key == "rev" and not (change.old and change.new):
+        yield f"{REMOVED if change.old else ADDED} source {change.name}: {(change.old or change.new)[:SHORT_REV]}"
+        return
+    label = _label(change, several=several)
+    if not label:
+        return
+    old, new = change.old, change.new
+    if change.key == "rev":
+        old, new = old[:SHORT_REV], new[:SHORT_REV]
+    if change.what == "entry":
+        old, new = _build(old), _build(new)
+        if old.partition(" ")[0] == new.partition(" ")[0]:
+            new = f"another build of {new.partition(' ')[0]}"
+            yield f"{CHANGED} {label}: {new}"
+            return
+        old, new = old.partition(" ")[0], new.partition(" ")[0]
+    yield f"{CHANGED} {label}: {_cut(old) or '(none)'} → {_cut(new) or '(none)'}"
+    if change.link:
+        yield f"    {change.link}"
+
+
+def _label(change: OfferChange, *, several: bool) -> str:
+    """Return how a person calls what changed; "" for what is counted, or said by another change."""
+    of = f" of {stack_of(change)}" if several and stack_of(change) else ""
+    if change.key == "default_stack":
+        return "default stack"
+    if change.what == "site":
+        return f"sbatch {change.key}{of}"
+    if change.what == "stack" and not change.key.startswith("asked."):
+        return f"{change.key.replace('_', ' ')}{of}"
+    if change.what == "entry":
+        return f"{PROJECTS.get(change.key, change.key)}{of}"
+    if change.what == "source" and change.key in {"rev", "ref", "url"} and change.old and change.new:
+        first = change.name.partition(" of ")[0]
+        return f"{PROJECTS.get(first, first)} {'commit' if change.key == 'rev' else change.key}{of}"
+    return ""
+
+
+def _build(name: str) -> str:
+    """Return version and hash of a store entry's name."""
+    digest, _, rest = name.partition("-")
+    return f"{rest.partition('-')[2]} {digest}" if rest else name
+
+
+def _variables(changes: Sequence[OfferChange], why: str, *, several: bool) -> Iterator[str]:
+    """Yield one line for each variable that changed, those of hosts folded."""
+    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
+    for change in changes:
+        if change.what == "variable":
+            stack, _, rest = change.name.partition(" ")
+            host = rest.removeprefix("on ") if rest.startswith("on ") else ""
+            kind = "" if host else rest
+            groups.setdefault((change.key, change.old, change.new, stack, kind), []).extend([host] if host else [])
+    for (key, old, new, stack, kind), hosts in groups.items():
+        text = (
+            f"{ADDED} {key}={new}"
+            if not old
+            else f"{CHANGED} {key}: {old} → {new}"
+            if new
+            else f"{REMOVED} {key}={old}"
+        )
+        places = [*([f"stack {stack}"] if several else []), *([f"on {fold(hosts)}"] if hosts else []), kind, why]
+        where = ", ".join(filter(None, places))
+        yield _cut(text) + (f" ({where})" if where else "")
+
+
+def _counted(changes: Sequence[OfferChange]) -> Iterator[str]:
+    """Yield one line for each thing of which options, recipes, substitutions or the toolchain changed."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for change in changes:
+        if change.what in COUNTED:
+            groups.setdefault(change.name, {}).setdefault(change.what, []).append(change.key)
+    for name, kinds in groups.items():
+        counts = [
+            f"toolchain ({', '.join(keys[:NAMED])})" if what == "toolchain" else f"{len(keys)} {COUNTED[what]}"
+            for what, keys in kinds.items()
+        ]
+        yield f"{CHANGED} {name}: {', '.join(counts)}"
+
+
+def _wheels(changes: Sequence[OfferChange]) -> Iterator[str]:
+    """Yield one line for each environment whose wheels changed, torch first."""
+    groups: dict[str, list[OfferChange]] = {}
+    for change in changes:
+        if change.what == "wheel":
+            groups.setdefault(change.name, []).append(change)
+    for name, several in groups.items():
+        named = sorted(several, key=lambda change: change.key != "torch")[:NAMED]
+        told = ", ".join(f"{change.key} {_wheel(change)}" for change in named)
+        more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
+        yield f"{CHANGED} {len(several)} wheel{'s' if len(several) > 1 else ''} of {name}: {_cut(told)}{more}"
+
+
+def _wheel(change: OfferChange) -> str:
+    """Return how the version of a wheel changed."""
+    old, new = change.old.partition(" ")[0], change.new.partition(" ")[0]
+    if old == new:
+        return f"{new} (another file)"
+    return f"{old} → {new}" if old and new else f"{new} added" if new else f"{old} removed"

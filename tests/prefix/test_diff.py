@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from deepep_bootstrap.cli.commands.diff import in_short
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.text import shortened
+from deepep_bootstrap.inventory.facts import Facts, Toolkit
 from deepep_bootstrap.lock import model
-from deepep_bootstrap.prefix import diff
+from deepep_bootstrap.plan.decisions import PlanRequest, make_decisions, merge_offer
+from deepep_bootstrap.prefix import diff, modulefiles
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, find_generation, rollback_target
-from deepep_bootstrap.prefix.diff import OfferChange, difference, lock_facts
-from tests.support.paths import ROOT
+from deepep_bootstrap.prefix.diff import OfferChange, brief, difference, lock_facts
+from deepep_bootstrap.prefix.entries import Entry
+from deepep_bootstrap.prefix.offer import Offer
+from tests.support.paths import ROOT, TESTS
+from tests.support.plan import cluster, request
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store"]
@@ -143,6 +151,65 @@ def test_generations_differ_in_what_their_entries_were_made_of(prefix: Prefix) -
         "the lock of generation 1 tells the commit, nothing that of generation 2"
     )
     assert found["source", "deepep of v1", "hash"] == (source.hash, "sha256-unknown")
+
+
+# In short
+
+
+def generation(number: int, offer: Offer, entries: dict[str, Entry]) -> tuple[Generation, dict[str, StoreEntry]]:
+    manifest = modulefiles.manifest(
+        offer, generation=number, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=("n001",)
+    )
+    stored = {name: StoreEntry(name, 1, {"inputs": entry.inputs}) for name, entry in entries.items()}
+    return Generation(number, json.loads(manifest)), stored
+
+
+def between(old: PlanRequest, new: PlanRequest, facts: dict[str, Facts]) -> tuple[OfferChange, ...]:
+    """Return what differs between a generation that holds what `old` wants and the one that `new` makes of it."""
+    first = make_decisions(old, facts)
+    second = make_decisions(new, facts)
+    offers = (first.offer, merge_offer(new, first.offer, second.record))
+    entries = {entry.name: entry for entry in (*first.entries, *second.entries)}
+    made = [generation(number, offer, entries) for number, offer in enumerate(offers, 1)]
+    holdings = Holdings(2, tuple(each for each, _ in made), made[0][1])
+    sources = {source.hash: source for wanted in (old, new) for source in wanted.lock.sources.values()}
+    return difference(*(diff.generation_facts(holdings, each, sources) for each in holdings.generations))
+
+
+def newer_deepep(request: PlanRequest) -> PlanRequest:
+    """Return the request with another commit of DeepEP in the lock, and with another partition for jobs."""
+    name = request.stack.deepep
+    source = replace(request.lock.sources[name], rev="f" * 40, hash="sha256-" + "A" * 43 + "=", version="1.2.2")
+    settings = replace(request.inventory.settings, partition="batch")
+    inventory = replace(request.inventory, settings=settings)
+    return replace(
+        request, lock=replace(request.lock, sources={**request.lock.sources, name: source}), inventory=inventory
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("diff-one-stack-more", request(stack="v1-cu13")), ("diff-another-commit", newer_deepep(request()))],
+    ids=["one stack more", "another commit"],
+)
+def test_what_differs_is_told_in_about_ten_lines(name: str, wanted: PlanRequest) -> None:
+    if wanted.stack.name == "v1-cu13":
+        kit = (Toolkit("/usr/local/cuda", "12.9.86", True, True), Toolkit("/usr/local/cuda-13", "13.0.88", True, True))
+        facts = cluster(n001={"toolkits": kit}, n002={"toolkits": kit})
+    else:
+        facts = cluster()
+    changes = between(request(), wanted, facts)
+    assert len(list(diff.lines(changes))) > len(told := list(in_short(changes)))
+    assert len(told) <= 12
+    golden = TESTS / "golden" / "report" / f"{name}.txt"
+    assert "".join(f"{shortened(line)}\n" for line in told) == golden.read_text(encoding="utf-8")
+
+
+def test_the_same_variable_of_many_hosts_is_one_short_line() -> None:
+    old = {("variable", f"v1 on n{number:03}", "NCCL_SOCKET_IFNAME"): "eth0" for number in range(1, 65)}
+    new = dict.fromkeys(old, "eth1")
+    assert brief(difference(old, new)) == ["~ NCCL_SOCKET_IFNAME: eth0 → eth1 (on n[001-064] (64))"]
+    assert brief(difference({}, {("variable", "v1", "X"): "1"}), "n002 joined") == ["+ X=1 (n002 joined)"]
 
 
 # Which generation is meant

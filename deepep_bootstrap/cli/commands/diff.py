@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import to_builtins
 
@@ -14,11 +14,15 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Source
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.contents import Generation, Holdings, find_generation
-from deepep_bootstrap.prefix.diff import OfferChange, difference, generation_facts, lines, lock_facts
+from deepep_bootstrap.prefix.diff import OfferChange, brief, difference, generation_facts, lines, lock_facts
+
+LINES = 10
+"""Lines that tell what changed without --verbose."""
 
 
-def diff(flags: Flags, *, old: str, new: str) -> int:
-    """Say what changed between two generations (numbers) or two lock files (paths).
+def diff(flags: Flags, *, old: str, new: str, verbose: bool = False) -> int:
+    """Say what changed between two generations (numbers) or two lock files (paths), in about ten lines; all of it
+    with --verbose.
 
     Exit 0 whatever that is.
     """
@@ -39,12 +43,22 @@ def diff(flags: Flags, *, old: str, new: str) -> int:
             )
         )
     screen.say(f"{names[0]} → {names[1]}" + ("" if changes else ": no difference"), style="bold")
-    for line in lines(changes):
+    for line in lines(changes) if verbose else in_short(changes):
         screen.say(shortened(line))
     for problem in problems:
         screen.problem(problem)
     screen.document(OK, problems, old=names[0], new=names[1], changes=[to_builtins(change) for change in changes])
     return OK
+
+
+def in_short(changes: Sequence[OfferChange]) -> Iterator[str]:
+    """Yield LINES lines of what changed, and how much more there is."""
+    told = brief(changes)
+    yield from (f"  {line}" for line in told[:LINES])
+    if len(told) > LINES:
+        yield f"  and {len(told) - LINES} lines more"
+    if changes:
+        yield f"{len(changes)} facts differ; --verbose tells each."
 
 
 def of_generations(flags: Flags, old: int, new: int) -> tuple[tuple[OfferChange, ...], Sequence[Problem]]:
