@@ -208,12 +208,11 @@ def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapCont
     return replace(context, survey=survey, plan=decide(context.transport, survey, context.request))
 
 
-def tell_dead_builds(screen: Screen, orphans: Orphans) -> None:
-    """Say which hosts count as free although an allocation of a dead build is on them."""
-    for orphan in orphans.dead:
-        screen.say(
-            f"note: {orphan.host}: left by a build that is gone: {orphan}; bootstrap takes it away", style="yellow"
-        )
+def dead_builds(orphans: Orphans) -> tuple[str, ...]:
+    """Return, as notes, which hosts count as free although an allocation of a dead build is on them."""
+    return tuple(
+        f"{orphan.host}: left by a build that is gone: {orphan}; bootstrap takes it away" for orphan in orphans.dead
+    )
 
 
 def show_outcomes(context: BootstrapContext, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:

@@ -31,7 +31,7 @@ from deepep_bootstrap.core.text import duration, plain, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
-TABLE_WIDTH = 120
+TABLE_WIDTH = 80
 """Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
 
 PIPE_WIDTH = 120
@@ -120,6 +120,18 @@ class Screen:
         with self._lock:
             console = self._console if self._console.is_terminal else PlainConsole(quiet=self.as_json, width=PIPE_WIDTH)
             console.print(renderable, soft_wrap=False)
+
+    def paragraph(self, text: str, *, style: str = "") -> None:
+        """Print a sentence: on a terminal with its words whole on each line, elsewhere as one line."""
+        if self._console.is_terminal:
+            self.show(Text(text, style=style))
+        else:
+            self.say(text, style=style)
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal."""
+        return self._console.width
 
     @property
     def is_wide(self) -> bool:

@@ -1,5 +1,4 @@
-"""The steps of a plan, each with its reason: facts and a request in, steps out; and how steps are shown, as lines,
-as a table for a terminal, and as JSON.
+"""The steps of a plan, each with its reason: facts and a request in, steps out; and their form in the JSON document.
 
 A step is in the plan because something wanted was not found; the reason says both. No step: nothing to
 do.
@@ -7,24 +6,23 @@ do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
-from rich.markup import escape
-from rich.table import Table
 
-from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory import regressions
-from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.facts import Facts, Prefix
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import Decisions, PlanRequest, check_writable
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
 from deepep_bootstrap.prefix import offer
+from deepep_bootstrap.prefix.diff import ADDED, CHANGED, brief, difference, offer_facts
 from deepep_bootstrap.prefix.entries import Entry
+from deepep_bootstrap.prefix.offer import Offer
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.nodes import is_drained, read_reason
@@ -39,6 +37,7 @@ CONTROL = "@control"
 """This machine in the JSON document."""
 
 RESUME = "resume"
+OTHER_TEXTS = "~ texts of the modulefiles or sbatch files, as this version of the program writes them"
 HOOK = "module-hook"
 """Kind and name of the step that lets login shells find our modulefiles."""
 
@@ -53,7 +52,8 @@ class Reason(Struct, frozen=True):
 class Step(Struct, frozen=True):
     """One thing to do. `kind` is "host", "reboot" (a host recipe that works after a reboot), "prefix", "build",
     "offer" or "verify"; `name` the recipe or the store entry; `hosts` where it is done; `env` what its recipe needs
-    to know."""
+    to know. `sentence` is what the plan says of it, "" where title, hosts and reason say it best; `changes` are lines
+    on what becomes of what is offered."""
 
     kind: str
     name: str
@@ -61,6 +61,8 @@ class Step(Struct, frozen=True):
     hosts: tuple[str, ...]
     reason: Reason
     env: Mapping[str, str] = field(default_factory=dict)
+    sentence: str = ""
+    changes: tuple[str, ...] = ()
 
 
 class Plan(Struct, frozen=True):
@@ -242,9 +244,11 @@ def prefix_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Fac
     marker = facts[choice.prefix_host].prefix.id
     found = f"id {marker[:8]}, not tried by writing" if marker else "nothing there"
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
-    return Step(
-        "prefix", "prefix", "prefix", hosts, Reason(found, f"{request.prefix} writable and one directory for all hosts")
-    )
+    shared = f" and the same directory on all {len(hosts)} hosts" if len(hosts) > 1 else f" on {fold(hosts)}"
+    what = f"check that {request.prefix}" if marker else f"make {request.prefix}, and check that it"
+    sentence = f"{what} is writable{shared}"
+    reason = Reason(found, f"{request.prefix} writable and one directory for all hosts")
+    return Step("prefix", "prefix", "prefix", hosts, reason, sentence=sentence)
 
 
 def build_deps_steps(
@@ -264,10 +268,11 @@ def hook_steps(request: PlanRequest, facts: Mapping[str, Facts]) -> Iterator[Ste
     for host in request.inventory.hosts:
         if host.name in facts and HOOK not in request.skip and (reason := lacking_hook(request, facts[host.name])):
             groups.setdefault(reason, []).append(host.name)
+    wanted = f"{request.prefix}/modulefiles"
     for reason, hosts in groups.items():
-        yield Step(
-            HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": f"{request.prefix}/modulefiles"}
-        )
+        before = facts[hosts[0]].modules.hook or "(none)"
+        sentence = f"MODULEPATH on {fold(hosts)}: {before} → {wanted} (all users)"
+        yield Step(HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": wanted}, sentence)
 
 
 def lacking_build_deps(choice: Decisions, facts: Facts) -> Reason | None:
@@ -317,14 +322,59 @@ def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence
         wanted = "a generation with the records of what is built now"
     else:
         return
-    yield Step("offer", "offer", "offer modules and sbatch files", (choice.prefix_host,), Reason(found, wanted))
+    yield Step(
+        "offer",
+        "offer",
+        "publish modules",
+        (choice.prefix_host,),
+        Reason(found, wanted),
+        sentence=offer_sentence(choice, current),
+        changes=tuple(offer_changes(choice, current, prefix, facts)),
+    )
+
+
+def offer_sentence(choice: Decisions, current: Offer | None) -> str:
+    """Return what becomes of the modules: added beside others, or changed."""
+    record, default = choice.record, choice.offer.stacks[choice.offer.default_stack]
+    stays = "the default" if record.stack == default.stack else f"default stays {default.module}"
+    new = current is None or record.stack not in current.stacks
+    return f"publish modules: {'add' if new else 'change'} {record.module} ({stays})"
+
+
+def offer_changes(
+    choice: Decisions, current: Offer | None, prefix: Prefix, facts: Mapping[str, Facts]
+) -> Iterator[str]:
+    """Yield what the new generation has that the current one has not, a line each. That hosts joined or left is the
+    reason of a variable that changed where profile and DeepEP are the same."""
+    yield f"{CHANGED} generation {prefix.generation} → a new one" if current else f"{ADDED} the first generation"
+    inputs = {entry.name: entry.inputs for entry in choice.entries}
+    old_facts = {} if current is None else offer_facts(current, {})
+    added = current is None or choice.record.stack not in current.stacks
+    changes = difference(old_facts, offer_facts(choice.offer, inputs if added else {}))
+    yield from brief(changes, "" if current is None else hosts_since(choice, current, prefix.manifest, facts))
+    if current and not changes:
+        prefixes = {record.prefix for record in current.stacks.values()} - {choice.record.prefix}
+        yield f"{CHANGED} prefix: {', '.join(prefixes)} → {choice.record.prefix}" if prefixes else OTHER_TEXTS
+
+
+def hosts_since(choice: Decisions, current: Offer, manifest: str, facts: Mapping[str, Facts]) -> str:
+    """Return which hosts joined or left since the manifest of the current offer, where that may be why a variable
+    changed; else ""."""
+    before = current.stacks.get(choice.record.stack)
+    if before is None or (before.profile, before.deepep) != (choice.record.profile, choice.record.deepep):
+        return ""
+    earlier = set(json.loads(manifest).get("hosts", ()))
+    seen = {*facts, *choice.absent}
+    parts = ((seen - earlier, "joined"), (earlier - seen, "left"))
+    return ", ".join(f"{fold(sorted(hosts))} {how}" for hosts, how in parts if hosts)
 
 
 def verify_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts]) -> Step:
     """Return the check at the end of every run that changed something, and of the next one where it was not passed."""
     hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
     reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
-    return Step("verify", "verify", "verify", hosts, reason)
+    sentence = f"load {choice.record.module} and import deep_ep on {fold(hosts)}"
+    return Step("verify", "verify", "verify", hosts, reason, sentence=sentence)
 
 
 def check_service(
@@ -357,47 +407,11 @@ def check_space(request: PlanRequest, choice: Decisions, facts: Mapping[str, Fac
         )
 
 
-def show_plan(screen: Screen, plan: Plan) -> None:
-    """Print the steps with their reasons, equal ones folded over hosts, and the estimate."""
-    for note in plan.notes:
-        screen.say(f"note: {note}", style="dim")
-    if not plan.steps:
-        screen.say("Nothing to do: everything wanted is there.")
-        return
-    if screen.is_wide:
-        screen.show(plan_table(plan.steps))
-    else:
-        for step in plan.steps:
-            screen.say(plan_line(step))
-    if plan.download_bytes or plan.disk_bytes:
-        screen.say(
-            f"Estimate: download up to {size(plan.download_bytes)}, about {size(plan.disk_bytes)} on the prefix."
-        )
-
-
-def plan_line(step: Step) -> str:
-    """Return a step and its reason as one line."""
-    return (
-        f"{step.title} on {fold(step.hosts)}: found {shortened(step.reason.found)}, wanted "
-        f"{shortened(step.reason.wanted)}"
-    )
-
-
-def plan_table(steps: Sequence[Step]) -> Table:
-    """Return the steps and their reasons as a table for a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("step", "hosts", "found", "wanted"):
-        table.add_column(heading, overflow="fold")
-    for step in steps:
-        cells = (step.title, fold(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted))
-        table.add_row(*(escape(cell) for cell in cells))
-    return table
-
-
 def step_json(step: Step) -> dict[str, Any]:
     """Return one step of a plan for the JSON document."""
     reason = {"found": step.reason.found, "wanted": step.reason.wanted}
-    return {"kind": step.kind, "name": step.name, "title": step.title, "hosts": list(step.hosts), "reason": reason}
+    named = {"kind": step.kind, "name": step.name, "title": step.title, "hosts": list(step.hosts)}
+    return {**named, "reason": reason, "changes": list(step.changes)}
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import day
 from deepep_bootstrap.fetch.renew import compare_link
 from deepep_bootstrap.lock.model import Lock, Source, Stack
-from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings
+from deepep_bootstrap.prefix.contents import ENTRY_NAME, Generation, Holdings, StoreEntry
+from deepep_bootstrap.prefix.offer import Offer, offer_document
 
 Place = tuple[str, str, str]
 Facts = Mapping[Place, str]
@@ -150,6 +151,13 @@ def generation_facts(holdings: Holdings, generation: Generation, sources: Mappin
                 manifest = holdings.entries[name].manifest if name in holdings.entries else {}
                 found |= entry_facts(f"{kind} of {stack}", _mapping(manifest.get("inputs")), sources)
     return found
+
+
+def offer_facts(offer: Offer, inputs: Mapping[str, Mapping[str, object]]) -> Facts:
+    """Return what an offer says as facts; `inputs` are what entries of the store are made of, by name, as far as that
+    is known."""
+    entries = {name: StoreEntry(name, 0, {"inputs": values}) for name, values in inputs.items()}
+    return generation_facts(Holdings(0, (), entries), Generation(0, {"offer": offer_document(offer)}), {})
 
 
 def record_facts(stack: str, record: Mapping[str, Any]) -> dict[Place, str]:
@@ -344,7 +352,7 @@ def _label(change: OfferChange, *, several: bool) -> str:
     """Return how a person calls what changed; "" for what is counted, or said by another change."""
     of = f" of {stack_of(change)}" if several and stack_of(change) else ""
     if change.key == "default_stack":
-        return "default stack"
+        return "default stack" if change.old and change.new else ""
     if change.what == "site":
         return f"sbatch {change.key}{of}"
     if change.what == "stack" and not change.key.startswith("asked."):

@@ -18,7 +18,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import duration, plain, shortened, size
-from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
+from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.remote import channel
 from tests.support.paths import TESTS
 
@@ -63,17 +63,6 @@ OUTCOMES = (
 
 def compare(name: str, text: str) -> None:
     assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def test_a_plan_as_lines() -> None:
-    compare("plan-lines", "".join(f"{plan_line(step)}\n" for step in STEPS))
-
-
-def test_a_plan_as_a_table() -> None:
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(plan_table(STEPS))
-    text = console.file.getvalue()
-    compare("plan-table", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 
 
 def test_recipes_that_cannot_become_root_keep_their_remedy_and_hosts_that_differ_in_an_address_are_one(

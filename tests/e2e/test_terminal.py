@@ -77,7 +77,7 @@ def untouched(engine: Engine) -> bool:
 def test_only_a_yes_begins(engine: Engine, keys: str, code: int, said: str) -> None:
     terminal = Terminal(engine, "bootstrap")
     terminal.expect(r"Go on\? \[Y/n\] ")
-    assert "wanted" in terminal.text, "the plan stands above the question"
+    assert "Plan: 4 builds, 1 new generation" in terminal.text, "the plan stands above the question"
     terminal.child.send(keys)
     assert terminal.end() == code
     assert said in terminal.text

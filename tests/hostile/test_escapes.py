@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from deepep_bootstrap.cli.app import Verb
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.text import plain
-from deepep_bootstrap.plan.steps import Reason, Step, plan_line, plan_table
+from deepep_bootstrap.plan.screen import plan_table, show_plan
+from deepep_bootstrap.plan.steps import Plan, Reason, Step
 from tests.support.paths import ROOT, TESTS
 from tests.support.verbs import Said, discovered, run_verb
 
@@ -186,12 +187,14 @@ def test_no_verb_lets_a_terminal_obey(name: str, columns: int, worlds: dict[str,
 
 @pytest.mark.sample
 def test_the_plan_that_is_to_be_confirmed_has_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    step = Step("limits", "limits", f"limits {EVIL}", ("n001",), Reason(EVIL, EVIL))
+    step = Step("host", "limits", f"limits {EVIL}", ("n001",), Reason(EVIL, EVIL))
+    published = Step("offer", "offer", "publish", ("n001",), Reason(EVIL, EVIL), sentence=EVIL, changes=(EVIL,))
     screen = Screen("plan")
-    screen.show(plan_table([step]))
-    screen.say(plan_line(step))
+    screen.show(plan_table([step, published]))
+    screen.show(plan_table([step, published], beside=True))
+    show_plan(screen, Plan((step, published), None, (f"note {EVIL}",)))
     out = capsys.readouterr().out
-    assert out.count("EVIL") >= 6
+    assert out.count("EVIL") >= 16
     assert not FORBIDDEN.search(out)
 
 

@@ -121,7 +121,7 @@ def is_copying(engine: Engine) -> object:
 
 POINTS: dict[str, Point] = {
     "hosts are looked at": Point(logged_in),
-    "the plan is told": Point(r"found not in the store"),
+    "the plan is told": Point(r" is not in the store$"),
     "the prefix is tried": Point(r"^n001: prefix "),
     "the prefix is there": Point(r"^done prefix "),
     "sources are fetched": Point(r"^this machine: fetch "),
@@ -133,8 +133,8 @@ POINTS: dict[str, Point] = {
     "the build of DeepEP begins": Point(r"^n001: build deepep ", missing="deepep"),
     "nvcc runs": Point(compiles, missing="deepep", slow=2),
     "DeepEP is published": Point(r"^done build deepep ", missing="deepep"),
-    "modules are offered": Point(r"^n001: offer "),
-    "modules are there": Point(r"^done offer "),
+    "modules are offered": Point(r"^n001: publish modules "),
+    "modules are there": Point(r"^done publish modules "),
     "the hook is written": Point(r"MODULEPATH hook …$", missing="nothing", hook=True),
     "the hook is there": Point(r"^done MODULEPATH hook ", missing="nothing", hook=True),
     "hosts are verified": Point(r": verify …$", missing="nothing"),

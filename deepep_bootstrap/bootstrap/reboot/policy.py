@@ -70,6 +70,14 @@ class Policy(Struct, frozen=True):
         """Whether hosts may be rebooted."""
         return self.mode != NEVER
 
+    @property
+    def plainly(self) -> str:
+        """How hosts are rebooted, for the plan."""
+        if self.mode == NEVER:
+            return "not in this run: --reboot=never"
+        many = {0: "all at the same time", 1: "one at a time"}.get(self.at_once, f"{self.at_once} at a time")
+        return f"{many}, asked apart" if self.mode == ASK else many
+
 
 class HostState(Struct, frozen=True):
     """A look at a host: its boot id, what is still not as wanted (a reason each), who uses its GPUs ("" for nobody),

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import publish
+from deepep_bootstrap.bootstrap.earlier_runs import keep_durations, kept_at, present_plan
 from deepep_bootstrap.bootstrap.hosts import run_recipes
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, remove_orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
     BootstrapContext,
     RunLogs,
+    dead_builds,
     decide,
     leave_out,
     look_again,
@@ -23,7 +25,6 @@ from deepep_bootstrap.bootstrap.planning import (
     read_wanted,
     request_for,
     skipped,
-    tell_dead_builds,
     with_prefix,
 )
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
@@ -38,7 +39,8 @@ from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json, show_plan
+from deepep_bootstrap.plan.screen import PlanView, show_plan
+from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
 
@@ -71,6 +73,7 @@ def bootstrap(
     drain_timeout: str = "4h",
     boot_timeout: str = "30m",
     reload_driver: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads.
@@ -92,8 +95,8 @@ def bootstrap(
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         request = request_for(flags, survey, wanted, without)
         made = decide(transport, survey, request)
-        show_plan(screen, made)
-        tell_dead_builds(screen, orphans)
+        kept = kept_at(flags.hosts, prefix)
+        present_plan(screen, made, kept, PlanView(urgent=dead_builds(orphans), reboots=policy.plainly, verbose=verbose))
         doing = bool(made.steps) and not flags.dry_run
         if doing:
             confirm(screen, flags.yes)
@@ -103,6 +106,7 @@ def bootstrap(
         state = RunState(context, made, orphans)
         if doing:
             carry_out(state)
+            keep_durations(kept, state.outcomes)
     return conclude(state)
 
 

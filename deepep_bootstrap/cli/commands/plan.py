@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from deepep_bootstrap.bootstrap.earlier_runs import kept_at, present_plan
 from deepep_bootstrap.bootstrap.orphans import without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
+    dead_builds,
     decide,
     look_at_hosts,
     read_wanted,
     request_for,
     skipped,
-    tell_dead_builds,
     with_prefix,
 )
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.host_recipes import unbelieved
-from deepep_bootstrap.plan.steps import plan_json, show_plan
+from deepep_bootstrap.plan.screen import PlanView
+from deepep_bootstrap.plan.steps import plan_json
 
 
-def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
+def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False) -> int:
     """Say what bootstrap would do and why; change nothing.
 
     Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, or
@@ -31,8 +33,8 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "") -> int:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         made = decide(transport, survey, request_for(flags, survey, wanted, skipped(skip)))
-    show_plan(screen, made)
-    tell_dead_builds(screen, orphans)
+    view = PlanView(urgent=dead_builds(orphans), verbose=verbose)
+    present_plan(screen, made, kept_at(flags.hosts, prefix), view)
     problems = (*survey.problems, *unbelieved(made.preparation))
     for problem in problems:
         screen.problem(problem)
