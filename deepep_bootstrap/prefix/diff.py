@@ -371,26 +371,35 @@ def _build(name: str) -> str:
     return f"{rest.partition('-')[2]} {digest}" if rest else name
 
 
+class _Variable(Struct, frozen=True):
+    """A change of a variable, for all hosts that have it alike: `kind` is "for KIND" of one kind of test, else ""."""
+
+    key: str
+    old: str
+    new: str
+    stack: str
+    kind: str
+
+    @property
+    def text(self) -> str:
+        """What changed."""
+        if not self.old:
+            return f"{ADDED} {self.key}={self.new}"
+        return f"{CHANGED} {self.key}: {self.old} → {self.new}" if self.new else f"{REMOVED} {self.key}={self.old}"
+
+
 def _variables(changes: Sequence[OfferChange], why: str, *, several: bool) -> Iterator[str]:
     """Yield one line for each variable that changed, those of hosts folded."""
-    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
-    for change in changes:
-        if change.what == "variable":
-            stack, _, rest = change.name.partition(" ")
-            host = rest.removeprefix("on ") if rest.startswith("on ") else ""
-            kind = "" if host else rest
-            groups.setdefault((change.key, change.old, change.new, stack, kind), []).extend([host] if host else [])
-    for (key, old, new, stack, kind), hosts in groups.items():
-        text = (
-            f"{ADDED} {key}={new}"
-            if not old
-            else f"{CHANGED} {key}: {old} → {new}"
-            if new
-            else f"{REMOVED} {key}={old}"
-        )
-        places = [*([f"stack {stack}"] if several else []), *([f"on {fold(hosts)}"] if hosts else []), kind, why]
-        where = ", ".join(filter(None, places))
-        yield _cut(text) + (f" ({where})" if where else "")
+    groups: dict[_Variable, list[str]] = {}
+    for change in (change for change in changes if change.what == "variable"):
+        stack, _, rest = change.name.partition(" ")
+        of_host = rest.startswith("on ")
+        variable = _Variable(change.key, change.old, change.new, stack, "" if of_host else rest)
+        groups.setdefault(variable, []).extend([rest.removeprefix("on ")] if of_host else [])
+    for variable, hosts in groups.items():
+        stack, on = f"stack {variable.stack}" if several else "", f"on {fold(hosts)}" if hosts else ""
+        where = ", ".join(filter(None, (stack, on, variable.kind, why)))
+        yield _cut(variable.text) + (f" ({where})" if where else "")
 
 
 def _counted(changes: Sequence[OfferChange]) -> Iterator[str]:
