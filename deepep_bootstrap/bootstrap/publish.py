@@ -245,6 +245,13 @@ def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
     return show_outcomes(
         context,
         verify.verify_all(
-            context.transport, hosts, record, context.request.recipes, load=load, generation=generation, keep=keep
+            context.transport,
+            hosts,
+            record,
+            context.request.recipes,
+            load=load,
+            generation=generation,
+            keep=keep,
+            without_gpu=decisions.without_gpu(context.survey.inventory, context.survey.facts),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -157,13 +157,17 @@ def verify_all(
     load: Load = Load(),
     generation: int = 0,
     keep: Keep = lambda *_: "",
+    without_gpu: Collection[str] = (),
 ) -> tuple[Outcome, ...]:
-    """Look at all hosts at once, login hosts without the import, as soon as they see `generation` as the current one
-    (0: at once); return one outcome per host in their order. `keep` gets what a host said that is not as it should
-    be, and returns where that can be read."""
-    replies = transport.run_all(
-        hosts, lambda host: load_job(record, recipes, load=load, imports=host.role == "gpu", generation=generation)
-    )
+    """Look at all hosts at once, login hosts and those `without_gpu` without the import, as soon as they see
+    `generation` as the current one (0: at once); return one outcome per host in their order. `keep` gets what a host
+    said that is not as it should be, and returns where that can be read."""
+
+    def job(host: Host) -> Job:
+        imports = host.role == "gpu" and host.name not in without_gpu
+        return load_job(record, recipes, load=load, imports=imports, generation=generation)
+
+    replies = transport.run_all(hosts, job)
     outcomes = []
     for host in hosts:
         reply = replies[host.name]

@@ -32,6 +32,8 @@ HELP = {
     "sudo_password_prompt": "ask once for the password of sudo",
     "on_busy_host": "`leave` (default) or `use` a host whose GPUs are in use",
     "forks": "how many hosts to talk to at the same time (default 64)",
+    "archs": "compute capabilities to build for besides those of the GPUs that are seen: 9.0,10.0 "
+    "(a machine for images, a build farm: these alone)",
     "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at "
     "the end",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",

@@ -37,7 +37,7 @@ MOST_PROBLEMS = 50
 
 class Settings(Struct, frozen=True):
     """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
-    facts."""
+    facts. `archs` are compute capabilities to build for besides those of the GPUs that are seen."""
 
     prefix: str = "/opt/deepep"
     build_host: str = ""
@@ -50,6 +50,7 @@ class Settings(Struct, frozen=True):
     gres: str = "auto"
     sbatch_args: tuple[str, ...] = ()
     profile: str = "auto"
+    archs: tuple[str, ...] = ()
 
 
 class Inventory(Struct, frozen=True):
@@ -59,6 +60,12 @@ class Inventory(Struct, frozen=True):
     hosts: tuple[Host, ...]
     settings: Settings
     left_out: tuple[Host, ...] = ()
+
+    def built_for(self, archs: str) -> Inventory:
+        """Return the inventory with the compute capabilities of `--archs` in place of its own; as it is for ""."""
+        if not archs:
+            return self
+        return replace(self, settings=replace(self.settings, archs=read_archs(archs, "--archs")))
 
 
 def read_hosts(value: str, limit: str = "") -> Inventory:
@@ -251,7 +258,8 @@ def _host(host: Host, values: Mapping[str, str]) -> Host:
 def _settings(values: Mapping[str, str]) -> Settings:
     fields = {key: value for key, value in values.items() if key in SETTING_KEYS}
     fields["prefix"] = "/" + posixpath.normpath(fields.get("prefix", Settings().prefix)).strip("/")
-    return Settings(sbatch_args=tuple(shlex.split(fields.pop("sbatch_args", ""))), **fields)
+    archs = read_archs(fields.pop("archs"), "archs") if "archs" in fields else ()
+    return Settings(sbatch_args=tuple(shlex.split(fields.pop("sbatch_args", ""))), archs=archs, **fields)
 
 
 def _repeated(hosts: list[Host]) -> Iterator[Problem]:
@@ -318,6 +326,18 @@ def _arguments(value: str) -> str:
     return "" if words and words[0].startswith("-") and value.isprintable() else wanted
 
 
+def read_archs(value: str, where: str) -> tuple[str, ...]:
+    """Return the compute capabilities of `archs=9.0,10.0`, without repeats; `where` is its place in messages."""
+    if wanted := _archs(value):
+        raise Trouble(Problem(where, "no list of compute capabilities", value[:80] or "nothing", wanted))
+    return tuple(dict.fromkeys(value.split(",")))
+
+
+def _archs(value: str) -> str:
+    found = all(re.fullmatch(r"[1-9][0-9]?\.[0-9]", word, re.ASCII) for word in value.split(","))
+    return "" if found else "compute capabilities joined by commas, e.g. 9.0,10.0"
+
+
 _user = _matches(USER, "a user name")
 CHECKS: Mapping[str, Callable[[str], str]] = {
     "user": _user,
@@ -335,6 +355,7 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "gres": _matches(GRES, "auto, none or gpu:8"),
     "sbatch_args": _arguments,
     "profile": _matches(re.compile(r"[a-z0-9][a-z0-9._-]*"), "auto or the name of a profile"),
+    "archs": _archs,
 }
 HOST_KEYS = frozenset(("user", "port", "jump", "identity", "connection", "role"))
 SETTING_KEYS = frozenset(CHECKS) - HOST_KEYS

@@ -61,11 +61,12 @@ class Settings(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> Derived:
+def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str], archs: Sequence[str] = ()) -> Derived:
     """Return profile, environment and architectures for the GPU hosts in `facts` (by name).
 
-    `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path. Trouble: an unknown
-    profile, a variable that nobody reads or that must stay the caller's, no GPU on any host."""
+    `profile` is "auto" or a profile's name; `texts` are the files of env/ by relative path; `archs` are compute
+    capabilities that are wanted besides those of the GPUs. Trouble: an unknown profile, a variable that nobody reads
+    or that must stay the caller's, no GPU on any host and none wanted."""
     name, why, notes = choose_profile(profile, facts)
     chosen = read_profile(name, texts)
     ports = {host: nics.sort_out(seen, chosen.link) for host, seen in facts.items()} if chosen.link else {}
@@ -77,13 +78,13 @@ def derive(profile: str, facts: Mapping[str, Facts], texts: Mapping[str, str]) -
         node: {key: value for key, value in values.items() if key not in chosen.environment}
         for node, values in found.by_host.items()
     }
-    archs, without = architectures(facts)
+    capabilities, without = architectures(facts, archs)
     choice_notes = chosen.notes if len(facts) > 1 or chosen.handler == "cpu" else ()
     return Derived(
         name,
         why,
         environment,
-        archs,
+        capabilities,
         (*notes, *found.notes, *about_gib, *choice_notes, *gpu_notes(facts), *without),
         {node: values for node, values in by_host.items() if values},
         {LOW_LATENCY: chosen.low_latency} if chosen.low_latency else {},
@@ -345,16 +346,17 @@ def _pair(one: int, other: int) -> tuple[int, int]:
     return min(one, other), max(one, other)
 
 
-def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the compute capabilities of all GPUs in ascending order, and notes; Trouble when no host shows a GPU."""
-    found = {
+def architectures(facts: Mapping[str, Facts], wanted: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the compute capabilities of all GPUs and those that are `wanted` besides, in ascending order, and notes;
+    Trouble when no host shows a GPU and none is wanted."""
+    seen_ones = {
         gpu.capability
         for seen in facts.values()
         for gpu in seen.gpus
         if re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.capability)
     }
     without = {host: str(seen.gpu_problem) or "nvidia-smi shows none" for host, seen in facts.items() if not seen.gpus}
-    if not found:
+    if not (found := {*seen_ones, *wanted}):
         reason = next(iter(without.values()), "no compute capability from nvidia-smi")
         raise Trouble(
             Problem(
@@ -362,11 +364,13 @@ def architectures(facts: Mapping[str, Facts]) -> tuple[tuple[str, ...], tuple[st
                 "there is no GPU to build for",
                 reason,
                 "one GPU at least",
-                "role=login for hosts without GPUs",
+                "role=login for hosts without GPUs, or --archs=9.0 to build where none is",
             )
         )
-    notes = tuple(f"{host}: no GPU ({why})" for host, why in without.items())
-    return ascending(found), notes
+    notes = [f"{host}: no GPU ({why})" for host, why in without.items()]
+    if unseen := ascending(set(wanted) - seen_ones):
+        notes.append(f"built for {' and '.join(unseen)} too, of which no GPU was seen: archs names them")
+    return ascending(found), tuple(notes)
 
 
 def ascending(capabilities: Iterable[str]) -> tuple[str, ...]:

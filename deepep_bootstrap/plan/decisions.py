@@ -71,9 +71,9 @@ class Decisions(Struct, frozen=True):
 
 def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decisions:
     """Decide everything a plan needs, or raise Trouble with every reason why it cannot be decided."""
-    gpu_hosts = answering_gpu_hosts(request.inventory, facts)
+    gpu_hosts = hosts_to_build_for(request.inventory, facts)
     if not gpu_hosts:
-        wanted = "at least one host with role=gpu"
+        wanted = "at least one host with role=gpu, or archs=9.0 to build where no GPU is"
         raise Trouble(Problem(request.inventory.path, "no GPU host answered", fold(facts), wanted))
     check_shared(request.prefix, facts)
 
@@ -130,11 +130,27 @@ def answering_gpu_hosts(inventory: Inventory, facts: Mapping[str, Facts]) -> dic
     return {name: facts[name] for name in names}
 
 
+def hosts_to_build_for(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Return the facts of the GPU hosts that answered; where the inventory has none and says for which architectures
+    to build (an image, a build farm), of all hosts that answered."""
+    if inventory.settings.archs and all(host.role != "gpu" for host in (*inventory.hosts, *inventory.left_out)):
+        return {host.name: facts[host.name] for host in inventory.hosts if host.name in facts}
+    return answering_gpu_hosts(inventory, facts)
+
+
+def without_gpu(inventory: Inventory, facts: Mapping[str, Facts]) -> frozenset[str]:
+    """Return the hosts that cannot load a GPU library and are not expected to: those without a GPU, where the
+    inventory says for which architectures to build."""
+    if not inventory.settings.archs:
+        return frozenset()
+    return frozenset(host.name for host in inventory.hosts if host.name in facts and not facts[host.name].gpus)
+
+
 def choose_network(request: PlanRequest, gpu_hosts: Mapping[str, Facts], previous: PreviousOffer) -> Derived:
     """Return the network settings: what the GPU hosts suggest, in the words of the stack's DeepEP, and what was
     offered before where hosts that are not seen now depend on it."""
     profile = request.inventory.settings.profile
-    suggested = network_env.derive(profile, gpu_hosts, request.templates)
+    suggested = network_env.derive(profile, gpu_hosts, request.templates, request.inventory.settings.archs)
     if compiles_on_nodes(request):
         suggested = network_env.adapt(suggested)
     return keep(suggested, previous, gpu_hosts, profile)

@@ -130,9 +130,11 @@ def wanted(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, dict[s
     """Return the inputs of every recipe that is meant for a host, by host and recipe."""
     if "all" in request.skip:
         return {}
-    gpu_hosts = decisions.answering_gpu_hosts(request.inventory, facts)
+    gpu_hosts = decisions.hosts_to_build_for(request.inventory, facts)
     builder = building(request, gpu_hosts)
-    archs = dict.fromkeys(gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus)
+    archs = dict.fromkeys(
+        [gpu.capability for seen in gpu_hosts.values() for gpu in seen.gpus] + [*request.inventory.settings.archs]
+    )
     floor = decisions.floor(request.lock, request.stack, tuple(archs), request.templates)
     python = {"python"} if needs_python(request, gpu_hosts) else set()
     found: dict[str, dict[str, dict[str, str]]] = {}

@@ -74,6 +74,7 @@ def bootstrap(
     boot_timeout: str = "30m",
     reload_driver: bool = False,
     verbose: bool = False,
+    archs: str = "",
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads.
@@ -90,6 +91,7 @@ def bootstrap(
     screen = Screen("bootstrap", as_json=flags.json)
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
+    inventory = inventory.built_for(archs)
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))

@@ -21,7 +21,7 @@ from deepep_bootstrap.plan.screen import PlanView
 from deepep_bootstrap.plan.steps import plan_json
 
 
-def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False) -> int:
+def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False, archs: str = "") -> int:
     """Say what bootstrap would do and why; change nothing.
 
     Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, or
@@ -29,6 +29,7 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = F
     screen = Screen("plan", as_json=flags.json)
     wanted = read_wanted(flags)
     inventory, prefix = read_inventory(flags)
+    inventory = inventory.built_for(archs)
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))

@@ -16,6 +16,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.plan.decisions import without_gpu
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates, find_unsafe, reach, unsafe_problems
 from deepep_bootstrap.prefix.contents import RECORD, Holdings
@@ -75,7 +76,15 @@ def _load_modules(
     outcomes: list[Outcome] = []
     for record in records:
         load = proof.Load("deepep" if default == record.stack else record.module)
-        done = proof.verify_all(connections, survey.reached, record, recipes, load=load, generation=generation)
+        done = proof.verify_all(
+            connections,
+            survey.reached,
+            record,
+            recipes,
+            load=load,
+            generation=generation,
+            without_gpu=without_gpu(survey.inventory, survey.facts),
+        )
         if len(records) > 1:
             outcomes += [replace(each, step=f"verify {record.stack}") for each in done]
         else:
