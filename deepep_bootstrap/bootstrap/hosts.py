@@ -155,7 +155,7 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
     if isinstance(reply, Trouble):
         return Outcome(step.title, host, "failed", reply.problems[0].message, seconds, TROUBLE), str(reply)
     if reply.code:
-        last = last_lines(reply.err or reply.out)
+        last = last_lines(reply.said)
         return Outcome(step.title, host, "failed", last, reply.seconds, TROUBLE), ""
     try:
         records = read_records(reply.out, CHECK, host, f"host/{step.name}.sh")

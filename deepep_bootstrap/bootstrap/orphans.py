@@ -187,5 +187,5 @@ def _read(reply: Reply | Trouble, form: RecordForm, host: str) -> Records:
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
-        raise Trouble(Problem(host, "what dead builds left cannot be seen there", last_lines(reply.err or reply.out)))
+        raise Trouble(Problem(host, "what dead builds left cannot be seen there", last_lines(reply.said)))
     return read_records(reply.out, form, host, "orphans.sh")

@@ -77,7 +77,7 @@ def load_job(
 def parse_verdict(reply: Reply) -> LoadVerdict:
     """Return what a host answered; Trouble when the script itself failed or its answer cannot be read."""
     if reply.code:
-        raise Trouble(Problem(reply.host, "looking at the module failed", (reply.err or reply.out).strip()[-400:]))
+        raise Trouble(Problem(reply.host, "looking at the module failed", reply.said[-400:]))
     records = read_records(reply.out, MODULE, reply.host, "verify/module.sh")
     return LoadVerdict(
         module_system=records.text("module") == "yes",

@@ -51,7 +51,7 @@ def user_job(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
 def parse_user_view(reply: Reply) -> UserView:
     """Return what the user finds on a host; Trouble when the script failed there or its answer cannot be read."""
     if reply.code:
-        found = (reply.err or reply.out).strip()[-400:]
+        found = reply.said[-400:]
         raise Trouble(Problem(reply.host, "looking as the user of a job failed", found))
     records = read_records(reply.out, USER_VIEW, reply.host, RECIPE)
     words = {key: records.text(key) for key in ("user", "memlock", "container", "shm", "prefix", "module", "login")}

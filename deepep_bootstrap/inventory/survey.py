@@ -186,7 +186,7 @@ def _facts_in(reply: Reply | Trouble) -> Facts:
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
-        raise Trouble(Problem(reply.host, "the fact script failed", found=(reply.err or reply.out).strip()[-400:]))
+        raise Trouble(Problem(reply.host, "the fact script failed", found=reply.said[-400:]))
     return parse_facts(reply.out, reply.host)
 
 

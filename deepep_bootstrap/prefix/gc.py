@@ -82,7 +82,7 @@ def _read(reply: Reply | Trouble, form: RecordForm, host: str) -> Records:
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
-        raise Trouble(Problem(host, "its processes cannot be looked at", (reply.err or reply.out).strip()[-400:]))
+        raise Trouble(Problem(host, "its processes cannot be looked at", reply.said[-400:]))
     return read_records(reply.out, form, host, "held.sh")
 
 

@@ -21,6 +21,7 @@ from typing import Protocol
 import paramiko
 
 from deepep_bootstrap.core.process import end_group
+from deepep_bootstrap.core.redact import REMOVED
 
 BLOCK = 256 * 1024
 GRACE = 8.0
@@ -45,8 +46,8 @@ class Channel(Protocol):
         """Wait for output and return what came on stdout and stderr; both empty: they ended. TimeoutError after
         `timeout` s."""
 
-    def code(self) -> int:
-        """Wait for the exit code. LineLostError when the connection went first."""
+    def code(self, timeout: float | None) -> int:
+        """Wait for the exit code. LineLostError when the connection went first, TimeoutError after `timeout` s."""
 
     def stop(self) -> None:
         """End it from any thread; a waiting `read` returns."""
@@ -107,8 +108,10 @@ class SshChannel:
             if not self._bell.event.wait(timeout):
                 raise TimeoutError
 
-    def code(self) -> int:
+    def code(self, timeout: float | None) -> int:
         """See Channel."""
+        if not self._channel.status_event.wait(timeout):
+            raise TimeoutError
         code = self._channel.recv_exit_status()
         if code == -1 and not self._channel.get_transport().is_active():
             raise LineLostError(self._lost())
@@ -171,9 +174,12 @@ class LocalChannel:
                 return came[self._stdout], came[self._stderr]
         return b"", b""
 
-    def code(self) -> int:
+    def code(self, timeout: float | None) -> int:
         """See Channel. A shell ended by a signal has 128 and the signal's number, as shells say it themselves."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
         return code if code >= 0 else 128 - code
 
     def stop(self) -> None:
@@ -215,6 +221,19 @@ RAISE, KEEP = _program("raise"), _program("keep")
 """What becomes another user; what receives the script and runs it."""
 
 
+Hide = Callable[[str], str]
+"""Takes secrets out of a text that a host printed."""
+
+
+def as_is(text: str) -> str:
+    """Return `text`: there is nothing in it to hide."""
+    return text
+
+
+SHORTEST_SECRET = 4
+"""Characters that a secret must have to be looked for in what hosts print: shorter ones are parts of words."""
+
+
 class Secret:
     """A text that must not be shown: printing, formatting and repr hide it."""
 
@@ -227,6 +246,10 @@ class Secret:
     def reveal(self) -> str:
         """Return the text itself."""
         return self._value
+
+    def cut_from(self, text: str) -> str:
+        """Return `text`, which a host printed, without this one in it."""
+        return text.replace(self._value, REMOVED) if len(self._value) >= SHORTEST_SECRET else text
 
 
 def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: str = "") -> bytes:
@@ -305,10 +328,11 @@ START_FAILURES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def explain_no_start(code: int, early: str) -> tuple[str, str, str, str]:
+def explain_no_start(code: int, early: str, hide: Hide = as_is) -> tuple[str, str, str, str]:
     """Return what, found, wanted and try of a message when the script never began: `early` is what came instead,
-    `code` the exit code of the shell."""
-    last = early.rpartition("\n")[2].removeprefix("deepep-bootstrap: ")[-200:]
+    `code` the exit code of the shell, `hide` takes secrets away. sudo's own words are looked for in what really came: a
+    password may be one of them."""
+    last = hide(early.rpartition("\n")[2].removeprefix("deepep-bootstrap: "))[-200:]
     for words, what, wanted, try_ in START_FAILURES:
         if words in early:
             return what, last, wanted, try_

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.remote import channel, ssh_access
-from deepep_bootstrap.remote.channel import COMMAND, Channel, LocalChannel, Secret, SshChannel
+from deepep_bootstrap.remote.channel import COMMAND, Channel, Hide, LocalChannel, Secret, SshChannel, as_is
 from deepep_bootstrap.remote.host import LOCAL, Host
 from deepep_bootstrap.remote.script import ANSWER_LIMIT, Left, OnLine, Script, Sink
 from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
@@ -68,13 +68,25 @@ class Job(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """What a script left on one host; `code` is its exit code, `seconds` the time it took."""
+    """What a script left on one host; `code` is its exit code, `seconds` the time it took. `out` is what it printed,
+    unless that is a log: secrets are taken out of what is for people."""
 
     host: str
     code: int
     out: str
     err: str
     seconds: float
+    hide: Hide = as_is
+
+    @property
+    def said(self) -> str:
+        """What it printed, for a message: stderr, or stdout where that has nothing."""
+        return (self.err or self.hide(self.out)).strip()
+
+    @property
+    def last_line(self) -> str:
+        """The last line of that."""
+        return self.said.rpartition("\n")[2]
 
 
 class Options(Struct, frozen=True):
@@ -134,8 +146,8 @@ class Transport(Protocol):
         """Close every connection."""
 
 
-def _reply(host: str, left: Left) -> Reply:
-    return Reply(host, left.code, left.out, left.err, left.seconds)
+def _reply(host: str, left: Left, hide: Hide) -> Reply:
+    return Reply(host, left.code, left.out, left.err, left.seconds, hide)
 
 
 _Start = Callable[[OnLine, OnLine | None], Script]
@@ -152,8 +164,10 @@ class _HeldJob:
         *,
         on_line: OnLine | None,
         keys: Collection[str],
+        hide: Hide,
     ) -> None:
         self._host, self._finish, self._on_line, self._keys = host, finish, on_line, frozenset(keys)
+        self._hide = hide
         self._values: dict[str, str] = {}
         self._news = threading.Condition()
         self._end: Reply | Trouble | None = None
@@ -172,7 +186,7 @@ class _HeldJob:
 
     def _read(self) -> None:
         try:
-            end: Reply | Trouble = _reply(self._host, self._finish(self._script))
+            end: Reply | Trouble = _reply(self._host, self._finish(self._script), self._hide)
         except Trouble as trouble:
             end = trouble
         with self._news:
@@ -196,10 +210,8 @@ class _HeldJob:
             raise self._end
         if self._end is None:
             raise Trouble(Problem(self._host, f"no {key} from a held script after {timeout:g} s"))
-        last = (self._end.err or self._end.out).strip().rpartition("\n")[2]
-        raise Trouble(
-            Problem(self._host, f"a held script ended with exit code {self._end.code} before it printed {key}", last)
-        )
+        what = f"a held script ended with exit code {self._end.code} before it printed {key}"
+        raise Trouble(Problem(self._host, what, self._end.last_line))
 
     def close(self) -> Reply:
         """See BackgroundJob."""
@@ -228,17 +240,18 @@ class ConnectionPool:
         self._sessions = Sessions(
             remote, resolver, timeouts=opts.timeouts, accept=opts.accept_new_host_keys, tell=opts.tell
         )
+        self._hide: Hide = opts.sudo_password.cut_from if opts.sudo_password else as_is
         self._wires: set[Channel] = set()
         self._closed = False
         self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
         """See Transport."""
-        on_line = self._limited(host, job, on_line)
+        on_line = self._for_people(host, job, on_line)
         script = self._start(host, job, on_line, on_line)
         if not job.watched:
             script.wire.end_input()
-        return _reply(host.name, self._finish(script))
+        return _reply(host.name, self._finish(script), self._hide)
 
     def send(self, host: Host, job: Job, chunks: Iterable[bytes]) -> Reply:
         """See Transport. An error while `chunks` are made is passed on; the script then sees its stdin end too
@@ -252,7 +265,7 @@ class ConnectionPool:
                         # A script that ended early no longer reads: what it left says why.
                         break
                 script.wire.end_input()
-                return _reply(host.name, left.result())
+                return _reply(host.name, left.result(), self._hide)
             except BaseException:
                 script.wire.stop()
                 raise
@@ -264,8 +277,9 @@ class ConnectionPool:
             host.name,
             lambda on_out, on_err: self._start(host, held, on_out, on_err),
             self._finish,
-            on_line=self._limited(host, job, on_line),
+            on_line=self._for_people(host, job, on_line),
             keys=keys,
+            hide=self._hide,
         )
 
     def run_all(
@@ -314,11 +328,13 @@ class ConnectionPool:
             wire.stop()
         self._sessions.close()
 
-    def _limited(self, host: Host, job: Job, on_line: OnLine | None) -> OnLine | None:
-        """Return `on_line` for the first LOG_LIMIT characters of a log job, and for a word about the rest; the person
-        who watches gets it too."""
-        if on_line is None or not job.log:
-            return on_line
+    def _for_people(self, host: Host, job: Job, on_line: OnLine | None) -> OnLine | None:
+        """Return `on_line` for lines without the password of sudo, of a log job for its first LOG_LIMIT characters, and
+        for a word about the rest; the person who watches gets it too."""
+        if on_line is None:
+            return None
+        if not job.log:
+            return lambda line: on_line(self._hide(line))
         left = LOG_LIMIT
 
         def limited(line: str) -> None:
@@ -327,7 +343,7 @@ class ConnectionPool:
                 return
             left -= len(line) + 1
             if left >= 0:
-                on_line(line)
+                on_line(self._hide(line))
                 return
             word = f"prints more than {size(LOG_LIMIT)}: the log has no more than that"
             on_line(f"[{word}]")
@@ -374,6 +390,7 @@ class ConnectionPool:
             sink=job.sink,
             limit=job.limit,
             log=job.log_stream,
+            hide=self._hide,
         )
 
     def _wire(self, host: Host, *, watched: bool) -> Channel:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.remote import channel
-from deepep_bootstrap.remote.channel import Channel, LineLostError
+from deepep_bootstrap.remote.channel import Channel, Hide, LineLostError, as_is
 
 OnLine = Callable[[str], None]
 Sink = Callable[[bytes], object]
@@ -31,6 +31,10 @@ EARLY_LIMIT = 1024**2
 
 LONGEST_LINE = 64 * 1024
 """Characters after which a line is given out although its end has not come."""
+
+START_LIMIT = 180.0
+"""Seconds in which a script must begin, whatever time it has then: start-up files on a busy network file system take
+some, sudo asks a server of accounts. A sudo that asks again and again never comes to it."""
 
 
 class TooMuchError(Exception):
@@ -53,7 +57,8 @@ class Left(Struct, frozen=True):
 class Script:
     """One started script. `timeout` is in seconds (None: no limit); `sink` gets the bytes of stdout, which are not
     kept as text then. `limit` is in bytes of each stream (None: no limit, for a sink that has its own). With `log`
-    stderr, or merged stdout, has no limit, and its end alone is kept."""
+    stderr, or merged stdout, has no limit, and its end alone is kept. `hide` takes secrets out of what is for people:
+    stderr, and messages."""
 
     def __init__(
         self,
@@ -66,9 +71,11 @@ class Script:
         sink: Sink | None = None,
         limit: int | None = ANSWER_LIMIT,
         log: str = "",
+        hide: Hide = as_is,
     ) -> None:
         self.wire = wire
         self._host, self._timeout, self._began = host, timeout, time.monotonic()
+        self._log, self._hide = log, hide
         out, err = (Tail() if log == name else Answer(name, limit) for name in ("stdout", "stderr"))
         self._out: Lines | Raw = Raw(channel.MARK, sink, limit) if sink else Lines(channel.MARK, on_out, out)
         self._err = Lines(channel.MARK, on_err, err)
@@ -80,11 +87,9 @@ class Script:
             while any(came := self.wire.read(self._rest())):
                 self._out.feed(came[0])
                 self._err.feed(came[1])
-            code = self.wire.code()
+            code = self.wire.code(self._rest())
         except TimeoutError:
-            raise Trouble(
-                Problem(self._host, f"no end of the script after {self._timeout:g} s", self._last_line()), may_pass=True
-            ) from None
+            raise Trouble(self._too_long(), may_pass=True) from None
         except LineLostError as lost:
             raise Trouble(Problem(self._host, str(lost)), may_pass=True) from None
         except TooMuchError as flood:
@@ -100,17 +105,38 @@ class Script:
         finally:
             self.wire.close()
         if not self._out.started:
-            raise Trouble(Problem(self._host, *channel.explain_no_start(code, self._err.early or self._out.early)))
+            raise Trouble(Problem(self._host, *channel.explain_no_start(code, self._early, self._hide)))
         self._out.end()
         self._err.end()
-        return Left(code, self._out.text, self._err.text, time.monotonic() - self._began)
+        out = self._hide(self._out.text) if self._log == "stdout" else self._out.text
+        return Left(code, out, self._hide(self._err.text), time.monotonic() - self._began)
+
+    @property
+    def _early(self) -> str:
+        return self._err.early or self._out.early
+
+    @property
+    def _limit(self) -> float | None:
+        """Seconds that the script may take, or may take to begin; None: any number."""
+        if self._out.started:
+            return self._timeout
+        return START_LIMIT if self._timeout is None else min(START_LIMIT, self._timeout)
 
     def _rest(self) -> float | None:
-        return None if self._timeout is None else max(self._began + self._timeout - time.monotonic(), 0.0)
+        """Return how many seconds of the limit are left; TimeoutError when none are, also while output comes."""
+        if self._limit is None:
+            return None
+        rest = self._began + self._limit - time.monotonic()
+        if rest <= 0:
+            raise TimeoutError
+        return rest
 
-    def _last_line(self) -> str:
-        text = self._err.text.strip() or self._out.text.strip()
-        return text.rpartition("\n")[2][-200:]
+    def _too_long(self) -> Problem:
+        begun = self._out.started
+        said = self._err.text.strip() or self._out.text.strip() if begun else self._early
+        what = "no end of the script" if begun else "no script has begun there"
+        last = self._hide(said.rpartition("\n")[2])[-200:]
+        return Problem(self._host, f"{what} after {self._limit:g} s", last, "", "" if begun else "logging in by hand")
 
 
 LINE_END = re.compile(r"\r\n|\r|\n")

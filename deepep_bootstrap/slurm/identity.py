@@ -131,7 +131,7 @@ def _run(transport: Transport, via: Host, script: str, args: tuple[str, ...]) ->
         else:
             current.append(line)
     if reply.code or "end" not in parts:
-        found = (reply.err or reply.out).strip().rpartition("\n")[2][-200:] or f"exit code {reply.code}"
+        found = reply.last_line[-200:] or f"exit code {reply.code}"
         what = "Slurm does not say which nodes the hosts are, so none is taken for one"
         raise Trouble(Problem(via.name, what, found, try_="scontrol ping there"), may_pass=True)
     return parts

@@ -28,6 +28,7 @@ from tests.support.paths import ROOT, TESTS
 from tests.support.sshd import Lab, wait_until
 from tests.support.verbs import run_verb
 
+pytest_plugins = ["tests.support.sshd"]
 pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.sample]
 
 FLOODS, WELL = "127.0.0.4", "127.0.0.5"
@@ -37,20 +38,13 @@ SHIPPED = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("ssh"))
-    yield lab
-    lab.stop()
-
-
-@pytest.fixture(scope="module")
-def hosts(lab: Lab) -> list[Host]:
-    return [*(lab.host(lab.start(address)) for address in (FLOODS, WELL)), Host("here", connection="local")]
+def hosts(ssh_lab: Lab) -> list[Host]:
+    return [*(ssh_lab.host(ssh_lab.start(address)) for address in (FLOODS, WELL)), Host("here", connection="local")]
 
 
 @pytest.fixture
-def pool(lab: Lab, hosts: list[Host]) -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(hosts, lab.options())
+def pool(ssh_lab: Lab, hosts: list[Host]) -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(hosts, ssh_lab.options())
     yield pool
     pool.close()
 
@@ -118,11 +112,11 @@ def test_a_line_without_an_end_is_given_out_in_pieces() -> None:
 
 
 def test_a_log_without_an_end_is_cut_with_a_word_and_its_host_goes_on(
-    lab: Lab, hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+    ssh_lab: Lab, hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "LOG_LIMIT", 1024**2)
     told: list[str] = []
-    pool = ConnectionPool(hosts, lab.options(tell=told.append))
+    pool = ConnectionPool(hosts, ssh_lab.options(tell=told.append))
     said: dict[str, list[str]] = {FLOODS: [], "here": []}
     body = "head -c 20000000 /dev/zero | tr '\\0' A | fold -w 999 >&2; echo; echo the last line >&2; echo state=done"
     chosen = [host for host in hosts if host.name in said]

@@ -29,32 +29,26 @@ from deepep_bootstrap.remote.ssh import Timeouts
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
 
+pytest_plugins = ["tests.support.sshd"]
 pytestmark = pytest.mark.usefixtures("programs")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("ssh"))
-    yield lab
-    lab.stop()
-
-
-@pytest.fixture(scope="module")
-def server(lab: Lab) -> Sshd:
-    return lab.start("127.0.0.2")
+def server(ssh_lab: Lab) -> Sshd:
+    return ssh_lab.start("127.0.0.2")
 
 
 @pytest.fixture(params=["ssh", "local"])
 def host(request: pytest.FixtureRequest) -> Host:
     if request.param == "local":
         return Host("here", connection="local")
-    lab, server = request.getfixturevalue("lab"), request.getfixturevalue("server")
-    return lab.host(server)
+    ssh_lab, server = request.getfixturevalue("ssh_lab"), request.getfixturevalue("server")
+    return ssh_lab.host(server)
 
 
 @pytest.fixture
-def fleet(lab: Lab, host: Host) -> Iterator[ConnectionPool]:
-    fleet = ConnectionPool([host], lab.options())
+def fleet(ssh_lab: Lab, host: Host) -> Iterator[ConnectionPool]:
+    fleet = ConnectionPool([host], ssh_lab.options())
     yield fleet
     fleet.close()
 
@@ -247,8 +241,8 @@ def test_a_script_that_ended_leaves_what_it_started_on_purpose(
     os.kill(pid, signal.SIGKILL)
 
 
-def test_close_frees_every_waiting_thread(lab: Lab, host: Host, tmp_path: Path) -> None:
-    fleet = ConnectionPool([host], lab.options())
+def test_close_frees_every_waiting_thread(ssh_lab: Lab, host: Host, tmp_path: Path) -> None:
+    fleet = ConnectionPool([host], ssh_lab.options())
     ended: list[object] = []
 
     def wait(job: Job) -> None:
@@ -290,14 +284,14 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_watched_script_ends_with_its_controller(lab: Lab, host: Host, number: signal.Signals) -> None:
+def test_a_watched_script_ends_with_its_controller(ssh_lab: Lab, host: Host, number: signal.Signals) -> None:
     script = "echo $$; sleep 600 & echo $!; wait"
     words = [
         sys.executable,
         "-c",
         CONTROLLER,
         json.dumps(msgspec.to_builtins(host)),
-        str(lab.folder / "config"),
+        str(ssh_lab.folder / "config"),
         script,
     ]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as controller:
@@ -312,13 +306,13 @@ def test_a_watched_script_ends_with_its_controller(lab: Lab, host: Host, number:
 # Reaching a host, or not.
 
 
-def test_a_changed_host_key(lab: Lab) -> None:
-    first, second = lab.start("127.0.0.4"), lab.start("127.0.0.4", known=False)
-    with lab.known_hosts.open("a") as file:
+def test_a_changed_host_key(ssh_lab: Lab) -> None:
+    first, second = ssh_lab.start("127.0.0.4"), ssh_lab.start("127.0.0.4", known=False)
+    with ssh_lab.known_hosts.open("a") as file:
         file.write(second.known().replace(second.host_key.split()[1], first.host_key.split()[1]))
-    message = trouble_of(ConnectionPool([], lab.options(accept_new_host_keys=True)), lab.host(second))
+    message = trouble_of(ConnectionPool([], ssh_lab.options(accept_new_host_keys=True)), ssh_lab.host(second))
     assert "its host key has changed since" in message
-    assert f"{lab.known_hosts}:" in message
+    assert f"{ssh_lab.known_hosts}:" in message
     assert f"ssh-keygen -R '[127.0.0.4]:{second.port}'" in message
     assert message.count("SHA256:") == 2
 
@@ -329,33 +323,33 @@ def fingerprint(server: Sshd) -> str:
     ).stdout.split()[1]
 
 
-def test_an_unknown_host_key_and_accepting_it(lab: Lab) -> None:
-    server = lab.start("127.0.0.5", known=False)
-    host = lab.host(server)
-    before = lab.known_hosts.read_text()
-    message = trouble_of(ConnectionPool([host], lab.options()), host)
+def test_an_unknown_host_key_and_accepting_it(ssh_lab: Lab) -> None:
+    server = ssh_lab.start("127.0.0.5", known=False)
+    host = ssh_lab.host(server)
+    before = ssh_lab.known_hosts.read_text()
+    message = trouble_of(ConnectionPool([host], ssh_lab.options()), host)
     assert f"its host key is not in known_hosts — found {fingerprint(server)} (ssh-ed25519)" in message
     assert "--accept-new-host-keys" in message
-    assert lab.known_hosts.read_text() == before
+    assert ssh_lab.known_hosts.read_text() == before
     said: list[str] = []
-    fleet = ConnectionPool([host], lab.options(accept_new_host_keys=True, tell=said.append))
+    fleet = ConnectionPool([host], ssh_lab.options(accept_new_host_keys=True, tell=said.append))
     assert fleet.run(host, Job("echo in")).out == "in\n"
     fleet.close()
-    assert said == [f"127.0.0.5: new host key {fingerprint(server)} (ssh-ed25519) added to {lab.known_hosts}"]
-    assert lab.known_hosts.read_text() == before + server.known()
-    again = ConnectionPool([host], lab.options())
+    assert said == [f"127.0.0.5: new host key {fingerprint(server)} (ssh-ed25519) added to {ssh_lab.known_hosts}"]
+    assert ssh_lab.known_hosts.read_text() == before + server.known()
+    again = ConnectionPool([host], ssh_lab.options())
     assert again.run(host, Job("echo in")).out == "in\n"
     again.close()
 
 
-def test_a_new_key_goes_after_a_line_without_end_and_hashed_where_that_is_wished(lab: Lab, tmp_path: Path) -> None:
-    server = lab.start("127.0.0.5", known=False)
+def test_a_new_key_goes_after_a_line_without_end_and_hashed_where_that_is_wished(ssh_lab: Lab, tmp_path: Path) -> None:
+    server = ssh_lab.start("127.0.0.5", known=False)
     known = tmp_path / "new" / "known_hosts"
     config = tmp_path / "config"
     config.write_text(f"Host *\n HashKnownHosts yes\n GlobalKnownHostsFile none\n UserKnownHostsFile {known}\n")
-    host = lab.host(server)
+    host = ssh_lab.host(server)
     fleet = ConnectionPool(
-        [host], lab.options(ssh_config=str(config), accept_new_host_keys=True, tell=lambda line: None)
+        [host], ssh_lab.options(ssh_config=str(config), accept_new_host_keys=True, tell=lambda line: None)
     )
     fleet.run(host, Job("true"))
     fleet.close()
@@ -366,26 +360,28 @@ def test_a_new_key_goes_after_a_line_without_end_and_hashed_where_that_is_wished
     )
     assert "found" in found.stdout
     known.write_text(known.read_text().rstrip("\n"))
-    other = lab.start("127.0.0.6", known=False)
-    fleet = ConnectionPool([], lab.options(ssh_config=str(config), accept_new_host_keys=True, tell=lambda line: None))
-    fleet.run(lab.host(other), Job("true"))
+    other = ssh_lab.start("127.0.0.6", known=False)
+    fleet = ConnectionPool(
+        [], ssh_lab.options(ssh_config=str(config), accept_new_host_keys=True, tell=lambda line: None)
+    )
+    fleet.run(ssh_lab.host(other), Job("true"))
     fleet.run(host, Job("true"))
     fleet.close()
     assert len(known.read_text().splitlines()) == 2
 
 
-def test_hashed_known_hosts(lab: Lab, tmp_path: Path) -> None:
-    server = lab.start("127.0.0.7", known=False)
+def test_hashed_known_hosts(ssh_lab: Lab, tmp_path: Path) -> None:
+    server = ssh_lab.start("127.0.0.7", known=False)
     known = tmp_path / "known"
     known.write_text(server.known())
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
     assert known.read_text().startswith("|1|")
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options(known_hosts=(str(known),)))
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options(known_hosts=(str(known),)))
     assert fleet.run(host, Job("echo in")).code == 0
     fleet.close()
     known.write_text(known.read_text().replace("|1|", "|1|AAAA"))
-    assert "not in known_hosts" in trouble_of(ConnectionPool([host], lab.options(known_hosts=(str(known),))), host)
+    assert "not in known_hosts" in trouble_of(ConnectionPool([host], ssh_lab.options(known_hosts=(str(known),))), host)
 
 
 @pytest.mark.parametrize(
@@ -402,15 +398,15 @@ def test_hashed_known_hosts(lab: Lab, tmp_path: Path) -> None:
         ("{name} ssh-rsa AAAAB3NzaC1yc2E=\n{name} broken\n# {name} {key}", "has changed"),
     ],
 )
-def test_lines_of_known_hosts(lab: Lab, server: Sshd, tmp_path: Path, line: str, message: str) -> None:
+def test_lines_of_known_hosts(ssh_lab: Lab, server: Sshd, tmp_path: Path, line: str, message: str) -> None:
     key = " ".join(server.host_key.split()[:2])
     other = " ".join(make_key(tmp_path / "other").split()[:2])
     known = tmp_path / "known"
     known.write_text(
         line.format(name=f"[{server.address}]:{server.port}", address=server.address, key=key, other=other) + "\n"
     )
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options(known_hosts=(str(known),)))
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options(known_hosts=(str(known),)))
     if message:
         assert message in trouble_of(fleet, host)
     else:
@@ -418,31 +414,31 @@ def test_lines_of_known_hosts(lab: Lab, server: Sshd, tmp_path: Path, line: str,
         fleet.close()
 
 
-def test_the_kind_of_key_that_is_known_is_asked_for(lab: Lab, tmp_path: Path) -> None:
+def test_the_kind_of_key_that_is_known_is_asked_for(ssh_lab: Lab, tmp_path: Path) -> None:
     second = make_key(tmp_path / "rsa", "rsa")
-    server = lab.start("127.0.0.8", known=False, lines=f"HostKey {tmp_path}/rsa")
+    server = ssh_lab.start("127.0.0.8", known=False, lines=f"HostKey {tmp_path}/rsa")
     known = tmp_path / "known"
     known.write_text(f"[127.0.0.8]:{server.port} {' '.join(second.split()[:2])}\n")
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options(known_hosts=(str(known),)))
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options(known_hosts=(str(known),)))
     assert fleet.run(host, Job("true")).code == 0
     fleet.close()
 
 
-def test_a_refused_port(lab: Lab) -> None:
+def test_a_refused_port(ssh_lab: Lab) -> None:
     port = free_port("127.0.0.9")
     assert f"refuses connections on port {port}" in trouble_of(
-        ConnectionPool([], lab.options()), Host("127.0.0.9", port=port)
+        ConnectionPool([], ssh_lab.options()), Host("127.0.0.9", port=port)
     )
 
 
-def test_hosts_that_refuse_are_one_line_whatever_their_addresses(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_that_refuse_are_one_line_whatever_their_addresses(ssh_lab: Lab, tmp_path: Path) -> None:
     config, port = tmp_path / "config", free_port("127.0.0.9")
     config.write_text(
         "".join(f"Host n{number}\n  HostName 127.0.0.{number}\n  Port {port}\n" for number in (9, 10, 11))
     )
     inventory = read_hosts("n[9-11]")
-    replies = ConnectionPool(inventory.hosts, lab.options(ssh_config=str(config))).run_all(
+    replies = ConnectionPool(inventory.hosts, ssh_lab.options(ssh_config=str(config))).run_all(
         inventory.hosts, lambda host: Job("true")
     )
     (problem,) = fold_problems([problem for reply in replies.values() for problem in reply.problems], inventory)
@@ -450,43 +446,45 @@ def test_hosts_that_refuse_are_one_line_whatever_their_addresses(lab: Lab, tmp_p
     assert problem.try_ == f"whether sshd runs there; ssh -v -p {port} {getpass.getuser()}@127.0.0.9"
 
 
-def test_a_name_that_does_not_exist(lab: Lab) -> None:
+def test_a_name_that_does_not_exist(ssh_lab: Lab) -> None:
     assert "the name no-such-host.invalid is not known" in trouble_of(
-        ConnectionPool([], lab.options()), Host("no-such-host.invalid")
+        ConnectionPool([], ssh_lab.options()), Host("no-such-host.invalid")
     )
 
 
-def test_a_silent_listener(lab: Lab) -> None:
+def test_a_silent_listener(ssh_lab: Lab) -> None:
     with silent_listener() as port:
         message = trouble_of(
-            ConnectionPool([], lab.options(timeouts=Timeouts(connect=1))), Host("127.0.0.3", port=port)
+            ConnectionPool([], ssh_lab.options(timeouts=Timeouts(connect=1))), Host("127.0.0.3", port=port)
         )
     assert f"takes connections on port {port} but says nothing within 1 s" in message
 
 
-def test_a_listener_that_is_no_sshd(lab: Lab, server: Sshd) -> None:
+def test_a_listener_that_is_no_sshd(ssh_lab: Lab, server: Sshd) -> None:
     with cutting_relay(server, 0) as port:
         assert "closes connections on port" in trouble_of(
-            ConnectionPool([], lab.options()), Host("127.0.0.3", port=port)
+            ConnectionPool([], ssh_lab.options()), Host("127.0.0.3", port=port)
         )
 
 
-def test_closed_in_the_middle_of_the_log_in(lab: Lab) -> None:
+def test_closed_in_the_middle_of_the_log_in(ssh_lab: Lab) -> None:
     """The server closes after the first refused key, which is what it does when too many keys were tried."""
-    server = lab.start("127.0.0.9", lines="MaxAuthTries 1")
+    server = ssh_lab.start("127.0.0.9", lines="MaxAuthTries 1")
     (server.folder / "authorized_keys").write_text("")
-    assert "closed the connection during the log-in" in trouble_of(ConnectionPool([], lab.options()), lab.host(server))
+    assert "closed the connection during the log-in" in trouble_of(
+        ConnectionPool([], ssh_lab.options()), ssh_lab.host(server)
+    )
 
 
-def test_cut_anywhere_on_the_way_in(lab: Lab, server: Sshd) -> None:
+def test_cut_anywhere_on_the_way_in(ssh_lab: Lab, server: Sshd) -> None:
     """However far the handshake came: a message in our own words, and never a wait for something that cannot come."""
     messages = set()
     for after in range(0, 2400, 100):
-        with lab.known_hosts.open("a") as known, cutting_relay(server, after) as port:
+        with ssh_lab.known_hosts.open("a") as known, cutting_relay(server, after) as port:
             known.write(server.known(f"[127.0.0.3]:{port}"))
             known.flush()
-            host = structs.replace(lab.host(server), name="127.0.0.3", port=port)
-            message = trouble_of(ConnectionPool([host], lab.options()), host)
+            host = structs.replace(ssh_lab.host(server), name="127.0.0.3", port=port)
+            message = trouble_of(ConnectionPool([host], ssh_lab.options()), host)
             messages.add(message.partition(" — ")[0].partition(". Try")[0].replace(str(port), "PORT"))
     assert messages <= {
         "127.0.0.3: closes connections on port PORT before the SSH handshake",
@@ -498,31 +496,31 @@ def test_cut_anywhere_on_the_way_in(lab: Lab, server: Sshd) -> None:
     assert len(messages) > 1
 
 
-def test_a_key_the_host_does_not_know(lab: Lab, server: Sshd, tmp_path: Path) -> None:
+def test_a_key_the_host_does_not_know(ssh_lab: Lab, server: Sshd, tmp_path: Path) -> None:
     make_key(tmp_path / "stranger")
-    host = lab.host(server, identity=str(tmp_path / "stranger"))
-    message = trouble_of(ConnectionPool([host], lab.options()), host)
+    host = ssh_lab.host(server, identity=str(tmp_path / "stranger"))
+    message = trouble_of(ConnectionPool([host], ssh_lab.options()), host)
     assert f"does not let {getpass.getuser()} in" in message
     assert "1 key tried" in message
 
 
-def test_no_key_at_all(lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_at_all(ssh_lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    host = lab.host(server, identity="")
+    host = ssh_lab.host(server, identity="")
     assert f"there is no key to log in with as {getpass.getuser()}" in trouble_of(
-        ConnectionPool([host], lab.options()), host
+        ConnectionPool([host], ssh_lab.options()), host
     )
 
 
 def test_the_agent_is_asked_when_no_key_is_named(
-    lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ssh_lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     agent = agent_of(monkeypatch, tmp_path)
-    subprocess.run(["ssh-add", "-q", lab.folder / "id"], check=True)
-    host = lab.host(server, identity="")
-    fleet = ConnectionPool([host], lab.options())
+    subprocess.run(["ssh-add", "-q", ssh_lab.folder / "id"], check=True)
+    host = ssh_lab.host(server, identity="")
+    fleet = ConnectionPool([host], ssh_lab.options())
     assert fleet.run(host, Job("true")).code == 0
     fleet.close()
     agent.terminate()
@@ -530,13 +528,13 @@ def test_the_agent_is_asked_when_no_key_is_named(
 
 
 @pytest.mark.parametrize("content", ["", "nonsense\n", None])
-def test_a_key_file_that_cannot_be_used(lab: Lab, server: Sshd, tmp_path: Path, content: str | None) -> None:
+def test_a_key_file_that_cannot_be_used(ssh_lab: Lab, server: Sshd, tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "key"
     if content is not None:
         path.write_text(content)
-    host = lab.host(server, identity=str(path))
+    host = ssh_lab.host(server, identity=str(path))
     with pytest.raises(Trouble, match=r"is no private key|cannot be read"):
-        ConnectionPool([host], lab.options()).run(host, Job("true"))
+        ConnectionPool([host], ssh_lab.options()).run(host, Job("true"))
 
 
 def agent_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> subprocess.Popen[bytes]:
@@ -550,42 +548,42 @@ def agent_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> subprocess.Pope
 
 
 def test_a_locked_key_comes_from_the_agent(
-    lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ssh_lab: Lab, server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key = tmp_path / "locked"
-    key.write_bytes((lab.folder / "id").read_bytes())
+    key.write_bytes((ssh_lab.folder / "id").read_bytes())
     key.chmod(0o600)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key], check=True, capture_output=True)
-    host = lab.host(server, identity=str(key))
-    assert f"{key} needs a passphrase" in trouble_of(ConnectionPool([host], lab.options()), host)
+    host = ssh_lab.host(server, identity=str(key))
+    assert f"{key} needs a passphrase" in trouble_of(ConnectionPool([host], ssh_lab.options()), host)
     agent = agent_of(monkeypatch, tmp_path)
-    subprocess.run(["ssh-add", "-q", lab.folder / "id"], check=True)
-    fleet = ConnectionPool([host], lab.options())
+    subprocess.run(["ssh-add", "-q", ssh_lab.folder / "id"], check=True)
+    fleet = ConnectionPool([host], ssh_lab.options())
     assert fleet.run(host, Job("true")).code == 0
     fleet.close()
     agent.terminate()
     agent.wait()
 
 
-def test_a_jump_host(lab: Lab, server: Sshd) -> None:
-    behind = lab.start("127.0.0.10", lines="AllowUsers *@127.0.0.2 *@127.0.0.1")
-    host = lab.host(behind, jump=f"{server.address}:{server.port}")
-    fleet = ConnectionPool([host], lab.options())
+def test_a_jump_host(ssh_lab: Lab, server: Sshd) -> None:
+    behind = ssh_lab.start("127.0.0.10", lines="AllowUsers *@127.0.0.2 *@127.0.0.1")
+    host = ssh_lab.host(behind, jump=f"{server.address}:{server.port}")
+    fleet = ConnectionPool([host], ssh_lab.options())
     reply = fleet.run(host, Job("echo $SSH_CONNECTION"))
     assert reply.out.split()[2:] == ["127.0.0.10", str(behind.port)]
     fleet.close()
     nowhere = structs.replace(host, port=free_port("127.0.0.10"))
-    assert "jump host 127.0.0.2 cannot reach it" in trouble_of(ConnectionPool([], lab.options()), nowhere)
+    assert "jump host 127.0.0.2 cannot reach it" in trouble_of(ConnectionPool([], ssh_lab.options()), nowhere)
     dead = structs.replace(host, jump=f"127.0.0.9:{free_port('127.0.0.9')}")
-    assert "jump host 127.0.0.9: refuses connections" in trouble_of(ConnectionPool([], lab.options()), dead)
+    assert "jump host 127.0.0.9: refuses connections" in trouble_of(ConnectionPool([], ssh_lab.options()), dead)
 
 
-def test_many_hosts_share_one_session_to_their_jump_host(lab: Lab, tmp_path: Path) -> None:
-    jump = lab.start("127.0.0.11")
-    targets = [lab.start(f"127.0.0.{20 + number}") for number in range(4)]
-    hosts = [lab.host(target, jump=f"{jump.address}:{jump.port}") for target in targets]
-    fleet = ConnectionPool(hosts, lab.options())
+def test_many_hosts_share_one_session_to_their_jump_host(ssh_lab: Lab, tmp_path: Path) -> None:
+    jump = ssh_lab.start("127.0.0.11")
+    targets = [ssh_lab.start(f"127.0.0.{20 + number}") for number in range(4)]
+    hosts = [ssh_lab.host(target, jump=f"{jump.address}:{jump.port}") for target in targets]
+    fleet = ConnectionPool(hosts, ssh_lab.options())
     replies = fleet.run_all(hosts, lambda host: Job(f"echo {host.name}"))
     fleet.close()
     said = {name: reply.out for name, reply in replies.items() if isinstance(reply, Reply)}
@@ -593,7 +591,7 @@ def test_many_hosts_share_one_session_to_their_jump_host(lab: Lab, tmp_path: Pat
     assert jump.log().count("Accepted publickey") == 1
 
 
-def test_ssh_config(lab: Lab, server: Sshd, tmp_path: Path) -> None:
+def test_ssh_config(ssh_lab: Lab, server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "inner").write_text("Host gpu-*\n  HostKeyAlias cluster\n  IdentityFile %d/none\n")
     known = tmp_path / "known"
     known.write_text(server.known("cluster"))
@@ -604,11 +602,11 @@ UserKnownHostsFile "{known}"
 Host gpu-1 other
   HostName {server.address}
   Port {server.port}
-  IdentityFile {lab.folder}/id
+  IdentityFile {ssh_lab.folder}/id
 Host gpu-2
   HostName 192.0.2.1
   ProxyCommand {sys.executable} -u {tmp_path}/proxy.py %h %p 2>/dev/null
-  IdentityFile {lab.folder}/id
+  IdentityFile {ssh_lab.folder}/id
 """)
     (tmp_path / "proxy.py").write_text(f"""
 import socket, sys, threading
@@ -622,7 +620,7 @@ while data := sys.stdin.buffer.raw.read(65536):
     line.sendall(data)
 """)
     hosts = [Host("gpu-1"), Host("gpu-2")]
-    fleet = ConnectionPool(hosts, lab.options(ssh_config=str(config)))
+    fleet = ConnectionPool(hosts, ssh_lab.options(ssh_config=str(config)))
     replies = fleet.run_all(hosts, lambda host: Job(f"echo {host.name}"))
     fleet.close()
     assert [reply.out if isinstance(reply, Reply) else str(reply) for reply in replies.values()] == [
@@ -638,33 +636,33 @@ while data := sys.stdin.buffer.raw.read(65536):
         ("Host n1\n ProxyJump a\nHost a\n ProxyJump b\nHost b\n ProxyJump a\n", "in a circle"),
     ],
 )
-def test_an_ssh_config_that_cannot_be_used_for_a_host(lab: Lab, tmp_path: Path, text: str, message: str) -> None:
+def test_an_ssh_config_that_cannot_be_used_for_a_host(ssh_lab: Lab, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config").write_text(text)
     host = Host("n1")
     with pytest.raises(Trouble, match=message):
-        ConnectionPool([host], lab.options(ssh_config=str(tmp_path / "config"))).run(host, Job("true"))
+        ConnectionPool([host], ssh_lab.options(ssh_config=str(tmp_path / "config"))).run(host, Job("true"))
 
 
-def test_an_ssh_config_that_cannot_be_read(lab: Lab, tmp_path: Path) -> None:
+def test_an_ssh_config_that_cannot_be_read(ssh_lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(Trouble, match="cannot be read"):
-        ConnectionPool([], lab.options(ssh_config=str(tmp_path / "none")))
+        ConnectionPool([], ssh_lab.options(ssh_config=str(tmp_path / "none")))
     (tmp_path / "config").write_text("Host\n")
     with pytest.raises(Trouble, match="cannot be read"):
-        ConnectionPool([], lab.options(ssh_config=str(tmp_path / "config")))
+        ConnectionPool([], ssh_lab.options(ssh_config=str(tmp_path / "config")))
 
 
-def test_a_pattern_that_also_matches_the_jump_host(lab: Lab, server: Sshd, tmp_path: Path) -> None:
-    behind = lab.start("127.0.0.12")
+def test_a_pattern_that_also_matches_the_jump_host(ssh_lab: Lab, server: Sshd, tmp_path: Path) -> None:
+    behind = ssh_lab.start("127.0.0.12")
     (tmp_path / "config").write_text(f"""
 Host jump
   HostName {server.address}
   Port {server.port}
 Host *
   ProxyJump jump
-  UserKnownHostsFile {lab.known_hosts}
+  UserKnownHostsFile {ssh_lab.known_hosts}
 """)
-    host = lab.host(behind)
-    fleet = ConnectionPool([host], lab.options(ssh_config=str(tmp_path / "config")))
+    host = ssh_lab.host(behind)
+    fleet = ConnectionPool([host], ssh_lab.options(ssh_config=str(tmp_path / "config")))
     assert fleet.run(host, Job("true")).code == 0
     fleet.close()
 
@@ -672,11 +670,11 @@ Host *
 # Many hosts, and hosts that go away.
 
 
-def test_twenty_hosts_at_once_and_five_that_fail(lab: Lab) -> None:
-    servers = [lab.start(f"127.0.1.{number}") for number in range(1, 21)]
-    hosts = [lab.host(server) for server in servers]
+def test_twenty_hosts_at_once_and_five_that_fail(ssh_lab: Lab) -> None:
+    servers = [ssh_lab.start(f"127.0.1.{number}") for number in range(1, 21)]
+    hosts = [ssh_lab.host(server) for server in servers]
     refused = [
-        Host(f"127.0.2.{number}", port=free_port("127.0.2.1"), identity=str(lab.folder / "id"))
+        Host(f"127.0.2.{number}", port=free_port("127.0.2.1"), identity=str(ssh_lab.folder / "id"))
         for number in range(1, 4)
     ]
     with silent_listener("127.0.2.9") as port:
@@ -684,7 +682,7 @@ def test_twenty_hosts_at_once_and_five_that_fail(lab: Lab) -> None:
         local = Host("here", connection="local")
         everyone = [*refused, silent, *hosts, local]
         lines: list[tuple[str, str]] = []
-        fleet = ConnectionPool(everyone, lab.options(forks=8, timeouts=Timeouts(connect=2)))
+        fleet = ConnectionPool(everyone, ssh_lab.options(forks=8, timeouts=Timeouts(connect=2)))
         say = 'echo "$1"; echo "$1" >&2'
         replies = fleet.run_all(
             everyone, lambda host: Job(say, args=(host.name,)), lambda name, line: lines.append((name, line))
@@ -697,10 +695,10 @@ def test_twenty_hosts_at_once_and_five_that_fail(lab: Lab) -> None:
     assert {type(replies[host.name]) for host in [*refused, silent]} == {Trouble}
 
 
-def test_one_session_serves_many_scripts_and_a_lost_one_is_replaced(lab: Lab) -> None:
-    server = lab.start("127.0.0.13")
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options())
+def test_one_session_serves_many_scripts_and_a_lost_one_is_replaced(ssh_lab: Lab) -> None:
+    server = ssh_lab.start("127.0.0.13")
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options())
     both = [threading.Thread(target=fleet.run, args=(host, Job("sleep 0.2"))) for _ in range(5)]
     for thread in both:
         thread.start()
@@ -714,10 +712,10 @@ def test_one_session_serves_many_scripts_and_a_lost_one_is_replaced(lab: Lab) ->
     fleet.close()
 
 
-def test_a_host_that_stops_answering(lab: Lab, tmp_path: Path) -> None:
-    server = lab.start("127.0.0.14")
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options(timeouts=Timeouts(connect=3, keepalive=1)))
+def test_a_host_that_stops_answering(ssh_lab: Lab, tmp_path: Path) -> None:
+    server = ssh_lab.start("127.0.0.14")
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options(timeouts=Timeouts(connect=3, keepalive=1)))
     stopped: list[int] = []
 
     def freeze(line: str) -> None:
@@ -736,9 +734,9 @@ def test_a_host_that_stops_answering(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: not alive(int((tmp_path / "pid").read_text())), "the script has ended too")
 
 
-def test_a_quiet_host_is_not_given_up(lab: Lab, server: Sshd) -> None:
-    host = lab.host(server)
-    fleet = ConnectionPool([host], lab.options(timeouts=Timeouts(connect=3, keepalive=1)))
+def test_a_quiet_host_is_not_given_up(ssh_lab: Lab, server: Sshd) -> None:
+    host = ssh_lab.host(server)
+    fleet = ConnectionPool([host], ssh_lab.options(timeouts=Timeouts(connect=3, keepalive=1)))
     assert fleet.run(host, Job("sleep 6; echo still")).out == "still\n"
     fleet.close()
 
@@ -748,9 +746,9 @@ def test_a_quiet_host_is_not_given_up(lab: Lab, server: Sshd) -> None:
     [("127.0.0.15", "", 24), ("127.0.0.18", "MaxSessions 1", 3)],
     ids=["sshd's default of 10", "one"],
 )
-def test_more_scripts_at_once_than_one_session_may_carry(lab: Lab, address: str, lines: str, at_once: int) -> None:
-    host = lab.host(lab.start(address, lines=lines))
-    fleet = ConnectionPool([host], lab.options())
+def test_more_scripts_at_once_than_one_session_may_carry(ssh_lab: Lab, address: str, lines: str, at_once: int) -> None:
+    host = ssh_lab.host(ssh_lab.start(address, lines=lines))
+    fleet = ConnectionPool([host], ssh_lab.options())
     holds = []
     for _ in range(at_once):
         holds.append(fleet.hold(host, Job("echo ready=1; sleep 600"), keys=("ready",)))
@@ -761,25 +759,27 @@ def test_more_scripts_at_once_than_one_session_may_carry(lab: Lab, address: str,
     fleet.close()
 
 
-def test_an_sshd_that_opens_no_session_at_all(lab: Lab) -> None:
-    host = lab.host(lab.start("127.0.0.19", lines="MaxSessions 0"))
+def test_an_sshd_that_opens_no_session_at_all(ssh_lab: Lab) -> None:
+    host = ssh_lab.host(ssh_lab.start("127.0.0.19", lines="MaxSessions 0"))
     assert "opens no session at all — wanted MaxSessions of 1 or more" in trouble_of(
-        ConnectionPool([host], lab.options()), host
+        ConnectionPool([host], ssh_lab.options()), host
     )
 
 
-def test_an_account_that_talks_or_has_no_shell(lab: Lab, server: Sshd) -> None:
-    noisy = lab.start("127.0.0.16", lines='ForceCommand echo welcome; echo be kind >&2; eval "$SSH_ORIGINAL_COMMAND"')
-    fleet = ConnectionPool([], lab.options())
-    reply = fleet.run(lab.host(noisy), Job("echo out; echo err >&2"))
+def test_an_account_that_talks_or_has_no_shell(ssh_lab: Lab, server: Sshd) -> None:
+    noisy = ssh_lab.start(
+        "127.0.0.16", lines='ForceCommand echo welcome; echo be kind >&2; eval "$SSH_ORIGINAL_COMMAND"'
+    )
+    fleet = ConnectionPool([], ssh_lab.options())
+    reply = fleet.run(ssh_lab.host(noisy), Job("echo out; echo err >&2"))
     assert (reply.out, reply.err) == ("out\n", "err\n")
     fleet.close()
-    closed = lab.start("127.0.0.17", lines="ForceCommand echo This account is closed.; exit 1")
-    message = trouble_of(ConnectionPool([], lab.options()), lab.host(closed))
+    closed = ssh_lab.start("127.0.0.17", lines="ForceCommand echo This account is closed.; exit 1")
+    message = trouble_of(ConnectionPool([], ssh_lab.options()), ssh_lab.host(closed))
     assert "did not start a script — found This account is closed." in message
 
 
-def test_paramiko_says_nothing_on_stderr(lab: Lab) -> None:
+def test_paramiko_says_nothing_on_stderr(ssh_lab: Lab) -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("paramiko").handlers)
     with silent_listener() as port:
         code = (

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 from tests.support.plan import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
+pytest_plugins = ["tests.support.sshd"]
 pytestmark = pytest.mark.usefixtures("programs")
 
 PASSWORD = "correct horse 'battery' \\ $staple"
@@ -34,21 +34,6 @@ root ALL=(ALL:ALL) ALL
 asks ALL=(ALL:ALL) ALL
 free ALL=(ALL:ALL) NOPASSWD: ALL
 """
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: accounts with passwords cannot be made otherwise")
-    if not shutil.which("sudo"):
-        pytest.fail("sudo is not installed: apt-get install sudo (tests/setup.sh does)")
-    # Not under pytest's own directory, which no other account may enter.
-    folder = Path(tempfile.mkdtemp(prefix="sudo-test-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    yield lab
-    lab.stop()
-    shutil.rmtree(folder)
 
 
 def in_namespace(folder: Path) -> list[str]:
@@ -68,16 +53,18 @@ def in_namespace(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(lab: Lab) -> Sshd:
-    return lab.start("127.0.3.1", prefix=in_namespace(lab.folder))
+def server(open_ssh_lab: Lab) -> Sshd:
+    if not shutil.which("sudo"):
+        pytest.fail("sudo is not installed: apt-get install sudo (tests/setup.sh does)")
+    return open_ssh_lab.start("127.0.3.1", prefix=in_namespace(open_ssh_lab.folder))
 
 
 @pytest.fixture
-def transport(lab: Lab, server: Sshd) -> Iterator[Callable[..., ConnectionPool]]:
+def transport(open_ssh_lab: Lab, server: Sshd) -> Iterator[Callable[..., ConnectionPool]]:
     fleets: list[ConnectionPool] = []
 
     def make(password: str = "") -> ConnectionPool:
-        fleets.append(ConnectionPool([], lab.options(sudo_password=Secret(password) if password else None)))
+        fleets.append(ConnectionPool([], open_ssh_lab.options(sudo_password=Secret(password) if password else None)))
         return fleets[-1]
 
     yield make
@@ -98,26 +85,31 @@ def leftovers() -> list[Path]:
 
 
 def test_root_by_sudo_with_and_without_a_password(
-    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]
+    open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]
 ) -> None:
     for user, fleet in ways(transport):
         script = 'id -un; echo "$1 $A $HOME"; wc -c; echo talk >&2; exit 5'
-        reply = fleet.run(lab.host(server, user=user), Job(script, args=("a b",), env={"A": "c  d"}, user="root"))
+        reply = fleet.run(
+            open_ssh_lab.host(server, user=user), Job(script, args=("a b",), env={"A": "c  d"}, user="root")
+        )
         assert (reply.code, reply.out, reply.err) == (5, "root\na b c  d /root\n0\n", "talk\n")
     assert not leftovers()
 
 
-def test_another_user_and_oneself(lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
-    host = lab.host(server, user="asks")
-    assert transport(PASSWORD).run(host, Job("id -un; echo $HOME", user="free")).out == f"free\n{lab.folder}/free\n"
+def test_another_user_and_oneself(open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
+    host = open_ssh_lab.host(server, user="asks")
+    assert (
+        transport(PASSWORD).run(host, Job("id -un; echo $HOME", user="free")).out
+        == f"free\n{open_ssh_lab.folder}/free\n"
+    )
     assert transport().run(host, Job("id -un", user="asks")).out == "asks\n"
-    as_root = transport().run(lab.host(server, user="root"), Job("id -un; echo $HOME; pwd", user="asks"))
-    assert as_root.out.split() == ["asks", f"{lab.folder}/asks", f"{lab.folder}/asks"]
-    assert transport().run(lab.host(server, user="root"), Job("id -un", user="root")).out == "root\n"
+    as_root = transport().run(open_ssh_lab.host(server, user="root"), Job("id -un; echo $HOME; pwd", user="asks"))
+    assert as_root.out.split() == ["asks", f"{open_ssh_lab.folder}/asks", f"{open_ssh_lab.folder}/asks"]
+    assert transport().run(open_ssh_lab.host(server, user="root"), Job("id -un", user="root")).out == "root\n"
 
 
 def test_the_password_is_nowhere_to_be_seen(
-    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
+    open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
 ) -> None:
     look = (
         "for file in /proc/[0-9]*/{cmdline,environ}; do grep -aqF 'correct horse' $file && echo $file; done "
@@ -125,29 +117,31 @@ def test_the_password_is_nowhere_to_be_seen(
     )
     fleet = transport(PASSWORD)
     for watched in (False, True):
-        reply = fleet.run(lab.host(server, user="asks"), Job(look, user="root", watched=watched))
+        reply = fleet.run(open_ssh_lab.host(server, user="asks"), Job(look, user="root", watched=watched))
         assert "SUDO_USER" in reply.out
         assert "/proc/" not in reply.out
         assert "horse" not in reply.out + reply.err
     assert "horse" not in server.log()
 
 
-def test_bulk_through_sudo(lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
+def test_bulk_through_sudo(open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool]) -> None:
     data = bytes(range(256)) * 400
     for user, fleet in ways(transport):
         reply = fleet.send(
-            lab.host(server, user=user), Job("head -c 256 | od -An -tu1 | head -1; wc -c", user="root"), [data] * 20
+            open_ssh_lab.host(server, user=user),
+            Job("head -c 256 | od -An -tu1 | head -1; wc -c", user="root"),
+            [data] * 20,
         )
         assert reply.out.split() == [*map(str, range(16)), str(20 * len(data) - 256)]
 
 
 def test_a_watched_script_of_root_ends_with_its_controller(
-    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
+    open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], tmp_path: Path
 ) -> None:
     for number, (user, fleet) in enumerate(ways(transport)):
         pid_file = tmp_path / str(number)
         job = Job(f"sleep 600 & echo $! >{pid_file}; echo ready=1; wait", user="root", timeout=None)
-        hold = fleet.hold(lab.host(server, user=user), job, keys=("ready",))
+        hold = fleet.hold(open_ssh_lab.host(server, user=user), job, keys=("ready",))
         hold.wait_for("ready", SAFETY)
         pid = int(pid_file.read_text())
         assert alive(pid)
@@ -166,9 +160,9 @@ def test_a_watched_script_of_root_ends_with_its_controller(
     ],
 )
 def test_what_sudo_refuses(
-    lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], user: str, password: str, message: str
+    open_ssh_lab: Lab, server: Sshd, transport: Callable[..., ConnectionPool], user: str, password: str, message: str
 ) -> None:
-    host = lab.host(server, user=user)
+    host = open_ssh_lab.host(server, user=user)
     for job in (Job("echo ran", user="root"), Job("echo ran", user="root", watched=True)):
         with pytest.raises(Trouble, match=message) as caught:
             transport(password).run(host, job)
@@ -179,16 +173,18 @@ def test_what_sudo_refuses(
 
 
 def test_slurms_clients_on_the_accounts_own_path_are_found_through_sudo_too(
-    lab: Lab, transport: Callable[..., ConnectionPool]
+    open_ssh_lab: Lab, transport: Callable[..., ConnectionPool]
 ) -> None:
     """As in /usr/local/bin, which sshd's PATH has and the secure_path of RHEL's sudo has not; SLURM_CONF stays
     behind as well."""
-    clients = lab.folder / "clients"
+    clients = open_ssh_lab.folder / "clients"
     clients.mkdir()
     (clients / "sinfo").write_text("#!/bin/sh\necho slurm 24.05.3\n", encoding="ascii")
     (clients / "sinfo").chmod(0o755)
     lines = f"SetEnv PATH={clients}:/usr/bin:/bin SLURM_CONF=/shared/slurm.conf"
-    host = lab.host(lab.start("127.0.3.3", prefix=in_namespace(lab.folder), lines=lines), user="free")
+    host = open_ssh_lab.host(
+        open_ssh_lab.start("127.0.3.3", prefix=in_namespace(open_ssh_lab.folder), lines=lines), user="free"
+    )
     fleet = transport()
     seen = gather(Flags(ROOT), fleet, Inventory("hosts.txt", (host,), Settings()), "/none").facts[host.name].slurm
     assert (seen.works, seen.path, seen.conf) == (True, str(clients), "/shared/slurm.conf")
@@ -215,11 +211,11 @@ def test_slurms_clients_of_this_machine_are_found_through_sudo_too(
     assert reply.out == f"{tmp_path}/sinfo\n/shared/slurm.conf\n"
 
 
-def test_no_sudo_at_all(lab: Lab, transport: Callable[..., ConnectionPool]) -> None:
-    programs = lab.folder / "bin"
+def test_no_sudo_at_all(open_ssh_lab: Lab, transport: Callable[..., ConnectionPool]) -> None:
+    programs = open_ssh_lab.folder / "bin"
     programs.mkdir()
     for name in ("sh", "bash", "id", "head", "mktemp", "rm", "wc", "cat"):
         (programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
-    server = lab.start("127.0.3.2", prefix=in_namespace(lab.folder), lines=f"SetEnv PATH={programs}")
+    server = open_ssh_lab.start("127.0.3.2", prefix=in_namespace(open_ssh_lab.folder), lines=f"SetEnv PATH={programs}")
     with pytest.raises(Trouble, match="not root, and no sudo there"):
-        transport(PASSWORD).run(lab.host(server, user="asks"), Job("true", user="root"))
+        transport(PASSWORD).run(open_ssh_lab.host(server, user="asks"), Job("true", user="root"))

@@ -1,5 +1,9 @@
 """Real sshds on loopback addresses for tests: each with a host key, a port and a log of its own, and servers that
-misbehave."""
+misbehave.
+
+A test module gets the fixtures by `pytest_plugins = ["tests.support.sshd"]`: `ssh_lab`, and `open_ssh_lab` which other
+accounts may enter.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,15 +130,25 @@ class Lab:
         return self.folder / "known_hosts"
 
     def start(
-        self, address: str = "127.0.0.2", *, known: bool = True, lines: str = "", prefix: Sequence[str] = ()
+        self,
+        address: str = "127.0.0.2",
+        *,
+        known: bool = True,
+        lines: str = "",
+        prefix: Sequence[str] = (),
+        port: int = 0,
+        key_of: Sshd | None = None,
     ) -> Sshd:
         """Start an sshd; with `known` its key is written into known_hosts. `lines` go into its configuration,
-        `prefix` is a command that starts it."""
+        `prefix` is a command that starts it, `key_of` another server whose host key it has too."""
         folder = self.folder / f"sshd{len(self.servers)}"
         folder.mkdir()
         host_key = make_key(folder / "hk")
+        if key_of:
+            host_key = key_of.host_key
+            shutil.copy(key_of.folder / "hk", folder / "hk")
         (folder / "authorized_keys").write_text(self.public)
-        port = free_port(address)
+        port = port or free_port(address)
         config = f"""\
 {lines}
 ListenAddress {address}:{port}
@@ -181,6 +196,27 @@ KexAlgorithms curve25519-sha256
     def stop(self) -> None:
         for server in self.servers:
             server.stop()
+
+
+@pytest.fixture(scope="module")
+def ssh_lab(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A folder for the sshds of one file of tests; they end with it."""
+    lab = Lab(tmp_path_factory.mktemp("ssh"))
+    yield lab
+    lab.stop()
+
+
+@pytest.fixture(scope="module")
+def open_ssh_lab(programs: None) -> Iterator[Lab]:
+    """The same in a folder that other accounts may enter, unlike those of pytest: for root, who can have such."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: accounts of tests cannot be made otherwise (make test uses sudo)")
+    folder = Path(tempfile.mkdtemp(prefix="sshd-test-"))
+    folder.chmod(0o755)
+    lab = Lab(folder)
+    yield lab
+    lab.stop()
+    shutil.rmtree(folder)
 
 
 def _listens(address: str, port: int) -> bool:

@@ -151,7 +151,7 @@ class Cluster:
         if reply.code and nodes.says_refused(reply.err):
             reply = self._transport.run(host, Job(script, args=args, timeout=SLURM_LIMIT, user="root"))
         if reply.code:
-            found = (reply.err or reply.out).strip().rpartition("\n")[2] or f"exit code {reply.code}"
+            found = reply.last_line or f"exit code {reply.code}"
             remedy = "scontrol ping there"
             if reply.code == 124 or nodes.says_away(found):
                 what = "Slurm's controller does not answer"
