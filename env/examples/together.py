@@ -16,6 +16,11 @@ import torch.distributed as dist
 
 Errors = dict[str, float]
 
+if not hasattr(torch, "autograd"):
+    raise SystemExit(
+        f"the examples need PyTorch itself and GPUs: {torch.__name__} {torch.__version__} stands in for it"
+    )
+
 
 def arguments(purpose: str, tokens: int) -> argparse.ArgumentParser:
     """Return the arguments that all examples take; `tokens` is how many each GPU has by default."""

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,17 @@ def size(text: str) -> int:
     if unit not in UNITS or not (number.isascii() and number.isdigit()) or int(number) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 4096, 64K, 1M or 1G")
     return int(number) * UNITS[unit]
+
+
+def fitting(sizes: Sequence[int]) -> list[int]:
+    """Return those of the sizes, in bytes, that this node's GPUs hold eight times over: programs keep a message, what
+    came and what must have come, and libraries keep buffers of their own. At least the smallest one; all where there is
+    no GPU."""
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    room = min((torch.cuda.get_device_properties(gpu).total_memory // 8 for gpu in gpus), default=max(sizes))
+    return [size for size in sizes if size <= room] or [min(sizes)]
 
 
 def count(number: int, thing: str) -> str:

@@ -185,9 +185,8 @@ def main(words: list[str]) -> int:
         "--sizes",
         nargs="+",
         type=launching.size,
-        default=[launching.size(size) for size in SIZES],
         metavar="SIZE",
-        help=f"bytes of one rank's buffer, as 4096, 64K, 1M or 1G (default: {' '.join(SIZES)})",
+        help=f"bytes of one rank's buffer, as 4096, 64K, 1M or 1G (default: those of {' '.join(SIZES)} that GPUs hold)",
     )
     parser.add_argument(
         "--repeats", type=int, default=20, metavar="N", help="runs that are timed together (default: 20)"
@@ -204,6 +203,7 @@ def main(words: list[str]) -> int:
     if place.ranks < 2:
         launching.say("nccl", "failed: one rank has nobody to talk to", error=True)
         return 1
+    chosen.sizes = chosen.sizes or launching.fitting([launching.size(size) for size in SIZES])
     wrong = launching.wait_for(launching.start(be_rank, (place, chosen), place.local_ranks))
     launching.say("nccl", f"failed: {wrong}" if wrong else "passed", error=bool(wrong))
     return 1 if wrong else 0

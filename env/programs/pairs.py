@@ -23,6 +23,8 @@ import launching
 from pairs_judge import describe, judge, rounds
 from pairs_run import conduct, keep, serve
 
+SIZES = ("64M", "16M", "1M", "256K")
+
 
 def main(words: list[str]) -> int:
     """Run the command line."""
@@ -31,7 +33,9 @@ def main(words: list[str]) -> int:
     )
     launching.add_options(parser)
     parser.add_argument(
-        "--size", type=launching.size, default=launching.size("64M"), help="bytes of one message (default: 64M)"
+        "--size",
+        type=launching.size,
+        help=f"bytes of one message (default: {SIZES[0]}; less where GPUs do not hold so much)",
     )
     parser.add_argument(
         "--repeats", type=int, default=20, metavar="N", help="messages that are timed together (default: 20)"
@@ -54,6 +58,7 @@ def main(words: list[str]) -> int:
             error=True,
         )
         return 1
+    chosen.size = chosen.size or max(launching.fitting([launching.size(size) for size in SIZES]))
     store = serve(place, chosen) if place.node == 0 else None
     context = launching.start(keep, (place, chosen), place.local_ranks)
     if store is None:

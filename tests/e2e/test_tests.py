@@ -290,6 +290,21 @@ def test_submitted_by_hand(ready: Engine) -> None:
     assert (folder / "job.log").readlink() == Path("/shared/bad.out")
 
 
+@pytest.mark.parametrize("kind", ["nccl", "pairs"])
+def test_our_own_kinds_pass_on_the_stand_ins(kind: str, ready: Engine) -> None:
+    """Messages go over TCP, of a size that the stand-in's GPUs hold; the counters of the network cards grow."""
+    document = ready.json("test", f"--kind={kind}")
+    assert (document["exit"], outcome(document)[0]) == (OK, "done"), document["outcome"]
+    assert {nic["node"] for nic in document["traffic"]} == {*NODES}
+
+
+@pytest.mark.parametrize("kind", ["example-prefill", "example-decode"])
+def test_an_example_says_in_one_line_that_it_cannot_run_on_the_stand_ins(kind: str, ready: Engine) -> None:
+    ended = ready.run("test", f"--kind={kind}")
+    assert ended.code == VERDICT
+    assert "the examples need PyTorch itself and GPUs: torch 2.10.0+standin stands in for it" in ended.text
+
+
 def test_what_cannot_be_asked(ready: Engine) -> None:
     refused = ready.run("test", "--kind=ep")
     assert (refused.code, "DeepEP V1, which has no such test" in refused.text) == (TROUBLE, True)

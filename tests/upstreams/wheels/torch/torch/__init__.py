@@ -1,4 +1,4 @@
-"""PyTorch, CPU stand-in: a version, processes, groups, a few tensors, and the NVSHMEM library that the real one brings along."""
+"""PyTorch, CPU stand-in: a version, processes, groups and their messages, a few tensors, and the NVSHMEM library that the real one brings along."""
 
 import ctypes
 import importlib
@@ -9,7 +9,10 @@ from . import cuda, distributed, multiprocessing, version
 __version__ = version.__version__
 __all__ = ["compiled_with_cxx11_abi", "cuda", "device", "distributed", "multiprocessing", "version"]
 
-_TENSORS = ("Tensor", "bfloat16", "bool", "float32", "from_numpy", "int32", "int64")
+_TENSORS = (
+    *("Tensor", "bfloat16", "bool", "float32", "float64", "int32", "int64", "uint8"),
+    *("arange", "cat", "from_numpy", "full_like", "tensor", "zeros_like"),
+)
 
 
 def __getattr__(name: str):
@@ -19,9 +22,14 @@ def __getattr__(name: str):
     raise AttributeError(f"the CPU stand-in of torch has no {name}")
 
 
-def device(kind: str, index: int = 0) -> str:
+class device(str):
     """The name of a device; there is none but the CPU behind it."""
-    return f"{kind}:{index}"
+
+    def __new__(cls, kind: str, index: int = 0) -> "device":
+        """Make the name."""
+        made = super().__new__(cls, f"{kind}:{index}")
+        made.type, made.index = kind, index
+        return made
 
 
 def compiled_with_cxx11_abi() -> bool:

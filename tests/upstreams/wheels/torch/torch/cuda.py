@@ -1,6 +1,13 @@
 """GPUs as far as the device files tell."""
 
 import pathlib
+from types import SimpleNamespace
+
+MEMORY = 2 << 20  # bytes that a GPU is said to have: who goes by it moves no more than CPUs can
+nccl = SimpleNamespace(version=lambda: (2, 27, 5))  # of torch 2.10; the messages go over TCP
+
+
+current = 0  # the GPU of this process
 
 
 def device_count() -> int:
@@ -13,8 +20,15 @@ def is_available() -> bool:
     return device_count() > 0
 
 
-def set_device(device: int) -> None:
-    """There is nothing to choose between."""
+def get_device_properties(device) -> SimpleNamespace:
+    """What is known of a GPU: its memory."""
+    return SimpleNamespace(name="CPU stand-in", total_memory=MEMORY)
+
+
+def set_device(device) -> None:
+    """Which GPU is this process's: its network card is the one that counts."""
+    global current
+    current = device if isinstance(device, int) else device.index
 
 
 def synchronize() -> None:
