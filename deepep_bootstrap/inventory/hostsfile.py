@@ -51,6 +51,7 @@ class Settings(Struct, frozen=True):
     sbatch_args: tuple[str, ...] = ()
     profile: str = "auto"
     archs: tuple[str, ...] = ()
+    contact: str = ""
 
 
 class Inventory(Struct, frozen=True):
@@ -354,6 +355,7 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "qos": _matches(WORD, "a quality of service of Slurm"),
     "gres": _matches(GRES, "auto, none or gpu:8"),
     "sbatch_args": _arguments,
+    "contact": _matches(WORD, "whom users ask: an address or URL without spaces"),
     "profile": _matches(re.compile(r"[a-z0-9][a-z0-9._-]*"), "auto or the name of a profile"),
     "archs": _archs,
 }

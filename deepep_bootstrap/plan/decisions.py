@@ -299,7 +299,9 @@ def make_site(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> SiteSetti
     """Return what the sbatch files take from the hosts file."""
     settings = request.inventory.settings
     gres = commands.resolve_gres(settings.gres, [seen.slurm.gres for seen in gpu_hosts.values() if seen.slurm.node])
-    return SiteSettings(settings.partition, settings.account, settings.qos, gres, settings.sbatch_args)
+    return SiteSettings(
+        settings.partition, settings.account, settings.qos, gres, settings.sbatch_args, settings.contact
+    )
 
 
 def make_record(
@@ -312,6 +314,7 @@ def make_record(
 ) -> StackRecord:
     """Return what a generation says of the stack."""
     names = {entry.kind: entry.name for entry in entries}
+    torch = next((entry.version for entry in entries if entry.kind == "python"), python.torch)
     nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
     source = request.lock.sources[request.stack.deepep]
     return StackRecord(
@@ -333,6 +336,8 @@ def make_record(
         by_kind=network.by_kind,
         gib=network.gib,
         nccl=nccl,
+        torch=torch,
+        cuda=toolkit.version,
     )
 
 

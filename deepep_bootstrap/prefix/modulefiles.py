@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -64,13 +65,20 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     files |= {
         path: File(text.encode(), text.startswith("#!")) for path, text in templates.items() if path.startswith(COPIED)
     }
-    version = chosen.module.removeprefix("deepep/")
-    note = _header("-- ")
-    files["modulefiles/deepep/.modulerc.lua"] = File(f'{note}\nmodule_version("{chosen.module}", "default")\n'.encode())
-    files["modulefiles/deepep/.version"] = File(
-        f'#%Module1.0\n{_header("# ")}\nset ModulesVersion "{version}"\n'.encode()
-    )
-    return files
+    return files | _names_of_modules(offer)
+
+
+def _names_of_modules(offer: Offer) -> dict[str, File]:
+    """Return the two files that give modules further names: the default, and each stack's own, which stays when
+    versions change. Lmod reads the first, Environment Modules the second."""
+    names = [(offer.stacks[offer.default_stack].module, "default")]
+    names += [(record.module, stack) for stack, record in sorted(offer.stacks.items())]
+    lua = [_header("-- "), *(f'module_version("{module}", "{name}")' for module, name in names)]
+    tcl = ["#%Module1.0", _header("# "), *(f"module-version {module} {name}" for module, name in names)]
+    return {
+        "modulefiles/deepep/.modulerc.lua": File("\n".join([*lua, ""]).encode()),
+        "modulefiles/deepep/.modulerc": File("\n".join([*tcl, ""]).encode()),
+    }
 
 
 def manifest(
@@ -103,9 +111,9 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     """Return what a stack puts in front of each path list, in the order of LISTS; a list it leaves alone has no
     entries.
 
-    An environment of ours comes first on PATH and holds our NVSHMEM in place of torch's. Somebody else's stays as it
-    is: DeepEP joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD, since torch would bring its own otherwise. NCCL opens
-    gIB's plugin by name.
+    The prefix's own commands (deepep-venv) are on PATH. An environment of ours comes before them and holds our NVSHMEM
+    in place of torch's. Somebody else's stays as it is: DeepEP joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD,
+    since torch would bring its own otherwise. NCCL opens gIB's plugin by name.
     """
     nvshmem = f"{entry(record, record.nvshmem)}/lib"
     gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
@@ -115,7 +123,7 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     return (
         Lead(
             "PATH",
-            (f"{entry(record, record.python)}/bin",) if record.python else (),
+            (*((f"{entry(record, record.python)}/bin",) if record.python else ()), f"{record.prefix}/bin"),
             last=SYSTEM_TOOLS if record.nccl else "",
         ),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python", tuned_folder(record))),
@@ -134,6 +142,7 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
         "DEEPEP_PREFIX": record.prefix,
         "DEEPEP_STACK": record.stack,
         "DEEPEP_TESTS": f"{entry(record, record.deepep)}/tests",
+        "DEEPEP_PYTHON": interpreter(record),
         "NVSHMEM_DIR": nvshmem,
         "NVSHMEM_HOME": nvshmem,
     }
@@ -268,19 +277,56 @@ def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict
     return {"passes": options, "shown_passes": own, "capability": capability, "asks_gpus": bool(own) and not capability}
 
 
+def help_text(record: StackRecord) -> str:
+    """Return what `module help` says: what is in the module, and what a user does with it."""
+    kinds = ", ".join(kind.name for kind in kinds_of(record))
+    tuned = "none are needed: DeepEP V2 computes them" if record.nccl else "import deepep_tuned"
+    parts = {
+        SUMMARY: (", ".join(_contents(record)),),
+        "The name that stays when versions change": (f"deepep/{record.stack}, now {record.module}",),
+        "Examples, with comments to be read": ("ls $DEEPEP_PREFIX/examples",),
+        "Settings of DeepEP's kernels that were measured on this cluster": (tuned,),
+        "Packages of your own beside these": (
+            "deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE",
+        ),
+        "Tests, from a directory that the nodes share: output and logs are left there": (
+            f"sbatch $DEEPEP_PREFIX/sbatch/{record.stack}/{_file_name('internode')}",
+            f"({kinds})",
+        ),
+        "Whom to ask": (record.site.contact or "those who look after this cluster",),
+    }
+    lines = [line for heading, texts in parts.items() for line in (f"{heading}:", *map(_wrapped, texts))]
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 79, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _contents(record: StackRecord) -> tuple[str, ...]:
+    """Return the programs of a stack with their versions; what an older manifest does not know is left out."""
+    source, _, revision = record.module.removeprefix("deepep/").removesuffix(f"-{record.stack}").rpartition("-")
+    versions = {
+        "DeepEP": f"{source} ({revision})",
+        "NVSHMEM": _version_of(record.nvshmem),
+        "GDRCopy": _version_of(record.gdrcopy),
+        "NCCL": record.nccl,
+        "torch": record.torch,
+        "CUDA": record.cuda,
+        "Python": record.python_version if record.python else f"{record.python_version} of {record.external_python}",
+        "GPU architectures": " ".join(record.archs),
+    }
+    return tuple(f"{name} {version}" for name, version in versions.items() if version)
+
+
+def _version_of(name: str) -> str:
+    """Return the version in the name of a store entry."""
+    return name.rpartition("-")[2]
+
+
 def _values(record: StackRecord) -> dict[str, object]:
     version = record.module.removeprefix("deepep/")
-    python = (
-        f"its own Python {record.python_version}"
-        if record.python
-        else f"{record.external_python} (Python {record.python_version})"
-    )
     libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}{record.nvshmem.partition('-')[2]}"
-    help_text = (
-        f"{SUMMARY}\n\n"
-        f"DeepEP {version} for GPU architectures {', '.join(record.archs)}, with {libraries}, in {python}.\n"
-        f"Tests: sbatch {record.prefix}/sbatch/{record.stack}/{_file_name('internode')}\n"
-    )
     return {
         "header": _header,
         "module": record.module,
@@ -288,7 +334,7 @@ def _values(record: StackRecord) -> dict[str, object]:
         "modulefiles": f"{record.prefix}/modulefiles",
         "version": version,
         "summary": SUMMARY,
-        "help_text": help_text,
+        "help_text": help_text(record),
         "prefix": record.prefix,
         "python": interpreter(record),
         "tests": f"{entry(record, record.deepep)}/tests",

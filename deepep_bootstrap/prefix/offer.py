@@ -114,14 +114,15 @@ def command_for(flags: Flags) -> str:
 
 
 class SiteSettings(Struct, frozen=True):
-    """What sbatch files take from the hosts file; empty fields give no directive. `gres` is already resolved
-    ("gpu:8" or "")."""
+    """What generated files take from the hosts file; empty fields give no directive. `gres` is already resolved
+    ("gpu:8" or ""), `contact` is whom users ask."""
 
     partition: str = ""
     account: str = ""
     qos: str = ""
     gres: str = ""
     sbatch_args: tuple[str, ...] = ()
+    contact: str = ""
 
 
 class StackRecord(Struct, frozen=True):
@@ -131,8 +132,8 @@ class StackRecord(Struct, frozen=True):
     names (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in
     order; `by_host` those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib`
     the script that sets up NCCL on Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with
-    ("" for V1, which has no use for it). What came later has a default, so that manifests of earlier versions can be
-    read.
+    ("" for V1, which has no use for it), `torch` and `cuda` the versions of torch and of the CUDA toolkit. What came
+    later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str
@@ -153,6 +154,8 @@ class StackRecord(Struct, frozen=True):
     by_kind: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gib: str = ""
     nccl: str = ""
+    torch: str = ""
+    cuda: str = ""
 
 
 class Offer(Struct, frozen=True):
@@ -244,6 +247,8 @@ OVERWRITTEN = (
 )
 # Sites set these on purpose, often because their machines need them.
 CALLERS_OWN = ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
+# What the module says of itself.
+OURS = ("DEEPEP_PREFIX", "DEEPEP_STACK", "DEEPEP_TESTS", "DEEPEP_PYTHON")
 # DeepEP V2's own places.
 OF_V2 = ("EP_NCCL_ROOT_DIR", "EP_NVSHMEM_ROOT_DIR", "EP_JIT_CACHE_DIR", "EP_JIT_NVCC_COMPILER")
 # Changed by adding to them, never by setting them.
@@ -285,7 +290,8 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     yield from (Problem(where, "not the short name of a host", repr(name)) for name in hosts)
     if record.nccl and not record.python:
         yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
-    versions = [text for text in (record.python_version, record.nccl) if not _VERSION.fullmatch(text)]
+    numbers = (record.python_version, record.nccl, record.torch, record.cuda)
+    versions = [text for text in numbers if not _VERSION.fullmatch(text)]
     versions += [text for text in record.archs if not _CAPABILITY.fullmatch(text)]
     yield from (Problem(where, "not a version", repr(text)) for text in versions)
     entries = filter(None, (record.deepep, record.nvshmem, record.gdrcopy, record.python))
@@ -314,7 +320,7 @@ def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[P
             yield Problem(where, f"{name} has no effect: DeepEP sets it itself", value, "no such line")
         elif name in CALLERS_OWN:
             yield Problem(where, f"{name} is the caller's own", value, "no such line")
-        elif name in ours or name.startswith(("DEEPEP_PREFIX", "DEEPEP_STACK", "DEEPEP_TESTS", "__DEEPEP_")):
+        elif name in ours or name.startswith((*OURS, "__DEEPEP_")):
             yield Problem(where, f"{name} is set by the module itself", value, "no such line")
         elif name == "NVSHMEM_REMOTE_TRANSPORT" and value == "ibgda":
             yield Problem(
@@ -329,7 +335,14 @@ def _check_environment(where: str, environment: Mapping[str, str]) -> Iterator[P
 
 def _check_site(where: str, record: StackRecord) -> Iterator[Problem]:
     site = record.site
-    fields = {"partition": site.partition, "account": site.account, "qos": site.qos, "gres": site.gres}
+    fields = {
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "gres": site.gres,
+        "contact": site.contact,
+    }
     for name, value in (*fields.items(), *(("sbatch_args", word) for word in site.sbatch_args)):
         if value and not _WORD.fullmatch(value):
-            yield Problem(where, f"{name} cannot stand in an #SBATCH line", repr(value), "one word without quotes")
+            what = f"{name} cannot stand in a generated file"
+            yield Problem(where, what, repr(value), "one word without quotes")

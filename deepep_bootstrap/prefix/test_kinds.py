@@ -22,7 +22,7 @@ LOW_LATENCY_MINUTES = 45
 """Of the low-latency kind: a run of upstream's test takes about half a minute, most of it its start; on Blackwell it
 has nine on the eight GPUs of a node (env/rules/passes.toml), and 59 on one GPU alone."""
 
-COPIED = ("programs/", "examples/")
+COPIED = ("programs/", "examples/", "bin/")
 """Folders of env/ that go into a generation as they are: our own programs, and examples for users."""
 
 END_MARGIN = 120

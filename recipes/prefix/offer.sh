@@ -32,7 +32,7 @@ receive() {
 
 # publish: give the stage the next free number. The lock keeps others away; a rename onto a number that was taken after all is refused.
 publish() {
-    local number
+    local number name
     while true; do
         number="$(find_next)"
         sed -i "0,/\"generation\": [0-9]*/s//\"generation\": ${number}/" "${STAGE}/manifest.json"
@@ -40,8 +40,9 @@ publish() {
         [[ -e "${GENERATIONS}/${number}" ]] || die "cannot rename the offer to ${GENERATIONS}/${number}"
     done
     switch_link "${PREFIX}/current" "generations/${number}"
-    switch_link "${PREFIX}/modulefiles" current/modulefiles
-    switch_link "${PREFIX}/sbatch" current/sbatch
+    for name in modulefiles sbatch bin examples; do
+        switch_link "${PREFIX}/${name}" "current/${name}"
+    done
     data state published
     data generation "${number}"
 }

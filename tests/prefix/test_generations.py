@@ -223,6 +223,8 @@ def test_an_offer_becomes_current_with_its_links(tmp_path: Path, transport: Conn
         "current",
         "modulefiles",
         "sbatch",
+        "bin",
+        "examples",
         "generations/1",
         "generations/2",
     }

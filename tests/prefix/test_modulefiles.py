@@ -29,7 +29,7 @@ SCRIPTS = {
     "pairs": "$programs/pairs.py",
     "smoke": "$programs/smoke.py",
 }
-COPIED = ("programs/", "examples/")
+COPIED = ("programs/", "examples/", "bin/")
 
 
 def rendered(offer: Offer | None = None) -> dict[str, str]:
@@ -76,7 +76,7 @@ def test_files_name_entries_never_current() -> None:
 
 def test_only_batch_files_may_be_run() -> None:
     for name, file in modulefiles.render_offer(support.offer(), support.templates()).items():
-        assert file.executable == name.endswith((".sbatch", "node.sh"))
+        assert file.executable == name.endswith((".sbatch", "node.sh", "deepep-venv"))
 
 
 @pytest.mark.usefixtures("programs")
@@ -254,7 +254,7 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
     )
     assert found == {
         **{name: value for name, value in modulefiles.variables(record) if value},
-        "PATH": f"{entry_of(record, record.python, 'bin')}:/usr/bin:/bin",
+        "PATH": f"{entry_of(record, record.python, 'bin')}:{record.prefix}/bin:/usr/bin:/bin",
         "PYTHONPATH": f"{entry_of(record, record.deepep, 'lib/python')}:{record.prefix}/tuning/python",
         "LD_LIBRARY_PATH": f"{entry_of(record, record.nvshmem, 'lib')}:{entry_of(record, record.gdrcopy, 'lib')}:/a::/a:",
     }
@@ -268,7 +268,7 @@ def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str,
     support.write(tmp_path, modulefiles.render_offer(support.offer(str(tmp_path), record), support.templates()))
     for times in (1, 2):
         found = source([tmp_path / "env.sh"] * times, shell=tuple(shell), PATH=before)
-        assert found["PATH"] == f"{entry_of(record, record.python, 'bin')}:{before}{after}"
+        assert found["PATH"] == f"{entry_of(record, record.python, 'bin')}:{record.prefix}/bin:{before}{after}"
 
 
 @pytest.mark.usefixtures("programs")

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepep_bootstrap.prefix import modulefiles, offer
-from deepep_bootstrap.prefix.offer import StackRecord
+from deepep_bootstrap.prefix.offer import SiteSettings, StackRecord
 from tests.support import module_systems
 from tests.support import modules as support
+from tests.support.paths import TESTS
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -66,7 +67,8 @@ class Generation:
         offer = support.offer(str(prefix), *records)
         support.write(prefix / "generations" / "1", modulefiles.render_offer(offer, templates))
         (prefix / "current").symlink_to("generations/1")
-        (prefix / "modulefiles").symlink_to("current/modulefiles")
+        for name in ("modulefiles", "bin"):
+            (prefix / name).symlink_to(f"current/{name}")
         self.prefix = prefix
         self.use = f"module use {prefix}/modulefiles\n"
 
@@ -238,10 +240,42 @@ def test_each_system_lists_a_stack_once(system: str, generation: Generation) -> 
     assert "lua" not in session.out.replace(str(generation.prefix), "")
 
 
+def test_a_stacks_own_name_stays_when_versions_change(system: str, tmp_path: Path) -> None:
+    records = [support.record(str(tmp_path)), support.external_record(str(tmp_path)), support.v2_record(str(tmp_path))]
+    generation = Generation(tmp_path, *records)
+    for record in records:
+        session = generation.run(system, f'module load deepep/{record.stack} || exit\necho "$LOADEDMODULES"\n')
+        assert (session.code, session.out.strip()) == (0, record.module), session.err
+    session = generation.run(system, "module load deepep/v3 || exit 7\n")
+    assert session.code == 7, "no such stack"
+    # A script of a user names the stack; a new pin gives another modulefile under the same name.
+    newer = support.external_record(str(tmp_path / "newer"), module="deepep/1.3.0-0123abc-v1-cu13")
+    generation = Generation(tmp_path / "newer", support.record(str(tmp_path / "newer")), newer)
+    session = generation.run(system, 'module load deepep/v1-cu13 || exit\necho "$LOADEDMODULES"\n')
+    assert (session.code, session.out.strip()) == (0, "deepep/1.3.0-0123abc-v1-cu13"), session.err
+
+
+HELP = TESTS / "golden" / "module-help.txt"
+
+
+def test_what_module_help_says(system: str, tmp_path: Path) -> None:
+    prefix = str(tmp_path)
+    records = [
+        support.record(prefix, site=SiteSettings(contact="https://help.example.org")),
+        support.external_record(prefix),
+        support.v2_record(prefix),
+    ]
+    generation = Generation(tmp_path, *records)
+    said = generation.run(system, "".join(f"module help deepep/{each.stack} 2>&1\n" for each in records)).out
+    framed = [line for line in said.splitlines() if line.strip() and not line.startswith("---")]
+    found = "\n".join(line for line in framed if not line.startswith("Module Specific Help")) + "\n"
+    assert found == HELP.read_text(encoding="utf-8"), said
+
+
 def test_help_and_whatis(system: str, generation: Generation) -> None:
     session = generation.run(system, "module help deepep 2>&1\nmodule whatis deepep 2>&1\nmodule show deepep 2>&1\n")
     assert "expert-parallel" in session.out
-    assert "nvshmem-3.4.5" in session.out
+    assert "NVSHMEM 3.4.5" in session.out
     assert "__DEEPEP" not in session.out
 
 
@@ -278,7 +312,7 @@ def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -
     record = support.external_record(str(tmp_path))
     for name, value in modulefiles.variables(record):
         assert states["second"].get(name) == value
-    assert states["second"]["PATH"] == states["before"]["PATH"]
+    assert states["second"]["PATH"] == f"{tmp_path}/bin:{states['before']['PATH']}"
     assert ("LD_PRELOAD" in states["second"]) == driver
     assert states["second"][LIST].startswith(f"{tmp_path}/store/{record.nvshmem}/lib:")
     assert states["second"][LIST].count("/store/") == 2
@@ -341,4 +375,4 @@ def test_no_directory_of_a_system_library(generation: Generation) -> None:
     assert all(
         lead.last in {"", "/usr/sbin"} for record in RECORDS.values() for lead in modulefiles.lists(record("/p"))
     )
-    assert all(entry.startswith("/p/store/") or entry == "/p/tuning/python" for entry in added)
+    assert all(entry.startswith("/p/store/") or entry in {"/p/tuning/python", "/p/bin"} for entry in added)

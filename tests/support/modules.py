@@ -27,7 +27,7 @@ def record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
         deepep="0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1",
         nvshmem="1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5",
         gdrcopy="2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1",
-        python="3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3",
+        python="3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0",
         external_python="",
         python_version="3.12.3",
         cuda_home="/usr/local/cuda-12.8",
@@ -35,6 +35,8 @@ def record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
         profile="b200",
         environment={"NVSHMEM_IB_GID_INDEX": "3", "NCCL_IB_TC": "52", "TORCH_NCCL_USE_COMM_NONBLOCKING": ""},
         site=SiteSettings(),
+        torch="2.10.0",
+        cuda="12.8.93",
     )
     return structs.replace(plain, **changes)
 
@@ -51,6 +53,8 @@ def external_record(prefix: str = "/opt/deepep", **changes: object) -> StackReco
             "python": "",
             "external_python": "/opt/venv/bin/python",
             "cuda_home": "/usr/local/cuda",
+            "torch": "2.11.0",
+            "cuda": "13.0.88",
             "profile": "h200",
             "environment": {"NVSHMEM_IB_GID_INDEX": "5"},
             "site": SiteSettings(
@@ -109,6 +113,8 @@ def v2_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
             "gdrcopy": "",
             "python": "8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0",
             "cuda_home": "/usr/local/cuda-13.0",
+            "torch": "2.11.0",
+            "cuda": "13.0.88",
             "environment": {
                 "NCCL_IB_SL": "0",
                 "EP_OVERRIDE_RDMA_SL": "0",
@@ -153,7 +159,7 @@ def is_copy(name: str) -> bool:
         "sbatch/v1-gcp/low-latency",
     )
     kept = (*stacks, "sbatch/v1-cu13/pressure", "sbatch/v2/internode", "sbatch/v2/ep", "sbatch/v2/smoke")
-    copied = name.startswith(("programs/", "examples/"))
+    copied = name.startswith(("programs/", "examples/", "bin/"))
     return copied or name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
 
 

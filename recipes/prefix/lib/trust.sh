@@ -97,7 +97,7 @@ find_places() {
     [[ ! -L "${PREFIX}" ]] || describe_link "${PREFIX}"
     [[ -d "${PREFIX}" ]] || return 0
     find -H "${PREFIX}" -maxdepth 0 -printf "${form}"
-    for path in current modulefiles sbatch .id; do
+    for path in current modulefiles sbatch bin examples .id; do
         [[ ! -e "${PREFIX}/${path}" && ! -L "${PREFIX}/${path}" ]] || places+=("${PREFIX}/${path}")
     done
     ((${#places[@]} == 0)) || find ${places[@]+"${places[@]}"} -maxdepth 0 -printf "${form}"

@@ -9,14 +9,15 @@ _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
     while [ -n "$_deepep_rest" ]; do
         case $_deepep_rest in
-            /opt/deepep/store/* | /opt/deepep/tuning/*) ;;
+            /opt/deepep/store/* | /opt/deepep/tuning/* | /opt/deepep/bin:*) ;;
             *) _deepep_list=$_deepep_list:${_deepep_rest%%:*} ;;
         esac
         _deepep_rest=${_deepep_rest#*:}
     done
     printf '%s\n' "${_deepep_list#:}"
 }
-[ -z "${PATH-}" ] || PATH=$(_deepep_lead "$PATH" '')
+PATH=$(_deepep_lead "${PATH-}" /opt/deepep/bin)
+export PATH
 PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/lib/python:/opt/deepep/tuning/python)
 export PYTHONPATH
 LD_LIBRARY_PATH=$(_deepep_lead "${LD_LIBRARY_PATH-}" /opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib)
@@ -32,6 +33,7 @@ fi
 export DEEPEP_PREFIX=/opt/deepep
 export DEEPEP_STACK=v1-cu13
 export DEEPEP_TESTS=/opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/tests
+export DEEPEP_PYTHON=/opt/venv/bin/python
 export NVSHMEM_DIR=/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5
 export NVSHMEM_HOME=/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5
 export CUDA_HOME=/usr/local/cuda

@@ -9,14 +9,14 @@ _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
     while [ -n "$_deepep_rest" ]; do
         case $_deepep_rest in
-            /opt/deepep/store/* | /opt/deepep/tuning/*) ;;
+            /opt/deepep/store/* | /opt/deepep/tuning/* | /opt/deepep/bin:*) ;;
             *) _deepep_list=$_deepep_list:${_deepep_rest%%:*} ;;
         esac
         _deepep_rest=${_deepep_rest#*:}
     done
     printf '%s\n' "${_deepep_list#:}"
 }
-PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3/bin)
+PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0/bin:/opt/deepep/bin)
 export PATH
 PYTHONPATH=$(_deepep_lead "${PYTHONPATH-}" /opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python)
 export PYTHONPATH
@@ -26,6 +26,7 @@ export LD_LIBRARY_PATH
 export DEEPEP_PREFIX=/opt/deepep
 export DEEPEP_STACK=v1
 export DEEPEP_TESTS=/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/tests
+export DEEPEP_PYTHON=/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0/bin/python
 export NVSHMEM_DIR=/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5
 export NVSHMEM_HOME=/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5
 export CUDA_HOME=/usr/local/cuda-12.8

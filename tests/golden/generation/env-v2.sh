@@ -42,14 +42,14 @@ _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
     while [ -n "$_deepep_rest" ]; do
         case $_deepep_rest in
-            /opt/deepep/store/* | /opt/deepep/tuning/*) ;;
+            /opt/deepep/store/* | /opt/deepep/tuning/* | /opt/deepep/bin:*) ;;
             *) _deepep_list=$_deepep_list:${_deepep_rest%%:*} ;;
         esac
         _deepep_rest=${_deepep_rest#*:}
     done
     printf '%s\n' "${_deepep_list#:}"
 }
-PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin)
+PATH=$(_deepep_lead "${PATH-}" /opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin:/opt/deepep/bin)
 export PATH
 # DeepEP runs programs that not every user has on PATH.
 case :$PATH: in
@@ -64,6 +64,7 @@ export LD_LIBRARY_PATH
 export DEEPEP_PREFIX=/opt/deepep
 export DEEPEP_STACK=v2
 export DEEPEP_TESTS=/opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/tests
+export DEEPEP_PYTHON=/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin/python
 export NVSHMEM_DIR=/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5
 export NVSHMEM_HOME=/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5
 export CUDA_HOME=/usr/local/cuda-13.0

@@ -74,12 +74,13 @@ local function lead(name, added, last)
   if restored then give_back(name, restored) end
 end
 
-help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models\n\nDeepEP 1.2.1-8a07e7e-v1-cu13 for GPU architectures 9.0, 10.0, with nvshmem-3.4.5, in /opt/venv/bin/python (Python 3.12.3).\nTests: sbatch /opt/deepep/sbatch/v1-cu13/internode-test.sbatch\n")
+help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models:\n    DeepEP 1.2.1 (8a07e7e), NVSHMEM 3.4.5, GDRCopy 2.5.1, torch 2.11.0, CUDA\n    13.0.88, Python 3.12.3 of /opt/venv/bin/python, GPU architectures 9.0 10.0\nThe name that stays when versions change:\n    deepep/v1-cu13, now deepep/1.2.1-8a07e7e-v1-cu13\nExamples, with comments to be read:\n    ls $DEEPEP_PREFIX/examples\nSettings of DeepEP's kernels that were measured on this cluster:\n    import deepep_tuned\nPackages of your own beside these:\n    deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE\nTests, from a directory that the nodes share: output and logs are left there:\n    sbatch $DEEPEP_PREFIX/sbatch/v1-cu13/internode-test.sbatch\n    (internode, intranode, low-latency, pressure, nccl, pairs, example-prefill,\n    example-decode, smoke)\nWhom to ask:\n    those who look after this cluster\n")
 whatis("Name: deepep")
 whatis("Version: 1.2.1-8a07e7e-v1-cu13")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
 conflict("deepep")
 
+lead("PATH", "/opt/deepep/bin")
 lead("PYTHONPATH", "/opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib")
 -- torch brings an NVSHMEM of its own and would use that one; ours has to be in the process first. It needs the NVIDIA driver's
@@ -90,6 +91,7 @@ if wanted then lead("LD_PRELOAD", "/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw
 put("DEEPEP_PREFIX", "/opt/deepep")
 put("DEEPEP_STACK", "v1-cu13")
 put("DEEPEP_TESTS", "/opt/deepep/store/4i0be8uc7vngnt6i0rbjsa9p5dv1zh2m-deepep-1.2.1/tests")
+put("DEEPEP_PYTHON", "/opt/venv/bin/python")
 put("NVSHMEM_DIR", "/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5")
 put("NVSHMEM_HOME", "/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3.4.5")
 put("CUDA_HOME", "/usr/local/cuda")

@@ -101,20 +101,21 @@ local function lead(name, added, last)
   if restored then give_back(name, restored) end
 end
 
-help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models\n\nDeepEP 1.2.1-8a07e7e-v1-gcp for GPU architectures 9.0, 10.0, with nvshmem-3.4.5, in its own Python 3.12.3.\nTests: sbatch /opt/deepep/sbatch/v1-gcp/internode-test.sbatch\n")
+help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models:\n    DeepEP 1.2.1 (8a07e7e), NVSHMEM 3.4.5, GDRCopy 2.5.1, torch 2.10.0, CUDA\n    12.8.93, Python 3.12.3, GPU architectures 9.0 10.0\nThe name that stays when versions change:\n    deepep/v1-gcp, now deepep/1.2.1-8a07e7e-v1-gcp\nExamples, with comments to be read:\n    ls $DEEPEP_PREFIX/examples\nSettings of DeepEP's kernels that were measured on this cluster:\n    import deepep_tuned\nPackages of your own beside these:\n    deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE\nTests, from a directory that the nodes share: output and logs are left there:\n    sbatch $DEEPEP_PREFIX/sbatch/v1-gcp/internode-test.sbatch\n    (internode, intranode, low-latency, pressure, nccl, pairs, example-prefill,\n    example-decode, smoke)\nWhom to ask:\n    those who look after this cluster\n")
 whatis("Name: deepep")
 whatis("Version: 1.2.1-8a07e7e-v1-gcp")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
 conflict("deepep")
 
-lead("PATH", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-3.12.3/bin")
+lead("PATH", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0/bin:/opt/deepep/bin")
 lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5/lib:/opt/deepep/store/2g8zc6sa5tldnr4g8pzhiy7m3bt9xf0k-gdrcopy-2.5.1/lib:/usr/local/gib/lib64")
 -- NCCL goes through Google's gIB, whose own script knows the settings of this type of machine.
-adopt("/usr/local/gib/scripts/set_nccl_env.sh", { DEEPEP_PREFIX = true, DEEPEP_STACK = true, DEEPEP_TESTS = true, NVSHMEM_DIR = true, NVSHMEM_HOME = true, CUDA_HOME = true, NVSHMEM_IBGDA_NIC_HANDLER = true, NVSHMEM_IB_SL = true, TORCH_NCCL_USE_COMM_NONBLOCKING = true, DEEP_EP_DEVICE_TO_HCA_MAPPING = true, NCCL_SOCKET_IFNAME = true, })
+adopt("/usr/local/gib/scripts/set_nccl_env.sh", { DEEPEP_PREFIX = true, DEEPEP_STACK = true, DEEPEP_TESTS = true, DEEPEP_PYTHON = true, NVSHMEM_DIR = true, NVSHMEM_HOME = true, CUDA_HOME = true, NVSHMEM_IBGDA_NIC_HANDLER = true, NVSHMEM_IB_SL = true, TORCH_NCCL_USE_COMM_NONBLOCKING = true, DEEP_EP_DEVICE_TO_HCA_MAPPING = true, NCCL_SOCKET_IFNAME = true, })
 put("DEEPEP_PREFIX", "/opt/deepep")
 put("DEEPEP_STACK", "v1-gcp")
 put("DEEPEP_TESTS", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/tests")
+put("DEEPEP_PYTHON", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0/bin/python")
 put("NVSHMEM_DIR", "/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5")
 put("NVSHMEM_HOME", "/opt/deepep/store/1f7yb5rz4skcnq3f7nyghx6l2as8wd9j-nvshmem-3.4.5")
 put("CUDA_HOME", "/usr/local/cuda-12.8")

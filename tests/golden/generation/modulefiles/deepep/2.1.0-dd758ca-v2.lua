@@ -74,19 +74,20 @@ local function lead(name, added, last)
   if restored then give_back(name, restored) end
 end
 
-help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models\n\nDeepEP 2.1.0-dd758ca-v2 for GPU architectures 9.0, 10.0, with NCCL 2.30.4 and nvshmem-3.4.5, in its own Python 3.12.3.\nTests: sbatch /opt/deepep/sbatch/v2/internode-test.sbatch\n")
+help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models:\n    DeepEP 2.1.0 (dd758ca), NVSHMEM 3.4.5, NCCL 2.30.4, torch 2.11.0, CUDA\n    13.0.88, Python 3.12.3, GPU architectures 9.0 10.0\nThe name that stays when versions change:\n    deepep/v2, now deepep/2.1.0-dd758ca-v2\nExamples, with comments to be read:\n    ls $DEEPEP_PREFIX/examples\nSettings of DeepEP's kernels that were measured on this cluster:\n    none are needed: DeepEP V2 computes them\nPackages of your own beside these:\n    deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE\nTests, from a directory that the nodes share: output and logs are left there:\n    sbatch $DEEPEP_PREFIX/sbatch/v2/internode-test.sbatch\n    (internode, intranode, low-latency, pressure, ep, nccl, pairs,\n    example-prefill, example-decode, smoke)\nWhom to ask:\n    those who look after this cluster\n")
 whatis("Name: deepep")
 whatis("Version: 2.1.0-dd758ca-v2")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
 conflict("deepep")
 
 -- DeepEP runs programs that not every user has on PATH.
-lead("PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin", "/usr/sbin")
+lead("PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin:/opt/deepep/bin", "/usr/sbin")
 lead("PYTHONPATH", "/opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/lib/python:/opt/deepep/tuning/python")
 lead("LD_LIBRARY_PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/lib/python3.12/site-packages/nvidia/nccl/lib:/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5/lib")
 put("DEEPEP_PREFIX", "/opt/deepep")
 put("DEEPEP_STACK", "v2")
 put("DEEPEP_TESTS", "/opt/deepep/store/6k2dg0we9xqiow8k2tdlub1r7gx3bj4p-deepep-2.1.0/tests")
+put("DEEPEP_PYTHON", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin/python")
 put("NVSHMEM_DIR", "/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5")
 put("NVSHMEM_HOME", "/opt/deepep/store/7l3eh1xf0yrjpx9l3uemvc2s8hy4ck5q-nvshmem-3.4.5")
 put("CUDA_HOME", "/usr/local/cuda-13.0")
