@@ -29,6 +29,14 @@ def ready(lab: LiveLab, standin_sources: Path) -> Engine:
     return engine
 
 
+def load_by_stack(engine: Engine) -> str:
+    """The name of the stack, and the beginning of the name that a login shell loads by it."""
+    script = 'module load deepep/$0 && echo "deepep/$0 ${LOADEDMODULES%-*-*}-"'
+    done = engine.lab.ssh("login1", f"bash -lc '{script}' v1")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
     # Every host loads the module in a login shell; the one without GPUs too.
     for host in ready.lab.hosts:
@@ -39,6 +47,7 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
         )
         assert loaded.returncode == 0, loaded.stderr
         assert "/shared/deepep/store/" in loaded.stdout
+    assert load_by_stack(ready) == "deepep/v1 deepep/1.2.1-"
     verified = ready.json("verify")
     assert [outcome["state"] for outcome in verified["outcomes"]] == ["done"] * 3
     # A user's own sbatch, with an argument for upstream's test.
@@ -132,5 +141,6 @@ def test_environment_modules_instead_of_lmod(modules_lab, standin_sources: Path,
     engine.use_built()
     ended = engine.run("bootstrap")
     assert ended.code == 0, ended.text
+    assert load_by_stack(engine) == "deepep/v1 deepep/1.2.1-"
     tested = engine.run("test", "--kind=internode")
     assert tested.code == 0, tested.text

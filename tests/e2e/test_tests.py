@@ -295,7 +295,7 @@ def test_our_own_kinds_pass_on_the_stand_ins(kind: str, ready: Engine) -> None:
     """Messages go over TCP, of a size that the stand-in's GPUs hold; the counters of the network cards grow."""
     document = ready.json("test", f"--kind={kind}")
     assert (document["exit"], outcome(document)[0]) == (OK, "done"), document["outcome"]
-    assert {nic["node"] for nic in document["traffic"]} == {*NODES}
+    assert {nic["host"] for nic in document["traffic"]} == {*NODES}
 
 
 @pytest.mark.parametrize("kind", ["example-prefill", "example-decode"])
