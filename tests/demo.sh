@@ -69,10 +69,11 @@ done
 title "sbatch internode-test.sbatch, on two nodes, followed to its end"
 "$PYTHON" -m invoke test --hosts="$DEEPEP_HOSTS" --kind=internode
 
-title "invoke test, every other kind"
-for kind in intranode low-latency pressure nccl pairs smoke example-prefill example-decode ep; do
-    try_kind "$kind"
-done
+title "invoke test, every other kind, three at a time: Slurm gives each its nodes"
+export PYTHON
+export -f try_kind
+printf '%s\n' intranode low-latency pressure nccl pairs smoke example-prefill example-decode ep |
+    xargs -P 3 -I {} bash -euo pipefail -c 'try_kind {}'
 
 title "invoke bootstrap again: nothing to do"
 START=$(date +%s%N)

@@ -48,6 +48,8 @@ def test_from_nothing_to_a_passing_test(ready: Engine) -> None:
         assert loaded.returncode == 0, loaded.stderr
         assert "/shared/deepep/store/" in loaded.stdout
     assert load_by_stack(ready) == "deepep/v1 deepep/1.2.1-"
+    examined = ready.json("doctor")
+    assert (examined["exit"], [each for each in examined["findings"] if each["severity"] == "blocking"]) == (0, [])
     verified = ready.json("verify")
     assert [outcome["state"] for outcome in verified["outcomes"]] == ["done"] * 3
     # A user's own sbatch, with an argument for upstream's test.
