@@ -134,10 +134,8 @@ def test_what_cannot_be_made(script: str, said: str, user: User) -> None:
 
 def test_one_for_a_python_of_ones_own(user: User) -> None:
     """What `--python` gives: the interpreter is somebody's environment, and its packages show."""
-    make = "/usr/bin/python3 -m venv theirs; touch theirs/lib/python3.*/site-packages/of_theirs.py"
-    over = "DEEPEP_STACK=v1 DEEPEP_PYTHON=$PWD/theirs/bin/python deepep-venv over"
-    done = user.run(
-        "n001",
-        f"module load deepep; deactivate 2>/dev/null; {make}; {over}; DEEPEP_PYTHON=$PWD/theirs/bin/python over/bin/python -c 'import of_theirs, pip'",
-    )
+    make = "/usr/bin/python3 -m venv theirs; for site in theirs/lib/python3.*/site-packages; do touch $site/theirs.py; done"
+    over = "export DEEPEP_STACK=v1 DEEPEP_PYTHON=$PWD/theirs/bin/python; deepep-venv over"
+    use = "over/bin/python -c 'import theirs, pip'"
+    done = user.run("n001", f"module load deepep; {make}; {over}; {use}")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
