@@ -59,6 +59,7 @@ HELP = {
     "insecure_unsigned": "import an archive without looking for a signature",
     "run": "a run of `invoke test`: its folder on this machine, or with --hosts its name (default: the newest)",
     "html": "write the report as one HTML file, to this new file",
+    "cluster": "the whole cluster in place of a run: hosts, findings, stacks, generations, last runs",
     "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
     "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, "

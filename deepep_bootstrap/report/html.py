@@ -1,5 +1,5 @@
-"""The report of a run as one HTML file: nothing is loaded from anywhere, no script runs, every text of a log
-is escaped.
+"""The report of a run, or of a cluster, as one HTML file: nothing is loaded from anywhere, no script runs, every text
+of a log or a host is escaped.
 
 Charts are inline SVG, drawn for any width: places across are percentages, sizes of text and marks are pixels. Each
 chart is decoration of a table row that says the same in numbers, so it is hidden from screen readers. Colours come
@@ -25,10 +25,13 @@ from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Tested, Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.core import text as core_text
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import duration
+from deepep_bootstrap.report import cluster
+from deepep_bootstrap.report.cluster import ClusterReport
 from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
 
-TEMPLATE, STYLE = "report.html.j2", "report.css"
+TEMPLATE, CLUSTER_TEMPLATE, STYLE = "report.html.j2", "cluster.html.j2", "report.css"
 """In the folder `templates` beside this module."""
 
 STEPS = 9
@@ -51,10 +54,36 @@ WORDS = {
 }
 
 
+FIGURES_A_RUN = 4
+"""Trends of each run that the page of a cluster shows; the run's own report has all."""
+
+HOST_ICONS = {"silent": "failed", "blocked": "failed", "ready": "ok"}
+SEVERITY_ICONS = {"blocking": "failed", "warning": "slow", "note": "none"}
+"""States of the page's icons for states of hosts (the others are `slow`) and severities of findings."""
+
+
 def render_html(report: Report, made: float) -> str:
-    """Return the page; `made` is now in seconds since 1970, no other clock is read."""
+    """Return the page of a run; `made` is now in seconds since 1970, no other clock is read."""
+    return _page(TEMPLATE, made, r=report, headline=HEADLINES[report.state], many=len(report.hosts) > MANY_HOSTS)
+
+
+def render_cluster(report: ClusterReport, made: float) -> str:
+    """Return the page of a cluster."""
+    return _page(
+        CLUSTER_TEMPLATE,
+        made,
+        c=report,
+        headline=cluster.HEADLINES[report.state],
+        headlines=HEADLINES,
+        host_states=cluster.HOST_STATES,
+        host_icons=HOST_ICONS,
+        severity_icons=SEVERITY_ICONS,
+    )
+
+
+def _page(template: str, made: float, **values: object) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader({TEMPLATE: read_text(TEMPLATE)}),
+        loader=jinja2.DictLoader({template: read_text(template)}),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -64,17 +93,22 @@ def render_html(report: Report, made: float) -> str:
     environment.filters |= {
         "amount": amount,
         "bytes": gigabytes,
+        "size": core_text.size,
+        "shortened": core_text.shortened,
+        "trends": trends,
         "when": when,
         "day": day,
         "duration": duration,
         "marked": marked,
         "first_large": first_large,
+        "fold": fold,
     }
     environment.globals |= {
         "bar": bar,
         "nic_bar": nic_bar,
         "strip": strip,
         "trend": trend,
+        "trends": trends,
         "icon": icon,
         "step": step,
         "share_step": share_step,
@@ -86,11 +120,9 @@ def render_html(report: Report, made: float) -> str:
     }
     style = read_text(STYLE)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template(TEMPLATE).render(
-        r=report,
-        headline=HEADLINES[report.state],
+    return environment.get_template(template).render(
+        **values,
         words=WORDS,
-        many=len(report.hosts) > MANY_HOSTS,
         style=Markup(style),  # noqa: S704 - our own file, without a word of a host
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         made=made,
@@ -98,7 +130,7 @@ def render_html(report: Report, made: float) -> str:
 
 
 def read_text(name: str) -> str:
-    """Return the text of TEMPLATE or STYLE."""
+    """Return the text of a template, or of STYLE."""
     return (files("deepep_bootstrap.report") / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -200,6 +232,11 @@ def trend(series: Series) -> Markup:
     ]
     band = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
     return chart_trend(dots, band=band, tick=verdict.wanted)
+
+
+def trends(report: Report) -> tuple[Series, ...]:
+    """Return the figures of a run whose course the page of a cluster shows: those that earlier runs have too."""
+    return tuple(series for series in report.series if len(series.values) > 1)[:FIGURES_A_RUN]
 
 
 def step(grid: Grid, value: float) -> str:

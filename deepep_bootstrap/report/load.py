@@ -103,14 +103,14 @@ def made(
     return compose(run, found, facts, past=past, remarks=remarks)
 
 
-def again(flags: Flags, name: str) -> str:
-    """Return the command that writes the same report as HTML."""
+def again(flags: Flags, name: str, file: str = "") -> str:
+    """Return the command that writes the same report as HTML, to a file named after the run where none is said."""
     given = [
         f"--{flag}={value}"
         for flag, value in (("hosts", flags.hosts), ("limit", flags.limit), ("prefix", flags.prefix))
         if value
     ]
-    return shlex.join(["invoke", "report", name, *given, f"--html={Path(name).name}.html"])
+    return shlex.join(["invoke", "report", name, *given, f"--html={file or f'{Path(name).name}.html'}"])
 
 
 HISTORY = ("lib.sh", "test/history.sh")
@@ -250,6 +250,23 @@ def past(folder: str, values: Mapping[str, str], logs: Mapping[str, str]) -> Pas
         values.get("code") != "0",
         keyed(read_logs(logs)),
     )
+
+
+def last_of_each(store: PrefixRuns, texts: Mapping[str, str]) -> tuple[tuple[Report, ...], tuple[Problem, ...]]:
+    """Return the reports of the last run of each kind and stack, the newest first, and why some cannot be read."""
+    runs = store.values()
+    newest: dict[tuple[str, str], str] = {}
+    for folder, values in runs.items():
+        if values.get("kind"):
+            newest.setdefault((values["kind"], values.get("stack", "")), folder)
+    reports: list[Report] = []
+    problems: list[Problem] = []
+    for folder in newest.values():
+        try:
+            reports.append(_report(store, runs, folder, texts))
+        except Trouble as trouble:
+            problems.extend(trouble.problems)
+    return tuple(sorted(reports, key=lambda each: -(each.started or 0.0))), tuple(problems)
 
 
 SHOWN = 5

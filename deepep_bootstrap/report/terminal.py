@@ -13,8 +13,10 @@ from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import duration
-from deepep_bootstrap.report import html
+from deepep_bootstrap.report import cluster, html
+from deepep_bootstrap.report.cluster import ClusterReport
 from deepep_bootstrap.report.html import Scale
 from deepep_bootstrap.report.model import (
     FAILED,
@@ -103,6 +105,37 @@ def show_report(screen: Screen, report: Report) -> None:
     _history(screen, report, glyphs)
     for remark in report.remarks:
         screen.say(f"note: {clean(remark)}", style="dim")
+
+
+def show_cluster(screen: Screen, report: ClusterReport) -> None:
+    """Print the report of a cluster in short: hosts that are alike in a line, the last runs, findings by their names.
+    `doctor`, `generations` and `report RUN` tell the rest."""
+    screen.say(clean(f"{fold(report.hosts)}: {cluster.HEADLINES[report.state].lower()}"), style=STATES[report.state])
+    screen.say(clean(report.why))
+    _head(screen, "Hosts")
+    for kind in report.kinds:
+        parts = filter(None, (kind.gpus, kind.driver, kind.nics))
+        why = f" ({kind.why})" if kind.why else ""
+        screen.say(
+            clean(f"  {fold(kind.hosts)}: {cluster.HOST_STATES[kind.state]}{why}"),
+            style="" if kind.state in {cluster.READY, cluster.WARNED} else "yellow",
+        )
+        if told := "; ".join(parts):
+            screen.say(clean(f"      {told}"), style="dim")
+    for what, waits in (("wait for a reboot", report.waiting), ("kept drained", report.drained)):
+        for each in waits:
+            screen.say(clean(f"  {what}: {fold(each.hosts)} ({each.what})"), style="yellow")
+    _head(screen, f"Offered in {report.prefix}")
+    for stack in report.stacks:
+        screen.say(clean(f"  {stack.module}{' (what `module load deepep` gives)' if stack.default else ''}"))
+    if not report.stacks:
+        screen.say("  nothing yet")
+    _head(screen, "Last runs")
+    for run in report.runs:
+        headline = HEADLINES[run.state].lower()
+        screen.say(clean(f"  {run.run.kind} of {cluster.stack_of(run)}: {headline} ({run.run.name})"))
+    if not report.runs:
+        screen.say("  none yet")
 
 
 def _head(screen: Screen, text: str) -> None:

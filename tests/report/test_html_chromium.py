@@ -14,6 +14,7 @@ from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.report import html, load
 from tests.report.test_html import hostile
 from tests.support.chromium import Browser, Page, chromium
+from tests.support.cluster import cluster_page, looked
 from tests.support.paths import ROOT
 from tests.support.report import TEXTS, make_history, page_of, report_of
 
@@ -108,6 +109,24 @@ def test_a_report_is_whole_and_legible(name: str, page: Page, tmp_path: Path) ->
     assert all(len(colours) > 3 for colours in drawn.values()), "a chart is blank"
     assert all(drawn[width, True, kind] != drawn[width, False, kind] for width in WIDTHS for kind in kinds)
     assert page.requests == [address] * 4, "it asks for nothing but itself"
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_report_of_a_cluster_is_whole_and_legible(width: int, dark: bool, page: Page, tmp_path: Path) -> None:
+    folder = make_history(tmp_path, "healthy", (0.97, 1.02, 0.8, 1.01))
+    run, _ = load.read_run(Flags(ROOT), str(folder), TEXTS)
+    address = written(tmp_path, cluster_page(looked(runs=(report_of("failed"), run))))
+    page.show(address, width, dark=dark)
+    page.ask("document.querySelectorAll('details').forEach(each => each.open = true)")
+    look = page.ask(LOOK)
+    assert (look["poor"], look["cut"]) == ([], [])
+    assert look["wide"] == look["inner"] == width
+    assert look["texts"] > 100
+    assert (sum(look["ground"][:3]) < 150) == dark
+    assert page.ask("document.querySelectorAll('svg.trend').length") == 4
+    assert page.requests == [address], "it asks for nothing but itself"
     assert page.complaints == []
 
 

@@ -1,5 +1,5 @@
-"""`invoke report`: the report of one run of a test; with --bundle the material for a bug report in one
-archive, without secrets.
+"""`invoke report`: the report of one run of a test; with --cluster that of a whole cluster; with --bundle the material
+for a bug report in one archive, without secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap.bootstrap.planning import decide, read_wanted, request_for
+from deepep_bootstrap.bootstrap.planning import decide, look_at_hosts, read_lock, read_wanted, request_for
+from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
+from deepep_bootstrap.cli.examination import examine_cluster
 from deepep_bootstrap.core import process, redact
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
@@ -24,10 +26,15 @@ from deepep_bootstrap.inventory.facts import facts_json
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.steps import plan_json
+from deepep_bootstrap.prefix.access import NOTHING
+from deepep_bootstrap.prefix.generations import PrefixHandle
+from deepep_bootstrap.prefix.history import read_contents
 from deepep_bootstrap.report import bundle, load, terminal
 from deepep_bootstrap.report.bundle import pack
-from deepep_bootstrap.report.html import render_html
-from deepep_bootstrap.report.model import as_json
+from deepep_bootstrap.report.cluster import Looked, compose_cluster
+from deepep_bootstrap.report.cluster import as_json as cluster_json
+from deepep_bootstrap.report.html import render_cluster, render_html
+from deepep_bootstrap.report.model import Report, as_json
 
 RUNS, BUGS = 3, 5
 """How many of the newest runs' and bugs' logs are in a bundle."""
@@ -46,20 +53,33 @@ WHAT = (
 )
 
 
-def report(flags: Flags, *, run: str = "", html: str = "", bundle: str | bool = "", scrub_hosts: bool = False) -> int:
-    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history), or with --bundle write a
-    bug bundle: versions, plan, facts, lock, hosts file and the last logs in one archive, without passwords and keys.
+def report(
+    flags: Flags,
+    *,
+    run: str = "",
+    html: str = "",
+    cluster: bool = False,
+    bundle: str | bool = "",
+    scrub_hosts: bool = False,
+) -> int:
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history); with --cluster how all hosts,
+    stacks and last runs are; or with --bundle write a bug bundle: versions, plan, facts, lock, hosts file and the last
+    logs in one archive, without passwords and keys.
 
-    Show a run (its folder here, or its name in the prefix; "" the newest), as HTML in the file `html` too; or
-    write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the run's verdict is
+    Show a run (its folder here, or its name in the prefix; "" the newest) or the `cluster`, as HTML in the file `html`
+    too; or write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the verdict is
     and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
+    if bundle and (also := run or ("--cluster" if cluster else "--html" if html else "")):
+        raise Trouble(
+            Problem("--bundle", "a bundle is not the report of a run or a cluster", f"also {also}", "one of the two")
+        )
+    if cluster and run:
+        raise Trouble(Problem("--cluster", "the report of a cluster is not that of a run", run, "one of the two"))
+    if cluster:
+        return show_cluster(flags, screen, html)
     if not bundle:
         return show_run(flags, screen, run, html)
-    if run or html:
-        raise Trouble(
-            Problem("--bundle", "a bundle is not the report of a run", f"also {run or '--html'}", "one of the two")
-        )
     now = int(time.time())
     path = new_file(bundle, now)
     files, problems, names = collect(flags)
@@ -95,6 +115,59 @@ def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
         screen.next_commands([load.again(flags, name or found.run.name)])
     screen.document(OK, (), **as_json(found, where), html=str(path or ""))
     return OK
+
+
+def show_cluster(flags: Flags, screen: Screen, html: str) -> int:
+    """Show the whole cluster, and write it as HTML where that was asked for."""
+    path = new_path("--html", html) if html else None
+    found = compose_cluster(look_at_cluster(flags))
+    if path and not flags.dry_run:
+        page = render_cluster(found, time.time())
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(page)
+    terminal.show_cluster(screen, found)
+    for line in found.problems:
+        screen.say(line, style="yellow")
+    if path:
+        screen.say(f"\n{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
+    else:
+        screen.next_commands([load.again(flags, "--cluster", "cluster.html")])
+    screen.document(OK, (), **cluster_json(found), html=str(path or ""))
+    return OK
+
+
+def look_at_cluster(flags: Flags) -> Looked:
+    """Return what the hosts, the doctor, the prefix and its last runs say; what cannot be had is among the problems."""
+    lock, _ = read_lock(flags)
+    inventory, prefix = read_inventory(flags)
+    with open_connections(flags, inventory) as transport:
+        survey = look_at_hosts(flags, transport, inventory, prefix)
+        examined = examine_cluster(flags, transport, survey, lock)
+        problems = list(examined.problems)
+        holdings = NOTHING
+        runs: tuple[Report, ...] = ()
+        via = next((host for host in survey.reached if survey.facts[host.name].prefix.exists), None)
+        if via is not None:
+            place = PrefixHandle(via, prefix, read_tree(flags.root / "recipes"), inventory.settings.build_user)
+            try:
+                holdings = read_contents(transport, place)
+                runs, unread = load.last_of_each(load.PrefixRuns(transport, place), read_tree(flags.root / "env"))
+                problems.extend(unread)
+            except Trouble as trouble:
+                problems.extend(trouble.problems)
+        drained = drained_by_us(survey) | drained_and_silent(transport, survey)
+    case = examined.judged[0].case
+    return Looked(
+        survey,
+        examined.findings,
+        holdings,
+        waiting_for_reboot(survey),
+        drained,
+        case.link,
+        case.profile,
+        runs,
+        tuple(dict.fromkeys(problems)),
+    )
 
 
 def new_file(bundle: str | bool, now: int) -> Path:
