@@ -3,6 +3,7 @@
 # make hostile      every attack and every kill of tests/hostile, about 25 minutes; writes the table of faults into SECURITY.md
 # make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
+# make docs         the documentation as a site: build/docs/index.html; a broken link ends it
 # make clean        everything these made
 
 PYTHON := .venv/bin/python
@@ -18,7 +19,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'su
 P :=
 PYTEST_ARGS :=
 
-.PHONY: quick test hostile check demo bench clean
+.PHONY: quick test hostile check demo docs bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -51,6 +52,10 @@ check: .venv/.ready
 	lint-imports --no-cache
 	complexipy deepep_bootstrap tasks.py --max-complexity-allowed 15 --failed --plain
 	$(PYTHON) tests/shellcheck_all.py
+
+docs: .venv/.ready
+	$(PYTHON) -m sphinx -W --keep-going -q -c docs . build/docs
+	printf '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>deepep-bootstrap</title>\n' >build/docs/index.html
 
 bench: .venv/.ready
 	for bench in tests/bench/bench_*.py; do $(PYTHON) "$$bench" || exit; done

@@ -52,7 +52,7 @@ install_browser() {
 make_venv() {
     python3 -c 'import ensurepip' 2>/dev/null || install_packages "/nonexistent=python3-venv"
     [ -x .venv/bin/python ] || python3 -m venv .venv
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+    .venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev,docs]'
     touch .venv/.ready
 }
 
@@ -62,7 +62,7 @@ case "${1:-}" in
     test)
         install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ make=make /usr/include/python3*/Python.h=python3-dev cmake=cmake ninja=ninja-build \
             /usr/sbin/modprobe=kmod busybox=busybox dash=dash tcsh=tcsh nix=nix-bin sudo=sudo openssl=openssl ssh-agent=openssh-client \
-            gpg=gpg gpg-agent=gpg-agent gpgconf=gpgconf curl=curl wget=wget dnf=dnf /etc/dnf/plugins/versionlock.conf=dnf-plugins-core rpmbuild=rpm createrepo_c=createrepo-c
+            gpg=gpg gpg-agent=gpg-agent gpgconf=gpgconf curl=curl wget=wget tmux=tmux dnf=dnf /etc/dnf/plugins/versionlock.conf=dnf-plugins-core rpmbuild=rpm createrepo_c=createrepo-c
         install_browser
         unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
         ;;
