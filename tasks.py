@@ -15,6 +15,7 @@ from deepep_bootstrap.cli.commands import bootstrap as _bootstrap
 from deepep_bootstrap.cli.commands import diagnose as _diagnose
 from deepep_bootstrap.cli.commands import diff as _diff
 from deepep_bootstrap.cli.commands import doctor as _doctor
+from deepep_bootstrap.cli.commands import env as _env
 from deepep_bootstrap.cli.commands import export as _export
 from deepep_bootstrap.cli.commands import facts as _facts
 from deepep_bootstrap.cli.commands import gc as _gc
@@ -37,6 +38,7 @@ verb = _partial(_app.verb, root=_Path(__file__).resolve().parent)
 bootstrap = verb(_bootstrap.bootstrap)
 plan = verb(_plan.plan)
 facts = verb(_facts.facts)
+env = verb(_env.env)
 doctor = verb(_doctor.doctor)
 status = verb(_status.status)
 remove = verb(_remove.remove)

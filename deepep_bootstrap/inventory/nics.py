@@ -130,7 +130,7 @@ def _apart(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
         (gpu.index, number)
         for gpu in gpus
         for number, nic in enumerate(nics)
-        if _shared(gpu.pci_path, nic.path) >= SWITCH_DEPTH
+        if shared_bridges(gpu.pci_path, nic.path) >= SWITCH_DEPTH
     }
     if 2 * len({index for index, _ in beside}) < max(len(gpus), 1):
         return []
@@ -167,7 +167,7 @@ def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
 
 def _distance(gpu: Gpu, nic: Nic) -> tuple[int, int]:
     unknown = gpu.numa < 0 or nic.numa < 0
-    return -_shared(gpu.pci_path, nic.path), 1 if unknown else 2 * (gpu.numa != nic.numa)
+    return -shared_bridges(gpu.pci_path, nic.path), 1 if unknown else 2 * (gpu.numa != nic.numa)
 
 
 def _balanced(costs: Sequence[Sequence[int]]) -> list[int]:
@@ -247,7 +247,7 @@ class _Matching:
             least[column] -= step
 
 
-def _shared(one: str, other: str) -> int:
+def shared_bridges(one: str, other: str) -> int:
     """Return how many bridges two devices share from the root of the PCI tree down."""
     return len(common([one.split("/"), other.split("/")])) if one and other else 0
 
