@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from msgspec import to_builtins
-from rich.table import Table
 
 from deepep_bootstrap.bootstrap.planning import read_lock
 from deepep_bootstrap.core.console import Screen
@@ -14,6 +13,8 @@ from deepep_bootstrap.inventory.explain import Explanation, HostMap, Setting, ex
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import hosts_to_build_for
 from deepep_bootstrap.prefix.entries import deepep_recipe
+
+HEAD = ("GPU", "PCI address", "NIC", "Gb/s", "joined by")
 
 
 def env(flags: Flags) -> int:
@@ -72,9 +73,8 @@ def _show_map(screen: Screen, each: HostMap) -> None:
         screen.paragraph(f"{each.hosts}: no map from GPU to NIC: {each.reason}")
         return
     screen.say(each.hosts, style="bold")
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for title in ("GPU", "PCI address", "NIC", "Gb/s", "joined by"):
-        table.add_column(title, justify="left" if title == "joined by" else "right")
-    for row in each.rows:
-        table.add_row(str(row.gpu), row.pci, row.nic, f"{row.rate:g}", row.way)
-    screen.show(table)
+    rows = [HEAD, *((str(row.gpu), row.pci, row.nic, f"{row.rate:g}", row.way) for row in each.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    for *numbers, way in rows:
+        cells = (text.rjust(width) for text, width in zip(numbers, widths, strict=True))
+        screen.say(f"{'  '.join(cells)}  {way}")
