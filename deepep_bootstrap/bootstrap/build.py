@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, remove_orphans
 from deepep_bootstrap.core import records
-from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.errors import INTERRUPTED, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.inventory import forms
@@ -44,15 +44,18 @@ STEP = ("lib.sh", "prefix/lib/owner.sh", "prefix/step.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
 LONGEST_FIRST = ("nvshmem", "python", "deepep", "gdrcopy")
 SESSION_STEP = "build session"
+INSTALLED = "installed into the store"
 AGAIN = "the same command again goes on from what is published"
 LOOK_EVERY = 1.0
 """Seconds between two looks whether the session still lives."""
 NOISE = ("phase=", "state=", "waiting=")
+NOTHING_NEW = ("srun: cluster configuration lacks support for cpu binding",)
+"""Beginnings of lines that say nothing of a build; the log has them."""
 
 
 class Event(Struct, frozen=True):
-    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed" or
-    "skipped"; `line` the last line of output, or the reason."""
+    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed",
+    "skipped" or "stopped"; `line` the last line of output, or the reason."""
 
     entry: str
     state: str
@@ -230,6 +233,7 @@ class _Run:
         self.started: set[str] = set()
         self.writing = threading.Lock()
         self.told_lost = False
+        self.stopping = False
 
     def all(self) -> dict[str, Outcome]:
         """Run every entry as soon as it can begin; return the outcomes by entry name."""
@@ -247,6 +251,7 @@ class _Run:
                         self.outcomes[outcome.step] = outcome
             except BaseException:
                 # The threads end when their scripts do, and those only when nobody holds their connections any more.
+                self.stopping = True
                 self.transport.close()
                 raise
         for entry in self.request.entries:
@@ -312,6 +317,8 @@ class _Run:
                 with self.writing:
                     file.write(line + "\n")
                     file.flush()
+                if line.startswith(NOTHING_NEW):
+                    return
                 state = "waiting" if line.startswith("waiting=") else "running"
                 self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
 
@@ -321,13 +328,16 @@ class _Run:
                 # The host went away: what was published before is an outcome of this run all the same.
                 reply = Reply(self.host.name, 1, "", trouble.problems[0].message, 0.0)
         seconds = time.monotonic() - start
-        if reply.code:
+        if reply.code and self.stopping:
+            # Its end is ours: what its log says last is no reason.
+            outcome = Outcome(entry.name, self.host.name, "stopped", "", seconds, INTERRUPTED, str(log))
+        elif reply.code:
             outcome = Outcome(
                 entry.name, self.host.name, "failed", last_lines(reply.err), seconds, reply.code, str(log)
             )
         else:
             found = records.read_records(reply.out, forms.PUBLISHED, self.host.name, "publish.sh").text("state")
-            state, detail = ("unchanged", "already published") if found == "present" else ("done", "published")
+            state, detail = ("unchanged", "already installed") if found == "present" else ("done", INSTALLED)
             outcome = Outcome(entry.name, self.host.name, state, detail, seconds, 0, str(log))
         self.on_event(Event(entry.name, outcome.state, outcome.detail))
         return outcome

@@ -71,11 +71,11 @@ def present_plan(screen: Screen, plan: Plan, path: Path, view: PlanView) -> Earl
 
 
 def keep_durations(path: Path, outcomes: Iterable[Outcome]) -> None:
-    """Keep how long the steps that were done took, the slowest host of each."""
+    """Keep how long the steps that were done worked, the slowest host of each."""
     took: dict[str, float] = {}
     for outcome in outcomes:
         if outcome.state == "done":
-            took[outcome.step] = max(took.get(outcome.step, 0.0), outcome.seconds)
+            took[outcome.step] = max(took.get(outcome.step, 0.0), outcome.seconds - outcome.waited)
     if took:
         earlier = read_earlier(path)
         keep(path, replace(earlier, seconds={**earlier.seconds, **took}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ from deepep_bootstrap.remote.host import Host
 
 BLOCK = 64 * 1024
 """Characters of all hosts' lines that wait to be written into logs."""
+
+RESULT = re.compile(r"[a-z_]+=")
+"""How a recipe's lines of results begin, which are no talk for people."""
 
 NEEDS_SOURCE = frozenset(("gdrdrv",))
 SOURCES = "/var/lib/deepep-bootstrap/src"
@@ -49,7 +53,8 @@ def run_recipe(
 
     def show(host: str, line: str) -> None:
         log.line(host, line)
-        context.screen.line(host, step.title, line)
+        if not RESULT.match(line):
+            context.screen.line(host, step.title, line)
 
     unsent: dict[str, str] = {}
     if step.name in NEEDS_SOURCE and verb == "apply":
@@ -162,6 +167,9 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
     except Trouble as trouble:
         return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), ""
     detail = "; ".join(
-        filter(None, ("works after a reboot" if records.text("state") == REBOOT else "", str(records.shown("note"))))
+        filter(
+            None,
+            ("written, active after a reboot" if records.text("state") == REBOOT else "", str(records.shown("note"))),
+        )
     )
     return Outcome(step.title, host, "done", detail, reply.seconds), ""

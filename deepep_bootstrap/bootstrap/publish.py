@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap import build, supply, verify
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core import recipes
+from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.outcome import Outcome, WorkClock
 from deepep_bootstrap.inventory.hostsfile import Settings
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
+from deepep_bootstrap.plan.screen import FETCH
 from deepep_bootstrap.plan.steps import HOOK
 from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
 from deepep_bootstrap.prefix.generations import Content
@@ -28,7 +30,7 @@ from deepep_bootstrap.prefix.offer import Offer, named_entries, read_offer
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
-PREFIX, FETCH = "prefix", "fetch"
+PREFIX = "prefix"
 
 BUILD_MINUTES = 120
 """Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
@@ -76,30 +78,53 @@ def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:
         user=context.build_user,
         allocation=allocation(context.plan.choice.slurm_node, context.survey.inventory.settings),
     )
-    titles = {step.name: step.title for step in context.plan.of_kind("build")}
-    begun: dict[str, float] = {}
+    shown = _BuildScreen(context.screen, host.name, {step.name: step.title for step in context.plan.of_kind("build")})
+    outcomes = build.build_all(context.transport, host, request, shown.show)
+    context.screen.ended(*(outcome for outcome in outcomes if outcome.step == build.SESSION_STEP))
+    return tuple(map(shown.as_told, outcomes))
 
-    def show(event: build.Event) -> None:
-        title = titles[event.entry]
-        if event.entry not in begun and event.state in {"running", "waiting"}:
-            begun[event.entry] = time.monotonic()
-            context.screen.started(title, [host.name])
+
+class _BuildScreen:
+    """What is told of builds on one host; `titles` are those of their steps by entry."""
+
+    def __init__(self, screen: Screen, host: str, titles: Mapping[str, str]) -> None:
+        self._screen, self._host, self._titles = screen, host, titles
+        self._clocks: dict[str, WorkClock] = {}
+        self._told: dict[str, Outcome] = {}
+
+    def show(self, event: build.Event) -> None:
+        """Show what happens to an entry."""
+        title, begins = self._titles[event.entry], event.state in {"running", "waiting"}
+        if event.entry not in self._clocks and begins:
+            self._clocks[event.entry] = WorkClock()
+            self._screen.started(title, [self._host])
         if event.state == "waiting":
-            context.screen.waiting(host.name, title, event.line)
+            self._clocks[event.entry].wait()
+            self._screen.waiting(self._host, title, event.line)
         elif event.state == "running":
-            context.screen.line(host.name, title, event.line)
+            self._clocks[event.entry].work()
+            self._screen.line(self._host, title, event.line)
         elif "was not built" not in event.line:
             # An entry that waited for one that failed ends as skipped, which is told when all is known.
-            took = time.monotonic() - begun.get(event.entry, time.monotonic())
-            context.screen.ended(Outcome(title, host.name, event.state, event.line, took))
+            self._end(event, Outcome(title, self._host, event.state, event.line))
 
-    outcomes = build.build_all(context.transport, host, request, show)
-    context.screen.ended(*(outcome for outcome in outcomes if outcome.step == build.SESSION_STEP))
-    # What a compiler exits with is its own business; ours is that the step failed.
-    return tuple(
-        replace(outcome, step=titles.get(outcome.step, outcome.step), code=TROUBLE if outcome.state == "failed" else OK)
-        for outcome in outcomes
-    )
+    def _end(self, event: build.Event, outcome: Outcome) -> None:
+        if clock := self._clocks.get(event.entry):
+            outcome = replace(outcome, seconds=clock.seconds, waited=clock.waited)
+        self._told[event.entry] = outcome
+        self._screen.ended(outcome)
+
+    def as_told(self, outcome: Outcome) -> Outcome:
+        """Return an outcome with the title of its step and the times that were told. What a compiler exits with is its
+        own business; ours is that the step failed."""
+        told = self._told.get(outcome.step, outcome)
+        return replace(
+            outcome,
+            step=self._titles.get(outcome.step, outcome.step),
+            code=TROUBLE if outcome.state == "failed" else OK,
+            seconds=told.seconds,
+            waited=told.waited,
+        )
 
 
 def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) -> supply.EnvironmentSupply:

@@ -5,6 +5,7 @@ reboot.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -45,12 +46,21 @@ class RebootHooks:
 
     def apply(self, host: Host, step: Step) -> Outcome:
         """Run a host recipe."""
-        return run_recipe(self._context, step, (host,))[0]
+        self._context.screen.started(step.title, [host.name])
+        try:
+            return run_recipe(self._context, step, (host,))[0]
+        finally:
+            self._context.screen.finished(step.title, host.name)
 
     def reload(self, host: Host) -> Outcome:
         """Load the GPU driver anew."""
         step = next(step for step in self._context.plan.of_kind("reboot") if step.name == OPTIONS)
-        return run_recipe(self._context, replace(step, title="reload the driver"), (host,), "reload")[0]
+        step = replace(step, title="reload the driver")
+        self._context.screen.started(step.title, [host.name])
+        try:
+            return run_recipe(self._context, step, (host,), "reload")[0]
+        finally:
+            self._context.screen.finished(step.title, host.name)
 
     def look(self, host: Host) -> HostState:
         """Look at a host; what could not be done before its reboot, and needs no further one, is done now."""
@@ -144,7 +154,7 @@ def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[O
     def tell(host: str, title: str, line: str) -> None:
         context.screen.line(host, title, line)
         # On a terminal too: a wave takes hours, and after ^C somebody must still be able to read what stays drained.
-        context.screen.say(f"{host}: {line}")
+        context.screen.say(f"{time.strftime('%H:%M:%S')} {host}: {line}")
 
     outcomes = rollout.roll(
         context.transport,
@@ -153,6 +163,7 @@ def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[O
         replace(context.policy, run=context.run.name),
         actions=hooks,
         tell=tell,
+        ended=lambda host: context.screen.finished("reboot", host),
     )
     context.screen.ended(*hooks.outcomes, *outcomes)
     yield from (*hooks.outcomes, *outcomes)

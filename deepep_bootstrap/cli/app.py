@@ -9,7 +9,9 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from inspect import Parameter
 from itertools import takewhile
@@ -24,7 +26,7 @@ from msgspec.structs import fields, replace
 
 from deepep_bootstrap.cli.verbs import FURTHER, HELP, ITERABLE, MAY_BE_BARE, OPTIONAL
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
-from deepep_bootstrap.core.guard import guarded
+from deepep_bootstrap.core.guard import READ_ONLY, guarded
 from deepep_bootstrap.inventory.survey import Flags
 
 OURS = frozenset(("invoke", "inv"))
@@ -42,9 +44,9 @@ def verb(function: Callable[..., int], *, root: Path | None = None) -> Any:
     parameters = as_written(declared.name, declared.parameters, sys.argv[1:])
 
     def task_body(c: Any, *args: Any, **given: Any) -> None:
-        end_cleanly_on_signals()
         values = {**dict(zip((each.name for each in parameters), args, strict=False)), **given}
         as_json = bool(values.get("json", False))
+        end_cleanly_on_signals(tells_stop=not as_json and declared.name not in READ_ONLY)
         code = guarded(declared.name, lambda: declared.run(values, parameters), as_json=as_json)
         if code:
             raise Exit(code=code)
@@ -225,9 +227,9 @@ def verb_of(made: Any) -> Verb:
     )
 
 
-def end_cleanly_on_signals() -> None:
+def end_cleanly_on_signals(*, tells_stop: bool = False) -> None:
     """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays
-    ignored.
+    ignored. With `tells_stop` ^C is answered at once, since cleaning up may take a while.
 
     What the terminal's encoding cannot show is escaped instead of being an error.
     """
@@ -236,12 +238,27 @@ def end_cleanly_on_signals() -> None:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _interrupt)
+    if tells_stop and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     if sys.stdout is None:
         # Started with stdout closed (`>&-`).
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Say that ^C was heard, once, and interrupt. A thread says it: here the main thread may hold what printing
+    needs."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_say_stopping, daemon=True).start()
+    raise KeyboardInterrupt
+
+
+def _say_stopping() -> None:
+    with suppress(OSError, ValueError):  # the terminal is gone
+        print("\nstopping …" if sys.stderr.isatty() else "stopping …", file=sys.stderr, flush=True)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -63,6 +63,10 @@ class Trouble(Exception):
         self.may_pass = may_pass
 
 
+class ToldInterrupt(KeyboardInterrupt):
+    """^C, of which a person was told already how far the run came."""
+
+
 def worst(codes: Iterable[int]) -> int:
     """Return the most severe of `codes`; 0 when there are none. An unknown code counts as expected trouble."""
     known = [code if code in WORST_FIRST else TROUBLE for code in codes]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from deepep_bootstrap.core.console import plain_streams
-from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, ToldInterrupt, Trouble
 from deepep_bootstrap.core.redact import scrub, secrets_of
 
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
@@ -43,6 +43,12 @@ MACHINE_TROUBLE = frozenset(
 )
 """Errors of the operating system that say something about this machine or what it was given, not about a bug: full,
 read-only, forbidden, a name that no file can have."""
+
+
+READ_ONLY = frozenset(
+    ("plan", "facts", "doctor", "status", "generations", "diff", "verify", "results", "report", "diagnose")
+)
+"""Verbs that look and change nothing: ^C ends them without many words."""
 
 
 def state_dir() -> Path:
@@ -69,15 +75,22 @@ def _guarded(verb: str, body: Callable[[], int], *, as_json: bool) -> int:
         return code
     except Trouble as trouble:
         return _tell(verb, trouble.problems, trouble.code, as_json=as_json)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         # From here on a second ^C may end us at once: everything on the hosts has been told to stop.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        stopped = Problem(verb, "interrupted", try_="the same command again: it goes on from what is already there")
-        return _tell(verb, (stopped,), INTERRUPTED, as_json=as_json)
+        return _tell_interrupt(verb, told=isinstance(interrupt, ToldInterrupt), as_json=as_json)
     except OSError as error:
         return _tell_os_error(verb, error, as_json=as_json)
     except Exception:  # noqa: BLE001 - a bug must not end in a traceback on an admin's screen
         return _tell_bug(verb, as_json=as_json)
+
+
+def _tell_interrupt(verb: str, *, told: bool, as_json: bool) -> int:
+    """Return the exit code of ^C. What only looks leaves nothing to go on from."""
+    if told and not as_json:
+        return INTERRUPTED
+    again = "" if verb in READ_ONLY else "the same command again: it goes on from what is already there"
+    return _tell(verb, (Problem(verb, "interrupted", try_=again),), INTERRUPTED, as_json=as_json)
 
 
 def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:

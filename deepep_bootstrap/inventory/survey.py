@@ -18,12 +18,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.core import nodeset
+from deepep_bootstrap.core.console import asking
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, facts_script, parse_facts
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply, Transport
+from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply, Transport, watch_nothing
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 
 FACTS_TIMEOUT = 60.0
@@ -143,6 +144,7 @@ def open_connections(flags: Flags, inventory: Inventory) -> Iterator[ConnectionP
         sudo_password=password,
         ssh_config=os.environ.get("DEEPEP_SSH_CONFIG"),
         tell=lambda text: print(text, file=sys.stderr),
+        watch=watch_nothing if flags.json else asking,
     )
     fleet = ConnectionPool(inventory.hosts, options)
     try:

@@ -35,6 +35,10 @@ BESIDE = 120
 """Columns from which hosts and reason have room beside their step."""
 
 
+FETCH = "fetch"
+"""The step before builds that is in no plan."""
+
+
 class PlanView(Struct, frozen=True):
     """How a plan is to be shown. `seen` are notes that this account was shown before, `urgent` those that are always
     told; `seconds` says how long steps took on earlier runs, by title; `reboots` is how hosts would be rebooted."""
@@ -176,4 +180,5 @@ def expected_seconds(plan: Plan, seconds: Mapping[str, float]) -> float | None:
                 (ends.get(name, 0.0) for name in entry.needs), default=0
             )
     others = sum(seconds[step.title] for step in plan.steps if step.kind != "build")
+    others += seconds.get(FETCH, 0.0) if builds else 0.0
     return others + max(ends.values(), default=0.0)

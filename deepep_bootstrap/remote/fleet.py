@@ -4,9 +4,11 @@ this machine. Sessions are opened, kept and closed here.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
 import paramiko
@@ -20,7 +22,7 @@ from deepep_bootstrap.remote import channel, ssh_access
 from deepep_bootstrap.remote.channel import COMMAND, Channel, Hide, LocalChannel, Secret, SshChannel, as_is
 from deepep_bootstrap.remote.host import LOCAL, Host
 from deepep_bootstrap.remote.script import ANSWER_LIMIT, Left, OnLine, Script, Sink
-from deepep_bootstrap.remote.ssh import FullError, Session, Timeouts, connect
+from deepep_bootstrap.remote.ssh import FullError, Session, Socket, Timeouts, connect
 from deepep_bootstrap.remote.ssh_access import Account, HostKey, Known, KnownHosts, Resolver
 
 CLEAN_UP = 30.0
@@ -89,12 +91,21 @@ class Reply(Struct, frozen=True):
         return self.said.rpartition("\n")[2]
 
 
+Watch = Callable[[Sequence[str]], AbstractContextManager[Callable[[str], None]]]
+
+
+def watch_nothing(hosts: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+    """Watch nobody."""
+    return nullcontext(lambda host: None)
+
+
 class Options(Struct, frozen=True):
     """How hosts are talked to. `forks` hosts are worked on at a time; `timeouts` bound every phase of a session.
 
     `ssh_config` is a file to read instead of the user's and the system's ("" for none), `known_hosts` files instead of
     theirs. With `accept_new_host_keys` the key of a host met for the first time is added to the first of them, and
-    `tell` hears of it.
+    `tell` hears of it. `watch` is entered with the names of hosts that are asked at the same time, and hears of each
+    that answered.
     """
 
     forks: int = 64
@@ -104,6 +115,7 @@ class Options(Struct, frozen=True):
     accept_new_host_keys: bool = False
     sudo_password: Secret | None = None
     tell: OnLine = print
+    watch: Watch = watch_nothing
 
 
 class BackgroundJob(Protocol):
@@ -286,6 +298,18 @@ class ConnectionPool:
         self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
     ) -> dict[str, Reply | Trouble]:
         """See Transport. `on_line` is called by one thread at a time."""
+        # Who gets lines shows them.
+        watch = watch_nothing if on_line else self._options.watch
+        with watch([host.name for host in hosts]) as answered:
+            return self._run_all(hosts, job_for, on_line, answered)
+
+    def _run_all(
+        self,
+        hosts: Sequence[Host],
+        job_for: Callable[[Host], Job],
+        on_line: Callable[[str, str], None] | None,
+        answered: Callable[[str], None],
+    ) -> dict[str, Reply | Trouble]:
         one_at_a_time = threading.Lock()
 
         def one(host: Host) -> Reply | Trouble:
@@ -298,6 +322,8 @@ class ConnectionPool:
                 return self.run(host, job_for(host), tell if on_line else None)
             except Trouble as trouble:
                 return trouble
+            finally:
+                answered(host.name)
 
         pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(hosts))))
         try:
@@ -436,6 +462,7 @@ class Sessions:
         self._accounts: dict[Host, Account | Trouble] = {}
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._lines: dict[Account, _Line] = {}
+        self._opening: set[Socket] = set()
         self._closed = False
         for host in hosts:
             self._resolve(host)
@@ -465,7 +492,11 @@ class Sessions:
         """End all sessions; threads that wait for something on one of them go on with an error."""
         with self._lock:
             self._closed = True
-            lines = list(self._lines.values())
+            lines, opening = list(self._lines.values()), list(self._opening)
+        for sock in opening:
+            # Somebody waits for the answer of a host that may never come.
+            with suppress(OSError, EOFError):
+                sock.shutdown(socket.SHUT_RDWR)
         for line in lines:
             for session in line.sessions:
                 session.close()
@@ -496,16 +527,34 @@ class Sessions:
             for session in line.sessions:
                 if id(session) not in full:
                     return session
-            if self._closed:
-                raise Trouble(Problem(account.name, "not reached: the run is ending"))
+            self._check_open(account)
             via = self._open_jump(account) if account.via else None
             known = self._look_up(account)
             accept = (lambda key: self._add(account, key)) if self._accept else None
-            session = connect(account, known, accept, config=self._config, timeouts=self._timeouts, via=via)
+            mine: list[Socket] = []
+
+            def opening(sock: Socket) -> None:
+                with self._lock:
+                    self._check_open(account)
+                    mine.append(sock)
+                    self._opening.add(sock)
+
+            try:
+                session = connect(
+                    account, known, accept, config=self._config, timeouts=self._timeouts, via=via, opening=opening
+                )
+            finally:
+                with self._lock:
+                    self._opening.difference_update(mine)
             line.sessions = (*line.sessions, session)
             if self._closed:
                 session.close()
             return session
+
+    def _check_open(self, account: Account) -> None:
+        """Raise Trouble when all sessions were ended."""
+        if self._closed:
+            raise Trouble(Problem(account.name, "not reached: the run is ending"))
 
     def _open_jump(self, account: Account) -> Session | None:
         if account.via is None:

@@ -35,6 +35,9 @@ CONNECT_FAILED = 2  # RFC 4254, 5.1: the code of a channel that could not reach 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
+Socket = socket.socket | paramiko.Channel
+
+
 class Timeouts(Struct, frozen=True):
     """Limits of one session in seconds: TCP and key exchange, first line, log-in, opening a channel; how often
     silence is probed."""
@@ -154,19 +157,22 @@ def connect(
     config: Config,
     timeouts: Timeouts,
     via: Session | None,
+    opening: Callable[[Socket], None] = lambda sock: None,
 ) -> Session:
     """Open a session to `account`, through the session `via` when given. A host key that `known` lacks is given to
-    `accept`, or refused when that is None. Raises Trouble for everything that can go wrong."""
+    `accept`, or refused when that is None. `opening` gets each socket before anybody waits for it, to shut it down
+    where nobody wants to wait any more. Raises Trouble for everything that can go wrong."""
     began = time.monotonic()
     proxy: subprocess.Popen[bytes] | None = None
-    sock: socket.socket | paramiko.Channel | None = None
+    sock: Socket | None = None
     try:
         if via:
             sock = _through(via, account, timeouts)
         elif account.proxy:
             sock, proxy = _proxied(account.proxy)
         else:
-            sock = _dial(account, timeouts)
+            sock = _dial(account, timeouts, opening)
+        opening(sock)
         link = _Link(
             account.address,
             user=account.user,
@@ -213,8 +219,29 @@ def _arguments(account: Account, known: Known, sock: object, timeouts: Timeouts)
     }
 
 
-def _dial(account: Account, timeouts: Timeouts) -> socket.socket:
-    sock = socket.create_connection((account.address, account.port), timeouts.connect)
+def _dial(account: Account, timeouts: Timeouts, opening: Callable[[Socket], None]) -> socket.socket:
+    """Return a TCP connection: socket.create_connection, with each socket given to `opening` before it waits."""
+    refused: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        account.address, account.port, type=socket.SOCK_STREAM
+    ):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            opening(sock)
+            sock.settimeout(timeouts.connect)
+            sock.connect(address)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            refused = error
+        else:
+            return _tuned(sock, timeouts)
+    raise refused or OSError("getaddrinfo returns an empty list")
+
+
+def _tuned(sock: socket.socket, timeouts: Timeouts) -> socket.socket:
+    """Return a connection with our options set."""
     # What we send and the host's kernel does not acknowledge ends the session as well, also while our own sending
     # waits. Linux alone has this limit; elsewhere the probes of a quiet session end it.
     if sys.platform == "linux":

@@ -4,10 +4,13 @@ for many."""
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 import threading
 import time
 
+import pexpect
 import pytest
 from rich.console import Console
 
@@ -20,7 +23,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import duration, plain, shortened, size
 from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.remote import channel
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden" / "report"
 ENTRY = "rphb44wma7mcibyvgqxx9pzhc9wy5g4z-nvshmem-3.4.5"
@@ -133,9 +136,9 @@ def test_the_live_table_has_one_row_a_step_and_fits_any_width(monkeypatch: pytes
         rows = rendered(progress, width)
         assert len(rows) == 2, rows
         assert all(len(row) <= width for row in rows)
-        assert re.search(r"b200-\[001-064\] \(64\) MODULEPATH hook +12 s", rows[0]), rows
-        assert re.search(r"b200-001 +build nvshmem 3\.4\.5 +12 s", rows[1]), rows
-    assert "[14/18] Compiling" in rows[1]
+        assert re.search(r"b200-\[001-064\] \(64\) MODULEPATH hook +0:12", rows[0]), rows
+        assert re.search(r"b200-001 +build nvshmem 3\.4\.5 +0:12", rows[1]), rows
+    assert "14/18  Compiling" in rows[1]
     assert "b200-007: writing" in rows[0]
     for host in HOSTS[:-1]:
         progress.end("MODULEPATH hook", host)
@@ -143,7 +146,89 @@ def test_the_live_table_has_one_row_a_step_and_fits_any_width(monkeypatch: pytes
     progress.end("MODULEPATH hook", HOSTS[-1])
     progress.end("build nvshmem 3.4.5", "b200-001")
     progress.end("build nvshmem 3.4.5", "b200-001")
-    assert len(rendered(progress, 80)) == 1, "only the spinner is left"
+    progress.line("build nvshmem 3.4.5", "b200-001", "a step that ended has no row any more")
+    assert [row[2:] for row in rendered(progress, 80)] == ["between two steps"]
+
+
+def test_a_row_says_which_step_of_how_many_its_counter_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = console._Progress()
+    progress.expect(["prefix", "fetch", "build nvshmem", "build deepep"], {"build nvshmem": 800.0})
+    assert progress.start("build nvshmem", ["n001"]) == "[3/4] "
+    assert progress.start("build deepep", ["n001"]) == "[4/4] "
+    assert progress.start("smoke test", ["n001"]) == "[5/5] ", "what nobody expected is one more"
+    progress.end("smoke test", "n001")
+    progress.line("build deepep", "n001", "waiting for nvshmem", waits=True)
+    now[0] += 370
+    progress.line("build nvshmem", "n001", "[412/903] nvcc x.cu")
+    first, second = (row[2:] for row in rendered(progress, 120))
+    assert first == "[3/5] n001 build nvshmem 6:10 412/903, about 7 min left  nvcc x.cu"
+    assert second == "[4/5] n001 build deepep  6:10 waiting for nvshmem"
+    progress.line("build deepep", "n001", "[1/11] nvcc y.cu")
+    now[0] += 60
+    progress.line("build deepep", "n001", "[5/11] nvcc z.cu")
+    first, second = (row[2:] for row in rendered(progress, 120))
+    assert second == "[4/5] n001 build deepep  1:00 5/11, about 2 min left  nvcc z.cu", "waiting is no work"
+    assert progress.lines(60) == [
+        "[3/5] n001: build nvshmem: 7 min 10 s, 412/903, about 6 min left",
+        "[4/5] n001: build deepep: 1 min, 5/11, about 2 min left",
+    ]
+    now[0] += 900
+    assert "left" not in progress.lines(60)[0], "what takes longer than ever before has no estimate of that"
+
+
+def test_without_a_terminal_a_long_step_says_so_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("bootstrap")
+    screen.log_every = 0.05
+    screen.expect(["build nvshmem"], {})
+    with screen.progress():
+        screen.started("build nvshmem", ["n001"])
+        screen.line("n001", "build nvshmem", "[2/9] nvcc x.cu")
+        said = ""
+        while "2/9" not in said:
+            said += capsys.readouterr().out
+        screen.ended(Outcome("build nvshmem", "n001", "done", "installed into the store", 17, waited=14))
+    assert said.startswith("[1/1] n001: build nvshmem …\n")
+    assert re.search(r"^\[1/1\] n001: build nvshmem: 0\.\d s, 2/9$", said, re.MULTILINE)
+    ended = "done build nvshmem on n001 (3 s, waited 14 s) — installed into the store\n"
+    assert capsys.readouterr().out.endswith(ended)
+
+
+def run_on_terminal(body: str, *, term: str = "xterm") -> str:
+    """Run Python code whose stderr alone is a terminal of 70 columns, and return what that got."""
+    child = pexpect.spawn(
+        sys.executable, ["-c", body], env={**os.environ, "TERM": term}, encoding="utf-8", dimensions=(24, 70), cwd=ROOT
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0, child.before
+    return child.before
+
+
+ASKING = """
+import sys, time
+from deepep_bootstrap.core import console
+console.ASK_EVERY = console.LOG_EVERY = 0.05
+with console.asking(["n001", "n002", "n003"]) as answered:
+    answered("n001"); answered("n003")
+    time.sleep({seconds})
+print("end", file=sys.stderr)
+"""
+
+
+@pytest.mark.usefixtures("programs")
+def test_whom_a_verb_waits_for_is_said_and_goes_again() -> None:
+    said = run_on_terminal(ASKING.format(seconds=1))
+    line = "asking 3 hosts … 2 answered, waiting for n002 (0 s)"
+    assert f"\r\x1b[K{line}" in said
+    assert said.endswith("\r\x1b[Kend\r\n"), "nothing of it stays"
+    dumb = run_on_terminal(ASKING.format(seconds=0.3), term="dumb")
+    assert "\x1b" not in dumb
+    assert f"{line}\r\n" in dumb
+    assert run_on_terminal(ASKING.format(seconds=0).replace("0.05", "30")) == "end\r\n", (
+        "who answers at once is no news"
+    )
 
 
 def test_the_live_table_is_safe_from_many_threads() -> None:

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.core.errors import BUG, CHANGES, INTERRUPTED, OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.core.errors import (
+    BUG,
+    CHANGES,
+    INTERRUPTED,
+    OK,
+    TROUBLE,
+    VERDICT,
+    Problem,
+    ToldInterrupt,
+    Trouble,
+    worst,
+)
 from deepep_bootstrap.core.guard import guarded
 
 
@@ -66,9 +77,25 @@ def test_trouble_as_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
-def test_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded("bootstrap", lambda: raising(KeyboardInterrupt())) == INTERRUPTED
-    assert "interrupted" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("verb", "error", "said"),
+    [
+        ("bootstrap", KeyboardInterrupt(), "bootstrap: interrupted. Try: the same command again"),
+        ("status", KeyboardInterrupt(), "status: interrupted\n"),
+        ("bootstrap", ToldInterrupt(), ""),
+    ],
+    ids=["a verb that changes things", "a verb that looks", "it was told how far it came"],
+)
+def test_interrupt(verb: str, error: BaseException, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(verb, lambda: raising(error)) == INTERRUPTED
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert bool(err) == bool(said)
+
+
+def test_an_interrupt_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded("bootstrap", lambda: raising(ToldInterrupt()), as_json=True) == INTERRUPTED
+    assert json.loads(capsys.readouterr().out)["exit"] == INTERRUPTED
 
 
 @pytest.mark.usefixtures("programs")

@@ -184,10 +184,10 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
     if signum == signal.SIGINT:
         assert code == 130, out
         assert "Traceback" not in out
-        # Told when it ended with one space, in the table at the end with the columns' width.
-        assert re.search(r"^done {2,}build gdrcopy", out.partition("Interrupted after")[0], re.MULTILINE), (
-            "what ended before ^C is in the table"
-        )
+        end = out.rpartition("Interrupted after")[2]
+        assert re.search(r": gdrcopy \S+ is built, 2 builds stopped\. The same command goes on\.$", end.strip()), out
+        assert re.search(r"^stopped build nvshmem", out, re.MULTILINE), out
+        assert not re.search(r"^failed", out, re.MULTILINE), out
     ours = r"nvcc|cmake|ninja|deepep-scratch|salloc|publish"
     wait_until(lambda: not engine.processes(ours), "nothing of the run is left on the host")
     wait_until(

@@ -13,8 +13,13 @@ from tests.support.terminal import Terminal
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = pytest.mark.e2e
 
-BUILDING = r"build nvshmem \S+ +\d+ s [^\r\n]*nvcc|build nvshmem \S+ +[2-9] s"
+BUILDING = r"build nvshmem \S+ +0:\d\d [^\r\n]*nvcc|build nvshmem \S+ +0:0[2-9]"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def uncoloured(text: str) -> str:
+    """Return what a terminal shows without colours and moves of the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def untouched(engine: Engine) -> bool:
@@ -57,9 +62,11 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
     # What the live table drew is gone; the summary has colours and nothing that moves the cursor but one clearing of
     # the spinner.
     assert re.findall(r"\x1b\[[0-9;?]*([A-Za-ln-z])", summary) in (["A", "K"], [])
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", summary)
-    assert re.search(r"^done +build nvshmem \S+ +\d", plain, re.MULTILINE), plain
-    assert re.search(r"^Finished after \d", plain, re.MULTILINE)
+    plain = uncoloured(summary)
+    assert "done build nvshmem" not in plain, "what was told when it ended is not told again"
+    told = re.findall(r"done build nvshmem \S+ on n001 \([^)]*\) — installed into the store", uncoloured(live))
+    assert len(told) == 1, told
+    assert re.search(r"^Finished after \d.*: \d+ done", plain, re.MULTILINE)
     assert "Next:\r\n    ssh login1\r\n    module load deepep\r\n" in plain
     assert max(len(line) for line in plain.splitlines() if line.startswith("Finished")) <= 80
 
@@ -74,10 +81,10 @@ def test_a_host_that_dies_while_somebody_reads_the_plan_costs_only_itself(engine
         assert terminal.end() == 1, terminal.text
     finally:
         engine.lab.boot("n002")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text)
+    plain = uncoloured(terminal.text)
     assert re.search(r"^failed +prefix +\d\S* s +n002", plain, re.MULTILINE), plain
-    assert re.search(r"^done +prefix .*one directory on .*n001", plain, re.MULTILINE), plain
-    assert re.search(r"^done +verify +\d", plain, re.MULTILINE), plain
+    assert re.search(r"done prefix on n001 .*one directory on .*n001", plain), plain
+    assert re.search(r"done verify on ", plain), plain
     assert "with failures on n002; once that is mended, the same command goes on from here" in plain
     assert engine.run("bootstrap").code == 0
 
@@ -111,11 +118,13 @@ def test_ctrl_c_while_the_table_is_live_leaves_a_clean_screen(engine: Engine) ->
     assert terminal.end() == 130
     live, _, after = terminal.text.rpartition(SHOW_CURSOR)
     assert HIDE_CURSOR in live
-    assert re.search(r"done\S* +prefix", after), "what was done before ^C is told"
-    assert "Interrupted after" in after
-    assert after.rstrip().endswith(
-        "bootstrap: interrupted. Try: the same command again: it goes on from what is already there"
-    )
+    plain = uncoloured(terminal.text)
+    assert plain.count("stopping …") == 1, "^C is answered at once"
+    assert plain.index("stopping …") < plain.index("stopped build nvshmem")
+    assert "failed" not in plain
+    assert "full log" not in plain
+    assert re.search(r"Interrupted after .*: .*stopped\. The same command goes on\.", " ".join(plain.split())), plain
+    assert uncoloured(after).rstrip().endswith("goes on.")
     nothing_runs(engine)
 
 

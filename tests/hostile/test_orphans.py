@@ -77,7 +77,7 @@ POINTS: dict[str, Where] = {
     "the prefix is there": r"^done prefix ",
     "sources are there": r"^done fetch ",
     "Slurm gave the node": lambda engine: builds(engine.lab),
-    "the build begins": r"^n001: build deepep ",
+    "the build begins": r"^\[\d+/\d+\] n001: build deepep ",
     "nvcc runs": compiles,
 }
 

@@ -12,7 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -458,6 +461,39 @@ def test_a_silent_listener(ssh_lab: Lab) -> None:
             ConnectionPool([], ssh_lab.options(timeouts=Timeouts(connect=1))), Host("127.0.0.3", port=port)
         )
     assert f"takes connections on port {port} but says nothing within 1 s" in message
+
+
+def test_nobody_waits_for_a_silent_host_when_the_run_ends(ssh_lab: Lab) -> None:
+    fleet = ConnectionPool([], ssh_lab.options(timeouts=Timeouts(connect=int(SAFETY), banner=int(SAFETY))))
+    with silent_listener() as port, ThreadPoolExecutor(1) as pool:
+        silent = Host("127.0.0.3", port=port)
+        begun = time.monotonic()
+        waiting = pool.submit(fleet.run_all, [silent], lambda host: Job("true"))
+        wait_until(lambda: fleet._sessions._opening, "somebody waits for the host")
+        fleet.close()
+        assert isinstance(waiting.result(SAFETY / 2)[silent.name], Trouble)
+    assert time.monotonic() - begun < SAFETY / 2
+    assert not fleet._sessions._opening
+
+
+def test_who_is_asked_and_has_answered_is_told_to_whoever_watches(ssh_lab: Lab, server: Sshd) -> None:
+    asked: list[object] = []
+
+    @contextmanager
+    def watch(hosts: Sequence[str]) -> Iterator[Callable[[str], None]]:
+        asked.append(list(hosts))
+        yield asked.append
+        asked.append("end")
+
+    fleet = ConnectionPool([], ssh_lab.options(watch=watch))
+    hosts = [ssh_lab.host(server), Host("no-such-host.invalid")]
+    fleet.run_all(hosts, lambda host: Job("true"))
+    assert asked[0] == [host.name for host in hosts]
+    assert sorted(map(str, asked[1:-1])) == sorted(host.name for host in hosts)
+    assert asked[-1] == "end"
+    fleet.run_all(hosts[:1], lambda host: Job("true"), lambda host, line: None)
+    assert asked[-1] == "end", "who gets the lines shows them"
+    fleet.close()
 
 
 def test_a_listener_that_is_no_sshd(ssh_lab: Lab, server: Sshd) -> None:

@@ -39,6 +39,15 @@ class LeftAloneError(Exception):
         self.state = state
 
 
+def _active(outcome: Outcome, back_at: str) -> Outcome:
+    """Return the outcome of a recipe whose change is active since the host is back."""
+    return (
+        replace(outcome, detail=f"written; active since the reboot at {back_at}")
+        if outcome.state == "done"
+        else outcome
+    )
+
+
 class HostRebootRun:
     """The reboot of one host. What was done so far is in `outcomes`, also when the rest fails."""
 
@@ -47,6 +56,7 @@ class HostRebootRun:
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
         self._drain = wave.drain(order)
         self._changed = self._rebooted = False
+        self._back_at = ""
 
     def run(self) -> tuple[Outcome, ...]:
         """Reboot the host and return the outcomes; nothing is raised that a host or Slurm can cause."""
@@ -61,7 +71,14 @@ class HostRebootRun:
             end = self._fail(trouble)
         finally:
             self._wave.leave(self._order.node)
+        if self._back_at and end.state == "done":
+            self.outcomes = [_active(each, self._back_at) for each in self.outcomes]
         return (*self.outcomes, replace(end, seconds=time.monotonic() - begin))
+
+    @property
+    def host(self) -> str:
+        """The name of the host."""
+        return self._host.name
 
     def _refuse(self) -> None:
         if self._order.refused:
@@ -265,6 +282,7 @@ class HostRebootRun:
             self._wave.transport.forget(self._host)
             try:
                 if control.boot_id(self._wave.transport, self._host) != before:
+                    self._back_at = time.strftime("%H:%M")
                     self._say("back")
                     return
                 last = "still the boot id from before"

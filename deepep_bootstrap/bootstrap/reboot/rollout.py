@@ -7,7 +7,7 @@ those that do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -29,9 +29,12 @@ def roll(
     *,
     actions: RebootActions,
     tell: Tell,
+    ended: Callable[[str], None] = lambda host: None,
 ) -> tuple[Outcome, ...]:
     """Carry out `orders`, idle nodes first, and return the outcomes of all: "done", "unchanged", "failed", and
     "skipped" for a host that was left as it was (its detail says why, its code is not 0: it still waits).
+
+    `ended` hears of each host as soon as nothing more is done on it.
 
     `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the connections, leaves
     what is drained drained, says so through `tell`, and goes on upwards.
@@ -39,7 +42,7 @@ def roll(
     wave = Wave(transport, slurm_at, policy, actions=actions, tell=tell)
     pool = ThreadPoolExecutor(policy.at_once or max(1, len(orders)))
     try:
-        futures = [pool.submit(HostRebootRun(wave, order).run) for order in _idle_first(wave, orders)]
+        futures = [pool.submit(_one, HostRebootRun(wave, order), ended) for order in _idle_first(wave, orders)]
         return tuple(outcome for future in futures for outcome in future.result())
     except BaseException:
         wave.interrupt()
@@ -48,6 +51,14 @@ def roll(
         raise
     finally:
         pool.shutdown()
+
+
+def _one(run: HostRebootRun, ended: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Reboot one host."""
+    try:
+        return run.run()
+    finally:
+        ended(run.host)
 
 
 def _idle_first(wave: Wave, orders: Sequence[HostReboot]) -> list[HostReboot]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
-from deepep_bootstrap.bootstrap import publish
-from deepep_bootstrap.bootstrap.earlier_runs import keep_durations, kept_at, present_plan
+from deepep_bootstrap.bootstrap import publish, smoke
+from deepep_bootstrap.bootstrap.earlier_runs import keep_durations, kept_at, present_plan, read_earlier
 from deepep_bootstrap.bootstrap.hosts import run_recipes
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, remove_orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
@@ -29,17 +32,18 @@ from deepep_bootstrap.bootstrap.planning import (
 )
 from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import give_back, mended, reboot_hosts, unfinished
+from deepep_bootstrap.bootstrap.saved_plan import SavedPlan, check_rest, check_same, flags_of, read_plan
 from deepep_bootstrap.bootstrap.smoke import try_out
 from deepep_bootstrap.core import filetree
-from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
+from deepep_bootstrap.core.console import STYLES, Screen
+from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, ToldInterrupt, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
-from deepep_bootstrap.plan.screen import PlanView, show_plan
+from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
@@ -47,7 +51,8 @@ from deepep_bootstrap.remote.host import THIS_MACHINE
 
 class RunState(Struct):
     """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, what dead builds left
-    on hosts that it counts as free, and the context as it was last planned. Grows while the run goes on, so that ^C
+    on hosts that it counts as free, and the context as it was last planned; `kept` is the file of what earlier runs
+    left, `saved` the plan that was given as the file `saved_at`. Grows while the run goes on, so that ^C
     loses nothing."""
 
     context: BootstrapContext
@@ -56,6 +61,9 @@ class RunState(Struct):
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     code: int = OK
+    kept: Path = Path(os.devnull)
+    saved: SavedPlan | None = None
+    saved_at: str = ""
 
     @property
     def failed(self) -> list[Outcome]:
@@ -75,6 +83,7 @@ def bootstrap(
     reload_driver: bool = False,
     verbose: bool = False,
     archs: str = "",
+    plan: str = "",
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads.
@@ -89,6 +98,10 @@ def bootstrap(
         reservation=reservation,
     )
     screen = Screen("bootstrap", as_json=flags.json)
+    saved = read_plan(plan) if plan else None
+    if saved:
+        flags, own = flags_of(saved, flags, {"skip": skip, "archs": archs})
+        skip, archs = own["skip"], own["archs"]
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
     inventory = inventory.built_for(archs)
@@ -97,6 +110,8 @@ def bootstrap(
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         request = request_for(flags, survey, wanted, without)
         made = decide(transport, survey, request)
+        if saved:
+            check_same(saved, plan, request, made)
         kept = kept_at(flags.hosts, prefix)
         present_plan(screen, made, kept, PlanView(urgent=dead_builds(orphans), reboots=policy.plainly, verbose=verbose))
         doing = bool(made.steps) and not flags.dry_run
@@ -105,7 +120,7 @@ def bootstrap(
             policy = leave_to_reboot(screen, made, policy)
         run = RunLogs.start("bootstrap") if doing else RunLogs.none()
         context = BootstrapContext(flags, screen, run, transport, survey, request, made, policy)
-        state = RunState(context, made, orphans)
+        state = RunState(context, made, orphans, kept=kept, saved=saved, saved_at=plan)
         if doing:
             carry_out(state)
             keep_durations(kept, state.outcomes)
@@ -165,16 +180,17 @@ def carry_out(state: RunState) -> None:
     begin = time.monotonic()
     screen = state.context.screen
     try:
+        number_steps(state)
         with screen.progress():
             run_phases(state)
     except Trouble as trouble:
         state.problems.extend(trouble.problems)
         state.code = trouble.code
     except KeyboardInterrupt:
-        summarize(state, begin, "Interrupted")
-        raise
+        summarize(state, f"Interrupted after {duration(time.monotonic() - begin)}: {how_far(state)}")
+        raise ToldInterrupt from None
     in_prefix = keep_logs(state)
-    summarize(state, begin, "Not finished" if state.failed or state.problems else "Finished", in_prefix=in_prefix)
+    summarize(state, how_it_ended(state, time.monotonic() - begin), in_prefix=in_prefix)
     for problem in state.problems:
         screen.problem(problem)
 
@@ -191,16 +207,12 @@ def run_phases(state: RunState) -> None:
     unprepared = {outcome.host: outcome.step for outcome in state.outcomes[before:] if outcome.state == "failed"}
     do(state, lambda context: reboot_hosts(context, unprepared))
     if first.preparation.changes or first.of_kind(RESUME):
-        # The hosts are others than those that were planned for: names of devices, toolkits, drivers, nodes in use
-        # again.
-        earlier = state.context
-        state.context = look_again(state.context)
-        if hosts := mended(state.context, earlier):
-            do(state, lambda context: give_back(context, hosts))
-            state.context = look_again(state.context)
+        plan_again(state)
     choice = state.context.plan.choice
     if not first.decided:
-        show_plan(state.context.screen, state.context.plan)
+        seen = frozenset(state.shown.notes)
+        show_plan(state.context.screen, state.context.plan, PlanView(seen, reboots=state.context.policy.plainly))
+        number_steps(state)
         share(state)
         # These could not be planned before the hosts' own preparation was done.
         finishing = [step for step in state.context.plan.of_kind("host") if step.name not in TITLES]
@@ -209,6 +221,18 @@ def run_phases(state: RunState) -> None:
         return
     if do(state, publish.build_entries):
         offer(state)
+
+
+def plan_again(state: RunState) -> None:
+    """Look at the hosts and plan anew, now that they were changed: names of devices, toolkits, drivers, nodes in use
+    are others than those that were planned for. Trouble where that leaves a saved plan."""
+    earlier = state.context
+    state.context = look_again(state.context)
+    if hosts := mended(state.context, earlier):
+        do(state, lambda context: give_back(context, hosts))
+        state.context = look_again(state.context)
+    if state.saved:
+        check_rest(state.saved, state.saved_at, state.context.plan)
 
 
 def take_away(state: RunState) -> None:
@@ -261,16 +285,61 @@ def do(state: RunState, phase: Callable[[BootstrapContext], tuple[Outcome, ...]]
     return not any(outcome.state == "failed" for outcome in outcomes)
 
 
-def summarize(state: RunState, begin: float, how: str, *, in_prefix: str = "") -> None:
-    """Print the outcome table, where the logs are, and in one line how the run ended."""
+def summarize(state: RunState, ending: str, *, in_prefix: str = "") -> None:
+    """Print what failed, where the logs are, and `ending`."""
     context = state.context
     context.screen.say()
     context.screen.outcomes(explained(state.outcomes, context.flags.root))
     if any(context.run.folder.rglob("*.log")):
-        context.screen.say(f"\nLogs: {context.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
+        context.screen.say(f"Logs: {context.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
+    context.screen.paragraph(ending, style="bold")
+
+
+def how_it_ended(state: RunState, seconds: float) -> str:
+    """Return in one sentence how a run ended: how many steps how, and what helps where some failed."""
+    counts = Counter(outcome.state for outcome in state.outcomes)
+    told = ", ".join(f"{counts[name]} {name}" for name in STYLES if counts[name])
     bad = fold(outcome.host for outcome in state.failed) if state.failed else ""
+    how = "Not finished" if state.failed or state.problems else "Finished"
     failed = f", with failures on {bad}; once that is mended, the same command goes on from here" if bad else ""
-    context.screen.say(f"{how} after {duration(time.monotonic() - begin)}{failed}.", style="bold")
+    return f"{how} after {duration(seconds)}{f': {told}' if told else ''}{failed}."
+
+
+def number_steps(state: RunState) -> None:
+    """Let the screen number the steps of the plan as it is now, and say how long each will take."""
+    state.context.screen.expect(expected_steps(state), read_earlier(state.kept).seconds)
+
+
+def expected_steps(state: RunState) -> list[str]:
+    """Return the titles of the steps of the plan in the order in which they are done."""
+    plan, skip = state.context.plan, state.context.request.skip
+    news = state.context.plan.decided and state.context.offers_news
+    titles = {
+        "prefix": [step.title for step in plan.of_kind("prefix")],
+        "host": [step.title for step in plan.of_kind("host")],
+        "reboot": ["reboot"] if plan.of_kind("reboot") else [],
+        "fetch": [FETCH] if plan.of_kind("build") else [],
+        **{kind: [step.title for step in plan.of_kind(kind)] for kind in ("build", "offer", HOOK, "verify")},
+        "smoke": [smoke.STEP] if news and smoke.SMOKE not in skip else [],
+    }
+    return [title for several in titles.values() for title in several]
+
+
+def how_far(state: RunState) -> str:
+    """Return what is built and what was stopped by ^C, and that nothing is lost."""
+    planned = {step.title: step.title.removeprefix("build ") for step in state.context.plan.of_kind("build")}
+    ended = {outcome.step: outcome.state for outcome in state.outcomes if outcome.step in planned}
+    built = [planned[title] for title, how in ended.items() if how in {"done", "unchanged"}]
+    failed = [title for title, how in ended.items() if how == "failed"]
+    running = state.context.screen.running
+    begun = bool(ended) or any(title in planned for title in running)
+    left = len(planned) - len(built) - len(failed) if begun else 0
+    parts = [
+        f"{' and '.join(built)} {'is' if len(built) == 1 else 'are'} built" if built else "",
+        f"{left} build{'' if left == 1 else 's'} stopped" if left else "",
+        *(f"{step} on {fold(hosts)} stopped" for step, hosts in running.items() if step not in planned),
+    ]
+    return f"{', '.join(filter(None, parts)) or 'between two steps'}. The same command goes on."
 
 
 def keep_logs(state: RunState) -> str:

@@ -13,6 +13,7 @@ from deepep_bootstrap.bootstrap.planning import (
     skipped,
     with_prefix,
 )
+from deepep_bootstrap.bootstrap.saved_plan import save_plan
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
@@ -21,8 +22,11 @@ from deepep_bootstrap.plan.screen import PlanView
 from deepep_bootstrap.plan.steps import plan_json
 
 
-def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False, archs: str = "") -> int:
-    """Say what bootstrap would do and why; change nothing.
+def plan(
+    flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False, archs: str = "", out: str = ""
+) -> int:
+    """Say what bootstrap would do and why; change nothing. With `out` the plan goes into a file too, which
+    bootstrap --plan carries out as it is.
 
     Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, or
     answered what cannot be: they are named."""
@@ -33,7 +37,10 @@ def plan(flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = F
     with open_connections(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
-        made = decide(transport, survey, request_for(flags, survey, wanted, skipped(skip)))
+        request = request_for(flags, survey, wanted, skipped(skip))
+        made = decide(transport, survey, request)
+    if out:
+        save_plan(out, flags, {"skip": skip, "archs": archs}, request, made)
     view = PlanView(urgent=dead_builds(orphans), verbose=verbose)
     present_plan(screen, made, kept_at(flags.hosts, prefix), view)
     problems = (*survey.problems, *unbelieved(made.preparation))
