@@ -26,6 +26,7 @@ from tests.support.store import Prefix
 
 pytest_plugins = ["tests.support.store"]
 
+WHERE = "    # in a directory that all nodes see: it leaves its output there"
 FILES = [
     Content("sbatch/internode-test.sbatch", b"#!/bin/bash\n"),
     Content("sbatch/v1/internode-test.sbatch", b"the same for one stack\n"),
@@ -47,20 +48,24 @@ def test_a_folder_that_is_gone_is_trouble(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("default", "changes", "said"),
     [
-        ("v1-wheel", {}, ["ssh login1", "module load deepep", "sbatch {}/sbatch/internode-test.sbatch"]),
+        (
+            "v1-wheel",
+            {},
+            ["ssh login1", "module load deepep", f"sbatch $DEEPEP_PREFIX/sbatch/internode-test.sbatch{WHERE}"],
+        ),
         (
             "v1",
             {},
             [
                 "ssh login1",
-                "module load deepep/1.2.1-8a07e7e-v1-wheel",
-                "sbatch {}/sbatch/v1-wheel/internode-test.sbatch",
+                "module load deepep/v1-wheel",
+                f"sbatch $DEEPEP_PREFIX/sbatch/v1-wheel/internode-test.sbatch{WHERE}",
             ],
         ),
         (
             "v1",
             {"slurm": Slurm(), "modules": Modules()},
-            [". {}/current/env-v1-wheel.sh", "bash {}/sbatch/v1-wheel/intranode-test.sbatch"],
+            [". {}/current/env-v1-wheel.sh", "bash $DEEPEP_PREFIX/sbatch/v1-wheel/intranode-test.sbatch"],
         ),
     ],
 )

@@ -139,3 +139,6 @@ def test_one_for_a_python_of_ones_own(user: User) -> None:
     use = "over/bin/python -c 'import theirs, pip'"
     done = user.run("n001", f"module load deepep; {make}; {over}; {use}")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    gone = user.run("n001", "rm -r theirs; over/bin/python -c 'import pip'")
+    said = "/home/builder/over: made for deepep/v1, which is not there any more: make it anew with deepep-venv\n"
+    assert (gone.returncode, gone.stderr) == (0, said)
