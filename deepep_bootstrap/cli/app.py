@@ -1,30 +1,48 @@
-"""The decorator that makes an Invoke task of a function: guard, help texts, no short flags; and the check of
-the words of a command line.
+"""The front door: an Invoke task made of each verb, with our guard, help and no short flags; and the check of the
+words of a command line.
+
+A verb is declared by its function in cli/commands and its row in cli/verbs; its module is imported when it runs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from inspect import Parameter
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from invoke.collection import Collection as Namespace
 from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from deepep_bootstrap.cli.verbs import FURTHER, HELP, ITERABLE, MAY_BE_BARE, OPTIONAL
+from deepep_bootstrap.cli import settings, usage
+from deepep_bootstrap.cli.verbs import (
+    FURTHER,
+    HELP,
+    ITERABLE,
+    OPTIONAL,
+    VERBS,
+    Declaration,
+    Parameter,
+    as_flag,
+    declared,
+    module_of,
+)
+from deepep_bootstrap.core import program
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import READ_ONLY, guarded
 from deepep_bootstrap.inventory.survey import Flags
@@ -32,106 +50,107 @@ from deepep_bootstrap.inventory.survey import Flags
 OURS = frozenset(("invoke", "inv"))
 """Names of the program that reads a command line for us; a test runner that imports tasks.py has words of its own."""
 
+LIST = frozenset(("--list", "-l"))
 
-def verb(function: Callable[..., int], *, root: Path | None = None) -> Any:
-    """Make a function an Invoke task with our guard, our help texts and no short flags.
 
-    `function(flags, …own flags) -> exit code` gets the common flags of `Flags` from the command line; one that does not
-    begin with a parameter called `flags` has only its own. `root` is the folder of the repository, that of the
-    function's file where it is not said. The first paragraph of the function's docstring is the verb's help.
-    """
-    declared = Declared.of(function, root or Path(inspect.getfile(function)).resolve().parent)
-    parameters = as_written(declared.name, declared.parameters, sys.argv[1:])
+def namespace() -> Namespace:
+    """Return the verbs as a collection of Invoke's tasks, as the words of this command line need them."""
+    made = Namespace()
+    for name in VERBS:
+        made.add_task(task_of(declared(name), sys.argv[1:]), name=name)
+    return made
+
+
+def task_of(verb: Declaration, argv: Sequence[str]) -> Any:
+    """Return a verb as an Invoke task with our guard and without short flags; `argv` are the words behind the
+    program's name."""
+    name = verb.verb.name
+    parameters = as_written(verb, argv)
 
     def task_body(c: Any, *args: Any, **given: Any) -> None:
         values = {**dict(zip((each.name for each in parameters), args, strict=False)), **given}
         as_json = bool(values.get("json", False))
-        end_cleanly_on_signals(tells_stop=not as_json and declared.name not in READ_ONLY)
-        code = guarded(declared.name, lambda: declared.run(values, parameters), as_json=as_json)
+        end_cleanly_on_signals(tells_stop=not as_json and name not in READ_ONLY)
+        dry = bool(c and c.config.run.dry)
+        body = partial(refuse, [no_dry(verb)]) if dry else partial(run, verb, gathered(values))
+        code = guarded(name, body, as_json=as_json)
         if code:
             raise Exit(code=code)
 
     # Invoke reads names, defaults and help off the function that it is given.
-    context = Parameter("c", Parameter.POSITIONAL_OR_KEYWORD)
-    task_body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-    task_body.__name__, task_body.__doc__ = function.__name__, declared.doc
-    names = [parameter.name for parameter in declared.parameters]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = [inspect.Parameter("c", kind)]
+    for each in parameters:
+        default = inspect.Parameter.empty if each.is_argument else each.default
+        signature.append(inspect.Parameter(each.name, kind, default=default))
+    task_body.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    task_body.__name__, task_body.__doc__ = name, verb.doc
+    names = [each.name for each in verb.parameters]
     return task(
         task_body,
-        name=declared.name,
+        name=name,
         auto_shortflags=False,
-        iterable=[name for name in names if name in ITERABLE],
-        optional=[name for name in names if name in OPTIONAL],
+        iterable=[each for each in names if each in ITERABLE],
+        optional=[each for each in names if each in OPTIONAL],
         help={each.name: HELP[each.name if each.name in names else "log"] for each in parameters},
     )
 
 
-class Declared(Struct, frozen=True):
-    """A verb as its function declares it: `parameters` are all its flags, `own` the names of those that are not common
-    to all verbs; `flags` says whether it takes the common ones."""
+def no_dry(verb: Declaration) -> Problem:
+    """Return that Invoke's own --dry, or what its configuration says of it, is nothing that a verb heeds."""
+    own = any(parameter.name == "dry_run" for parameter in verb.parameters)
+    remedy = f"invoke {verb.verb.name}{' --dry-run' if own else ' without it'}"
+    return Problem("invoke", "--dry is Invoke's own and does nothing here, so nothing was done", try_=remedy)
 
-    name: str
-    doc: str
-    function: Callable[..., int]
-    root: Path
-    parameters: tuple[Parameter, ...]
-    own: tuple[str, ...]
-    flags: bool
 
-    @classmethod
-    def of(cls, function: Callable[..., int], root: Path) -> Declared:
-        """Return the verb that a function declares."""
-        own = [
-            parameter.replace(kind=Parameter.POSITIONAL_OR_KEYWORD, annotation=Parameter.empty)
-            for parameter in inspect.signature(function).parameters.values()
-        ]
-        flags = bool(own) and own[0].name == "flags"
-        if flags:
-            own = own[1:]
-        return cls(
-            name=function.__name__.strip("_").replace("_", "-"),
-            doc=inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0],
-            function=function,
-            root=root,
-            parameters=(*own, *(common_parameters() if flags else ())),
-            own=tuple(parameter.name for parameter in own),
-            flags=flags,
+def run(verb: Declaration, given: Mapping[str, Any]) -> int:
+    """Run a verb with the values of its flags, given or set elsewhere; return its exit code."""
+    function = load(verb.verb.name)
+    if not verb.takes_flags:
+        return function(**given)
+    root = program.data_root()
+    settled = settings.settle(given, root, os.environ)
+    if not given.get("json"):
+        for note in settled.notes:
+            print(note, file=sys.stderr)
+    own = {each.name: given[each.name] for each in verb.own}
+    return function(Flags.of(root, settled.values), **own)
+
+
+def load(name: str) -> Callable[..., int]:
+    """Return the function of a verb. Trouble for the lab outside the source tree."""
+    if name == "lab" and importlib.util.find_spec("deepep_bootstrap.lab") is None:
+        found, wanted = "an installed program", "a clone of the source tree"
+        raise Trouble(
+            Problem("lab", "the embedded cluster comes with the source tree", found, wanted, "make demo there")
         )
-
-    def run(self, given: Mapping[str, Any], parameters: Sequence[Parameter]) -> int:
-        """Run the verb with the values that Invoke found for `parameters`; return its exit code."""
-        positional = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
-        if ASKS_FOR_HELP.intersection(str(given[name]) for name in positional):
-            # Invoke takes what stands behind a verb for its first argument, whatever it looks like.
-            print(usage(self.name, self.doc, parameters))
-            return OK
-        if not self.flags:
-            return self.function(**gathered(given))
-        return self.function(Flags.of(self.root, given), **{name: given[name] for name in self.own})
+    module = module_of(name)
+    function: Callable[..., int] = getattr(importlib.import_module(f"deepep_bootstrap.cli.commands.{module}"), module)
+    return function
 
 
-def as_written(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[Parameter]:
-    """Return the parameters of a verb as `argv` needs them: one of MAY_BE_BARE without its default, and so an argument,
-    if there is a word for it; behind a first one of FURTHER an argument more for each log that follows, as a shell
+def as_written(verb: Declaration, argv: Sequence[str]) -> list[Parameter]:
+    """Return the parameters of a verb as `argv` needs them: the one that may stand without its flag as an argument, if
+    there is a word for it; behind a first one of FURTHER an argument more for each log that follows, as a shell
     makes of a glob without quotation marks.
 
     Whatever does not look like a log is left to Invoke: it may be the next verb."""
-    found = list(parameters)
-    words = bare_words(name, parameters, argv)
-    for index, parameter in enumerate(parameters):
-        if parameter.name in MAY_BE_BARE and words:
-            found[index] = parameter.replace(default=Parameter.empty)
-    if parameters and parameters[0].name in FURTHER:
-        flag = as_flag(parameters[0].name)
-        given_by_flag = any(word.split("=", 1)[0] == flag for word in argv)
+    found = list(verb.parameters)
+    words = bare_words(verb, argv)
+    for index, parameter in enumerate(found):
+        if parameter.name == verb.verb.natural and words and words[0] not in VERBS:
+            found.insert(0, replace(found.pop(index), is_argument=True))
+    if found and found[0].name in FURTHER:
+        given_by_flag = any(word.split("=", 1)[0] == found[0].flag for word in argv)
         more = takewhile(looks_like_log, words[0 if given_by_flag else 1 :])
-        found[1:1] = [parameters[0].replace(name=f"{parameters[0].name}_{number}") for number, _ in enumerate(more, 2)]
+        found[1:1] = [replace(found[0], name=f"{found[0].name}_{number}") for number, _ in enumerate(more, 2)]
     return found
 
 
-def bare_words(name: str, parameters: Sequence[Parameter], argv: Sequence[str]) -> list[str]:
+def bare_words(verb: Declaration, argv: Sequence[str]) -> list[str]:
     """Return the words behind a verb that are neither flags nor values of flags."""
-    takes_value = {as_flag(parameter.name) for parameter in parameters if not isinstance(parameter.default, bool)}
+    takes_value = {each.flag for each in verb.parameters if not each.is_switch}
+    name = verb.verb.name
     behind = list(argv[argv.index(name) + 1 :]) if name in argv else []
     is_value = [False, *(word in takes_value for word in behind)]
     return [word for word, value in zip(behind, is_value, strict=False) if not word.startswith("-") and not value]
@@ -151,60 +170,53 @@ def gathered(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def common_parameters() -> list[Parameter]:
-    """Return the flags of `Flags` as parameters of a task; Invoke makes options of them and takes their kind from the
-    default.
-
-    Numbers are strings here: `Flags.of` reads them and says what is wrong with one, where Invoke would end in a
-    traceback.
-    """
-    return [
-        Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, default=default_of(each.default))
-        for each in fields(Flags)
-        if each.name != "root"
-    ]
-
-
-def default_of(value: Any) -> Any:
-    """Return a flag's default as Invoke wants it: no tuples, no numbers."""
-    if isinstance(value, tuple):
-        return None
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def usage(name: str, doc: str, parameters: Sequence[Parameter]) -> str:
-    """Return the help of a verb with a positional argument, laid out like Invoke's."""
-    first = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
-    rows = [
-        (parameter.name if parameter.name in first else as_flag(parameter.name), HELP[parameter.name])
-        for parameter in parameters
-    ]
-    width = max(len(left) for left, _ in rows) + 3
-    options = "\n".join(f"  {left:<{width}}{text}" for left, text in rows)
-    doc = doc.replace("\n", "\n    ")
-    return f"Usage: invoke {name} {' '.join(first).upper()} [--options]\n\nDocstring:\n  {doc}\n\nOptions:\n{options}\n"
-
-
-def as_flag(parameter: str) -> str:
-    """Return `--dry-run` for dry_run, and `--as` for as_, which Python keeps for itself without the line."""
-    return f"--{parameter.strip('_').replace('_', '-')}"
-
-
-def refuse_bad_words(module: Mapping[str, Any]) -> None:
-    """End the run with our own message, or document, where the words of the command line do not fit the verbs of
-    `module`, the names of tasks.py: Invoke would say it in words of its own, and only on stderr. To be called while
-    Invoke loads that file."""
+def look_at_words(tasks: Namespace) -> None:
+    """Answer what needs no verb to run (help, the list, the version), and end the run with our own message, or
+    document, where the words of the command line do not fit the verbs: Invoke would say it in words of its own, and
+    only on stderr. To be called before Invoke reads them."""
     words = sys.argv[1:]
-    if OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
+    own = program.called_as() == program.NAME
+    if not own and OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
-    # Until a verb runs, Invoke prints help and lists: `invoke plan --help | head` is to end like any other program.
+    # Until a verb runs, help and lists are printed: `invoke plan --help | head` is to end like any other program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    verbs = {each.name: verb_of(each) for each in module.values() if isinstance(each, Task)}
-    if problems := check(words, verbs):
+    verbs = {name: verb_of(each) for name, each in tasks.tasks.items()}
+    escape_what_cannot_be_shown()
+    if (answer := answer_to(words, verbs, own=own)) is not None:
+        raise Exit(code=guarded("help", lambda: tell(answer)))
+    if problems := (*stray_flags(words, own=own), *check(words, verbs)):
         end_cleanly_on_signals()
         name = next((word for word in words if word in verbs), words[0])
         as_json = any(word.partition("=")[0] == "--json" for word in words)
         raise Exit(code=guarded(ascii(name)[1:-1], lambda: refuse(problems), as_json=as_json))
+
+
+def answer_to(words: Sequence[str], verbs: Mapping[str, Verb], *, own: bool) -> str | None:
+    """Return the text that the words ask for: the list of verbs, the help of one, or the version; None where they ask
+    for none. `own`: the program is ours, and not Invoke's."""
+    columns = usage.columns()
+    if not words or LIST.issuperset(words) or (own and len(words) == 1 and words[0] in ASKS_FOR_HELP):
+        return usage.listing(columns)
+    if len(words) == 2 and words[0] in ASKS_FOR_HELP and words[1] in verbs:
+        return usage.usage(declared(words[1]), columns)
+    for name, read in read_words(words, verbs):
+        if any(word.asks_for_help for word in read):
+            return usage.usage(declared(name), columns)
+    return None
+
+
+def tell(text: str) -> int:
+    """Print a text."""
+    print(text)
+    return OK
+
+
+def stray_flags(words: Sequence[str], *, own: bool) -> Iterator[Problem]:
+    """Yield what is wrong with a flag before the verb: our own program has none there but those that `answer_to`
+    knows."""
+    if own and words and words[0].startswith("-"):
+        wanted = "a verb first, or one of --list, --help, --version"
+        yield Problem(program.NAME, "no such flag", ascii(words[0])[1:-1][:80], wanted, f"{program.NAME} --list")
 
 
 def refuse(problems: Sequence[Problem]) -> int:
@@ -212,7 +224,7 @@ def refuse(problems: Sequence[Problem]) -> int:
     raise Trouble(*problems)
 
 
-def verb_of(made: Any) -> Verb:
+def verb_of(made: Task[Any]) -> Verb:
     """Return what may stand behind a verb, from the task that was made of it."""
     parameters = list(inspect.signature(made.body).parameters.values())[1:]
     switches = {each.name for each in parameters if isinstance(each.default, bool)}
@@ -221,7 +233,7 @@ def verb_of(made: Any) -> Verb:
     def flags(wanted: Iterable[str]) -> frozenset[str]:
         return frozenset(as_flag(name) for name in wanted)
 
-    arguments = tuple(as_flag(each.name) for each in parameters if each.default is Parameter.empty)
+    arguments = tuple(as_flag(each.name) for each in parameters if each.default is inspect.Parameter.empty)
     return Verb(
         made.name, arguments, flags(names - switches), flags(names & ITERABLE), flags(names & OPTIONAL), flags(switches)
     )
@@ -229,10 +241,7 @@ def verb_of(made: Any) -> Verb:
 
 def end_cleanly_on_signals(*, tells_stop: bool = False) -> None:
     """Let a lost terminal and `kill` end us like ^C, so that they clean up as well; under nohup a lost terminal stays
-    ignored. With `tells_stop` ^C is answered at once, since cleaning up may take a while.
-
-    What the terminal's encoding cannot show is escaped instead of being an error.
-    """
+    ignored. With `tells_stop` ^C is answered at once, since cleaning up may take a while."""
     # A connection or a pipe that breaks is an error to report, not our end.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -240,6 +249,12 @@ def end_cleanly_on_signals(*, tells_stop: bool = False) -> None:
             signal.signal(signum, _interrupt)
     if tells_stop and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
+    escape_what_cannot_be_shown()
+
+
+def escape_what_cannot_be_shown() -> None:
+    """Make characters that the terminal's encoding lacks escapes instead of an error, and a closed stdout a silent
+    one."""
     if sys.stdout is None:
         # Started with stdout closed (`>&-`).
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
@@ -293,6 +308,9 @@ CORE_FLAGS = frozenset(
         *("--search-root", "-T", "-f", "-d", "-R", "-e", "-l", "-D", "-F", "-p", "-w", "-c", "-r"),
     )
 )
+KNOWN_FLAGS = frozenset(as_flag(name) for name in HELP)
+"""The flags of all verbs."""
+
 ASKS_FOR_HELP = frozenset(("--help", "-h"))
 ASKS_INVOKE = ASKS_FOR_HELP | {"--list", "-l"}
 """Before a verb: what follows is nothing to be done."""
@@ -351,19 +369,27 @@ def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...
     fault, all of it.
 
     Nothing is said of words that ask for help, nor of Invoke's own flags before a verb."""
-    rest = _from_first_verb(words, verbs)
-    while rest:
-        name = rest.pop(0)
+    for name, read in read_words(words, verbs):
         if name not in verbs:
             near = get_close_matches(name, verbs, n=1)
             remedy = f"invoke {near[0]}" if near else "invoke --list"
             return (Problem("invoke", "no such verb", ascii(name)[1:-1][:80], try_=remedy),)
-        read = list(_read(verbs[name], rest, verbs))
         if any(word.asks_for_help for word in read):
             return ()
         if problems := tuple(_problems(verbs[name], read)):
             return problems
     return ()
+
+
+def read_words(words: Sequence[str], verbs: Mapping[str, Verb]) -> Iterator[tuple[str, list[Word]]]:
+    """Yield each verb of a command line with the words behind it; a name that is no verb is the last one."""
+    rest = _from_first_verb(words, verbs)
+    while rest:
+        name = rest.pop(0)
+        if name not in verbs:
+            yield name, []
+            return
+        yield name, list(_read(verbs[name], rest, verbs))
 
 
 def _from_first_verb(words: Sequence[str], verbs: Mapping[str, Verb]) -> list[str]:
@@ -442,6 +468,8 @@ def _unknown(verb: Verb, flag: str) -> Problem:
     remedy = f"did you mean {near[0]}?" if near else f"invoke {verb.name} --help"
     if flag in CORE_FLAGS:
         return Problem(where, f"{flag} is a flag of Invoke itself, not of this verb", try_=remedy)
+    if flag in KNOWN_FLAGS:
+        return Problem(where, f"{flag} means nothing to this verb", try_=remedy)
     return Problem(where, "no such flag", ascii(flag)[1:-1][:80], try_=remedy)
 
 
@@ -453,4 +481,8 @@ def _miscounted(verb: Verb, words: Sequence[str], flags: set[str]) -> Iterator[P
         named = " ".join(each.removeprefix("--").upper().replace("-", "_") for each in wanted)
         yield replace(problem, what="an argument is missing", found=" ".join(words)[:80], wanted=named)
     for word in words[len(wanted) :]:
-        yield replace(problem, what="a word that is no flag, no argument and no verb", found=ascii(word)[1:-1][:80])
+        found = ascii(word)[1:-1][:80]
+        what, remedy = "a word that is no flag, no argument and no verb", problem.try_
+        if verb.name in VERBS and (meant := VERBS[verb.name].meant):
+            remedy = shlex.join(["invoke", verb.name, f"{as_flag(meant)}={found}"])
+        yield replace(problem, what=what, found=found, try_=remedy)

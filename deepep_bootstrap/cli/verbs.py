@@ -1,16 +1,31 @@
-"""The words of the command line: what every flag means, and which words a verb takes without their flag.
+"""The words of the command line: the verbs in their groups, the flags of each, what every flag means, examples.
 
-Nothing heavy is imported here: completion reads this at every press of a key.
+A verb's own flags are the parameters of its function in cli/commands, read from the file without importing it, and
+nothing heavy is imported here: completion reads this at every press of a key, help and the manual page are made of it.
 """
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from msgspec import Struct
+
+COMMANDS = Path(__file__).resolve().parent / "commands"
+
 HELP = {
-    "hosts": "a hosts file (hosts/b200.txt) or a node set (b200-[001-016])",
+    "hosts": "a hosts file (hosts/b200.txt) or a node set (b200-[001-016]); default: DEEPEP_HOSTS, then deepep.toml",
     "limit": "only these hosts of it, as a node set",
-    "lock": "the lock file (default: deepep.lock.toml beside tasks.py)",
-    "stack": "which stack (bootstrap, plan: the lock's default_stack; verify, test: what `module load deepep` gives; "
-    "mirror: all, or some joined by commas)",
+    "lock": "the lock file (default: DEEPEP_LOCK, deepep.toml, ./deepep.lock.toml, then the one that comes along)",
+    "stack": "which stack of the lock (default: its default_stack)",
+    "verify.stack": "which stack (default: each that is offered)",
+    "doctor.stack": "which stack (default: each that is offered)",
+    "test.stack": "which stack (default: what `module load deepep` gives)",
+    "remove.stack": "this stack only (default: the whole offer)",
+    "lock.stack": "this stack only (default: all)",
+    "mirror.stack": "for these stacks, joined by commas (default: all)",
     "prefix": "the shared directory everything is installed under (default: the hosts file's)",
     "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be "
     "given more than once",
@@ -21,9 +36,10 @@ HELP = {
     "dry_run": "say what would be done and change nothing",
     "yes": "do not ask before changing something",
     "json": "one JSON document on stdout and nothing else",
-    "check": "change nothing; the exit code tells (plan: 2 when there is something to do; lock: 1 when a pin is not "
-    "as locked; "
-    "mirror: 4 when a file is not as the index says, or a pin of the lock is missing)",
+    "check": "change nothing; the exit code tells",
+    "plan.check": "exit 2 when there is something to do",
+    "lock.check": "fetch every source anew and compare it; exit 1 when a pin is not as locked",
+    "mirror.check": "hash every file again; exit 4 when one is not as the index says, or a pin of the lock is missing",
     "update": "the pin to renew: a source, python (the wheels of all stacks, or of --stack), or all",
     "download": "check wheels by fetching each (gigabytes) instead of asking its index for hash and size",
     "ref": "what the renewed pin follows: a branch, a tag, refs/pull/N/head or a commit",
@@ -75,16 +91,330 @@ HELP = {
     "log": "one more of them; may be given more than once",
     "causes": "a file of causes of your own, in the form of env/rules/causes.toml",
     "action": "up, down or status",
+    "shell": "bash, zsh or fish",
     "layer": "the lab's module system: lmod (default) or environment-modules",
     "dir": "the lab's folder (default: /run/deepep-lab for root)",
 }
-"""One help text a flag: a flag means the same in every verb."""
+"""One help text a flag: a flag means the same in every verb. Some verbs say more, under `verb.flag`."""
 
 OPTIONAL, ITERABLE = frozenset(("bundle",)), frozenset(("mirror", "log"))
-MAY_BE_BARE = frozenset(("run",))
-"""Parameters of a verb that are also taken without their flag. Invoke knows no optional arguments, so the command
-line decides."""
-
 FURTHER = {"logs": "log"}
-"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments
-either."""
+"""First arguments that may come again and again, and the flag that does the same. Invoke knows no such arguments."""
+
+SWITCHES = frozenset(("dry_run", "yes", "json", "accept_new_host_keys", "sudo_password_prompt"))
+"""The common flags that take no value."""
+
+DEFAULTS = {"on_busy_host": "leave", "forks": "64"}
+"""The values of common flags that are not given, as words; of all others none. `Flags.of` says what is wrong with a
+number, where Invoke would end in a traceback."""
+
+CONNECTION = ("accept_new_host_keys", "sudo_password_prompt", "forks")
+HOSTS = ("hosts", "limit", "prefix")
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "What": (
+        *("stack", "lock", "python", "kind", "run", "to", "keep", "old", "new", "generation", "file", "store", "skip"),
+        *("update", "ref", "version", "archs", "plan", "cluster", "target", "logs", "log", "causes", "args", "nodes"),
+        *("action", "shell", "as_"),
+    ),
+    "Where": (*HOSTS, "mirror", "directory", "out", "html", "junit", "bundle", "dir", "via"),
+    "How": (),
+    "Connection": CONNECTION,
+}
+"""The sections of a verb's help and the flags of each; those that are named nowhere say how something is done."""
+
+
+class VerbText(Struct, frozen=True):
+    """A verb as the help shows it. `common` are the common flags that mean something to it, `natural` the flag whose
+    value may stand alone (`test internode`), `meant` the flag that a word alone is most often meant for where it is
+    not taken, `docs` where more is written."""
+
+    name: str
+    summary: str
+    common: tuple[str, ...]
+    examples: tuple[str, str]
+    docs: str
+    natural: str = ""
+    meant: str = ""
+
+
+ALL = (*HOSTS, "stack", "lock", "mirror", "python", "on_busy_host", "json", *CONNECTION)
+READING = (*HOSTS, "json", *CONNECTION)
+CHANGING = (*READING, "dry_run", "yes")
+
+GROUPS: Mapping[str, tuple[VerbText, ...]] = {
+    "look": (
+        VerbText(
+            "plan",
+            "what bootstrap would do, and why",
+            ALL,
+            ("plan hosts/b200.txt", "plan --hosts=hosts/b200.txt --stack=v1-cu13 --check"),
+            "docs/machines.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "doctor",
+            "what is wrong with the hosts, why it matters, what to do",
+            tuple(name for name in ALL if name != "on_busy_host"),
+            ("doctor hosts/b200.txt", "doctor --hosts=hosts/b200.txt --as=alice --strict"),
+            "docs/machines.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "facts",
+            "what the hosts are, folded by value",
+            (*READING, "python"),
+            ("facts hosts/b200.txt", "facts --hosts=b200-[001-016] --json"),
+            "docs/json.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "env",
+            "the network settings and the NIC of each GPU that users get, and why",
+            (*READING, "stack", "lock"),
+            ("env hosts/b200.txt", "env --hosts=hosts/b200.txt --stack=v2 --json"),
+            "docs/tuning.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "status",
+            "what is installed, what waits for a reboot, how the last tests ended",
+            (*READING, "lock"),
+            ("status hosts/b200.txt", "status --hosts=hosts/b200.txt --limit=b200-[001-004]"),
+            "README.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "generations",
+            "what the prefix offered over time",
+            READING,
+            ("generations hosts/b200.txt", "generations --prefix=/shared/deepep"),
+            "docs/decisions/016-generations.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "diff",
+            "the changes between two generations, or two locks",
+            READING,
+            ("diff 3 4 --hosts=hosts/b200.txt", "diff old.lock.toml deepep.lock.toml"),
+            "docs/decisions/016-generations.md",
+        ),
+        VerbText(
+            "version",
+            "the version of this program, its commit, and the pins of the lock",
+            ("lock", "json"),
+            ("version", "version --lock=deepep.lock.toml --json"),
+            "docs/install.md",
+        ),
+    ),
+    "change": (
+        VerbText(
+            "bootstrap",
+            "make the hosts ready, build once, offer as modules, prove it",
+            (*ALL, "dry_run", "yes"),
+            ("bootstrap hosts/b200.txt", "bootstrap --hosts=hosts/b200.txt --yes --reboot=rolling:4"),
+            "docs/machines.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "rollback",
+            "an earlier generation becomes the current one",
+            CHANGING,
+            ("rollback --hosts=hosts/b200.txt", "rollback 3 --hosts=hosts/b200.txt"),
+            "docs/decisions/016-generations.md",
+            natural="to",
+        ),
+        VerbText(
+            "gc",
+            "remove old generations, and store entries that nobody needs",
+            CHANGING,
+            ("gc --hosts=hosts/b200.txt", "gc --hosts=hosts/b200.txt --keep=2 --yes"),
+            "docs/decisions/017-garbage-collection.md",
+            meant="hosts",
+        ),
+        VerbText(
+            "remove",
+            "take the offer, or one stack of it, and the files on the hosts away",
+            (*CHANGING, "stack", "lock"),
+            ("remove --hosts=hosts/b200.txt --dry-run", "remove --hosts=hosts/b200.txt --stack=v1-cu13"),
+            "docs/machines.md",
+            meant="stack",
+        ),
+    ),
+    "prove": (
+        VerbText(
+            "verify",
+            "load every module and import deep_ep on every host",
+            (*READING, "stack"),
+            ("verify hosts/b200.txt", "verify --hosts=hosts/b200.txt --store"),
+            "docs/tests.md",
+            natural="hosts",
+        ),
+        VerbText(
+            "test",
+            "run a test and judge its figures",
+            (*READING, "stack", "on_busy_host", "dry_run"),
+            (
+                "test internode --hosts=hosts/b200.txt",
+                "test --kind=pairs --hosts=hosts/b200.txt --limit=b200-[001-008]",
+            ),
+            "docs/tests.md",
+            natural="kind",
+        ),
+        VerbText(
+            "report",
+            "how one run of a test went, or a bundle for a bug report",
+            (*ALL, "dry_run"),
+            ("report --hosts=hosts/b200.txt --html=run.html", "report --hosts=hosts/b200.txt --bundle --scrub-hosts"),
+            "docs/tests.md",
+            natural="run",
+        ),
+        VerbText(
+            "results",
+            "figures and verdict out of logs of tests",
+            (),
+            ("results deepep-internode-4711.out", "results '*.out' --json"),
+            "docs/tests.md",
+        ),
+        VerbText(
+            "diagnose",
+            "the cause in a failing log, why, and what mends it",
+            (),
+            ("diagnose slurm-4711.out", "diagnose --logs=- --causes=our-causes.toml"),
+            "docs/tests.md",
+        ),
+    ),
+    "supply": (
+        VerbText(
+            "lock",
+            "what is pinned; --check and --update",
+            ("lock", "stack", "mirror", "dry_run", "json"),
+            ("lock --check", "lock --update=nvshmem --dry-run"),
+            "docs/lock.md",
+            meant="update",
+        ),
+        VerbText(
+            "mirror",
+            "everything that a bootstrap fetches, in one directory",
+            ("lock", "stack", "mirror", "dry_run", "json"),
+            ("mirror /srv/deepep-mirror", "mirror /srv/deepep-mirror --check"),
+            "docs/lock.md",
+        ),
+        VerbText(
+            "export",
+            "the store entries of a generation as one archive",
+            (*READING, "dry_run"),
+            (
+                "export deepep.tar --hosts=hosts/b200.txt --sign=id_ed25519",
+                "export --out=deepep.tar --prefix=/shared/deepep",
+            ),
+            "docs/decisions/019-the-binary-cache.md",
+            natural="out",
+        ),
+        VerbText(
+            "import",
+            "the store entries of an archive into another prefix",
+            (*ALL, "dry_run"),
+            (
+                "import deepep.tar --hosts=hosts/b200.txt --allowed-signers=signers",
+                "import deepep.tar --prefix=/shared/deepep --allowed-signers=signers --dry-run",
+            ),
+            "docs/decisions/019-the-binary-cache.md",
+        ),
+        VerbText(
+            "completion",
+            "the script with which a shell completes verbs, flags and values",
+            (),
+            ("completion bash", "completion fish"),
+            "docs/install.md",
+        ),
+        VerbText(
+            "lab",
+            "the embedded cluster of the source tree, for the demo and the tests",
+            (),
+            ("lab up", "lab down --dir=/run/my-lab"),
+            "CONTRIBUTING.md",
+        ),
+    ),
+}
+VERBS: Mapping[str, VerbText] = {verb.name: verb for verbs in GROUPS.values() for verb in verbs}
+
+SHELLS = ("bash", "zsh", "fish")
+KINDS = (
+    *("internode", "intranode", "low-latency", "pressure", "ep", "nccl", "pairs"),
+    *("example-prefill", "example-decode", "smoke"),
+)
+"""The kinds of tests, as prefix/test_kinds.py has them."""
+
+
+class Parameter(Struct, frozen=True):
+    """A parameter of a verb's function. It is an argument where it has no default; a default that is True or False
+    makes it a flag without a value."""
+
+    name: str
+    default: str | bool | None = None
+    is_argument: bool = False
+
+    @property
+    def flag(self) -> str:
+        """`--dry-run` for dry_run, and `--as` for as_, which Python keeps for itself without the line."""
+        return as_flag(self.name)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return isinstance(self.default, bool)
+
+
+class Declaration(Struct, frozen=True):
+    """A verb as its function declares it: the first paragraph of its docstring, and its parameters, first its own,
+    then the common ones. `takes_flags`: its first parameter are the common flags."""
+
+    verb: VerbText
+    doc: str
+    own: tuple[Parameter, ...]
+    takes_flags: bool
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All its flags and arguments."""
+        return (*self.own, *(common_parameter(name) for name in self.verb.common if self.takes_flags))
+
+
+def as_flag(parameter: str) -> str:
+    """Return the flag of a parameter."""
+    return f"--{parameter.strip('_').replace('_', '-')}"
+
+
+def common_parameter(name: str) -> Parameter:
+    """Return a flag that several verbs have."""
+    return Parameter(name, False if name in SWITCHES else None if name in ITERABLE else DEFAULTS.get(name, ""))
+
+
+def module_of(verb: str) -> str:
+    """Return the name of a verb's module, and of its function: Python keeps `import` for itself."""
+    return "import_" if verb == "import" else verb
+
+
+@cache
+def declared(name: str) -> Declaration:
+    """Return a verb as the function in its file declares it; the file is read, not imported."""
+    module = module_of(name)
+    tree = ast.parse((COMMANDS / f"{module}.py").read_text(encoding="utf-8"))
+    function = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == module)
+    doc = (ast.get_docstring(function) or "").partition("\n\n")[0]
+    own = tuple(_parameters(function.args))
+    takes_flags = bool(own) and own[0].name == "flags"
+    return Declaration(VERBS[name], doc, own[1:] if takes_flags else own, takes_flags)
+
+
+def _parameters(found: ast.arguments) -> Iterator[Parameter]:
+    lacking = len(found.args) - len(found.defaults)
+    defaults: Sequence[ast.expr | None] = [*[None] * lacking, *found.defaults, *found.kw_defaults]
+    for each, default in zip((*found.args, *found.kwonlyargs), defaults, strict=True):
+        value = ast.literal_eval(default) if default else None
+        yield Parameter(each.arg, value, is_argument=default is None)
+
+
+def help_text(verb: str, parameter: str) -> str:
+    """Return what a flag means, to this verb where that is more."""
+    return HELP.get(f"{verb}.{parameter}", HELP[parameter])

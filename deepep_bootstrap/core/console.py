@@ -31,6 +31,7 @@ from rich.text import Text
 from deepep_bootstrap.core.errors import REMEDY, Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, WorkClock
+from deepep_bootstrap.core.program import as_called
 from deepep_bootstrap.core.text import duration, plain, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow", "stopped": "yellow"}
@@ -66,7 +67,7 @@ class PlainStream:
 
     def write(self, text: str) -> int:
         """Write a text as a terminal may have it."""
-        self.raw.write(plain(text))
+        self.raw.write(as_called(plain(text)))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -131,7 +132,7 @@ class Screen:
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print one line for a person."""
         with self._lock:
-            self._console.print(text, style=style or None)
+            self._console.print(as_called(text), style=style or None)
 
     def show(self, renderable: RenderableType) -> None:
         """Print a table or another thing of rich's, whose texts are plain; without a terminal as wide as PIPE_WIDTH."""
@@ -164,7 +165,7 @@ class Screen:
     def problem(self, problem: Problem) -> None:
         """Print one problem; part of the document instead where there is one."""
         if not self.as_json:
-            self._errors.print(Text(str(problem), style="red" if self._errors.is_terminal else ""))
+            self._errors.print(Text(as_called(str(problem)), style="red" if self._errors.is_terminal else ""))
 
     def document(self, exit_code: int, problems: Sequence[Problem], **content: Any) -> None:
         """Print the verb's JSON document, if that was asked for."""

@@ -206,16 +206,17 @@ def shown(place: str) -> str:
 
 
 def read_mirrors(flags: Iterable[str], environment: Mapping[str, str], lock_indexes: Mapping[str, str]) -> Mirrors:
-    """Return the mirrors of the `--mirror` values, of the lines of DEEPEP_MIRRORS in `environment`, and of the lock's
-    indexes.
+    """Return the mirrors of the `--mirror` values, of the words of DEEPEP_MIRRORS in `environment`, and of the lock's
+    indexes. In the variable a line that begins with # is a comment.
 
     Raises Trouble with every value that is no mirror or names a directory that is not there.
     """
     problems: list[Problem] = []
     lines = [line.strip() for line in environment.get(VARIABLE, "").splitlines()]
+    words = [word for line in lines if not line.startswith("#") for word in line.split()]
     levels = (
         _level("--mirror", flags, problems),
-        _level(VARIABLE, [line for line in lines if line and not line.startswith("#")], problems),
+        _level(VARIABLE, words, problems),
         Level({}, {name: _place(address) for name, address in lock_indexes.items()}),
     )
     if problems:

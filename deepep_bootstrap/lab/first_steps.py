@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,16 +16,20 @@ from deepep_bootstrap.lab.cluster_lab import Lab
 STANDIN = "https://example.invalid/standin/"
 """What the addresses of the demo lock begin with; nothing answers there."""
 
+LOCK = "demo.lock.toml"
+
 
 def write_try_file(lab: Lab) -> Path:
     """Make the stand-in sources and DIR/try.sh, again where they are there already; return the file."""
     sources, upstreams = lab.path / "standin", cluster_lab.data_folder() / "upstreams"
     _make_sources(sources, upstreams / "make.py")
+    # A copy, for people who cannot read the source tree.
+    lock = Path(shutil.copyfile(upstreams / LOCK, lab.path / LOCK))
     mirrors = f"{STANDIN}={sources}/git/standin/\nindex:standin={sources}/wheels"
     values = {
         "DEEPEP_SSH_CONFIG": str(lab.ssh_config),
         "DEEPEP_HOSTS": str(lab.hosts_file),
-        "DEEPEP_LOCK": str(upstreams / "demo.lock.toml"),
+        "DEEPEP_LOCK": str(lock),
         "DEEPEP_MIRRORS": mirrors,
     }
     lines = [

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.inventory import forms
+from deepep_bootstrap.inventory import forms, seen
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
@@ -55,6 +55,8 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
             place = PrefixHandle(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(transport, host)) is None:
                 holdings = NOTHING if empty else history.read_contents(transport, place, locks=locks)
+                if not empty:
+                    seen.keep(seen.GENERATIONS, prefix, (str(each.number) for each in holdings.generations))
                 yield Reached(transport, place, holdings, inventory, tuple(problems))
                 return
             problems.extend(trouble.problems)

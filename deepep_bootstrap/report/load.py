@@ -18,6 +18,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import last_lines
 from deepep_bootstrap.core.text import moment, number
+from deepep_bootstrap.inventory import seen
 from deepep_bootstrap.inventory.facts import Facts, read_facts_json
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.prefix.access import reach
@@ -177,6 +178,7 @@ class PrefixRuns(Struct, frozen=True):
         """Return the values of the `most` newest runs by folder, the newest first. A run whose values cannot be read
         has none."""
         found = self._read((), most)
+        seen.keep(seen.RUNS, self.place.prefix, (path.split("/")[-2] for path in found if "/" in path), add=True)
         return {path.removesuffix(f"/{run_folder.VALUES}"): _values(text) for path, text in found.items()}
 
     def files(self, folder: str) -> RunFiles:

@@ -13,22 +13,16 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
-from msgspec.structs import fields
 
 from deepep_bootstrap.bootstrap.planning import RunLogs
 from deepep_bootstrap.cli import app
 from deepep_bootstrap.cli.app import Verb, check
+from deepep_bootstrap.cli.verbs import declared
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Trouble
 from deepep_bootstrap.core.guard import guarded
 from deepep_bootstrap.inventory.survey import Flags, number
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from tests.support.paths import ROOT
-
-REPORTING = ("bootstrap", "plan", "facts", "status", "verify", "test")
-COMMON = (
-    *("--hosts", "--limit", "--lock", "--stack", "--prefix", "--mirror", "--python", "--dry-run", "--yes", "--json"),
-    *("--accept-new-host-keys", "--sudo-password-prompt", "--on-busy-host", "--forks"),
-)
 
 
 def invoke(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -36,37 +30,6 @@ def invoke(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options
     )
-
-
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("verb", REPORTING)
-def test_common_flags_are_the_same_for_every_verb_and_all_flags_are_explained(verb: str) -> None:
-    done = invoke(verb, "--help")
-    assert done.returncode == 0
-    # A line that begins with a flag has its help text behind it.
-    explained = {
-        line.split()[0].partition("=")[0]
-        for line in done.stdout.splitlines()
-        if line.startswith("  --") and len(line.split()) > 2
-    }
-    assert set(COMMON) <= explained
-    shorts = [line for line in done.stdout.splitlines() if line.startswith("  -") and not line.startswith("  --")]
-    assert shorts == []
-
-
-def test_every_flag_has_one_help_text() -> None:
-    names = [parameter.name for parameter in app.common_parameters()]
-    assert names == [each.name for each in fields(Flags) if each.name != "root"]
-    assert set(names) <= set(app.HELP)
-
-
-@pytest.mark.usefixtures("programs")
-def test_help_behind_a_verb_with_an_argument_is_help() -> None:
-    for flag in ("--help", "-h"):
-        done = invoke("lab", flag)
-        assert done.returncode == 0
-        assert done.stdout.startswith("Usage: invoke lab ACTION")
-        assert "--layer" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -84,9 +47,7 @@ def test_help_behind_a_verb_with_an_argument_is_help() -> None:
 )
 def test_further_words_are_further_logs(words: list[str], more: int) -> None:
     """What a shell makes of a glob without quotation marks; a word that may be a verb is left to Invoke."""
-    defaults = {"logs": Parameter.empty, "log": None, "json": False}
-    own = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in defaults.items()]
-    found = [parameter.name for parameter in app.as_written("results", own, ["results", *words])]
+    found = [parameter.name for parameter in app.as_written(declared("results"), ["results", *words])]
     assert found == ["logs", *(f"logs_{number}" for number in range(2, 2 + more)), "log", "json"]
 
 
@@ -113,7 +74,7 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
         (["plan"], "--hosts: no hosts named — wanted a hosts file or a node set. Try: --hosts=hosts/local.txt"),
         (["plan", "--forks=many"], "--forks: not a number it can be — found many, wanted a whole number from 1"),
         (["status", "--forks=0"], "--forks: not a number it can be — found 0, wanted a whole number from 1"),
-        (["facts", "--on-busy-host=maybe"], "--on-busy-host: unknown value — found maybe, wanted leave or use"),
+        (["plan", "--on-busy-host=maybe"], "--on-busy-host: unknown value — found maybe, wanted leave or use"),
         (
             ["verify", "--prefix=here"],
             "--prefix: not a usable prefix — found here, wanted an absolute path of letters, digits and . _ / + -",
@@ -136,6 +97,32 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
         (["plan", "--hots=x"], "invoke plan: no such flag — found --hots. Try: did you mean --hosts?"),
         (["results"], "invoke results: an argument is missing — wanted LOGS. Try: invoke results --help"),
         (["remove", "--limit=", "--yes"], "--limit: is empty — wanted a node set"),
+        (["facts", "--mirror=/x"], "invoke facts: --mirror means nothing to this verb. Try: invoke facts --help"),
+        (["plan", "--yes"], "invoke plan: --yes means nothing to this verb. Try: invoke plan --help"),
+        (
+            ["lock", "gdrcopy"],
+            (
+                "invoke lock: a word that is no flag, no argument and no verb — found gdrcopy. Try: invoke lock "
+                "--update=gdrcopy"
+            ),
+        ),
+        (
+            ["remove", "v1"],
+            "invoke remove: a word that is no flag, no argument and no verb — found v1. Try: invoke remove --stack=v1",
+        ),
+        (["test", "outernode"], f"--kind: no such test — found outernode, wanted {', '.join(KINDS)}"),
+        (["rollback", "0x3"], "--to: not a number it can be — found 0x3, wanted a whole number from 1"),
+        (
+            ["plan", "/not/there.txt"],
+            (
+                "--hosts=/not/there.txt: not a hosts file — found nothing there, wanted a file, or a node set such as "
+                "b200-[001-016]"
+            ),
+        ),
+        (
+            ["rollback", "3", "--to=4"],
+            "invoke rollback: a word that is no flag, no argument and no verb — found 3. Try: invoke rollback --help",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -204,7 +191,8 @@ def test_words_that_fit_no_verb_are_said_in_our_form(words: str, said: str) -> N
 @pytest.mark.parametrize("mirror", ["nonsense", "=", "https://example.invalid/=/not/there", "index:pypi=/not/there"])
 def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str) -> None:
     ends = [
-        invoke(verb, "--hosts=hosts/local.txt", f"--mirror={mirror}", "--dry-run") for verb in ("plan", "bootstrap")
+        invoke(verb, "--hosts=hosts/local.txt", f"--mirror={mirror}", *more)
+        for verb, more in (("plan", ()), ("bootstrap", ("--dry-run",)))
     ]
     assert ends[0].returncode == 1
     assert "--mirror" in ends[0].stderr
@@ -214,18 +202,18 @@ def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str) -> None:
 def test_a_verb_gets_its_own_flags_and_the_common_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
-    def look(flags: Flags, deep: str = "no") -> int:
-        seen.append((flags.hosts, flags.mirror, flags.forks, flags.root, deep))
+    def look(flags: Flags, *, check: bool, skip: str, **_: object) -> int:
+        seen.append((flags.hosts, flags.mirror, flags.forks, flags.root, check, skip))
         return 0
 
-    monkeypatch.setitem(app.HELP, "deep", "how deep")
-    made = app.verb(look)
+    monkeypatch.setattr(app, "load", lambda name: look)
+    made = app.task_of(declared("plan"), ["plan"])
     given = {name: parameter.default for name, parameter in signature(made.body).parameters.items() if name != "c"}
-    assert given["forks"] == "64"
     assert Parameter.empty not in given.values()
-    made.body(None, **{**given, "hosts": "n[1-2]", "mirror": ["a=b"], "deep": "yes"})
+    assert not {"yes", "dry_run"} & given.keys()
+    made.body(None, **{**given, "hosts": "n[1-2]", "mirror": ["a=b"], "skip": "limits"})
     assert Flags.of(ROOT, {"lock": "~/x"}).lock == str(Path.home() / "x")
-    assert seen == [("n[1-2]", ("a=b",), 64, Path(__file__).resolve().parent, "yes")]
+    assert seen == [("n[1-2]", ("a=b",), 64, ROOT, False, "limits")]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "9999999999", "0", "x"])

@@ -31,6 +31,7 @@ FREE_KEYS = {
     "lock": {"uses", "before", "after"},
     "bootstrap": set(),
     "plan": set(),
+    "version": {"pins"},
     "results": {"config", "best", "operations", "figures"},
     "test": {"values", "config", "best", "operations", "figures", "errors"},
 }
@@ -91,7 +92,7 @@ def test_there_is_an_example_for_every_verb_that_reports() -> None:
         check=True,
     )
     verbs = {task["name"] for task in json.loads(listing.stdout)["tasks"]}
-    assert set(EXAMPLES) - {"Every document"} == verbs
+    assert set(EXAMPLES) - {"Every document"} == verbs - {"completion"}
     assert all(document["verb"] == verb for verb, document in EXAMPLES.items() if verb in verbs)
 
 
@@ -107,6 +108,17 @@ def test_a_failure_has_the_keys_of_every_document() -> None:
         [sys.executable, "-m", "invoke", "plan", "--json"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert shape(json.loads(done.stdout), set()) == shape(EXAMPLES["Every document"], set())
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_version_has_the_keys_of_its_example() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "version", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    document = json.loads(done.stdout)
+    assert set(keys(document, {"pins"})) == set(keys(EXAMPLES["version"], {"pins"}))
+    assert (document["data"], document["lock"]) == (str(ROOT), str(ROOT / "deepep.lock.toml"))
+    assert re.fullmatch("[0-9a-f]{7,}(-dirty)?", document["commit"])
 
 
 @pytest.mark.e2e

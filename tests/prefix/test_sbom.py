@@ -224,7 +224,8 @@ LIBRARY = (
 @pytest.mark.usefixtures("programs")
 def test_the_library_is_imported_by_nobody_but_who_writes_a_bill() -> None:
     code = (
-        "import sys; sys.argv = ['x']; import tasks; print([each for each in sys.modules if "
+        "import sys; sys.argv = ['x']; import tasks; from deepep_bootstrap.cli import app, verbs; "
+        "[app.load(each) for each in verbs.VERBS]; print([each for each in sys.modules if "
         "each.startswith(('cyclonedx', 'packageurl'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -17,8 +17,9 @@ import pytest
 from rich.console import Console
 
 from deepep_bootstrap.analysis.results.model import Point, Rank, Tested
-from deepep_bootstrap.cli.app import as_written, common_parameters
+from deepep_bootstrap.cli.app import as_written
 from deepep_bootstrap.cli.commands.report import report
+from deepep_bootstrap.cli.verbs import declared
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.inventory.facts import facts_json, lines, read_facts_json
@@ -297,11 +298,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_needs_no_flag(words: list[str], bare: bool) -> None:
-    from inspect import Parameter
-
-    own = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default="") for name in ("run", "html", "bundle")]
-    given = as_written("report", own + common_parameters(), ["report", *words])
-    assert (given[0].default is Parameter.empty) == bare
+    given = as_written(declared("report"), ["report", *words])
+    assert (given[0].name, given[0].is_argument) == ("run", bare)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------------------------

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from invoke.main import program
-from invoke.tasks import Task
 
 import tasks
 from deepep_bootstrap.cli import app
 from deepep_bootstrap.cli.app import Verb
+from deepep_bootstrap.cli.verbs import VERBS
 from tests.support.paths import ROOT
+
+# What a verb imports when it runs is imported once, and not by each fork.
+for name in VERBS:
+    app.load(name)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Said:
 
 def discovered() -> dict[str, Verb]:
     """Return every verb of tasks.py with what may stand behind it."""
-    return {each.name: app.verb_of(each) for each in vars(tasks).values() if isinstance(each, Task)}
+    return {name: app.verb_of(each) for name, each in tasks.namespace.tasks.items()}
 
 
 def run_verb(

@@ -17,10 +17,8 @@ from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
 from deepep_bootstrap.cli.logs import Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.program import data_root
 from deepep_bootstrap.core.redact import scrub, secrets_of
-
-ROOT = Path(__file__).resolve().parents[3]
-"""Where tasks.py and env/ are."""
 
 SOUGHT = Sought(
     patterns=("**/*.log", "**/*.out", "**/*.err", "**/*.txt"),
@@ -36,7 +34,7 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     further rules; one with the slug of a known cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
-    known = read_rules(ROOT, causes)
+    known = read_rules(data_root(), causes)
     texts = {name: read_log(name, SOUGHT.remedy) for name in files((logs, *(log or ())))}
     found = without_secrets(find_causes(texts, known))
     several = len(texts) > 1

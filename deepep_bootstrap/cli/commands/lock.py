@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.cli.lock_view import change_json, change_lines, closure_json, closure_lines, overview, pins_json
+from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import check, locations, resolver
@@ -57,6 +58,13 @@ def lock(
         problems.append(Problem("--download", "is a way to check wheels", wanted="--check --download"))
     if problems:
         raise Trouble(*problems)
+    if update and not (flags.lock or flags.dry_run or program.is_source_tree()):
+        what = "the lock that came along with the program is not rewritten"
+        raise Trouble(
+            Problem(
+                "--update", what, str(_path(flags)), "a copy", f"cp {_path(flags)} . && invoke lock --update={update}"
+            )
+        )
     found = locks.read_lock_file(_path(flags))
     if flags.stack and flags.stack not in found.stacks:
         raise Trouble(Problem("--stack", "no such stack in the lock", flags.stack, " or ".join(found.stacks)))

@@ -17,7 +17,7 @@ from typing import Any
 from deepep_bootstrap.bootstrap.planning import decide, look_at_hosts, read_lock, read_wanted, request_for
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.cli.examination import examine_cluster
-from deepep_bootstrap.core import process, redact
+from deepep_bootstrap.core import process, program, redact
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
@@ -196,7 +196,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 def collect(flags: Flags) -> tuple[dict[str, str], tuple[Problem, ...], tuple[str, ...]]:
     """Return the files of the bundle as far as they can be had, why others cannot, and the names of the hosts."""
-    files = {"versions.json": document(versions(flags.root)), **logs()}
+    files = {"versions.json": document(versions()), **logs()}
     problems: list[Problem] = []
     names: tuple[str, ...] = ()
     lock, file = Path(flags.lock or flags.root / "deepep.lock.toml"), os.path.expanduser(flags.hosts)
@@ -261,14 +261,14 @@ def files_of(top: Path) -> list[Path]:
     ]
 
 
-def versions(root: Path) -> dict[str, Any]:
+def versions() -> dict[str, Any]:
     """Return what is running: this program with its commit, its packages, Python, the system, and the tools it
     calls."""
     tools = {name: first_line(words) for name, words in (("git", ("git", "--version")), ("ssh", ("ssh", "-V")))}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "commit": first_line(("git", "-C", str(root), "describe", "--always", "--dirty")),
+        "commit": program.commit(),
         "packages": dict(sorted(packages())),
         "tools": tools,
     }
