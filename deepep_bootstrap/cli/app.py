@@ -263,11 +263,17 @@ def escape_what_cannot_be_shown() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+SAID_WITHIN = 0.5
+"""Seconds that ^C waits for the words that answer it."""
+
+
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Say that ^C was heard, once, and interrupt. A thread says it: here the main thread may hold what printing
-    needs."""
+    needs, and then it is said a moment later."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_say_stopping, daemon=True).start()
+    said = threading.Thread(target=_say_stopping, daemon=True)
+    said.start()
+    said.join(SAID_WITHIN)
     raise KeyboardInterrupt
 
 
