@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs, show_outcomes
+from deepep_bootstrap.bootstrap.reboot.policy import ACTIVE_LATER
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -167,9 +168,6 @@ def judge(step: Step, host: str, reply: Reply | Trouble, seconds: float) -> tupl
     except Trouble as trouble:
         return Outcome(step.title, host, "failed", str(trouble), reply.seconds, TROUBLE), ""
     detail = "; ".join(
-        filter(
-            None,
-            ("written, active after a reboot" if records.text("state") == REBOOT else "", str(records.shown("note"))),
-        )
+        filter(None, (ACTIVE_LATER if records.text("state") == REBOOT else "", str(records.shown("note"))))
     )
     return Outcome(step.title, host, "done", detail, reply.seconds), ""

@@ -130,9 +130,7 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     assert process.returncode == 0, out
     told = re.search(r"^\d\d:\d\d:\d\d n002: drained, waiting for job", out, re.MULTILINE)
     assert told, f"a wave that lasts hours says when: {out}"
-    assert re.search(
-        r"^done driver options and reboot on .* — written; active since the reboot at \d\d:\d\d$", out, re.M
-    )
+    assert re.search(r"^done DOCA-OFED and reboot on .* — active since the reboot at \d\d:\d\d", out, re.MULTILINE), out
     assert lab.job_state(job) == "COMPLETED"
     assert lab.boot_id("n002") not in ("", boots["n002"])
     assert "disk swap" in lab.reason("n001")

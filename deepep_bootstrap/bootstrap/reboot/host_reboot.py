@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import control
 from deepep_bootstrap.bootstrap.reboot.control import NotRebootedError
-from deepep_bootstrap.bootstrap.reboot.policy import HostReboot
+from deepep_bootstrap.bootstrap.reboot.policy import ACTIVE_LATER, HostReboot
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
@@ -41,11 +41,7 @@ class LeftAloneError(Exception):
 
 def _active(outcome: Outcome, back_at: str) -> Outcome:
     """Return the outcome of a recipe whose change is active since the host is back."""
-    return (
-        replace(outcome, detail=f"written; active since the reboot at {back_at}")
-        if outcome.state == "done"
-        else outcome
-    )
+    return replace(outcome, detail=outcome.detail.replace(ACTIVE_LATER, f"active since the reboot at {back_at}"))
 
 
 class HostRebootRun:

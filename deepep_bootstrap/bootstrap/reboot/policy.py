@@ -38,6 +38,9 @@ class HostReboot(Struct, frozen=True):
     out_of_use: str = ""
 
 
+ACTIVE_LATER = "active after a reboot"
+"""What is said of a change that a host needs a reboot for, until it had one."""
+
 NEVER, ASK, ROLLING, ALL = "never", "ask", "rolling", "all"
 SETTLE = 120.0
 """Seconds after a boot in which what recipes wrote must show; at most the time that a boot may take."""
