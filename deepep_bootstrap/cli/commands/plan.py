@@ -25,7 +25,7 @@ from deepep_bootstrap.plan.steps import plan_json
 def plan(
     flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False, archs: str = "", out: str = ""
 ) -> int:
-    """Say what bootstrap would do and why; change nothing. With `out` the plan goes into a file too, which
+    """Say what bootstrap would do and why; change nothing. With --out the plan goes into a file too, which
     bootstrap --plan carries out as it is.
 
     Exit 0, or 2 with `check` when there is something to do; 1 when hosts did not answer, or

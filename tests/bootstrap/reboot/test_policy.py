@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import policy
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, left_behind
-from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, Policy, read_policy
+from deepep_bootstrap.bootstrap.reboot.host_reboot import _active
+from deepep_bootstrap.bootstrap.reboot.policy import ACTIVE_LATER, NEVER, HostReboot, Policy, read_policy
 from deepep_bootstrap.bootstrap.reboots import done_at_once, held_up, lacking, permitted, refusal
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import parse_time
 from deepep_bootstrap.inventory.facts import Slurm
 from deepep_bootstrap.inventory.survey import Survey
@@ -199,3 +201,9 @@ def test_where_slurmd_runs_and_slurm_cannot_be_asked_nothing_is_rebooted(changes
     said = refusal(changed(changed(READY, {"prepared.slurmd_memlock": "unlimited"}), changes))
     assert why in said
     assert bool(said) == bool(why)
+
+
+def test_a_change_that_a_reboot_made_active_says_since_when() -> None:
+    outcome = Outcome("DOCA-OFED and reboot", "n001", "done", f"{ACTIVE_LATER}; 3 packages held")
+    assert _active(outcome, "04:37").detail == "active since the reboot at 04:37; 3 packages held"
+    assert _active(replace(outcome, detail="no change"), "04:37").detail == "no change"
