@@ -49,13 +49,17 @@ AGAIN = "the same command again goes on from what is published"
 LOOK_EVERY = 1.0
 """Seconds between two looks whether the session still lives."""
 NOISE = ("phase=", "state=", "waiting=")
+STATES = {"waiting=": "waiting", "waiting for ": "waits"}
+"""What an entry does that prints a line with such a beginning."""
+
 NOTHING_NEW = ("srun: cluster configuration lacks support for cpu binding",)
 """Beginnings of lines that say nothing of a build; the log has them."""
 
 
 class Event(Struct, frozen=True):
-    """Something to show while entries are built: `state` is "running", "waiting", "done", "unchanged", "failed",
-    "skipped" or "stopped"; `line` the last line of output, or the reason."""
+    """Something to show while entries are built: `state` is "running", "waiting", "waits" (it said so once more, or
+    waits for another entry), "done", "unchanged", "failed", "skipped" or "stopped"; `line` the last line of output, or
+    the reason."""
 
     entry: str
     state: str
@@ -319,7 +323,7 @@ class _Run:
                     file.flush()
                 if line.startswith(NOTHING_NEW):
                     return
-                state = "waiting" if line.startswith("waiting=") else "running"
+                state = next((state for start, state in STATES.items() if line.startswith(start)), "running")
                 self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
 
             try:

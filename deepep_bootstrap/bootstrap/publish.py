@@ -94,13 +94,16 @@ class _BuildScreen:
 
     def show(self, event: build.Event) -> None:
         """Show what happens to an entry."""
-        title, begins = self._titles[event.entry], event.state in {"running", "waiting"}
+        title, begins = self._titles[event.entry], event.state in {"running", "waiting", "waits"}
         if event.entry not in self._clocks and begins:
             self._clocks[event.entry] = WorkClock()
             self._screen.started(title, [self._host])
         if event.state == "waiting":
             self._clocks[event.entry].wait()
             self._screen.waiting(self._host, title, event.line)
+        elif event.state == "waits":
+            self._clocks[event.entry].wait()
+            self._screen.line(self._host, title, event.line, waits=True)
         elif event.state == "running":
             self._clocks[event.entry].work()
             self._screen.line(self._host, title, event.line)

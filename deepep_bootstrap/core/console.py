@@ -229,9 +229,9 @@ class Screen:
         if not self._drawn:
             self.say(f"{host}: {step} waits for {shortened(text)}")
 
-    def line(self, host: str, step: str, text: str) -> None:
-        """A running step printed a line (live table only; logs have them all)."""
-        self._progress.line(step, host, shortened(text))
+    def line(self, host: str, step: str, text: str, *, waits: bool = False) -> None:
+        """A running step printed a line, which may say that it waits (live table only; logs have them all)."""
+        self._progress.line(step, host, shortened(text), waits=waits)
 
     def ended(self, *outcomes: Outcome) -> None:
         """A step ended on some hosts; equal ends are one line. `outcomes` prints the details of failures at

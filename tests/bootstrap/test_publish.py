@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from deepep_bootstrap.bootstrap import publish
+from deepep_bootstrap.bootstrap.build import Event
 from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs
 from deepep_bootstrap.bootstrap.publish import copy_tests, publish_offer
 from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Policy
@@ -15,6 +18,7 @@ from deepep_bootstrap.cli.commands.bootstrap import next_commands
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.facts import Modules, Slurm
 from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
 from deepep_bootstrap.inventory.survey import Flags, Survey
@@ -106,3 +110,31 @@ def test_a_generation_keeps_the_lock_it_was_built_from_whatever_became_of_the_fi
     (generation,) = prefix.look(locks=True).generations
     assert generation.lock.encode() == read
     assert generation.manifest["lock_digest"] == recipes.digest({"lock": read.decode()})
+
+
+def test_what_a_build_waits_for_others_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    screen = Screen("bootstrap")
+    shown = publish._BuildScreen(screen, "n001", {"e": "build deepep"})
+    lines = [
+        (0, Event("e", "running")),
+        (2, Event("e", "waiting", "n002 pid 7")),
+        (0, Event("e", "waits", "waiting for e: held by n002 pid 7")),
+        (10, Event("e", "running", "compiles")),
+        (1, Event("e", "waits", "waiting for nvshmem")),
+        (4, Event("e", "done", "installed into the store")),
+    ]
+    for seconds, event in lines:
+        now[0] += seconds
+        shown.show(event)
+    assert capsys.readouterr().out.splitlines() == [
+        "n001: build deepep …",
+        "n001: build deepep waits for n002 pid 7",
+        "done build deepep on n001 (3 s, waited 14 s) — installed into the store",
+    ]
+    now[0] += 60
+    outcome = shown.as_told(Outcome("e", "n001", "done", code=0, seconds=99))
+    assert (outcome.step, outcome.seconds, outcome.waited) == ("build deepep", 17, 14)
