@@ -30,7 +30,7 @@ read_lab() {
 }
 
 bootstrap() {
-    "$PYTHON" -m invoke bootstrap --hosts="$DEEPEP_HOSTS" --lock="$DEEPEP_LOCK" --yes
+    "$PYTHON" -m invoke bootstrap --yes
 }
 
 try_kind() {
@@ -38,7 +38,7 @@ try_kind() {
     local said code=0
     local -a more=()
     [ "$1" != pressure ] || more=(--time-limit=4s) # it has no end of its own
-    said=$("$PYTHON" -m invoke test --hosts="$DEEPEP_HOSTS" --kind="$1" "${more[@]}" 2>&1) || code=$?
+    said=$("$PYTHON" -m invoke test --kind="$1" "${more[@]}" 2>&1) || code=$?
     if [ "$code" = 0 ]; then
         printf '%s: passed\n' "$1"
     elif grep -m 1 -e 'stands in for it' -e 'has no such test' <<<"$said" | sed "s/^ */$1: not here: /"; then
@@ -67,7 +67,7 @@ for host in n001 n002 login1; do
 done
 
 title "sbatch internode-test.sbatch, on two nodes, followed to its end"
-"$PYTHON" -m invoke test --hosts="$DEEPEP_HOSTS" --kind=internode
+"$PYTHON" -m invoke test --kind=internode
 
 title "invoke test, every other kind, three at a time: Slurm gives each its nodes (smoke was a part of bootstrap)"
 export PYTHON
@@ -84,7 +84,7 @@ title "done"
 cat <<END
 The cluster is up. Look around:
     . .venv/bin/activate; . $LAB/try.sh
-    invoke status --hosts=$DEEPEP_HOSTS
+    invoke status
     ssh -F $LAB/ssh_config builder@login1        # then: module load deepep; sbatch \$DEEPEP_PREFIX/sbatch/intranode-test.sbatch
 Take it away:
     ${AS_ROOT[*]} .venv/bin/invoke lab down
