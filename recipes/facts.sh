@@ -25,9 +25,19 @@ ask_gpus() { # SECONDS ARGUMENT…: what nvidia-smi answers, then a line code=N.
     { limit "$ask_s" nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
 }
 first_line() { value=; [ -r "$1" ] && IFS= read -r value <"$1"; }
+ask() { # NAME SECONDS COMMAND…: sets `answer`. What does not end in time, or is killed, is asked once more with twice the time; then NAME
+    # is `unanswered`: not known, which is another thing than absent, and the host is left out of every plan.
+    ask_name=$1; ask_for=$2; shift 2
+    for ask_limit in "$ask_for" $((ask_for * 2)); do
+        answer=$(limit "$ask_limit" "$@"); ask_code=$?
+        case $ask_code in 124 | 137) ;; *) return "$ask_code" ;; esac
+    done
+    put unanswered "$ask_name" $((ask_for * 3)); answer=
+    return 124
+}
 version_of() { # COMMAND…: sets `version` to the first word of its first line that begins like a version number
-    version=; set -f
-    for word in $(limit 5 "$@" | head -n 1); do
+    version=; ask "${1##*/}" 5 "$@"; set -f
+    for word in ${answer%%"$newline"*}; do
         case $word in [0-9]*.*) version=${word%%[!0-9.]*}; version=${version%.}; break ;; esac
     done
     set +f

@@ -212,6 +212,9 @@ class Facts(Struct, frozen=True):
 SCRIPT, PARTS = "facts.sh", "facts/"
 """The fact script and its parts, below recipes/."""
 
+TOOLS = ("gcc", "g++", "clang", "cmake", "ninja", "git", "make", "curl", "uv", "sshd")
+"""The tools that facts.sh asks for, in the order in which they are shown."""
+
 VERSION = "1"
 """Of the data lines: facts.sh says which one it prints."""
 
@@ -227,14 +230,31 @@ def parse_facts(text: str, host: str) -> Facts:
     """Return the facts in the output of facts.sh; Trouble that names `host` for anything the script of this version
     does not print.
 
-    Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused."""
+    Nothing in `text` is trusted: numbers are checked, and an answer that was cut off is refused. A program that did not
+    answer in time makes Trouble too: what is not known is not taken for absent."""
     records = read_records(text, FACTS, host, SCRIPT)
+    if unanswered := dict.fromkeys(records.rows("unanswered")):
+        raise Trouble(*(_unanswered(host, name, seconds) for name, seconds in unanswered))
     try:
         if records.text("facts") != VERSION:
             raise ValueError(f"version {records.text('facts')[:20]!r}")
         return _facts(records)
     except ValueError as error:
         raise Trouble(disagreement(host, SCRIPT, str(error))) from None
+
+
+def _tool_place(tool: tuple[str, str]) -> tuple[int, str]:
+    """Return where a tool stands: as TOOLS has them, since the answers come in any order."""
+    name = tool[0]
+    return TOOLS.index(name) if name in TOOLS else len(TOOLS), name
+
+
+def _unanswered(host: str, name: str, seconds: str) -> Problem:
+    """Return that a program is there and did not answer, twice asked, in so many seconds."""
+    ways = {"login-shell": "bash -l", "scontrol": "scontrol show node", "squeue": "squeue"}
+    command = ways.get(name, f"{name} --version")
+    what = f"{name} is there, but did not answer in {seconds} s"
+    return Problem(host, what, wanted="an answer", try_=f"{command} there, or --limit without this host")
 
 
 def _facts(records: Records) -> Facts:
@@ -249,8 +269,11 @@ def _facts(records: Records) -> Facts:
         cpu_model=records.shown("cpu_model"),
         gpu_problem=HostText("; ".join(str(text) for _, text in records.rows_with_text("gpu_problem"))),
         nvidia_params=tuple((name, driver_value(value)) for name, value in records.rows("nvidia_param")),
-        toolkits=tuple(Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4]) for f in records.rows("toolkit")),
-        tools=tuple((name, version) for name, version in records.rows("tool")),
+        toolkits=tuple(
+            Toolkit(f[0], f[1], f[2] == "1", f[3] == "1", f[4])
+            for f in sorted(records.rows("toolkit"), key=lambda f: f[0])
+        ),
+        tools=tuple(sorted(((name, version) for name, version in records.rows("tool")), key=_tool_place)),
         headers=records.words("header"),
         pythons=tuple(
             Python(f[0], f[1], header=f[2] == "1") for f in sorted(records.rows("python"), key=lambda f: natural(f[0]))

@@ -164,6 +164,7 @@ FACTS_ROWS: Mapping[str, Fields] = {
         INTERFACE,
     ),
     "tool": (NAME, VERSION),
+    "unanswered": (NAME, COUNT),
     "toolkit": (PATH, VERSION, FLAG, FLAG, PATH_OR_NOT),
     "python": (words("a system's Python", r"/usr/bin/python3\.[0-9]{1,3}"), VERSION, FLAG),
     "hook": (one_of("sh", "csh"), LINE),

@@ -27,7 +27,7 @@ from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply, Transport, watch_nothing
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
 
-FACTS_TIMEOUT = 60.0
+FACTS_TIMEOUT = 90.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
 
 OWN_NAME = "\0"

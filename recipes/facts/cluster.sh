@@ -9,8 +9,11 @@ printf "\n@facts|%s|%s|%s|%s\n@slurm|%s|%s\n" "${LMOD_PKG:-${LMOD_CMD%/libexec/*
     "$(command -v sinfo)" "${SLURM_CONF:-}"'
 probe_modules() {
     lines=
-    shell=$(command -v bash) && lines=$(limit 10 env -i HOME="${HOME:-/}" USER="$(id -un)" LOGNAME="$(id -un)" TERM=dumb \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$shell" -lc "$login_questions" | grep -E '^@(facts|slurm)\|')
+    shell=$(command -v bash) && {
+        ask login-shell 10 env -i HOME="${HOME:-/}" USER="$(id -un)" LOGNAME="$(id -un)" TERM=dumb \
+            PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$shell" -lc "$login_questions"
+        lines=$(printf '%s\n' "$answer" | grep -E '^@(facts|slurm)\|')
+    }
     [ "$clients" = 1 ] || probe_slurm_of_login "${lines##*@slurm|}" &
     IFS='|' read -r _ lmod home version modulepath <<ANSWER
 $lines
@@ -69,7 +72,8 @@ ask_slurm() {
     # A site may give nodes other names than hosts. The configuration knows this host's, without a question to the controller, which would
     # have to tell each of n hosts of n nodes. Nodes that came while Slurm runs are not in it; a login host is none.
     node=$(limit 5 scontrol show aliases "$host"); node=${node%% *}
-    record=$(limit 10 scontrol show node -o "${node:-$host}" | grep -m 1 '^NodeName=') || return 0
+    ask scontrol 6 scontrol show node -o "${node:-$host}"
+    record=$(printf '%s\n' "$answer" | grep -m 1 '^NodeName=') || return 0
     node=; state=; gres=; partitions=; set -f
     for word in ${record%%" Reason="*}; do # a reason is free text and may look like any of these
         case $word in NodeName=*) node=${word#*=} ;; State=*) state=${word#*=} ;; Gres=*) gres=${word#*=} ;; Partitions=*) partitions=${word#*=} ;; esac
@@ -81,5 +85,6 @@ ask_slurm() {
         for word in Comment Extra InstanceId InstanceType ReservationName; do reason=${reason%%" $word="*}; done
         put slurm_reason "$(printf '%s' "$reason" | tr '\t' ' ')" ;;
     esac
-    for job in $(limit 10 squeue -h -w "$node" -o %A); do put slurm_job "$job"; done
+    ask squeue 6 squeue -h -w "$node" -o %A
+    for job in $answer; do put slurm_job "$job"; done
 }

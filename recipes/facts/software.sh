@@ -5,19 +5,26 @@
 probe_tools() {
     for name in gcc g++ clang cmake ninja git make curl uv; do
         command -v "$name" >/dev/null || continue
-        version_of "$name" --version; put tool "$name" "$version"
+        { version_of "$name" --version; put tool "$name" "$version"; } &
     done
     [ -x "$root/usr/sbin/sshd" ] && put tool sshd ''
     for name in infiniband/mlx5dv.h infiniband/verbs.h; do [ -e "$root/usr/include/$name" ] && put header "$name"; done
+    wait
 }
 probe_toolkits() { # CUDA_HOME is left out on purpose: it belongs to a person's shell, not to the host
     for toolkit in "$root"/usr/local/cuda "$root"/usr/local/cuda-*; do
         [ -x "$toolkit/bin/nvcc" ] || continue
-        version=$(limit 10 "$toolkit/bin/nvcc" --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')
-        split=0; limit 10 "$toolkit/bin/nvcc" --help | grep -q -e '--split-compile' && split=1
-        real=$(readlink -f "$toolkit")
-        put toolkit "${toolkit#"$root"}" "$version" "$split" "$(there "$toolkit/lib64/stubs/libcuda.so")" "${real#"$root"}"
+        probe_toolkit &
     done
+    wait
+}
+probe_toolkit() {
+    ask nvcc 8 "$toolkit/bin/nvcc" --version
+    version=$(printf '%s\n' "$answer" | sed -n 's/.*, V\([0-9.]*\).*/\1/p')
+    ask nvcc 8 "$toolkit/bin/nvcc" --help
+    split=0; case $answer in *--split-compile*) split=1 ;; esac
+    real=$(readlink -f "$toolkit")
+    put toolkit "${toolkit#"$root"}" "$version" "$split" "$(there "$toolkit/lib64/stubs/libcuda.so")" "${real#"$root"}"
 }
 probe_pythons() {
     for program in "$root"/usr/bin/python3.*; do

@@ -294,7 +294,15 @@ def test_a_prefix_that_somebody_else_may_write(tmp_path: Path) -> None:
 
 
 # The real `timeout` with a shorter limit, and tools that never answer.
-HASTY = {"bin/timeout": 'shift 3; exec /usr/bin/timeout -k 0.2 0.3 "$@"\n'}
+HASTY = {
+    "bin/timeout": """case $4 in
+    stat | nvidia-smi | env | gcc | make | squeue) shift 3; exec /usr/bin/timeout -k 0.2 0.3 "$@" ;;
+    sinfo) [ "$5" = --version ] || { shift 3; exec /usr/bin/timeout -k 0.2 0.3 "$@"; } ;;
+esac
+exec /usr/bin/timeout "$@"
+"""
+}
+"""Limits of a third of a second for the programs that hang in these tests, so that nobody waits for them."""
 
 
 @pytest.mark.usefixtures("programs")
@@ -305,23 +313,47 @@ def test_a_prefix_whose_server_is_gone_costs_its_limit_only(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("programs")
-def test_tools_that_never_answer_are_told_and_cost_their_limit_only(tmp_path: Path) -> None:
-    hang = "exec sleep 60\n"
+def test_a_driver_and_a_controller_that_never_answer_are_told_and_cost_their_limit_only(tmp_path: Path) -> None:
     programs = {
-        "bin/nvidia-smi": hang,
-        "bin/bash": hang,
-        "bin/gcc": hang,
+        "bin/nvidia-smi": "exec sleep 60\n",
         "bin/sinfo": "case $1 in --version) echo slurm 23.02.7 ;; *) exec sleep 60 ;; esac\n",
     }
-    machine = Machine(tmp_path, {"programs": {**HASTY, **programs}})
-    seen = ask(machine)
+    seen = ask(Machine(tmp_path, {"programs": {**HASTY, **programs}}))
     assert str(seen.gpu_problem).startswith("nvidia-smi ends with code 124")
-    assert (seen.modules.kind, seen.slurm.works, seen.slurm.version, dict(seen.tools)["gcc"]) == (
-        "none",
-        False,
-        "23.02.7",
-        "",
-    )
+    assert (seen.slurm.works, seen.slurm.version) == (False, "23.02.7")
+
+
+@pytest.mark.usefixtures("programs")
+def test_what_never_answers_is_not_taken_for_absent(tmp_path: Path) -> None:
+    hang = "exec sleep 60\n"
+    slurm = {
+        "bin/sinfo": "echo slurm 23.02.7\n",
+        "bin/scontrol": "case $2 in node) echo NodeName=n1 State=IDLE Gres=gpu:8 Partitions=b ;; esac\n",
+    }
+    programs = {"bin/bash": hang, "bin/gcc": hang, "bin/make": hang, "bin/squeue": hang, **slurm}
+    with pytest.raises(Trouble) as caught:
+        ask(Machine(tmp_path, {"programs": {**HASTY, **programs}}))
+    told = [(problem.where, problem.what, problem.try_) for problem in caught.value.problems]
+    assert sorted(told) == [
+        (
+            "test",
+            f"{name} is there, but did not answer in {seconds} s",
+            f"{command} there, or --limit without this host",
+        )
+        for name, seconds, command in (
+            ("gcc", 15, "gcc --version"),
+            ("login-shell", 30, "bash -l"),
+            ("make", 15, "make --version"),
+            ("squeue", 18, "squeue"),
+        )
+    ]
+
+
+@pytest.mark.usefixtures("programs")
+def test_what_answers_the_second_time_is_known(tmp_path: Path) -> None:
+    late = f"[ -e {tmp_path}/asked ] || {{ : >{tmp_path}/asked; exec sleep 60; }}; echo gcc 13.3.0\n"
+    seen = ask(Machine(tmp_path / "machine", {"programs": {**HASTY, "bin/gcc": late}}))
+    assert dict(seen.tools)["gcc"] == "13.3.0"
 
 
 # --- Slurm where sshd's PATH lacks its clients ------------------------------------------------------------------------------------------
@@ -557,8 +589,9 @@ def test_a_lab_node_and_a_busy_one(lab: LiveLab) -> None:
         ("batch",),
     )
     assert (len(seen.gpus), len(seen.rdma), seen.rdma[0].driver, seen.modules.kind) == (8, 8, "mlx5_core", "lmod")
-    # The job has the soft limit of the shell that asked for it, as with the defaults of a real Slurm.
-    assert (seen.slurm.slurmd, seen.slurm.brings_memlock, seen.prepared.memlock) == (True, True, "48")
+    # The lab's slurm.conf leaves locked memory out of what a job inherits from the shell that asked for it.
+    assert (seen.slurm.slurmd, seen.slurm.brings_memlock) == (True, False)
+    assert seen.prepared.memlock == seen.prepared.slurmd_memlock != "48"
     login = parse_facts(lab.ssh("login1", "sh /shared/facts /shared/deepep").stdout, "login1")
     assert (login.slurm.works, login.slurm.node, login.slurm.jobs, login.gpus) == (True, "", (), ())
 
