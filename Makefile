@@ -4,6 +4,7 @@
 # make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
 # make docs         the documentation as a site: build/docs/index.html; a broken link ends it
+# make screenshots  the pictures of terminals in docs/screens, taken anew on the embedded cluster (root, tmux)
 # make clean        everything these made
 
 PYTHON := .venv/bin/python
@@ -19,7 +20,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'su
 P :=
 PYTEST_ARGS :=
 
-.PHONY: quick test hostile check demo docs bench clean
+.PHONY: quick test hostile check demo docs screenshots bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -56,6 +57,11 @@ check: .venv/.ready
 docs: .venv/.ready
 	$(PYTHON) -m sphinx -W --keep-going -q -c docs . build/docs
 	printf '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>deepep-bootstrap</title>\n' >build/docs/index.html
+
+screenshots: .venv/.ready
+	bash tests/setup.sh test
+	$(COMPILE)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) tests/screenshots.py
 
 bench: .venv/.ready
 	for bench in tests/bench/bench_*.py; do $(PYTHON) "$$bench" || exit; done

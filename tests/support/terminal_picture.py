@@ -66,6 +66,8 @@ class Terminal:
         self.tmux("send-keys", "clear", "Enter")
         self.wait(r"\A\$\s*\Z")
         self.tmux("send-keys", "-l", line)
+        # Until it stands there the screen looks as if the command had ended.
+        self.wait(re.escape(line[:20]))
         self.tmux("send-keys", "Enter")
 
     def keys(self, *names: str) -> None:
@@ -88,6 +90,11 @@ class Terminal:
             assert time.monotonic() < end, f"waited in vain for {pattern}:\n{self.text}"
             time.sleep(0.2)
 
+    def wait_while_running(self, pattern: str) -> None:
+        """Wait until the screen has a pattern while a command runs; a command that ends first will never show it."""
+        self.wait(f"(?:{pattern})|{AT_PROMPT}")
+        assert re.search(pattern, self.text, re.MULTILINE), f"ended without {pattern}:\n{self.text}"
+
     def wait_for_prompt(self) -> None:
         self.wait(AT_PROMPT)
 
@@ -98,6 +105,7 @@ STEADY = (
     (r"20\d{6}T\d{6}Z", "20261122T123456Z"),
     (r"(?<=123456Z-)([a-z-]+)-[0-9a-f]{6}\b", r"\1-3fa9c1"),
     (r"(?<![\d:.])\d\d:\d\d:\d\d(?![\d:])", "12:34:56"),
+    (r"(?<![\d:])\d:\d\d(?![\d:])", "0:08"),
     (r"(?<![\d.])\d\.\d( ?)(?=s\b)", r"1.2\1"),
     (r"(?<![\d.])\d\d( ?)(?=s\b)", r"12\1"),
     (r"(?<![\d.])\d( ?)(?=s\b)", r"8\1"),
