@@ -84,12 +84,10 @@ def candidates(inventory: Inventory) -> Sequence[Host]:
 
 
 def _unreachable(transport: Transport, host: Host) -> Trouble | None:
-    """Return why a host cannot be talked to; None where it answers."""
-    try:
-        transport.run(host, Job("true"))
-    except Trouble as trouble:
-        return trouble
-    return None
+    """Return why a host cannot be talked to; None where it answers. It is asked as many are, so that a person hears
+    whom we wait for."""
+    reply = transport.run_all([host], lambda each: Job("true"))[host.name]
+    return reply if isinstance(reply, Trouble) else None
 
 
 def confirm(flags: Flags, verb: str, question: str) -> None:
