@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign
+from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 
 NEAR = 12
 """Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
@@ -28,6 +29,17 @@ HIDDEN = 0.4
 """What is left of the confidence in a cause that a sure one explains."""
 
 MOST = 0.98
+"""The most that is believed of a cause one of whose signs is its own."""
+
+SHARED_MOST, SHARED_IN_CONTEXT, DECIDES = 0.7, 0.88, 0.3
+"""The most that is believed of a cause of which there are only symptoms that many causes share (a timeout, an abort,
+an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or more, and so singles the cause out.
+Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_calibration.py) are then given
+to no other with 0.8 and more, but for what those tests name."""
+
+WORD = re.compile(r"[^\W\d_]{3}")
+"""What is left of a match beside a symptom in it is words of its own where there are three letters."""
+
 SECOND_SIGN, SECOND_SIGNS = 0.03, 2
 """What every further sign of a cause adds, and how many of them count."""
 
@@ -102,7 +114,7 @@ def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     """Return the causes of a failure in the logs (name → text, in the order in which they count), by `rules`."""
     parts = [_log_end(Log(name, text), rules.ending) for name, text in logs.items()]
     failed = any(part.failure for part in parts)
-    look = _Look(tuple(parts), rules.ending, failed)
+    look = _Look(tuple(parts), rules.ending, rules.symptoms, failed)
     found = [each for cause in rules.causes if (each := look.at(cause))]
     ranked = _rank(found)
     findings = tuple(_finding(each, parts) for each in ranked)
@@ -200,6 +212,7 @@ class _Look(Struct, frozen=True):
 
     parts: tuple[_LogEnd, ...]
     ending: Ending
+    symptoms: tuple[Symptom, ...]
     failed: bool
 
     def at(self, cause: Cause) -> _Found | None:
@@ -211,16 +224,26 @@ class _Look(Struct, frozen=True):
         ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
         confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
         shown: tuple[int, Hit] | None = None
+        most = SHARED_MOST if all(self._is_shared(sign, hit) for sign, _, hit in signs) else MOST
         for context in cause.contexts:
             seen = _first(context.find, self.parts, context.near)
             if (seen is None) == context.absent:
                 confidence += context.add
                 shown = shown or (seen if context.add > 0 else None)
+                most = max(most, SHARED_IN_CONTEXT) if context.add >= DECIDES else most
         if confidence < FLOOR:
             return None
         return _Found(
-            cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), min(confidence, MOST), shown
+            cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), _held(confidence, most), shown
         )
+
+    def _is_shared(self, sign: Sign, hit: Hit) -> bool:
+        """Return whether what fitted a sign is nothing but a symptom of many causes."""
+        if sign.decides:
+            return False
+        text = hit.matched
+        found = (pattern.regex.search(text) for symptom in self.symptoms for pattern in symptom.find)
+        return any(match and not WORD.search(f"{text[: match.start()]} {text[match.end() :]}") for match in found)
 
     def _fits(self, rule: Cause | Sign) -> bool:
         """Return whether the logs have what the rule needs, and nothing that rules it out."""
@@ -237,6 +260,11 @@ class _Look(Struct, frozen=True):
                 if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
                     yield place, hit
                     break
+
+
+def _held(confidence: float, most: float) -> float:
+    """Return the confidence held below `most`; what was believed more before still is."""
+    return min(confidence, most if most == MOST else most - 0.1 + 0.1 * min(confidence, 1.0))
 
 
 def _first(pattern: Pattern, parts: Sequence[_LogEnd], near: Pattern | None = None) -> tuple[int, Hit] | None:
@@ -301,7 +329,7 @@ def _survived(parts: Sequence[_LogEnd], rules: CauseSet, found: set[str]) -> Ite
     """Yield a note for each cause that showed and that the run got over."""
     if not any(part.start for part in parts):
         return
-    look = _Look(tuple(replace(part, start=0) for part in parts), rules.ending, failed=False)
+    look = _Look(tuple(replace(part, start=0) for part in parts), rules.ending, rules.symptoms, failed=False)
     for cause in rules.causes:
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]

@@ -44,10 +44,12 @@ REACH = 200
 
 
 class Hit(Struct, frozen=True):
-    """A line (counted from 0) that fits a pattern, and its text, cut around what fits where the line is long."""
+    """A line (counted from 0) that fits a pattern, its text, cut around what fits where the line is long, and what of
+    it fits."""
 
     line: int
     text: str
+    matched: str
 
 
 class _Stream(Struct, frozen=True):
@@ -63,7 +65,7 @@ class _Stream(Struct, frozen=True):
         """Return the hit of a match that goes over the end of a line, or of `CUTS` lines at most; None for others."""
         first = bisect_right(self.starts, match.start()) - 1
         last = bisect_right(self.starts, match.end() - 1) - 1
-        return Hit(self.lines[first], match[0]) if 0 < last - first <= CUTS else None
+        return Hit(self.lines[first], match[0], match[0]) if 0 < last - first <= CUTS else None
 
 
 class Log:
@@ -114,7 +116,7 @@ class Log:
             match = pattern.regex.search(text)
             if match and line != last:
                 last = line
-                yield Hit(line, _shortened(text, match))
+                yield Hit(line, _shortened(text, match), match[0])
 
     def _candidates(self, pattern: Pattern, start: int) -> Iterator[tuple[int, int]]:
         """Yield (line, place in the whole text) wherever one of the pattern's words stands, in order."""

@@ -141,13 +141,14 @@ ON_LINES = ("noise", "mild")
 
 class Sign(Struct, frozen=True):
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
-    there, a few lines before or after. `hint`: it counts only in a log that also shows a failure. `noisy`: also
-    on a line of noise. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the first, and
-    none fits one of the second."""
+    there, a few lines before or after; with `decides` that line singles the cause out. `hint`: it counts only in a log
+    that also shows a failure. `noisy`: also on a line of noise. `needs`, `never`: it counts only where a line anywhere
+    in the logs fits one of the first, and none fits one of the second."""
 
     find: Pattern
     weight: float
     near: Pattern | None = None
+    decides: bool = False
     hint: bool = False
     noisy: bool = False
     needs: tuple[Pattern, ...] = ()
@@ -206,12 +207,22 @@ class Ending(Struct, frozen=True):
     mild: tuple[Pattern, ...] = ()
 
 
+class Symptom(Struct, frozen=True):
+    """How a failure shows that many causes share: by itself it singles out none of them. `ask`: what one needs to know
+    to get further."""
+
+    name: str
+    find: tuple[Pattern, ...]
+    ask: str
+
+
 class CauseSet(Struct, frozen=True):
-    """All that is known: causes, harmless lines, and how runs end."""
+    """All that is known: causes, harmless lines, how runs end, and symptoms that many causes share."""
 
     causes: tuple[Cause, ...]
     harmless: tuple[Harmless, ...]
     ending: Ending
+    symptoms: tuple[Symptom, ...] = ()
 
 
 def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
@@ -221,6 +232,7 @@ def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet
     top = Table(read_toml(text, where), where, problems)
     causes = tuple(map(_cause, top.tables("cause")))
     harmless = tuple(map(_harmless, top.tables("harmless")))
+    symptoms = tuple(map(_symptom, top.tables("symptom")))
     ending = top.inner("ending")
     ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
     ending.close()
@@ -228,7 +240,7 @@ def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet
     _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
     if problems:
         raise Trouble(*problems)
-    return CauseSet(causes, harmless, ends)
+    return CauseSet(causes, harmless, ends, symptoms)
 
 
 def join(first: CauseSet, second: CauseSet) -> CauseSet:
@@ -236,7 +248,7 @@ def join(first: CauseSet, second: CauseSet) -> CauseSet:
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
     both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
-    return CauseSet(kept + second.causes, first.harmless + second.harmless, both)
+    return CauseSet(kept + second.causes, first.harmless + second.harmless, both, first.symptoms + second.symptoms)
 
 
 def _cause(table: Table) -> Cause:
@@ -265,6 +277,7 @@ def _sign(table: Table) -> Sign:
         find=next(_pattern(table, "find"), NOTHING),
         weight=_number(table, "weight", 0.0),
         near=_near(table),
+        decides=table.take("decides", bool, default=False),
         hint=table.take("hint", bool, default=False),
         noisy=table.take("noisy", bool, default=False),
         needs=_patterns(table, "needs"),
@@ -294,6 +307,12 @@ def _harmless(table: Table) -> Harmless:
     found = Harmless(
         table.text("slug", NAME), _patterns(table, "find"), table.text("why", SOME), _patterns(table, "unless")
     )
+    table.close()
+    return found
+
+
+def _symptom(table: Table) -> Symptom:
+    found = Symptom(table.text("name", SOME), _patterns(table, "find"), table.text("ask", SOME))
     table.close()
     return found
 

@@ -1,0 +1,67 @@
+"""The recorded cases of `invoke diagnose`: logs with the cause that each is about, and the rules they are held to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from deepep_bootstrap.analysis.diagnosis.rules import load_causes
+from deepep_bootstrap.core.toml import load_toml
+from tests.support.paths import ROOT
+
+CASES = ROOT / "tests" / "cases" / "diagnosis"
+SETS = ("known", "blind", "blind-2026")
+"""Sets of logs written without sight of the rules, each with an index.toml."""
+
+RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
+BOOK = load_causes(RULES, "env/rules/causes.toml")
+SLUGS = [cause.slug for cause in BOOK.causes]
+
+
+class Case(Struct, frozen=True):
+    """A recorded log: its name among all, its file, the cause it is about ("" for none), and others that a careful
+    reader could name too."""
+
+    name: str
+    path: Path
+    cause: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The log."""
+        return self.path.read_text(encoding="utf-8", errors="replace")
+
+
+def cases_of_set(name: str) -> list[Case]:
+    """Return the cases of one set in the order of its index."""
+    folder = CASES / name
+    index = load_toml((folder / "index.toml").read_text(encoding="utf-8"), f"{name}/index.toml")
+    return [
+        Case(f"{name}/{file}", folder / file, entry["cause"], tuple(entry.get("also", ())))
+        for file, entry in index.items()
+    ]
+
+
+def cases_of_rules(kind: str) -> list[Path]:
+    """Return the logs beside the rules: those that are `failing`, `near` misses, `healthy`, or `unrelated`."""
+    return sorted((CASES / "rules" / kind).glob("*.log"))
+
+
+def slug_of(path: Path) -> str:
+    """Return the cause of a failing log by its name: the slug, and a number where there are several."""
+    return max((slug for slug in SLUGS if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", path.stem)), key=len)
+
+
+def recorded_cases() -> list[Case]:
+    """Return all recorded cases, healthy logs too."""
+    rules = [Case(f"rules/{path.name}", path, slug_of(path)) for path in cases_of_rules("failing")]
+    quiet = [
+        Case(f"rules/{kind}/{path.name}", path, "")
+        for kind in ("healthy", "unrelated")
+        for path in cases_of_rules(kind)
+    ]
+    sets = [case for name in SETS if (CASES / name).is_dir() for case in cases_of_set(name)]
+    return [*rules, *quiet, *sets]
