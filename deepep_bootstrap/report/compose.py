@@ -8,7 +8,9 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.assess import Assessment, failure_logs
 from deepep_bootstrap.analysis.compare import figures_of
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis
+from deepep_bootstrap.analysis.diagnosis.first_error import scrubbed
+from deepep_bootstrap.analysis.diagnosis.log import Evidence
 from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK, Tested
 from deepep_bootstrap.core.nodeset import fold
@@ -99,7 +101,7 @@ def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
     diagnosis = Diagnosis(
         tuple(replace(finding, evidence=quoted(finding.evidence)) for finding in found.diagnosis.findings),
         tuple(replace(note, evidence=quoted(note.evidence)) for note in found.diagnosis.notes),
-        quoted((found.diagnosis.failure,))[0] if found.diagnosis.failure else None,
+        scrubbed(found.diagnosis.first, scrub) if found.diagnosis.first else None,
     )
     tests = tuple(
         replace(

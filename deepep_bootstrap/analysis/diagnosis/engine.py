@@ -9,7 +9,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Hit, Log
+from deepep_bootstrap.analysis.diagnosis.first_error import BUNDLE, FirstError, first_error
+from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 
 NEAR = 12
@@ -47,14 +48,6 @@ SHOWN = 3
 """Signs shown as evidence, beside one line of context."""
 
 
-class Evidence(Struct, frozen=True):
-    """A line that shows something: the log's name, the line's number from 1, its text."""
-
-    log: str
-    line: int
-    text: str
-
-
 class Finding(Struct, frozen=True):
     """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and
     where this is from. `checks` would tell it from other causes of the same lines."""
@@ -78,12 +71,17 @@ class Note(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The result of reading logs: causes, the most likely first; remarks; and the first line that shows a failure
-    at all, None where nothing failed."""
+    """The result of reading logs: causes, the most likely first; remarks; and the first error in time with what can be
+    said of it whatever its cause, None where nothing failed."""
 
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
-    failure: Evidence | None = None
+    first: FirstError | None = None
+
+    @property
+    def failure(self) -> Evidence | None:
+        """The line of the first error."""
+        return self.first.evidence if self.first else None
 
 
 class _LogEnd(Struct, frozen=True):
@@ -118,15 +116,14 @@ def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     found = [each for cause in rules.causes if (each := look.at(cause))]
     ranked = _rank(found)
     findings = tuple(_finding(each, parts) for each in ranked)
-    failure = next((_shown(part.log, part.failure) for part in parts if part.failure), None)
-    return Diagnosis(
-        findings, (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found})), failure
-    )
+    notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found}))
+    first = first_error([part.log for part in parts], [part.start for part in parts], rules) if failed else None
+    return Diagnosis(findings, notes, first)
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return `findings` and `notes` as docs/json.md promises them; lines have their `file` where there are several
-    logs."""
+    """Return `findings`, `notes` and `first_errors` as docs/json.md promises them; lines have their `file` where there
+    are several logs."""
     items: tuple[Finding | Note, ...] = (*diagnosis.findings, *diagnosis.notes)
     several = len({each.log for item in items for each in item.evidence}) > 1
     findings = [
@@ -144,7 +141,31 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         {"about": note.about, "evidence": _lines(note.evidence, several=several), "why": note.why}
         for note in diagnosis.notes
     ]
-    return {"findings": findings, "notes": notes}
+    return {"findings": findings, "notes": notes, "first_errors": _first_errors(diagnosis.first)}
+
+
+def _first_errors(first: FirstError | None) -> list[dict[str, Any]]:
+    """Return the first error as docs/json.md promises it; none where nothing failed."""
+    if first is None:
+        return []
+    return [
+        {
+            "file": first.evidence.log,
+            "line": first.evidence.line,
+            "text": first.evidence.text,
+            "time": first.time,
+            "rank": first.rank,
+            "node": first.node,
+            "program": first.program,
+            "library": first.library,
+            "ended": [
+                {"words": each.words, "file": each.evidence.log, "line": each.evidence.line} for each in first.ended
+            ],
+            "changed": list(first.changed),
+            "asks": list(first.asks),
+            "bundle": BUNDLE,
+        }
+    ]
 
 
 def advice(finding: Finding) -> str:
@@ -158,9 +179,9 @@ def advice(finding: Finding) -> str:
 
 def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what
-    mends it."""
+    mends it; where none is known what can be said of the first error."""
     if not diagnosis.findings:
-        return ()
+        return unknown(diagnosis.first) if diagnosis.first else ()
     first = diagnosis.findings[0]
     shown = first.evidence[0]
     return (
@@ -168,6 +189,23 @@ def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
         f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
         f"why: {first.why}",
         f"fix: {advice(first)}",
+    )
+
+
+def unknown(first: FirstError) -> tuple[str, ...]:
+    """Return what can be said of a failure whose cause nobody knows, as lines to print."""
+    shown = first.evidence
+    where = ", ".join(filter(None, (first.node, first.rank, first.time)))
+    owner = " in ".join(filter(None, (first.library, first.program)))
+    return (
+        "no known cause; the first error in time is:",
+        f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
+        *([f"from: {where}"] if where else []),
+        *([f"belongs to: {owner}"] if owner else []),
+        *(f"ended: {each.words} (line {each.evidence.line})" for each in first.ended),
+        *(f"changed: {each}" for each in first.changed),
+        *(f"needed: {each}" for each in first.asks),
+        f"to hand on: {BUNDLE}",
     )
 
 
@@ -223,19 +261,25 @@ class _Look(Struct, frozen=True):
             return None
         ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
         confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
-        shown: tuple[int, Hit] | None = None
         most = SHARED_MOST if all(self._is_shared(sign, hit) for sign, _, hit in signs) else MOST
+        added, decided, shown = self._context(cause)
+        confidence += added
+        if confidence < FLOOR:
+            return None
+        held = _held(confidence, max(most, SHARED_IN_CONTEXT) if decided else most)
+        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown)
+
+    def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
+        """Return what the context of a cause adds, whether some of it decides, and the first line of it that adds."""
+        added, decided = 0.0, False
+        shown: tuple[int, Hit] | None = None
         for context in cause.contexts:
             seen = _first(context.find, self.parts, context.near)
             if (seen is None) == context.absent:
-                confidence += context.add
+                added += context.add
+                decided = decided or context.add >= DECIDES
                 shown = shown or (seen if context.add > 0 else None)
-                most = max(most, SHARED_IN_CONTEXT) if context.add >= DECIDES else most
-        if confidence < FLOOR:
-            return None
-        return _Found(
-            cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), _held(confidence, most), shown
-        )
+        return added, decided, shown
 
     def _is_shared(self, sign: Sign, hit: Hit) -> bool:
         """Return whether what fitted a sign is nothing but a symptom of many causes."""

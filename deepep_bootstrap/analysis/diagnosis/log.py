@@ -25,7 +25,16 @@ LABEL = re.compile(
 )
 """What srun -l, mpirun, torchrun, Ray, vLLM, pdsh and compose put before the lines of one process."""
 
-TIME = re.compile(r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?[:,]?\s?")
+TIME = re.compile(
+    r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?"
+    r"(?: (?:DP|TP|EP|PP)\d+){0,4}\]?[:,]?\s?"
+)
+LEVEL = re.compile(
+    r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?(?: \[[\w./-]{1,80}:\d+\])? ?"
+)
+"""What vLLM and others put before a message, and before each line of a traceback."""
+
+LONGEST_LABEL = 200
 WINDOW = 1000
 """Characters on both sides of a word that are looked at where a line is longer."""
 
@@ -41,6 +50,14 @@ CUTS = 2
 
 REACH = 200
 """Characters on both sides of a word in which such a message is looked for."""
+
+
+class Evidence(Struct, frozen=True):
+    """A line that shows something: the log's name, the line's number from 1, its text."""
+
+    log: str
+    line: int
+    text: str
 
 
 class Hit(Struct, frozen=True):
@@ -87,6 +104,11 @@ class Log:
         yield from itertools.islice(self._whole(pattern, start), MOST_HITS)
         if pattern.tight:
             yield from itertools.islice(self._cut(pattern, start), MOST_HITS)
+
+    def label(self, line: int) -> str:
+        """Return what tells the process of a line from others, "" where nothing does."""
+        label = LABEL.match(TIME.sub("", self.lines[line][:LONGEST_LABEL], 1))
+        return label[0].strip() if label else ""
 
     def last(self, pattern: Pattern) -> int:
         """Return the number of the last line that fits, -1 without one. Looks from the end."""
@@ -157,6 +179,20 @@ class Log:
                     hit = stream.cut_hit(match) if match else None
                     if hit and hit.line >= start:
                         yield hit
+
+
+def bare(line: str, *, keep_indent: bool = False) -> str:
+    """Return a line without labels of processes, times and levels before its text; with its indent where asked."""
+    text = line
+    for _ in range(3):
+        before = text
+        text = TIME.sub("", text, 1) if TIME.match(text) else text
+        if label := LABEL.match(text):
+            text = text[label.end() :].removeprefix(" ")
+        text = text[level.end() :] if (level := LEVEL.match(text)) else text
+        if text == before:
+            break
+    return text if keep_indent else text.strip()
 
 
 def _surroundings(text: str, word: str) -> Iterator[tuple[int, int]]:

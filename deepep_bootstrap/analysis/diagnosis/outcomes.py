@@ -29,9 +29,14 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
         # What failed is reported all the same; a fault in the rules is a remark beside it.
         return tuple(_longer(outcome, [f"no cause was looked for: {trouble}"]) for outcome in given)
     return tuple(
-        _longer(outcome, brief(diagnose(_logs(outcome), causes))) if outcome.state == "failed" else outcome
-        for outcome in given
+        _longer(outcome, _cause(outcome, causes)) if outcome.state == "failed" else outcome for outcome in given
     )
+
+
+def _cause(outcome: Outcome, causes: rules.CauseSet) -> tuple[str, ...]:
+    """Return the cause of a failed step in lines; nothing where none is known, since the step told its last lines."""
+    found = diagnose(_logs(outcome), causes)
+    return brief(found) if found.findings else ()
 
 
 def _logs(outcome: Outcome) -> dict[str, str]:

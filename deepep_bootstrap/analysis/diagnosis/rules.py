@@ -134,8 +134,9 @@ def _better(one: list[str], other: list[str]) -> list[str]:
 FILE = "rules/causes.toml"
 """Below env/."""
 
+KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
-ON_LINES = ("noise", "mild")
+ON_LINES = ("noise", "mild", "followed", "waited", "lesser", "fine")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
@@ -197,7 +198,9 @@ class Ending(Struct, frozen=True):
     """The lines by which the end of a run is known: lines that say that it went well, and lines that say it did not;
     among these the `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that
     print what they look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and
-    signs on them are hints."""
+    signs on them are hints. For the first error of a failure: lines that `followed` from another one's, those of a
+    process that only `waited`, `lesser` ones that a program goes on after, and such as are `fine` although they have
+    the words."""
 
     well: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
@@ -205,6 +208,10 @@ class Ending(Struct, frozen=True):
     again: tuple[Pattern, ...] = ()
     noise: tuple[Pattern, ...] = ()
     mild: tuple[Pattern, ...] = ()
+    followed: tuple[Pattern, ...] = ()
+    waited: tuple[Pattern, ...] = ()
+    lesser: tuple[Pattern, ...] = ()
+    fine: tuple[Pattern, ...] = ()
 
 
 class Symptom(Struct, frozen=True):
@@ -216,13 +223,32 @@ class Symptom(Struct, frozen=True):
     ask: str
 
 
+class Origin(Struct, frozen=True):
+    """A program or a library (`kind`), by the lines that are its own, and what one asks of a failure in it."""
+
+    name: str
+    kind: str
+    find: tuple[Pattern, ...]
+    ask: str = ""
+
+
+class Meaning(Struct, frozen=True):
+    """What a code of a device means in words, with what to do."""
+
+    find: Pattern
+    words: str
+
+
 class CauseSet(Struct, frozen=True):
-    """All that is known: causes, harmless lines, how runs end, and symptoms that many causes share."""
+    """All that is known: causes, harmless lines, how runs end, symptoms that many causes share, whose lines are whose,
+    and what codes of devices mean."""
 
     causes: tuple[Cause, ...]
     harmless: tuple[Harmless, ...]
     ending: Ending
     symptoms: tuple[Symptom, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    meanings: tuple[Meaning, ...] = ()
 
 
 def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
@@ -233,6 +259,8 @@ def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet
     causes = tuple(map(_cause, top.tables("cause")))
     harmless = tuple(map(_harmless, top.tables("harmless")))
     symptoms = tuple(map(_symptom, top.tables("symptom")))
+    origins = tuple(map(_origin, top.tables("origin")))
+    meanings = tuple(map(_meaning, top.tables("meaning")))
     ending = top.inner("ending")
     ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
     ending.close()
@@ -240,7 +268,7 @@ def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet
     _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
     if problems:
         raise Trouble(*problems)
-    return CauseSet(causes, harmless, ends, symptoms)
+    return CauseSet(causes, harmless, ends, symptoms, origins, meanings)
 
 
 def join(first: CauseSet, second: CauseSet) -> CauseSet:
@@ -248,7 +276,14 @@ def join(first: CauseSet, second: CauseSet) -> CauseSet:
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
     both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
-    return CauseSet(kept + second.causes, first.harmless + second.harmless, both, first.symptoms + second.symptoms)
+    return CauseSet(
+        kept + second.causes,
+        first.harmless + second.harmless,
+        both,
+        first.symptoms + second.symptoms,
+        first.origins + second.origins,
+        first.meanings + second.meanings,
+    )
 
 
 def _cause(table: Table) -> Cause:
@@ -313,6 +348,20 @@ def _harmless(table: Table) -> Harmless:
 
 def _symptom(table: Table) -> Symptom:
     found = Symptom(table.text("name", SOME), _patterns(table, "find"), table.text("ask", SOME))
+    table.close()
+    return found
+
+
+def _origin(table: Table) -> Origin:
+    found = Origin(
+        table.text("name", SOME), table.text("kind", KIND), _patterns(table, "find"), table.take("ask", str, "")
+    )
+    table.close()
+    return found
+
+
+def _meaning(table: Table) -> Meaning:
+    found = Meaning(next(_pattern(table, "find"), NOTHING), table.text("words", SOME))
     table.close()
     return found
 

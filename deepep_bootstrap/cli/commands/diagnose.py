@@ -5,20 +5,25 @@ host and no network.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import rules
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Evidence, Finding, advice, as_json
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Finding, advice, as_json, unknown
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
+from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, scrubbed
+from deepep_bootstrap.analysis.diagnosis.log import Evidence
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
-from deepep_bootstrap.cli.logs import Sought, names, read_log
+from deepep_bootstrap.cli.logs import STDIN, Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.program import data_root
 from deepep_bootstrap.core.redact import scrub, secrets_of
+from deepep_bootstrap.core.text import number
+from deepep_bootstrap.report.load import LocalRuns
+from deepep_bootstrap.testing import run_folder
 
 SOUGHT = Sought(
     patterns=("**/*.log", "**/*.out", "**/*.err", "**/*.txt"),
@@ -36,7 +41,10 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     screen = Screen("diagnose", as_json=json)
     known = read_rules(data_root(), causes)
     texts = {name: read_log(name, SOUGHT.remedy) for name in files((logs, *(log or ())))}
-    found = without_secrets(find_causes(texts, known))
+    found = find_causes(texts, known)
+    if found.first:
+        found = replace(found, first=with_changes(found.first, texts))
+    found = without_secrets(found)
     several = len(texts) > 1
     show(screen, found, several=several)
     screen.document(OK, (), **as_json(found))
@@ -68,33 +76,66 @@ def without_secrets(found: Diagnosis) -> Diagnosis:
     return Diagnosis(
         tuple(replace(finding, evidence=cleaned(finding.evidence)) for finding in found.findings),
         tuple(replace(note, evidence=cleaned(note.evidence)) for note in found.notes),
-        cleaned((found.failure,))[0] if found.failure else None,
+        scrubbed(found.first, lambda text: scrub(text, secrets)) if found.first else None,
     )
 
 
 def show(screen: Screen, found: Diagnosis, *, several: bool) -> None:
     """Print causes and remarks for a person."""
-    for number, finding in enumerate(found.findings, 1):
-        _tell_cause(screen, number, finding, several=several)
+    for place, finding in enumerate(found.findings, 1):
+        _tell_cause(screen, place, finding, several=several)
     if not found.findings:
         screen.say("no known cause in it", style="bold")
-        if found.failure:
-            screen.say(f"  the first line that shows a failure is {_place(found.failure, several=several)}")
     elif found.findings[0].confidence < SURE:
         screen.say("Nothing decides between these; the checks would.")
+    if found.first and (not found.findings or found.findings[0].confidence < SURE):
+        _tell_first_error(screen, found.first)
     for note in found.notes:
         screen.say(f"note: {_place(note.evidence[0], several=several)}")
         screen.say(f"      {note.why}")
 
 
-def _tell_cause(screen: Screen, number: int, finding: Finding, *, several: bool) -> None:
+def _tell_cause(screen: Screen, place: int, finding: Finding, *, several: bool) -> None:
     screen.say(
-        f"{number}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if number == 1 else ""
+        f"{place}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if place == 1 else ""
     )
     for each in finding.evidence:
         screen.say(f"     {_place(each, several=several)}")
     for name, text in (("why", finding.why), ("fix", advice(finding)), ("source", finding.source)):
         screen.say(f"     {name}: {text}")
+
+
+def _tell_first_error(screen: Screen, first: FirstError) -> None:
+    """Print what can be said of a failure whatever its cause."""
+    _, *lines = unknown(first)
+    screen.say("The first error in time:", style="bold")
+    for line in lines:
+        screen.say(f"  {line}")
+
+
+def with_changes(first: FirstError, names: Iterable[str]) -> FirstError:
+    """Return the first error with what changed since the last good run of the same kind, where the logs are those of
+    one run's folder beside others."""
+    folders = {Path(name).resolve().parent for name in names if name != STDIN}
+    here = next((folder for folder in sorted(folders) if (folder / run_folder.VALUES).is_file()), None)
+    if here is None:
+        return first
+    runs = LocalRuns(here.parent).values()
+    values = runs.get(str(here), {})
+    good = [name for name in like_kind(values, runs) if runs[name].get("code") == "0" and name != str(here)]
+    return replace(first, changed=changes(values, runs[good[-1]], Path(good[-1]).name)) if good else first
+
+
+def like_kind(values: Mapping[str, str], runs: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the folders of runs of the same kind that began before a run, the oldest first."""
+    start = number(values.get("started", ""))
+    begun = {name: number(other.get("started", "")) for name, other in runs.items()}
+    known = [
+        (when, name)
+        for name, when in begun.items()
+        if when is not None and runs[name].get("kind") == values.get("kind") and (start is None or when < start)
+    ]
+    return [name for _, name in sorted(known)]
 
 
 def _place(evidence: Evidence, *, several: bool) -> str:

@@ -1,0 +1,366 @@
+"""What can be said of a failure whose cause nobody knows: the first error in time, the rank and node it came from,
+whose it is, how processes ended in words, and what one needs to know to get further.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
+from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
+
+BUNDLE = "invoke report --bundle"
+"""The command that packs versions, facts, plan and logs for whoever helps."""
+
+REACH = 12
+"""Lines around the first error in which a program or library may name itself."""
+
+LONGEST = 400
+"""Characters of the line that are shown."""
+
+FRAMES = 400
+"""Lines of one process that a traceback may have."""
+
+BACK = 200
+"""Lines above an error in which its process may have said the time."""
+
+MOST_ENDS, MOST_ASKS = 4, 3
+
+RANK = (
+    re.compile(r"\[?\brank[ _:]{0,2}(\d+)\b", re.IGNORECASE),
+    re.compile(r"\[default(\d+)\]"),
+    re.compile(r"^\s*\[\d+,(\d+)\]<std"),
+    re.compile(r"^\s*(\d{1,5}): "),
+    re.compile(r"-- Process (\d+) terminated"),
+    re.compile(r"\b(?:RANK|local_rank|LOCAL_RANK)\W{1,3}(\d+)\b"),
+)
+PLACE = re.compile(r"\b((?:DP|TP|EP|PP)\d+(?:[ _](?:DP|TP|EP|PP)\d+)*)\b|\((\w*(?:EngineCore|Worker|ApiServer)\w*)[ )]")
+"""What SGLang and vLLM call the ranks of their groups."""
+
+NODE = (
+    re.compile(r"^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] "),
+    re.compile(r"srun: error: ([\w.-]+): task"),
+    re.compile(r"slurmstepd-([\w.-]+): "),
+    re.compile(r"\bip=([\w.:-]+)\)"),
+    re.compile(r"\bON ([\w.-]+) CANCELLED"),
+    re.compile(r"^\s*(?:[\dT:., Z-]{15,32} )?([A-Za-z][\w.-]{0,40}\d):\s"),
+    re.compile(r"\b(?:node|host|nodename)[ =]([A-Za-z][\w.-]*\d)\b"),
+)
+FILE_RANK, FILE_NODE = re.compile(r"\brank[-_](\d+)"), re.compile(r"\bnode-\d+-([\w.-]+?)\.(?:log|out|err)$")
+
+STAMP = (
+    re.compile(r"(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d+)?"),
+    re.compile(r"\b[EWIF](?P<mo>\d{1,2})(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d+)?"),
+    re.compile(r"\b(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d+)?"),
+    re.compile(r"\b(?P<mon>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d+)?"),
+)
+"""Times as programs print them: ISO, glog's, vLLM's, syslog's."""
+
+MONTHS = {
+    name: number
+    for number, name in enumerate("JanFebMarAprMayJunJulAugSepOctNovDec"[i : i + 3] for i in range(0, 36, 3))
+}
+
+CODE = re.compile(
+    r"\bexit(?:ed)?(?: ?with)?(?: exit)?(?: ?(?:code|status))?\s*[:=]?\s*(-?\d{1,3})\b(?!\s*s\b)", re.IGNORECASE
+)
+SIGNAL = re.compile(r"\bsignal:? ?(\d{1,2})\b|\b(SIG[A-Z]{2,5})\b", re.IGNORECASE)
+SIGNALS: Mapping[str, str] = {
+    "SIGABRT": "it ended itself: an assertion, or an exception that nobody caught",
+    "SIGBUS": "memory behind an address was gone: most often /dev/shm or a file system that is full",
+    "SIGFPE": "a division by zero",
+    "SIGHUP": "its terminal or launcher went away",
+    "SIGILL": "an instruction that this processor has not",
+    "SIGINT": "interrupted, as by ^C",
+    "SIGKILL": "killed from outside: by the kernel for lack of memory, by Slurm at a limit, or by somebody",
+    "SIGPIPE": "what it wrote to was closed",
+    "SIGSEGV": "an access to memory that is not its own",
+    "SIGTERM": "asked to end: a peer failed before, a limit of time, or scancel",
+}
+CODES: Mapping[int, str] = {
+    2: "the program did not understand its arguments",
+    124: "a limit of time was reached (timeout)",
+    126: "the program may not be run, or is none",
+    127: "the program was not found",
+}
+OF_SIGNAL = 128
+"""A shell says 128 and the signal's number of a program that a signal ended."""
+
+GENERIC = (
+    "the whole log of the rank named here from its start on, and the versions in it (`invoke status`, `invoke facts`)."
+)
+
+
+class Ended(Struct, frozen=True):
+    """How a process ended, in words, and the line that says so."""
+
+    words: str
+    evidence: Evidence
+
+
+class FirstError(Struct, frozen=True):
+    """The first error of a failure: its line, the time, rank and node as far as the logs say them, the program and the
+    library it belongs to, how processes ended, what changed since the last good run of the kind (where runs are
+    known), and what it takes to get further. Texts are empty where nobody says."""
+
+    evidence: Evidence
+    time: str
+    rank: str
+    node: str
+    program: str
+    library: str
+    ended: tuple[Ended, ...]
+    asks: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+
+
+def scrubbed(first: FirstError, scrub: Callable[[str], str]) -> FirstError:
+    """Return the same with `scrub` over every line that is shown."""
+
+    def clean(evidence: Evidence) -> Evidence:
+        return replace(evidence, text=scrub(evidence.text))
+
+    return replace(
+        first,
+        evidence=clean(first.evidence),
+        ended=tuple(replace(each, evidence=clean(each.evidence)) for each in first.ended),
+        changed=tuple(map(scrub, first.changed)),
+    )
+
+
+ERROR, WAITED, FOLLOWED, WENT_ON = range(4)
+"""How near to the root a line is: an error of its own; the end of a wait; what follows from another's failure; what a
+program goes on after."""
+
+
+class _Candidate(Struct, frozen=True):
+    """A line that tells of an error: its `grade`, one of those above; its time as numbers that order, None where nobody
+    says it."""
+
+    grade: int
+    stamp: tuple[float, ...] | None
+    place: int
+    hit: Hit
+    time: str
+
+
+def first_error(logs: Sequence[Log], starts: Sequence[int], rules: CauseSet) -> FirstError | None:
+    """Return the first error in the logs, each read from its start on; None where nothing failed, or nothing but what
+    a program went on after."""
+    found = [each for place, log in enumerate(logs) for each in _candidates(place, log, starts[place], rules.ending)]
+    grade = min((each.grade for each in found), default=WENT_ON)
+    if grade == WENT_ON:
+        return None
+    first = _earliest([each for each in found if each.grade == grade])
+    log = logs[first.place]
+    line = _exception(log, first.hit.line)
+    text = bare(log.lines[line])[:LONGEST] or first.hit.text
+    evidence = Evidence(log.name, line + 1, text)
+    around = _own_lines(log, line, REACH)
+    rank, node = _who(log, line)
+    return FirstError(
+        evidence,
+        first.time,
+        rank,
+        node,
+        _owner("program", text, around, logs, rules),
+        _owner("library", text, around, (), rules),
+        tuple(_ends(logs, starts, rules))[:MOST_ENDS],
+        tuple(dict.fromkeys(_asks(text, around, rules)))[:MOST_ASKS],
+    )
+
+
+def _candidates(place: int, log: Log, start: int, ending: Ending) -> Iterator[_Candidate]:
+    seen: set[int] = set()
+    for pattern in ending.badly:
+        for hit in log.find(pattern, start):
+            line = log.lines[hit.line][:2000]
+            # What goes over the end of a line is looked for in words of causes, not in those of any error.
+            if (
+                hit.line in seen
+                or not pattern.regex.search(line)
+                or _fits(ending.mild, line)
+                or _fits(ending.noise, line)
+                or _fits(ending.fine, line)
+            ):
+                continue
+            seen.add(hit.line)
+            grade = max(_grade(line, ending), _grade(log.lines[_exception(log, hit.line)][:2000], ending))
+            time, stamp = _time(log, hit.line)
+            yield _Candidate(grade, stamp, place, hit, time)
+
+
+def _grade(line: str, ending: Ending) -> int:
+    """Return how far a line is from being the first error: see _Candidate."""
+    grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (WENT_ON, ending.lesser))
+    return next((grade for grade, patterns in grades if _fits(patterns, line)), ERROR)
+
+
+def _fits(patterns: Sequence[Pattern], line: str) -> bool:
+    return any(pattern.regex.search(line) for pattern in patterns)
+
+
+def _earliest(found: Sequence[_Candidate]) -> _Candidate:
+    """Return the first of them: by time where all say it, else in the order of the logs and lines."""
+    timed = all(each.stamp is not None for each in found)
+    years = {len(each.stamp or ()) for each in found}
+    if timed and len(years) == 1:
+        return min(found, key=lambda each: (each.stamp or (), each.place, each.hit.line))
+    return min(found, key=lambda each: (each.place, each.hit.line))
+
+
+def _time(log: Log, line: int) -> tuple[str, tuple[float, ...] | None]:
+    """Return the time of a line as it stands there, and as numbers; of the lines above it where it says none."""
+    for number in range(line, max(-1, line - BACK), -1):
+        head = log.lines[number][:120]
+        for pattern in STAMP:
+            if match := pattern.search(head):
+                return match[0], _numbers(match)
+    return "", None
+
+
+def _numbers(match: re.Match[str]) -> tuple[float, ...]:
+    parts = match.groupdict()
+    month = int(parts["mo"]) if parts.get("mo") else MONTHS.get(parts.get("mon") or "", 0) + 1
+    second = float(parts["s"]) + float((parts["f"] or "0").replace(",", "."))
+    year = (float(parts["y"]),) if parts.get("y") else ()
+    return (*year, float(month), float(parts["d"]), float(parts["h"]), float(parts["mi"]), second)
+
+
+def _exception(log: Log, line: int) -> int:
+    """Return the line of the exception whose traceback begins on a line; of any other line that line."""
+    if "Traceback (most recent call last)" not in log.lines[line]:
+        return line
+    label = log.label(line)
+    for number in range(line + 1, min(len(log.lines), line + FRAMES)):
+        if log.label(number) != label:
+            continue
+        text = bare(log.lines[number], keep_indent=True)
+        if text.strip() and not text.startswith((" ", "\t")) and not set(text.strip()) <= set("^~ "):
+            return _last_error(log, number, label)
+    return line
+
+
+def _last_error(log: Log, line: int, label: str) -> int:
+    """Return the line on which an exception says its `Last error:`, as NCCL's do, else its own line."""
+    below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
+    for number in below:
+        text = bare(log.lines[number])
+        if text == "Last error:" and number + 1 < len(log.lines):
+            return number + 1
+        if text.startswith("Last error:"):
+            return number
+    return line
+
+
+def _own_lines(log: Log, line: int, reach: int) -> list[str]:
+    """Return the lines around one, the nearest first, those above before those below."""
+    order = sorted(range(max(0, line - reach), min(len(log.lines), line + reach + 1)), key=lambda n: (abs(n - line), n))
+    return [log.lines[number][:2000] for number in order if number != line]
+
+
+def _who(log: Log, line: int) -> tuple[str, str]:
+    """Return the rank and the node of a line: from the line, else from the same process's lines above, else from the
+    log's name."""
+    label = log.label(line)
+    above = [n for n in range(line, max(-1, line - REACH), -1) if n == line or log.label(n) == label]
+    rank = next((found for n in above if (found := _rank(log.lines[n][:400]))), "")
+    node = next((found for n in above if (found := _node(log.lines[n][:400]))), "")
+    if not rank and (named := FILE_RANK.search(log.name)):
+        rank = f"rank {named[1]}"
+    if not node and (named := FILE_NODE.search(log.name)):
+        node = named[1]
+    return rank, node
+
+
+def _rank(line: str) -> str:
+    if match := PLACE.search(line):
+        return match[1] or match[2]
+    return next((f"rank {match[1]}" for pattern in RANK if (match := pattern.search(line))), "")
+
+
+def _node(line: str) -> str:
+    return next((match[1] for pattern in NODE if (match := pattern.search(line))), "")
+
+
+def _owner(kind: str, text: str, around: Sequence[str], logs: Sequence[Log], rules: CauseSet) -> str:
+    """Return the program or library that a line belongs to: by the line, else by the nearest one that names one, else
+    (a program) by any line of the logs."""
+    origins = [origin for origin in rules.origins if origin.kind == kind]
+    named = (origin.name for line in (text, *around) for origin in origins if _fits(origin.find, line))
+    elsewhere = (origin.name for log in logs for origin in origins if any(_stands(log, each) for each in origin.find))
+    return next(itertools.chain(named, elsewhere), "")
+
+
+def _stands(log: Log, pattern: Pattern) -> bool:
+    return next(log.find(pattern), None) is not None
+
+
+def _asks(text: str, around: Sequence[str], rules: CauseSet) -> Iterator[str]:
+    """Yield what one needs to know of such a failure."""
+    for symptom in rules.symptoms:
+        if any(_fits(symptom.find, line) for line in (text, *around[:4])):
+            yield symptom.ask
+    owner = _owner("library", text, around, (), rules)
+    yield from (origin.ask for origin in rules.origins if origin.name == owner and origin.ask)
+    yield GENERIC
+
+
+def _ends(logs: Sequence[Log], starts: Sequence[int], rules: CauseSet) -> Iterator[Ended]:
+    """Yield how processes ended and what devices said, each once, in words."""
+    told: set[str] = set()
+    for log, start in zip(logs, starts, strict=True):
+        for number, line in enumerate(log.lines[start:], start):
+            for words in _words(line[:2000], rules):
+                if words not in told:
+                    told.add(words)
+                    yield Ended(words, Evidence(log.name, number + 1, line.strip()[:240]))
+
+
+def _words(line: str, rules: CauseSet) -> Iterator[str]:
+    small = line.lower()
+    if "exit" in small or "signal" in small or "SIG" in line:
+        if match := CODE.search(line):
+            yield from filter(None, [code_words(int(match[1]))])
+        elif match := SIGNAL.search(line):
+            yield from filter(None, [_signal_words(match[1] or match[2])])
+    if "xid" in small:
+        yield from (meaning.words for meaning in rules.meanings if meaning.find.regex.search(line))
+
+
+def code_words(code: int) -> str:
+    """Return what an exit code means, "" for one that says nothing (0, 1, and a program's own)."""
+    number = -code if code < 0 else code - OF_SIGNAL if code > OF_SIGNAL else 0
+    if number:
+        named = _signal_words(str(number))
+        return f"exit code {code}: {named}" if named else ""
+    return f"exit code {code}: {CODES[code]}" if code in CODES else ""
+
+
+def _signal_words(signal_: str) -> str:
+    """Return a signal, given by its number or name, with what it means."""
+    try:
+        name = signal.Signals(int(signal_)).name if signal_.isdecimal() else signal.Signals[signal_.upper()].name
+    except (ValueError, KeyError):
+        return ""
+    return f"{name}, {SIGNALS[name]}" if name in SIGNALS else ""
+
+
+CHANGES = ("stack", "module", "deepep", "lock_digest", "via", "args", "script", "time_limit", "nodes")
+"""Values of a run that are compared with those of another one of its kind."""
+
+
+def changes(run: Mapping[str, str], good: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return what differs between the values of a run and those of a good one called `name`, in sentences."""
+    found = [
+        f"{key}: {good.get(key) or 'none'} before, {run.get(key) or 'none'} now"
+        for key in CHANGES
+        if run.get(key, "") != good.get(key, "")
+    ]
+    return tuple(f"since {name}: {each}" for each in found) or (f"nothing that a run notes, since {name}",)
