@@ -51,6 +51,7 @@ NAMES: Mapping[str, str] = {
     "best": "",
     "low_latency": "",
     "operations": "",
+    "layout": "layout",
     "dispatch_fp8": "dispatch FP8",
     "dispatch_bf16": "dispatch BF16",
     "nvl_gbs": "NVLink",

@@ -122,6 +122,7 @@ FOREIGN = {
 """What a test of one kind never prints. Low latency lines may end a test between nodes that tries both."""
 
 
+US_OF_MS = 1000.0
 RUNS_MAX = 100_000
 """More runs than this are a misread number."""
 
@@ -199,7 +200,7 @@ class LogSection(Struct):
     `world` is the number of ranks by the ranks' own lines, `nodes` that of nodes by the job's; `headers` counts the
     nodes on which a file of ours began it: each of them says an exit code in the end. `pass_run` is its
     pass, of a test that has passes; it `goes_on` where its log has the next one, behind which the job's last line
-    stands then."""
+    stands then. `layouts` are the times of the layout kernel in microseconds, one for each node that printed it."""
 
     log: str
     line: int
@@ -222,6 +223,7 @@ class LogSection(Struct):
     pass_run: PassRun | None = None
     goes_on: bool = False
     errors: list[tuple[str, int | None]] = field(default_factory=list)
+    layouts: list[float] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
@@ -379,6 +381,8 @@ class LogSection(Struct):
             self.config |= {name: int(value) if re.fullmatch(r"\d{1,15}", value) else value for name, value in pairs}
             self._is_between_nodes("num_topk_groups" in self.config)
             output.add_config(late=self._awaits_node)
+        elif token.kind == "layout":
+            self.layouts.append(round(float(words[0] or 0) * US_OF_MS, 3))
         elif token.kind == "case":
             output.opened += 1
         elif token.kind == "passed":

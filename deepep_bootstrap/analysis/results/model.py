@@ -62,6 +62,10 @@ class LowLatency(Struct, frozen=True):
     combine_gbs: Spread | None = None
 
 
+LAYOUT = "layout"
+"""The operation of V1's tests that moves nothing: which token goes where."""
+
+
 class Operation(Struct, frozen=True):
     """One operation of V2's test over all ranks: GB/s as upstream counts them when scaling out (SO: between nodes,
     local traffic included unless it was left out) and up (SU: inside a node), microseconds, bytes of one rank.

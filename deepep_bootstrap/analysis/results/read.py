@@ -23,7 +23,7 @@ from deepep_bootstrap.analysis.results.collectors import (
     judge,
     sections,
 )
-from deepep_bootstrap.analysis.results.model import OPERATIONS, Best, LowLatency, Operation, Pass, Tested
+from deepep_bootstrap.analysis.results.model import LAYOUT, OPERATIONS, Best, LowLatency, Operation, Pass, Tested
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
@@ -217,7 +217,7 @@ def _tested(bundle: Sequence[Source]) -> Tested:
         config=_config(output),
         best=_best(output),
         low_latency=_low_latency(figures) if output.kind != "ep" else None,
-        operations=_operations(figures) if output.kind == "ep" else {},
+        operations=_operations(figures) if output.kind == "ep" else _layout(output),
         ranks=ranks,
         sweep=tuple(output.main.sweep.points()) if output.main else (),
         errors=errors[:ERRORS_MAX],
@@ -301,6 +301,14 @@ def _low_latency(figures: Mapping[int, Mapping[str, float]]) -> LowLatency | Non
         dispatch_gbs=spread(figures, "dispatch_gbs"),
         combine_gbs=spread(figures, "combine_gbs"),
     )
+
+
+def _layout(output: _TestOutput) -> dict[str, Operation]:
+    """Return how long the layout kernel of V1's tests took on the nodes that said it: it counts which token goes where,
+    before anything is sent."""
+    times = [time for section in output.sections for time in section.layouts]
+    spread = collectors.spread({place: {"us": time} for place, time in enumerate(times)}, "us")
+    return {LAYOUT: Operation(us=spread)} if spread else {}
 
 
 def _operations(figures: Mapping[int, Mapping[str, float]]) -> dict[str, Operation]:

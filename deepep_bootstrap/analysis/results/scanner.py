@@ -75,6 +75,7 @@ PATTERNS = (
         ("allocating", "Allocating", rf"Allocating buffer size: {NUMBER} MB"),
     ),
     ("passed", ("passed", "passed", PASSED)),
+    ("[layout]", ("layout", "[layout]", rf"\[layout\] Kernel performance: {NUMBER} ms")),
     ("send/recv", ("halves", "send/recv", HALVES)),
     ("[config]", ("config", "[config]", CONFIG)),
     ("Config:", ("ep_config", "Config:", r"(?:^|: )Config:(?= *$)")),

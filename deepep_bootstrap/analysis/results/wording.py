@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.analysis.results.collectors import numbers
-from deepep_bootstrap.analysis.results.model import OURS, Best, Operation, Pass, Rank, Spread, Tested
+from deepep_bootstrap.analysis.results.model import LAYOUT, OURS, Best, Operation, Pass, Rank, Spread, Tested
 from deepep_bootstrap.core.errors import Problem
 
 WIDTH = 20
@@ -50,7 +50,7 @@ def lines(tested: Tested) -> Iterator[str]:
     for name, best in tested.best.items():
         yield _row(name, best_line(best))
     for name, operation in tested.operations.items():
-        yield _row(name, operation_line(operation))
+        yield _row(name, layout_line(operation, tested) if name == LAYOUT else operation_line(operation))
     yield from _low_latency(tested)
     yield from _ranks(tested.ranks)
 
@@ -131,6 +131,14 @@ def operation_line(operation: Operation) -> str:
         *((operation.bus_gbs, "GB/s (bus)"), (operation.gpu_gbs, "GB/s a GPU")),
     )
     return ", ".join(f"{spread_text(spread)} {unit}" for spread, unit in parts if spread is not None)
+
+
+def layout_line(operation: Operation, tested: Tested) -> str:
+    """Return the time of the layout kernel, and how many tokens of a rank that is a second."""
+    tokens = tested.config.get("num_tokens")
+    if operation.us is None or not isinstance(tokens, int) or not operation.us.median:
+        return operation_line(operation)
+    return f"{operation_line(operation)}, {tokens / operation.us.median:.1f} M tokens/s"
 
 
 def spread_text(spread: Spread) -> str:

@@ -274,6 +274,18 @@ def test_a_rank_is_slow_by_median_and_deviation() -> None:
     assert slow(0, 0, 0, 0, 5) == []
 
 
+def test_the_layout_kernel_is_told_with_tokens_a_second() -> None:
+    text = (
+        "[config] num_tokens=4096, hidden=7168, num_topk_groups=2, num_topk=8\n"
+        "[layout] Kernel performance: 0.042 ms\n\n[testing] Running with BF16, with top-k (async=False, previous=False) ... passed\n"
+    )
+    (tested,) = read_logs({"node-0-n1.log": text})
+    assert tested.operations["layout"].us == model.Spread(42.0, 42.0, 42.0)
+    assert [line.split() for line in lines(tested) if "layout" in line] == [
+        ["layout", "42", "us,", "97.5", "M", "tokens/s"]
+    ]
+
+
 def test_numbers_are_folded() -> None:
     assert collectors.numbers([7, 0, 1, 2, 4]) == "0-2, 4, 7"
 
