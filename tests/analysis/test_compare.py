@@ -597,6 +597,13 @@ def saved(existing: str, *tests: Found, **changes: Any) -> str:
     return site_references.site_text(existing, made)
 
 
+def test_a_site_keeps_no_time_of_the_layout_kernel() -> None:
+    spread = Spread(40.0, 40.0, 40.0)
+    kept = saved("", replace(RUN, operations={"layout": Operation(us=spread)}))
+    assert "layout" not in kept
+    assert kept == saved("", RUN)
+
+
 def test_a_sites_own_reference_wins() -> None:
     assert judged([RUN])[0].state == "below"
     both = joined(SHIPPED, load_references(saved("", RUN), "references.toml", site=True))
