@@ -86,7 +86,8 @@ def account(fresh_lab: LiveLab, wheel: Path, tmp_path: Path) -> Account:
         text = (fresh_lab.dir / name).read_text()
         (home / "lab" / name).write_text(text.replace(str(fresh_lab.dir), str(home / "lab")))
     (home / "bin").mkdir()
-    shutil.copy(Path(sys.executable).with_name("uv"), home / "bin")
+    for name in ("uv", "uvx"):
+        shutil.copy(Path(sys.executable).with_name(name), home / "bin")
     shutil.copy(wheel, home)
     subprocess.run(["chown", "-R", f"{NOBODYS}:{NOBODYS}", home], check=True)
     # Where pytest keeps its folders is closed to other accounts.
