@@ -36,19 +36,28 @@ from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import control_has_slurm
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.slurm.identity import with_nodes
+from deepep_bootstrap.slurm.identity import slurm_hosts, with_nodes
 
 
 def look_at_hosts(flags: Flags, transport: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
     """Return the hosts of a command and their facts, and which nodes of Slurm they are as the Slurm host says it."""
     survey = gather(flags, transport, inventory, prefix)
-    return with_nodes(transport, survey, control_has_slurm=control_has_slurm(prefix, _shared_mark(survey)))
+    return with_nodes(transport, survey, control_has_slurm=asks_slurm_here(survey))
 
 
-def _shared_mark(survey: Survey) -> str:
-    """Return the id of the prefix where all hosts see the same, else ""."""
+def asks_slurm_here(survey: Survey) -> bool:
+    """Return whether this machine is a client of Slurm and sees the prefix that all hosts see."""
     markers = {facts.prefix.id for facts in survey.facts.values()}
-    return markers.pop() if len(markers) == 1 else ""
+    return control_has_slurm(survey.prefix, markers.pop() if len(markers) == 1 else "")
+
+
+def asks_slurm_of(survey: Survey) -> tuple[Host, ...]:
+    """Return the hosts that Slurm is asked on; none without the one that the hosts file names, which look_at_hosts
+    tells."""
+    try:
+        return slurm_hosts(survey, control_has_slurm=asks_slurm_here(survey))
+    except Trouble:
+        return ()
 
 
 def skipped(value: str) -> tuple[str, ...]:
@@ -142,7 +151,7 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
         templates=read_tree(flags.root / "env"),
         external_python=flags.python,
         on_busy_host=flags.on_busy_host,
-        control_has_slurm=control_has_slurm(survey.prefix, _shared_mark(survey)),
+        control_has_slurm=asks_slurm_here(survey),
         skip=tuple(skip),
         mirrors=wanted.mirrors,
     )

@@ -78,6 +78,9 @@ def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:
         user=context.build_user,
         allocation=allocation(context.plan.choice.slurm_node, context.survey.inventory.settings),
     )
+    if context.survey.facts[context.prefix_host.name].prefix.generation:
+        # A generation keeps the sums of what it was offered with: whatever ends this run, the next offer says new ones.
+        generations.note_proof(context.transport, context.place, names, proved=False)
     shown = _BuildScreen(context.screen, host.name, {step.name: step.title for step in context.plan.of_kind("build")})
     outcomes = build.build_all(context.transport, host, request, shown.show)
     context.screen.ended(*(outcome for outcome in outcomes if outcome.step == build.SESSION_STEP))
@@ -201,7 +204,8 @@ def publish_offer(context: BootstrapContext) -> tuple[Outcome, ...]:
         ]
         lock = context.request.lock
         holdings = provenance.look(context.transport, context.place, offer, lock)
-        records = holdings.records(named_entries(offer), [step.name for step in context.plan.of_kind("build")])
+        built = [*(step.name for step in context.plan.of_kind("build")), *prefix.unproved]
+        records = holdings.records(named_entries(offer), built)
         files.append(Content("manifest.json", manifest(context, offer, survey, records).encode()))
         files.append(Content("deepep.lock.toml", lock.text.encode()))
         files.extend(provenance.bills(holdings, offer, lock, records))
@@ -253,7 +257,7 @@ def manifest(context: BootstrapContext, offer: Offer, survey: Survey, records: M
 
 def note_proof(context: BootstrapContext, *, proved: bool) -> None:
     """Say in the prefix whether the stack was seen to work."""
-    generations.note_proof(context.transport, context.place, context.plan.choice.record.stack, proved=proved)
+    generations.note_proof(context.transport, context.place, [context.plan.choice.record.stack], proved=proved)
 
 
 def prove(context: BootstrapContext) -> tuple[Outcome, ...]:

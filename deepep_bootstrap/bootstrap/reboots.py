@@ -23,8 +23,8 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Survey, gather_one
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
-from deepep_bootstrap.remote.host import THIS_MACHINE, Host
-from deepep_bootstrap.slurm.identity import choose_slurm_host
+from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm import identity
 from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason, reason_out_of_use
 
 OPTIONS = "driver-options"
@@ -126,7 +126,7 @@ def _left_behind(context: BootstrapContext, orders: Sequence[HostReboot]) -> Map
     the next wave."""
     part = {order.host.name for order in orders if not order.refused}
     back = {host for step in context.plan.of_kind(RESUME) for host in step.hosts}
-    return left_behind(context.transport, context.survey, part | back) if part else {}
+    return left_behind(context.transport, context.survey, slurm_hosts(context), but=part | back) if part else {}
 
 
 def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[HostReboot, ...]:
@@ -257,17 +257,8 @@ def give_back(context: BootstrapContext, hosts: Sequence[str]) -> tuple[Outcome,
 
 
 def slurm_hosts(context: BootstrapContext) -> tuple[Host, ...]:
-    """Return the hosts that have Slurm's clients, the chosen one first; this machine where it is a client itself."""
-    request = context.request
-    first = choose_slurm_host(request.inventory, context.survey.facts, control_has_slurm=request.control_has_slurm)
-    own = (THIS_MACHINE,) if first == THIS_MACHINE.name else ()
-    # No other node is asked of a node: it may be taken over. The wave waits for a Slurm host that reboots.
-    clients = [
-        host
-        for host in context.survey.reached
-        if context.survey.facts[host.name].slurm.works and (host.name == first or host.role == "login")
-    ]
-    return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
+    """Return where Slurm is asked in this run. The wave waits for a Slurm host that reboots."""
+    return identity.slurm_hosts(context.survey, control_has_slurm=context.request.control_has_slurm)
 
 
 def unfinished(context: BootstrapContext) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ class Prefix(Struct, frozen=True):
     parent), `id` the content of PREFIX/.id, `entries` the names in PREFIX/store, `generation` the number `current`
     points at (0: none), `manifest` the JSON text of that generation's manifest, `source` what is mounted there,
     `problem` why nothing more is known, `unproved` the stacks that were not seen to work since they were last built
-    or offered."""
+    or offered, and the store entries that were built again and not offered since."""
 
     path: str = ""
     exists: bool = False

@@ -258,6 +258,20 @@ def short_name(host: str, facts: Facts) -> str:
     return (facts.hostname or host).split(".")[0]
 
 
+def with_own_names(facts: Mapping[str, Facts], known: Iterable[str]) -> tuple[dict[str, Facts], tuple[str, ...]]:
+    """Return the facts of hosts without a word of theirs that is the name of another one, and notes; `known` are more
+    names that are somebody's. A host that calls itself so would set the other one's variables."""
+    names = {host.split(".")[0].lower(): host for host in (*known, *facts)}
+    said = {host: short_name(host, seen) for host, seen in facts.items() if seen.hostname}
+    liars = [host for host, name in said.items() if names.get(name.lower(), host) != host]
+    believed = {host: replace(seen, hostname="") if host in liars else seen for host, seen in facts.items()}
+    return believed, tuple(
+        f"{host}: calls itself {said[host]}, which is another host: what differs between hosts is written for the name "
+        f"{short_name(host, believed[host])}"
+        for host in liars
+    )
+
+
 def _left_notes(ports: Mapping[str, Sorted]) -> Iterator[str]:
     """Yield which mlx5 ports are left alone for another reason than their kind, equal hosts together."""
     hosts_by_text: dict[str, list[str]] = {}

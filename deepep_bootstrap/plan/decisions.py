@@ -149,11 +149,14 @@ def without_gpu(inventory: Inventory, facts: Mapping[str, Facts]) -> frozenset[s
 def choose_network(request: PlanRequest, gpu_hosts: Mapping[str, Facts], previous: PreviousOffer) -> Derived:
     """Return the network settings: what the GPU hosts suggest, in the words of the stack's DeepEP, and what was
     offered before where hosts that are not seen now depend on it."""
-    profile = request.inventory.settings.profile
-    suggested = network_env.derive(profile, gpu_hosts, request.templates, request.inventory.settings.archs)
+    profile, inventory = request.inventory.settings.profile, request.inventory
+    known = (host.name for host in (*inventory.hosts, *inventory.left_out))
+    believed, notes = network_env.with_own_names(gpu_hosts, (*previous.absent, *known))
+    suggested = network_env.derive(profile, believed, request.templates, inventory.settings.archs)
     if compiles_on_nodes(request):
         suggested = network_env.adapt(suggested)
-    return keep(suggested, previous, gpu_hosts, profile)
+    found = keep(suggested, previous, believed, profile)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def compiles_on_nodes(request: PlanRequest) -> bool:

@@ -308,7 +308,7 @@ def build_steps(choice: Decisions, missing: Sequence[Entry]) -> Iterator[Step]:
 
 def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]) -> Iterator[Step]:
     """Yield the step that publishes a new generation, unless the current one offers the same, and nothing of it is
-    built again: a generation keeps the sums of its entries' records."""
+    built again, or was by a run that did not come to its offer: a generation keeps the sums of its entries' records."""
     prefix = facts[choice.prefix_host].prefix
     current = offer.read_offer(prefix.manifest)
     if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
@@ -317,9 +317,9 @@ def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence
             f"{choice.record.module} as "
             f"{'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
         )
-    elif missing:
+    elif missing or any(entry.name in prefix.unproved for entry in choice.entries):
         found = f"generation {prefix.generation}, which keeps the records of what was there before"
-        wanted = "a generation with the records of what is built now"
+        wanted = f"a generation with the records of what {'is built now' if missing else 'was built since'}"
     else:
         return
     yield Step(

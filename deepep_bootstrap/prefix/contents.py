@@ -139,8 +139,8 @@ class Holdings(Struct, frozen=True):
 
     def records(self, names: Iterable[str], built: Collection[str] = ()) -> dict[str, str]:
         """Return what a new generation says of the records of the entries that `names` need: for those in `built`
-        (just now) what lies there, for others what an earlier generation said, so that a record made anew since does
-        not become the right one."""
+        (since the last offer) what lies there, for others what an earlier generation said, so that a record made anew
+        since does not become the right one."""
         found: dict[str, str] = {}
         for name in sorted(self.closure(names)):
             known = None if name in built else self.record_sum(name)

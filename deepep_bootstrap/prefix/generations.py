@@ -187,10 +187,10 @@ def keep_logs(transport: Transport, place: PrefixHandle, run: str, chunks: Itera
     return read_answer(transport.send(place.host, job, chunks), place, "logs.sh", forms.LOGS).text("logs")
 
 
-def note_proof(transport: Transport, place: PrefixHandle, stack: str, *, proved: bool) -> None:
-    """Say in the prefix whether a stack was seen to work since it was last built or offered; facts tell it to the
-    next plan."""
-    args = ("proved" if proved else "unproved", stack)
+def note_proof(transport: Transport, place: PrefixHandle, names: Iterable[str], *, proved: bool) -> None:
+    """Say in the prefix whether stacks were seen to work since they were last built or offered, or that entries are
+    built again, until they are offered; facts tell it to the next plan."""
+    args = ("proved" if proved else "unproved", *names)
     job = Job(compose(place.recipes, *PROOF), args=args, env={"PREFIX": place.prefix}, user=place.user)
     read_answer(transport.run(place.host, job), place, "proof.sh", forms.PREFIX_STATE)
 

@@ -73,6 +73,21 @@ def choose_slurm_host(inventory: Inventory, facts: Mapping[str, Facts], *, contr
     return next((name for name in working if name in logins), working[0] if working else "")
 
 
+def slurm_hosts(survey: Survey, *, control_has_slurm: bool = False) -> tuple[Host, ...]:
+    """Return where Slurm is asked, the chosen host first and login hosts after it; this machine where it is a client
+    itself. Trouble as of choose_slurm_host.
+
+    No other node is asked of a node: it may be taken over."""
+    first = choose_slurm_host(survey.inventory, survey.facts, control_has_slurm=control_has_slurm)
+    own = (THIS_MACHINE,) if first == THIS_MACHINE.name else ()
+    clients = [
+        host
+        for host in survey.reached
+        if survey.facts[host.name].slurm.works and (host.name == first or host.role == "login")
+    ]
+    return (*own, *sorted(clients, key=lambda host: (host.name != first, host.role != "login")))
+
+
 def with_nodes(transport: Transport, survey: Survey, *, control_has_slurm: bool = False) -> Survey:
     """Return the survey with the Slurm host's word on the node of each host in place of the host's own. A host that
     names another one's node, and hosts that are one node, are left out and are problems; without an answer of the Slurm

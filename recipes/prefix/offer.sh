@@ -30,7 +30,8 @@ receive() {
     share_tree "${STAGE}"
 }
 
-# publish: give the stage the next free number. The lock keeps others away; a rename onto a number that was taken after all is refused.
+# publish ENTRY…: give the stage the next free number. The lock keeps others away; a rename onto a number that was taken after all is
+# refused. What the manifest says of the entries is true from then on, so none of them is unproved.
 publish() {
     local number name
     while true; do
@@ -42,6 +43,9 @@ publish() {
     switch_link "${PREFIX}/current" "generations/${number}"
     for name in modulefiles sbatch bin examples; do
         switch_link "${PREFIX}/${name}" "current/${name}"
+    done
+    for name in "$@"; do
+        [[ -z "${name}" ]] || rm -f -- "${PREFIX}/.unproved-${name}"
     done
     data state published
     data generation "${number}"
@@ -73,7 +77,7 @@ main() {
             data missing "${name}"
         done
     else
-        publish
+        publish ${entries[@]+"${entries[@]}"}
     fi
 }
 

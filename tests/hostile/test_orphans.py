@@ -79,6 +79,7 @@ POINTS: dict[str, Where] = {
     "Slurm gave the node": lambda engine: builds(engine.lab),
     "the build begins": r"^\[\d+/\d+\] n001: build deepep ",
     "nvcc runs": compiles,
+    "it is built and not offered": r"^done build deepep ",
 }
 
 

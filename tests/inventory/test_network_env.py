@@ -305,8 +305,8 @@ def test_nvlink_is_judged_only_where_it_is_known() -> None:
     assert missing_peers(Facts()) == ()
 
 
-def test_an_offer_takes_what_was_derived() -> None:
-    profile = 'link_layer = "Ethernet"\nservice_level_low_latency = 2\ngib = true\n'
+def two_nodes() -> dict[str, Facts]:
+    """A small cluster whose two nodes have NICs of different names."""
     facts = plan_support.cluster()
     roce = with_gib(recorded("roce-b200"))
     for number, node in enumerate(("n001", "n002")):
@@ -314,6 +314,24 @@ def test_an_offer_takes_what_was_derived() -> None:
         facts[node] = replace(
             facts[node], rdma=tuple(nics), gpus=roce.gpus, prepared=roce.prepared, hostname=f"{node}.example.org"
         )
+    return facts
+
+
+@pytest.mark.parametrize("seen", [("n001", "n002", "login1"), ("n001", "login1")])
+def test_a_host_that_calls_itself_another_one_sets_nothing_for_it(seen: tuple[str, ...]) -> None:
+    facts = two_nodes()
+    honest = decisions.make_decisions(plan_support.request(), facts).record.by_host
+    assert set(honest) == {"n001", "n002"}
+    facts["n001"] = replace(facts["n001"], hostname="N002.example.org")
+    made = decisions.make_decisions(plan_support.request(), {host: facts[host] for host in seen})
+    assert made.record.by_host == (honest if "n002" in seen else {})
+    said = "n001: calls itself N002, which is another host: what differs between hosts is written for the name n001"
+    assert said in made.notes
+
+
+def test_an_offer_takes_what_was_derived() -> None:
+    profile = 'link_layer = "Ethernet"\nservice_level_low_latency = 2\ngib = true\n'
+    facts = two_nodes()
     request = plan_support.request()
     request = replace(
         request,

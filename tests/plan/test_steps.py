@@ -62,6 +62,17 @@ def test_steps(case: dict[str, Any]) -> None:
     assert case.get("note", "") in "\n".join(made.notes)
 
 
+def test_what_was_built_again_and_not_offered_since_is_offered() -> None:
+    facts = built(cluster())
+    entry = decisions.make_decisions(request(), facts).entries[0].name
+    again = {name: changed(seen, {"prefix.unproved": (entry,)}) for name, seen in facts.items()}
+    made = steps.make_plan(request(), again)
+    assert [step.kind for step in made.steps] == ["prefix", "offer", "verify"]
+    assert made.of_kind("offer")[0].reason.wanted == "a generation with the records of what was built since"
+    other = {name: changed(seen, {"prefix.unproved": (f"0{entry[1:]}",)}) for name, seen in facts.items()}
+    assert steps.make_plan(request(), other).steps == (), "an entry of another offer is no reason"
+
+
 def test_without_the_hook_users_are_told_what_to_type() -> None:
     made = steps.make_plan(request(skip=("module-hook",)), cluster(n001={"modules.hook": ""}))
     assert steps.HOOK not in [step.kind for step in made.steps]

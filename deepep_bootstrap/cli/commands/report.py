@@ -14,7 +14,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from deepep_bootstrap.bootstrap.planning import decide, look_at_hosts, read_lock, read_wanted, request_for
+from deepep_bootstrap.bootstrap.planning import (
+    asks_slurm_of,
+    decide,
+    look_at_hosts,
+    read_lock,
+    read_wanted,
+    request_for,
+)
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.cli.examination import examine_cluster
 from deepep_bootstrap.core import process, program, redact
@@ -155,7 +162,7 @@ def look_at_cluster(flags: Flags) -> Looked:
                 problems.extend(unread)
             except Trouble as trouble:
                 problems.extend(trouble.problems)
-        drained = drained_by_us(survey) | drained_and_silent(transport, survey)
+        drained = drained_by_us(survey) | drained_and_silent(transport, survey, asks_slurm_of(survey))
     case = examined.judged[0].case
     return Looked(
         survey,

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
-from deepep_bootstrap.bootstrap.planning import look_at_hosts
+from deepep_bootstrap.bootstrap.planning import asks_slurm_of, look_at_hosts
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
@@ -30,7 +30,7 @@ def status(flags: Flags) -> int:
     inventory, prefix = read_inventory(flags)
     with open_connections(flags, inventory) as transport:
         survey = look_at_hosts(flags, transport, inventory, prefix)
-        silent = drained_and_silent(transport, survey)
+        silent = drained_and_silent(transport, survey, asks_slurm_of(survey))
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
         defects, unread = find_defects(flags, transport, survey)
         orphans = find_orphans(transport, OrphanRequest(prefix, recipes, user), survey.reached)

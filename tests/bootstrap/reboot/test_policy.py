@@ -22,6 +22,7 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.slurm.identity import slurm_hosts
 from deepep_bootstrap.slurm.nodes import read_reason
 from tests.support.plan import PREFIX, READY, changed, cluster, request
 
@@ -136,8 +137,8 @@ def test_nodes_that_are_left_drained_by_us() -> None:
         n001=DRAINED, n002={**DRAINED, "prepared.slurm_reason": "deepep-bootstrap: y", "slurm.state": "IDLE"}
     )
     survey = Survey(request().inventory, PREFIX, facts)
-    assert left_behind(fleet, survey, ()) == {"n001": "x (run 7)"}
-    assert left_behind(fleet, survey, {"n001"}) == {}
+    assert left_behind(fleet, survey, slurm_hosts(survey), but=()) == {"n001": "x (run 7)"}
+    assert left_behind(fleet, survey, slurm_hosts(survey), but={"n001"}) == {}
 
 
 SCONTROL = """#!/bin/sh
@@ -160,15 +161,34 @@ def test_a_silent_host_that_slurm_does_not_know_hides_no_node_that_never_returne
     fleet = ConnectionPool((), Options())
     fleet.equip("n001", str(tmp_path), {})
     survey = Survey(asked.inventory, PREFIX, {"n001": cluster()["n001"]})
-    found = drained_and_silent(fleet, survey)
+    found = drained_and_silent(fleet, survey, slurm_hosts(survey))
     assert {host: read_reason(reason).text for host, reason in found.items()} == {
         "n002.a.example": "deepep-bootstrap: x (run 7)"
     }
-    assert left_behind(fleet, survey, ()) == {"n002.a.example": "x (run 7)"}
+    assert left_behind(fleet, survey, slurm_hosts(survey), but=()) == {"n002.a.example": "x (run 7)"}
     (tmp_path / "scontrol").write_text(
         "#!/bin/sh\necho 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1\n"
     )
-    assert drained_and_silent(fleet, survey) == {}
+    assert drained_and_silent(fleet, survey, slurm_hosts(survey)) == {}
+
+
+@pytest.mark.usefixtures("programs")
+def test_no_other_node_than_the_slurm_host_says_which_nodes_are_drained(tmp_path: Path) -> None:
+    """n001 was taken over: it would have an administrator mend n002, and keep waves from their start."""
+    fleet = ConnectionPool((), Options())
+    for host, text in (("n001", SCONTROL), ("login1", "#!/bin/sh\necho 'Node n002 not found'; exit 1\n")):
+        folder = tmp_path / host
+        folder.mkdir()
+        (folder / "scontrol").write_text(text, encoding="ascii")
+        (folder / "scontrol").chmod(0o755)
+        fleet.equip(host, str(folder), {})
+    asked = request("defaults prefix=/p connection=local\nn[001-002]\nlogin1 role=login\n")
+    facts = cluster()
+    survey = Survey(asked.inventory, PREFIX, {name: facts[name] for name in ("n001", "login1")})
+    assert [host.name for host in slurm_hosts(survey)] == ["login1"]
+    assert drained_and_silent(fleet, survey, slurm_hosts(survey)) == {}
+    alone = Survey(asked.inventory, PREFIX, {"n001": facts["n001"]})
+    assert list(drained_and_silent(fleet, alone, slurm_hosts(alone))) == ["n002"], "it is what is left of Slurm"
 
 
 def test_without_leave_to_reboot_only_reloads_are_begun() -> None:
