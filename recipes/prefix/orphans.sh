@@ -6,7 +6,8 @@
 # `look`: change nothing. Results, with WHO the session was of (HOST pid N since TIME): job=NUMBER STATE NODES WHO and scratch=FOLDER WHO of
 # dead ones; ending=NUMBER (cancelled, its node not yet free); living=NUMBER; unknown=NUMBER STATE NODES FOLDER (asked for in a folder that
 # is not here); owner=NAME WHO (a description whose owner is dead), elsewhere=NAME HOST WHO (one that HOST can judge); host=NAME of this one; slurm=silent; end=1.
-# `remove`: cancel those allocations and remove those folders. Results: removed=FOLDER, stuck=FOLDER; end=1.
+# `remove`: cancel those allocations, remove those folders and the descriptions of this host's sessions. Results: removed=PATH, stuck=PATH;
+# end=1.
 # Input: PREFIX.
 
 # describe TEXT: print who an owner is, for people.
@@ -80,8 +81,8 @@ look() {
 
 remove() {
     local folder
-    find_dead_scratch | while IFS= read -r folder; do
-        if remove_scratch "${folder}"; then data removed "${folder}"; else data stuck "${folder}"; fi
+    find_dead_sessions | while IFS= read -r folder; do
+        if remove_session "${folder}"; then data removed "${folder}"; else data stuck "${folder}"; fi
     done
 }
 

@@ -34,12 +34,12 @@ choose_base() {
     die "no folder to build in: ${TMPDIR:+${TMPDIR}, }/var/tmp and /tmp are not writable, programs may not run from them (noexec), or others may rename what is there"
 }
 
-# remove_dead: cancel allocations, and remove scratch folders, of sessions that were killed.
+# remove_dead: cancel allocations, and remove scratch folders and descriptions, of sessions that were killed.
 remove_dead() {
-    local folder
-    find_dead_scratch | while IFS= read -r folder; do
-        say "removing what a dead session left: ${folder}"
-        remove_scratch "${folder}" || warn "cannot remove all of ${folder}"
+    local path
+    find_dead_sessions | while IFS= read -r path; do
+        say "removing what a dead session left: ${path}"
+        remove_session "${path}" || warn "cannot remove all of ${path}"
     done
 }
 

@@ -5,7 +5,8 @@
 # Inputs: STEP (the file of the script, which writes pid, start time and pid namespace of its process to STEP.pid), TOKEN. Arguments: the
 # command that runs it as a step. Standard output and error are the script's.
 
-SRUN_GRACE=30 # seconds that srun may go on once the step's process is gone; it needs less than one as a rule
+SRUN_GRACE=30    # seconds that srun may go on once the step's process is gone; it needs less than one as a rule
+START_GRACE=1800 # seconds in which the process must begin: a prolog that tries the GPUs first takes minutes
 
 # is_gone FILE: whether the process that wrote FILE is known to have ended. One in another pid namespace cannot be seen.
 is_gone() {
@@ -14,14 +15,20 @@ is_gone() {
     [[ "${space}" == "$(readlink /proc/self/ns/pid)" && "$(find_start "${pid}")" != "${start}" ]]
 }
 
-# watch_step SRUN: end srun, and leave STEP.lost, when it goes on for SRUN_GRACE seconds after the step's process has ended.
+# watch_step SRUN: end srun, and leave in STEP.lost why, when it goes on for SRUN_GRACE seconds after the step's process has ended, or the
+# process has not begun within START_GRACE: a slurmstepd that was killed before that.
 watch_step() {
     local -r srun="$1"
-    local since=""
+    local since="" why=""
     while sleep 2; do
         ! is_gone "${STEP}.pid" || since="${since:-${SECONDS}}"
         if [[ -n "${since}" ]] && ((SECONDS - since >= SRUN_GRACE)); then
-            : >"${STEP}.lost"
+            why="its process has ended and srun was not told within ${SRUN_GRACE} s"
+        elif [[ ! -e "${STEP}.pid" ]] && ((SECONDS >= START_GRACE)); then
+            why="its process has not begun within ${START_GRACE} s"
+        fi
+        if [[ -n "${why}" ]]; then
+            printf '%s\n' "${why}" >"${STEP}.lost"
             kill -KILL "${srun}"
             return 0
         fi
@@ -38,8 +45,7 @@ main() {
     disown "${watcher}"
     wait "${srun}" || code="$?"
     kill "${watcher}" 2>/dev/null || true # it may have ended srun
-    [[ ! -e "${STEP}.lost" ]] ||
-        die "Slurm lost this step: its process has ended and srun was not told within ${SRUN_GRACE} s (was its slurmstepd killed?)"
+    [[ ! -e "${STEP}.lost" ]] || die "Slurm lost this step: $(<"${STEP}.lost") (was its slurmstepd killed?)"
     exit "${code}"
 }
 

@@ -90,12 +90,42 @@ cancel_jobs() {
 # find_dead_scratch: print the scratch folders whose session is gone. One that this host had before it booted last, or that another host
 # of the same name has on a disk that they share, is gone when its heartbeat is silent over three intervals.
 find_dead_scratch() {
-    local folder
+    find_dead_of list_scratch_owners
+}
+
+# find_dead_sessions: print the same, and the descriptions in the store that sessions of this host left: of one that it had before it booted
+# last nobody else can say that it is gone.
+find_dead_sessions() {
+    find_dead_of list_session_owners
+}
+
+# find_dead_of LIST: what LIST prints and is gone, scratch folders without the name of the description in them.
+find_dead_of() {
+    local path
     local -a owners=()
+    while IFS= read -r path; do owners+=("${path}"); done < <("$1")
+    ((${#owners[@]} == 0)) || find_dead 30 ${owners[@]+"${owners[@]}"} | while IFS= read -r path; do printf '%s\n' "${path%/.owner}"; done
+}
+
+list_scratch_owners() {
+    local folder
     while IFS= read -r folder; do
-        [[ ! -f "${folder}/.owner" || -L "${folder}/.owner" ]] || owners+=("${folder}/.owner")
+        [[ ! -f "${folder}/.owner" || -L "${folder}/.owner" ]] || printf '%s\n' "${folder}/.owner"
     done < <(list_scratch)
-    ((${#owners[@]} == 0)) || find_dead 30 ${owners[@]+"${owners[@]}"} | while IFS= read -r folder; do printf '%s\n' "${folder%/.owner}"; done
+}
+
+list_session_owners() {
+    local path
+    list_scratch_owners
+    for path in "${STORE}"/.own-session-*; do
+        # Gone meanwhile: no host, so not ours.
+        [[ "$(owner_field "$(cat -- "${path}" 2>/dev/null)" host)" != "$(uname -n)" ]] || printf '%s\n' "${path}"
+    done
+}
+
+# remove_session PATH: what a dead session left, as find_dead_sessions names it.
+remove_session() {
+    if [[ "$1" == "${STORE}"/.own-session-* ]]; then rm -f -- "$1"; else remove_scratch "$1"; fi
 }
 
 # remove_scratch FOLDER: its allocation first: without the folder nobody would know whose that is.
