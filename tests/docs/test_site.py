@@ -98,3 +98,13 @@ def test_what_differs_from_run_to_run_does_not_change_a_picture() -> None:
     two = "done  build deepep  41 s\nfinished 2027-01-03 22:01:59, run 20270103T220159Z-internode-01ffe2 (3.9 s), id 0000ffff"
     assert steady(one) == steady(two)
     assert list(map(len, steady(one).splitlines())) == list(map(len, one.splitlines()))
+
+
+def test_the_pictures_of_the_documentation_stand_alone() -> None:
+    pictures = sorted((ROOT / "docs" / "screens").glob("*.svg"))
+    named = set(re.findall(r"screens/([\w-]+\.svg)", (ROOT / "docs" / "screens.md").read_text(encoding="utf-8")))
+    assert {path.name for path in pictures} == named
+    for path in pictures:
+        text = path.read_text(encoding="utf-8")
+        ElementTree.fromstring(text)
+        assert not re.search(r"url\(|@import|href|<script|@font-face|/tmp/|/root\b|/work\b", text), path
