@@ -38,6 +38,9 @@ from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm.identity import slurm_hosts, with_nodes
 
+ALL = "all"
+"""What --skip calls all that it knows."""
+
 
 def look_at_hosts(flags: Flags, transport: ConnectionPool, inventory: Inventory, prefix: str) -> Survey:
     """Return the hosts of a command and their facts, and which nodes of Slurm they are as the Slurm host says it."""
@@ -61,13 +64,14 @@ def asks_slurm_of(survey: Survey) -> tuple[Host, ...]:
 
 
 def skipped(value: str) -> tuple[str, ...]:
-    """Return what --skip names: host recipes, and the smoke test at the end."""
+    """Return what --skip names: host recipes, the packages that a build needs, the module hook, and the smoke test at
+    the end; "all" is every one of them."""
     names = tuple(name for name in value.split(",") if name)
-    known = ("all", "smoke", steps.HOOK, *host_recipes.TITLES)
+    known = (ALL, "smoke", steps.HOOK, steps.BUILD_DEPS, *host_recipes.TITLES)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise Trouble(Problem("--skip", "no such host recipe", ", ".join(unknown), f"some of {', '.join(known)}"))
-    return names
+    return known if ALL in names else names
 
 
 def read_lock(flags: Flags) -> tuple[Lock, Stack]:

@@ -34,7 +34,7 @@ HELP = {
     "prune": "remove what the mirror holds beside what is wanted now",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
     "dry_run": "say what would be done and change nothing",
-    "yes": "do not ask before changing something",
+    "yes": "do not ask before something is changed; needed where nobody can be asked: without a terminal, with --json",
     "json": "one JSON document on stdout and nothing else",
     "check": "change nothing; the exit code tells",
     "plan.check": "exit 2 when there is something to do",
@@ -50,8 +50,10 @@ HELP = {
     "forks": "how many hosts to talk to at the same time (default 64)",
     "archs": "compute capabilities to build for besides those of the GPUs that are seen: 9.0,10.0 "
     "(a machine for images, a build farm: these alone)",
-    "skip": "host recipes to leave alone: all, or names such as limits,driver-options,module-hook; smoke: no test at "
-    "the end",
+    "skip": "parts to leave out: host recipes such as limits,driver-options; build-deps: packages that a build needs; "
+    "module-hook; smoke: the test at the end; all: every one of these",
+    "take_over": "let `module load deepep` lead to this prefix where it leads to another one (asked on a terminal)",
+    "ignore_unreachable": "remove also while hosts are unseen whose processes may use it",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
     "as_": "look as this user of the hosts (default: the connection's own)",
     "strict": "exit 4 also when there are warnings",

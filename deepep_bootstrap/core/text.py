@@ -120,4 +120,7 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     """Return `count` bytes in the unit a person would choose."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 1024**2:.0f} MiB"
+    for unit, of_it in (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024)):
+        if count >= of_it:
+            return f"{count / of_it:.1f} GiB" if unit == "GiB" else f"{count / of_it:.0f} {unit}"
+    return f"{count} byte{'' if count == 1 else 's'}"

@@ -170,7 +170,8 @@ def has_hook(seen: HostView) -> Iterator[Fault]:
     """Login shells look for modules in the prefix."""
     modules, wanted = seen.facts.modules, f"{seen.case.prefix}/modulefiles"
     if seen.case.offered and modules.kind != "none" and modules.hook != wanted:
-        yield Fault(BLOCKING, modules.hook or "no MODULEPATH hook", wanted, seen.case.bootstrap)
+        fix = f"{seen.case.bootstrap} --take-over" if modules.hook else seen.case.bootstrap
+        yield Fault(BLOCKING, modules.hook or "no MODULEPATH hook", wanted, fix)
 
 
 def sees_module(seen: HostView) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ Records that msgspec reads have slots: without them it leaves out of the next do
 from __future__ import annotations
 
 import base64
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -340,6 +341,8 @@ def _modules(records: Records) -> Modules:
     kind, version, init, paths = next(iter(records.rows("modules")), ("none", "", "", ""))
     hooks = {fields[0]: fields[1] for fields in records.rows("hook")}
     hook = hooks.get("sh", "") if hooks.get("sh") == hooks.get("csh") else ""
+    # Earlier versions wrote /shared/deepep//modulefiles where the prefix was given with a slash at its end.
+    hook = posixpath.normpath(hook) if hook else ""
     return Modules(kind, version, init, tuple(path for path in paths.split(":") if path), hook)
 
 

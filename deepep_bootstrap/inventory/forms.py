@@ -247,9 +247,9 @@ USER_VIEW = RecordForm(
 """recipes/doctor/user.sh."""
 
 WRITTEN = RecordForm(
-    {"end": (TRUE,)},
+    {"hook": (LINE,), "heir": (PATH_OR_NOT,), "end": (TRUE,)},
     {
-        "file": (words("a recipe", "[a-z-]+"), PATH, one_of("ours", "changed")),
+        "file": (words("a recipe", "[a-z-]+"), PATH, one_of("ours", "replaced", "changed")),
         "held": (words("a recipe", "[a-z-]+"), LINE),
     },
     end="end",
@@ -299,6 +299,7 @@ CONTENTS = RecordForm(
         "entry": (FILE, number(0, 10**15, ""), BASE64, SHA256),
         "used": (FILE, FREE),
         "leftover": (FILE, number(0, 10**15, "")),
+        "rolled_back": (GENERATION, GENERATION, words("a time in UTC", r"[0-9-]{10}T[0-9:]{8}Z"), FREE),
     },
     end="end",
 )

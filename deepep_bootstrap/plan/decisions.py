@@ -27,11 +27,15 @@ from deepep_bootstrap.prefix.test_kinds import COPIED
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.identity import choose_slurm_host
 
+ANY = "any"
+"""In `PlanRequest.take_over`: whatever prefix the hook is of."""
+
 
 class PlanRequest(Struct, frozen=True):
     """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by
     relative path. `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get
-    the lock's package repositories."""
+    the lock's package repositories; `take_over` names the modulefiles directories of other prefixes whose hook ours
+    may replace (ANY for every one)."""
 
     lock: Lock
     stack: Stack
@@ -44,6 +48,7 @@ class PlanRequest(Struct, frozen=True):
     control_has_slurm: bool = False
     skip: tuple[str, ...] = ()
     mirrors: Mirrors = field(default_factory=Mirrors)
+    take_over: tuple[str, ...] = ()
 
 
 class Decisions(Struct, frozen=True):

@@ -41,6 +41,7 @@ LIBRARIES = (
     "host/lib/repositories.sh",
     "host/lib/keys.sh",
     "host/lib/kernel-modules.sh",
+    "host/lib/hook.sh",
 )
 """Texts in front of every host recipe, in this order."""
 

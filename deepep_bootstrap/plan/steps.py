@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
@@ -38,6 +39,7 @@ CONTROL = "@control"
 
 RESUME = "resume"
 OTHER_TEXTS = "~ texts of the modulefiles or sbatch files, as this version of the program writes them"
+BUILD_DEPS = "build-deps"
 HOOK = "module-hook"
 """Kind and name of the step that lets login shells find our modulefiles."""
 
@@ -123,6 +125,7 @@ def make_plan(
         choice = decisions.make_decisions(request, facts)
         missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
         check_service(request, choice, facts, missing)
+        check_build_deps(request, choice, facts, missing)
     except Trouble as trouble:
         if not hosts_first and not anyhow:
             raise Trouble(*trouble.problems, *obstacles(preparation), code=trouble.code) from None
@@ -258,7 +261,18 @@ def build_deps_steps(
     here = facts[choice.build_host]
     if missing and (reason := lacking_build_deps(choice, here)):
         env = host_recipes.build_deps_env(request, here, choice.python)
-        yield Step("host", "build-deps", "install build dependencies", (choice.build_host,), reason, env)
+        yield Step("host", BUILD_DEPS, "install build dependencies", (choice.build_host,), reason, env)
+
+
+def check_build_deps(
+    request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts], missing: Sequence[Entry]
+) -> None:
+    """Raise Trouble where the build host lacks packages that are to be left alone."""
+    reason = lacking_build_deps(choice, facts[choice.build_host]) if missing else None
+    if reason and BUILD_DEPS in request.skip:
+        what = "lacks what a build needs, and --skip leaves packages alone"
+        remedy = "to install it there, or the same command without --skip=build-deps and without --skip=all"
+        raise Trouble(Problem(choice.build_host, what, reason.found, reason.wanted, remedy))
 
 
 def hook_steps(request: PlanRequest, facts: Mapping[str, Facts]) -> Iterator[Step]:
@@ -273,6 +287,25 @@ def hook_steps(request: PlanRequest, facts: Mapping[str, Facts]) -> Iterator[Ste
         before = facts[hosts[0]].modules.hook or "(none)"
         sentence = f"MODULEPATH on {fold(hosts)}: {before} → {wanted} (all users)"
         yield Step(HOOK, HOOK, "MODULEPATH hook", tuple(hosts), reason, {"MODULEFILES": wanted}, sentence)
+
+
+def hooks_of_others(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, list[str]]:
+    """Return the hosts whose hook names another prefix's modulefiles and would name ours, by that directory; none
+    where the hook is left alone."""
+    found: dict[str, list[str]] = {}
+    for host in request.inventory.hosts:
+        seen = facts.get(host.name)
+        if seen and seen.modules.hook and HOOK not in request.skip and lacking_hook(request, seen):
+            found.setdefault(seen.modules.hook, []).append(host.name)
+    return found
+
+
+def leave_hook(made: Plan, request: PlanRequest) -> Plan:
+    """Return a plan without the steps of the hook, where `request` leaves it now that a person answered."""
+    if HOOK not in request.skip:
+        return made
+    notes = tuple(dict.fromkeys((*made.notes, *without_hook(request))))
+    return replace(made, steps=tuple(step for step in made.steps if step.kind != HOOK), notes=notes)
 
 
 def lacking_build_deps(choice: Decisions, facts: Facts) -> Reason | None:

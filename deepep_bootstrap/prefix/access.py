@@ -1,10 +1,9 @@
-"""The prefix reached for commands that work on it alone: through one of the hosts, or on this machine; the
-question before something is removed; and the paths that somebody may change who must not (docs/decisions/034).
+"""The prefix reached for commands that work on it alone: through one of the hosts, or on this machine; and the paths
+that somebody may change who must not (docs/decisions/034).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -88,19 +87,6 @@ def _unreachable(transport: Transport, host: Host) -> Trouble | None:
     whom we wait for."""
     reply = transport.run_all([host], lambda each: Job("true"))[host.name]
     return reply if isinstance(reply, Trouble) else None
-
-
-def confirm(flags: Flags, verb: str, question: str) -> None:
-    """Ask on a terminal, on stderr, whether to take something away. Trouble where the answer is not yes, and where
-    nobody can be asked (no terminal, --json) and --yes was not said."""
-    if flags.yes:
-        return
-    if flags.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        found = "--json, which asks nothing" if flags.json else "no terminal to ask on"
-        raise Trouble(Problem(verb, "not confirmed, nothing was changed", found, "--yes", f"invoke {verb} --yes"))
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise Trouble(Problem(verb, "not confirmed, nothing was changed"))
 
 
 class UnsafePath(Struct, frozen=True):

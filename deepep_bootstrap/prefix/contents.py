@@ -49,6 +49,11 @@ class Generation(Struct, frozen=True):
         )
 
     @property
+    def modules(self) -> tuple[tuple[str, str], ...]:
+        """The name of each module that it offers, with its stack."""
+        return tuple((str(record.get("module", "")), stack) for stack, record in self.stacks.items())
+
+    @property
     def default_stack(self) -> str:
         """What plain `module load deepep` gives in it."""
         return str(self._offer.get("default_stack", ""))
@@ -93,15 +98,32 @@ class RecordSum(Struct, frozen=True):
     sha256: str
 
 
+class Rollback(Struct, frozen=True):
+    """What `rollback` did last: from which generation to which, when (UTC, as in manifests) and by whom."""
+
+    before: int
+    to: int
+    at: str
+    by: str
+
+
 class Holdings(Struct, frozen=True):
     """What a look at a prefix found. `current` is 0 without a generation, `generations` ascend, `used` says by entry
-    name which running build needs it, `leftovers` are trees that nobody will finish, with their bytes."""
+    name which running build needs it, `leftovers` are trees that nobody will finish, with their bytes. `last_rollback`
+    may lie long ago."""
 
     current: int
     generations: tuple[Generation, ...]
     entries: Mapping[str, StoreEntry]
     used: Mapping[str, str] = field(default_factory=dict)
     leftovers: tuple[tuple[str, int], ...] = ()
+    last_rollback: Rollback | None = None
+
+    @property
+    def rolled_back(self) -> Rollback | None:
+        """The rollback that made the current generation what it is; None where none did, as after a newer offer."""
+        last = self.last_rollback
+        return last if last and last.to == self.current and last.to != self.numbers[-1] else None
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -169,7 +191,13 @@ def parse_contents(out: str, where: str) -> Holdings:
         },
         used={fields[0]: str(who) for fields, who in records.rows_with_text("used")},
         leftovers=tuple((name, int(size or 0)) for name, size in records.rows("leftover")),
+        last_rollback=next(_rollbacks(records), None),
     )
+
+
+def _rollbacks(records: Records) -> Iterator[Rollback]:
+    for (before, to, at), by in records.rows_with_text("rolled_back"):
+        yield Rollback(int(before), int(to), at, str(by))
 
 
 def _generations(records: Records) -> Iterator[Generation]:

@@ -135,14 +135,25 @@ def _list(value: object) -> list[Any]:
 def find_defects(flags: Flags, transport: Transport, survey: Survey) -> tuple[tuple[Defect, ...], Sequence[Problem]]:
     """Return the known defects of what is offered, after a look at the prefix through one host that sees it, and why
     nobody could look."""
+    holdings, problems = look_at_offers(flags, transport, survey)
+    return current_defects(flags, holdings) if holdings else (), problems
+
+
+def look_at_offers(flags: Flags, transport: Transport, survey: Survey) -> tuple[Holdings | None, Sequence[Problem]]:
+    """Return what the prefix holds as one host sees it that sees an offer, None without one, and why nobody could
+    look."""
     hosts = [host for host in (*candidates(survey.inventory), *survey.inventory.hosts) if host.name in survey.facts]
     via = next((host for host in hosts if survey.facts[host.name].prefix.manifest), None)
     if via is None:
-        return (), ()
+        return None, ()
     try:
-        holdings = history.read_contents(transport, PrefixHandle(via, survey.prefix, read_tree(flags.root / "recipes")))
+        return history.read_contents(transport, PrefixHandle(via, survey.prefix, read_tree(flags.root / "recipes"))), ()
     except Trouble as trouble:
-        return (), trouble.problems
+        return None, trouble.problems
+
+
+def current_defects(flags: Flags, holdings: Holdings) -> tuple[Defect, ...]:
+    """Return the known defects of the current generation."""
     generation = holdings.get(holdings.current)
     command = command_for(replace(flags, stack="", python=""))
-    return defects(holdings, generation, read_tree(flags.root / "env"), command) if generation else (), ()
+    return defects(holdings, generation, read_tree(flags.root / "env"), command) if generation else ()

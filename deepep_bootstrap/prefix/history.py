@@ -4,6 +4,7 @@ records of their files.
 
 from __future__ import annotations
 
+import getpass
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,6 +83,7 @@ def roll_back(transport: Transport, place: PrefixHandle, holdings: Holdings, tar
     went meanwhile."""
     names = sorted(holdings.closure(target.names))
     env = {"BASE": str(holdings.current), "TO": str(target.number), "ENTRIES": "\n".join(names)}
+    env |= {"BY": f"{getpass.getuser()} by way of {place.host.name}"}
     reply = transport.run(place.host, _changing(place, ROLLBACK, env))
     answer = read_answer(reply, place, "rollback.sh", forms.SWITCHED)
     where = f"{place.host.name} {place.prefix}"

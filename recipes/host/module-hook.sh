@@ -2,10 +2,10 @@
 # The MODULEPATH hook: two small files in /etc/profile.d through which a login shell finds our modulefiles, under Lmod and under
 # Environment Modules alike. They look at no file: a shared directory that does not answer must not stop people from logging in.
 #
-# Arguments: check, apply or remove. Inputs: MODULEFILES, the directory to name. files.sh stands before this text; HOST_ROOT, for tests,
-# stands before /etc and /usr.
-
-readonly HOOK=/etc/profile.d/zz-deepep
+# Arguments: check, apply or remove. Inputs: MODULEFILES, the directory to name; TAKES, directories of other prefixes, joined by colons, whose
+# place it may take, or any. files.sh and hook.sh stand before this text; HOST_ROOT, for tests, stands before /etc and /usr.
+#
+# The hook is the host's: a prefix that nobody was asked about keeps it, and one that leaves gives it back to the one before.
 
 # The modulefiles line of the header is what facts.sh reads.
 print_header() {
@@ -51,11 +51,6 @@ has_module_system() {
     [[ -z "${root}" ]] && bash -lc 'type module' >/dev/null 2>&1 </dev/null
 }
 
-named_folder() {
-    local -r file="${HOST_ROOT:-}${HOOK}.sh"
-    [[ -r "${file}" ]] && sed -n 's/^# modulefiles: //p' "${file}" | head -n 1
-}
-
 report_state() {
     local -r folder="$1"
     local found
@@ -74,7 +69,20 @@ report_state() {
     fi
 }
 
+# need_consent FOLDER: end here where the hook is another prefix's and nobody said that ours may take its place.
+need_consent() {
+    local -r other="$(others_folder "$1")"
+    [[ -z "${other}" || "${TAKES:-}" == any || ":${TAKES:-}:" == *":${other}:"* ]] ||
+        die "${HOOK}.sh is of ${other%/modulefiles}, and nobody said that $1 may take its place (--take-over)"
+}
+
 apply_hook() {
+    local -r folder="$1" other="$(others_folder "$1")"
+    [[ -z "${other}" ]] || note_before "${other}"
+    write_hook "${folder}"
+}
+
+write_hook() {
     local -r folder="$1"
     install_file module-hook "${HOOK}.sh" 644 <<<"$(print_sh "${folder}")"
     install_file module-hook "${HOOK}.csh" 644 <<<"$(print_csh "${folder}")"
@@ -89,28 +97,45 @@ drop_unrecorded_hook() {
     done
 }
 
+# give_back FOLDER: let the hook lead to the prefix before ours again; fail where there is none, or where somebody changed the hook.
+give_back() {
+    local -r heir="$(print_heir "$1")"
+    [[ -n "${heir}" ]] && is_ours module-hook "${HOOK}.sh" && is_ours module-hook "${HOOK}.csh" || return 1
+    write_hook "${heir}"
+    data note "given back to ${heir%/modulefiles}"
+}
+
 remove_hook() {
-    remove_files module-hook
-    drop_unrecorded_hook
+    local -r folder="$1" other="$(others_folder "$1")"
+    if [[ -n "${other}" ]]; then
+        data note "left, it is of ${other%/modulefiles}"
+    elif ! give_back "${folder}"; then
+        remove_files module-hook
+        drop_unrecorded_hook
+        rm -f -- "$(kept_path before module-hook)"
+    fi
     data state ok
     data found "$(named_folder || echo "no hook")"
 }
 
 main() {
     local -r verb="${1:-check}"
-    [[ "${verb}" == remove ]] || need_env MODULEFILES
-    local -r folder="${MODULEFILES:-}"
+    need_env MODULEFILES
+    local -r folder="${MODULEFILES}"
     # The path goes into shell text that every login reads: only what needs no quoting anywhere may stand in it.
-    [[ "${verb}" == remove || "${folder}" =~ ^/[A-Za-z0-9._/+-]+$ ]] || die "MODULEFILES: not a plain absolute path: ${folder}"
+    [[ "${folder}" =~ ^/[A-Za-z0-9._/+-]+$ ]] || die "MODULEFILES: not a plain absolute path: ${folder}"
     case "${verb}" in
         check) report_state "${folder}" ;;
         apply)
-            if [[ "$(report_state "${folder}")" == *state=todo* ]]; then apply_hook "${folder}"; fi
+            if [[ "$(report_state "${folder}")" == *state=todo* ]]; then
+                need_consent "${folder}"
+                apply_hook "${folder}"
+            fi
             local -r after="$(report_state "${folder}")"
             [[ "${after}" == *state=ok* ]] || die "the hook in ${HOOK}.sh is not what was written: ${after}"
             printf '%s\n' "${after}"
             ;;
-        remove) remove_hook ;;
+        remove) remove_hook "${folder}" ;;
         *) die "unknown argument ${verb}: check, apply or remove" ;;
     esac
 }

@@ -3,7 +3,8 @@
 # prefix/lib before it.
 #
 # Inputs: PREFIX, TOKEN, LOCKS (1: with the lock file of every generation). Results: current=NUMBER; generation=NUMBER MANIFEST LOCK and
-# entry=NAME BYTES MANIFEST RECORD (texts in base 64, BYTES may be empty, RECORD is the SHA-256 of files.sha256, or empty); used=ENTRY WHO; leftover=NAME BYTES; end=1.
+# entry=NAME BYTES MANIFEST RECORD (texts in base 64, BYTES may be empty, RECORD is the SHA-256 of files.sha256, or empty); used=ENTRY WHO; leftover=NAME BYTES;
+# rolled_back=FROM TO TIME BY, the last rollback; end=1.
 
 # text_of FILE: print a file in base 64 on one line; nothing where it is not there.
 text_of() {
@@ -40,6 +41,9 @@ main() {
     dead="$(find_owners | while IFS= read -r path; do find_dead 0 "${path}"; done)"
     find_used "${dead}" | while IFS= read -r name; do data used "${name}"; done
     find_leftovers "${dead}" | while IFS= read -r name; do data leftover "${name}"$'\t'"$(size_of "${STORE}/${name}")"; done
+    # A line of another form is nothing that rollback.sh wrote.
+    ! grep -sqE $'^[0-9]{1,9}\t[0-9]{1,9}\t[0-9-]{10}T[0-9:]{8}Z\t' "${PREFIX}/.rolled-back" ||
+        data rolled_back "$(head -n 1 "${PREFIX}/.rolled-back")"
     data end 1
 }
 

@@ -2,8 +2,9 @@
 # Make another generation the current one by one rename. It needs owner.sh, lock.sh, share.sh, trust.sh and current.sh of prefix/lib
 # before it.
 #
+# Who did it and when is kept in PREFIX/.rolled-back, for `invoke status`; the line is written first, and counts while TO is current.
 # Inputs: PREFIX, TOKEN, BASE (the generation that is current as far as the caller knows), TO (the one to be), ENTRIES (the store entries
-# that one needs, one a line). Results: state=switched; nothing was changed with state=stale (another one became current meanwhile:
+# that one needs, one a line), BY (who asked for it; perhaps nobody). Results: state=switched; nothing was changed with state=stale (another one became current meanwhile:
 # generation=CURRENT), state=absent (there is no generation TO any more) and state=missing with missing=ENTRY (entries that are gone).
 
 drop_stage() {
@@ -12,6 +13,7 @@ drop_stage() {
 
 main() {
     local current name
+    local -r by="${BY:-}"
     local -a entries missing
     need_env PREFIX TOKEN BASE TO
     [[ "${TO}" =~ ^[1-9][0-9]*$ ]] || die "rollback: bad number '${TO}'"
@@ -35,6 +37,7 @@ main() {
             data missing "${name}"
         done
     else
+        write_file "${PREFIX}/.rolled-back" 644 <<<"${BASE}"$'\t'"${TO}"$'\t'"$(date -u +%Y-%m-%dT%H:%M:%SZ)"$'\t'"${by//[[:cntrl:]]/ }"
         switch_link "${PREFIX}/current" "generations/${TO}"
         current="${TO}"
         data state switched

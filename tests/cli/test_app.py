@@ -134,6 +134,22 @@ def test_bad_flags_are_one_line_or_one_document(argv: list[str], message: str) -
     assert (documented.stderr, document["verb"], document["exit"], len(document["errors"])) == ("", argv[0], 1, 1)
 
 
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (["--dry", "rollback", "--to=4", "--prefix=/nowhere"], "invoke rollback --dry-run"),
+        (["-R", "bootstrap", "--hosts=hosts/local.txt", "--yes"], "invoke bootstrap --dry-run"),
+        (["--dry", "lab", "status"], "invoke lab without it"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_dry_of_invoke_does_nothing(argv: list[str], remedy: str) -> None:
+    done = invoke(*argv)
+    message = f"invoke: --dry is Invoke's own and does nothing here, so nothing was done. Try: {remedy}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
 VERBS = {
     verb.name: verb
     for verb in (

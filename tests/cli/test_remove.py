@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.cli.commands.remove import Written, offered, remove, seat, withdraw, without, written
+from deepep_bootstrap.cli.commands.remove import (
+    Written,
+    offered,
+    remove,
+    seat,
+    shared,
+    undo_line,
+    withdraw,
+    without,
+    written,
+)
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import facts, hostsfile
 from deepep_bootstrap.inventory.facts import Facts
@@ -75,6 +85,63 @@ def test_offer_and_number_are_those_that_one_host_sees(prefix: Prefix) -> None:
     newest = prefix.look().generations[-1]
     assert (newest.number, list(newest.stacks)) == (2, ["v1"])
     assert json.loads((prefix.path / "current/manifest.json").read_text())["hosts"] == ["c", "a", "b"]
+
+
+A, B = "/shared/a/modulefiles", "/shared/b/modulefiles"
+HOOK_FILE, LIMITS_FILE = "/etc/profile.d/zz-deepep.sh", "/etc/security/limits.d/deepep.conf"
+
+
+@pytest.mark.parametrize(
+    ("hook", "heir", "ours", "said"),
+    [
+        (
+            A,
+            "",
+            True,
+            [
+                f"delete {HOOK_FILE} (module-hook)",
+                f"restore {LIMITS_FILE} (limits) as it was before",
+                "no longer hold doca-ofed (doca-ofed)",
+            ],
+        ),
+        ("", "", True, [f"delete {HOOK_FILE} (module-hook)", f"restore {LIMITS_FILE} (limits) as it was before"]),
+        (
+            B,
+            "",
+            True,
+            [
+                f"leave {HOOK_FILE} (module-hook): of /shared/b, not of this prefix",
+                f"leave {LIMITS_FILE} (limits): needed by /shared/b",
+                "leave doca-ofed (held by doca-ofed): needed by /shared/b",
+            ],
+        ),
+        (
+            A,
+            B,
+            True,
+            [
+                f"change {HOOK_FILE} (module-hook): back to /shared/b, which had it before",
+                f"leave {LIMITS_FILE} (limits): needed by /shared/b",
+            ],
+        ),
+        (
+            A,
+            B,
+            False,
+            [
+                f"leave {HOOK_FILE} (module-hook): somebody changed it since; by hand, if it is to go",
+                f"leave {LIMITS_FILE} (limits): there is a hook still",
+            ],
+        ),
+    ],
+)
+def test_what_the_host_shares_outlives_a_prefix(hook: str, heir: str, ours: bool, said: list[str]) -> None:
+    files = (
+        Written("module-hook", HOOK_FILE, ours=ours),
+        Written("limits", LIMITS_FILE, ours=True, replaced=True),
+        Written("doca-ofed", "", ours=True, held="doca-ofed"),
+    )
+    assert [undo_line(each) for each in shared(files, A, hook, heir)][: len(said)] == said
 
 
 @pytest.fixture

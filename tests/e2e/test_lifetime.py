@@ -193,7 +193,7 @@ def test_what_was_built_once_is_imported_elsewhere(engine: Engine, tmp_path: Pat
     assert {each["state"] for each in imported["entries"]} == {"imported"}
     assert other.store() == engine.store()
 
-    offered = other.json("bootstrap")
+    offered = other.json("bootstrap", "--take-over")
     assert offered["exit"] == 0, offered
     assert [outcome["step"] for outcome in offered["outcomes"] if outcome["step"] in other.store()] == []
     assert other.run("verify", "--store").code == 0

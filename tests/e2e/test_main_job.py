@@ -98,7 +98,7 @@ def test_a_moved_prefix_works_and_nothing_in_it_changes(ready: Engine, tmp_path:
     moved = Engine(ready.lab, ready.sources, prefix="/shared/elsewhere")
     ready.on_disk.rename(moved.on_disk)
     store = hash_path(moved.on_disk / "store")
-    ended = moved.run("bootstrap")
+    ended = moved.run("bootstrap", "--take-over")
     assert ended.code == 0, ended.text
     assert "build" not in ended.out.split("\n\n")[0], "a move is no reason to build anything"
     entries = [name for name in moved.store() if not name.startswith(".")]

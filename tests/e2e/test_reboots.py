@@ -154,7 +154,7 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     assert lab.nsenter("n002", "apt-mark showhold").stdout == ""
     removed = bare_engine.run("remove", "--yes")
     assert removed.code == 0, removed.text
-    assert "n001: no longer held (doca-ofed): doca-ofed" in removed.out
+    assert "n001: no longer hold doca-ofed (doca-ofed)" in removed.out
     assert lab.nsenter("n001", "apt-mark showhold").stdout == ""
     assert lab.nsenter("n001", f"test -e {OURS} || test -e /etc/profile.d/zz-deepep.sh").returncode != 0
     assert "RMForce" in lab.nsenter("n001", "cat /etc/modprobe.d/site.conf").stdout

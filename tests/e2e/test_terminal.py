@@ -32,16 +32,17 @@ def untouched(engine: Engine) -> bool:
 @pytest.mark.parametrize(
     ("keys", "code", "said"),
     [
+        ("\r", 1, "bootstrap: not confirmed, nothing was changed"),
         ("n\r", 1, "bootstrap: not confirmed, nothing was changed"),
         ("what?\r", 1, "bootstrap: not confirmed, nothing was changed"),
         ("\x04", 1, "bootstrap: not confirmed, nothing was changed"),
         ("\x03", 130, "bootstrap: interrupted. Try: the same command again"),
     ],
-    ids=["no", "neither", "end of file", "ctrl-c"],
+    ids=["enter", "no", "neither", "end of file", "ctrl-c"],
 )
 def test_only_a_yes_begins(engine: Engine, keys: str, code: int, said: str) -> None:
     terminal = Terminal(engine, "bootstrap")
-    terminal.expect(r"Go on\? \[Y/n\] ")
+    terminal.expect(r"Go on\? \[y/N\] ")
     assert "Plan: 4 builds, 1 new generation" in terminal.text, "the plan stands above the question"
     terminal.child.send(keys)
     assert terminal.end() == code
@@ -53,7 +54,7 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
     engine.use_built(without="nvshmem|deepep")
     engine.slow_nvcc(1)
     terminal = Terminal(engine, "bootstrap", columns=80)
-    terminal.expect(r"Go on\? \[Y/n\] ")
+    terminal.expect(r"Go on\? \[y/N\] ")
     terminal.child.send("y\r")
     terminal.expect(BUILDING)
     assert terminal.end() == 0, terminal.text
@@ -74,7 +75,7 @@ def test_a_person_says_yes_watches_a_build_and_reads_the_summary(engine: Engine)
 def test_a_host_that_dies_while_somebody_reads_the_plan_costs_only_itself(engine: Engine) -> None:
     engine.use_built()
     terminal = Terminal(engine, "bootstrap", columns=180)
-    terminal.expect(r"Go on\? \[Y/n\] ")
+    terminal.expect(r"Go on\? \[y/N\] ")
     engine.lab.power_cut("n002")
     try:
         terminal.child.send("y\r")

@@ -88,7 +88,7 @@ def replace_key(engine: Engine, host: str, make: str) -> None:
 def test_a_key_that_changes_while_somebody_reads_the_plan_costs_its_host_alone(engine: Engine) -> None:
     engine.use_built()
     terminal = Terminal(engine, "bootstrap", columns=240)
-    terminal.expect(r"Go on\? \[Y/n\] ")
+    terminal.expect(r"Go on\? \[y/N\] ")
     replace_key(engine, "n002", "rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key}")
     before = set(engine.lab.disk("n002").rglob("*"))
     try:

@@ -130,6 +130,7 @@ RECIPES = {
     "host/lib/repositories.sh": "",
     "host/lib/keys.sh": "",
     "host/lib/kernel-modules.sh": "",
+    "host/lib/hook.sh": "",
     "host/limits.sh": """
 readonly X=1
 main() {

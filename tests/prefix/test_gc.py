@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.cli.commands.gc import gc
@@ -26,11 +27,13 @@ from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, r
 from deepep_bootstrap.prefix.gc import Garbage, choose_garbage
 from deepep_bootstrap.prefix.generations import Content
 from tests.support.build import FAST, ROOT, kill_group, owner_text, run_bash, script, start_bash, until, values
+from tests.support.consent import terminal
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store"]
 
 GC = script(*generations.GC)
+QUESTION = "Remove all this?"
 UNHURRIED = "3"
 """Seconds of a heartbeat that no load of this machine makes look dead (nine of silence would)."""
 OLD, NEW, BASE, LOOSE = (
@@ -295,38 +298,61 @@ def test_what_a_process_has_mapped_or_names_stays(used: Prefix, capsys: pytest.C
     assert (used.names(), used.numbers()) == ({OLD, NEW, BASE}, ["2"])
 
 
-@contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> Iterator[None]:
-    """Give this process a terminal to ask on, where somebody has typed `answer` already."""
-    person, ours = os.openpty()
-    os.write(person, answer.encode())
-    with (
-        io.TextIOWrapper(os.fdopen(ours, "r+b", buffering=0), write_through=True) as shown,
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(sys, "stdin", shown)
-        patch.setattr(sys, "stderr", shown)
-        yield
-    pieces = []
-    with (
-        os.fdopen(person, "rb", buffering=0) as said,
-        suppress(OSError),
-    ):  # after the last piece, since nobody has this terminal any more
-        while piece := said.read(100):
-            pieces.append(piece)
-    assert b"Remove all this? [y/N] " in b"".join(pieces)
-
-
-def test_gc_removes_nothing_that_nobody_confirmed(used: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_removes_nothing_that_nobody_confirmed(
+    used: Prefix, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gc(flags(used, dry_run=True), keep="1") == 0
-    for how in ({}, {"json": True}):
-        with pytest.raises(Trouble, match=r"not confirmed, nothing was changed .* Try: invoke gc --yes"):
-            gc(flags(used, **how), keep="1")
-    with terminal(monkeypatch, "\n"), pytest.raises(Trouble, match="not confirmed, nothing was changed"):
-        gc(flags(used), keep="1")
+    assert capsys.readouterr().out.endswith("would free 10 bytes\n")
+    assert gc(flags(used), keep="1") == 1
+    plan, refused = capsys.readouterr()
+    assert plan == golden("refused.txt", used, plan)
+    assert refused == (
+        "gc: not confirmed, nothing was changed — found no terminal to ask on, wanted --yes. Try: the same command "
+        "with --yes\n"
+    )
+    assert gc(flags(used, json=True), keep="1") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["generations"], document["bytes"]) == ([], 0)
+    assert document["errors"][0]["found"] == "--json, which asks nothing"
+    with terminal(monkeypatch, "\n", QUESTION):
+        assert gc(flags(used), keep="1") == 1
     assert (used.names(), used.numbers()) == ({OLD, NEW, BASE, LOOSE}, ["1", "2"])
-    with terminal(monkeypatch, "y\n"):
+    with terminal(monkeypatch, "y\n", QUESTION):
         assert gc(flags(used), keep="1") == 0
+    assert (used.names(), used.numbers()) == ({NEW, BASE}, ["2"])
+
+
+def golden(name: str, prefix: Prefix, said: str) -> str:
+    """Return the expected screen with this prefix's path; written anew where `said` is to become it."""
+    path = ROOT / "tests/golden/consent" / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(said.replace(str(prefix.path), "PREFIX"), encoding="utf-8")
+    return path.read_text(encoding="utf-8").replace("PREFIX", str(prefix.path))
+
+
+def test_gc_removes_nothing_while_a_host_is_unseen(
+    used: Prefix, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        hosts = tmp_path / "hosts.txt"
+        port = taken.getsockname()[1]
+        hosts.write_text(
+            f"defaults prefix={used.path} prefix_host=here\nhere connection=local\n127.0.0.1 port={port}\n"
+        )
+        there = Flags(root=ROOT, hosts=str(hosts), yes=True)
+        assert gc(there, keep="1") == 1
+        said, refused = capsys.readouterr()
+        assert "freed" not in said
+        assert (
+            "127.0.0.1: nobody can see what runs there, and it may use what goes, so nothing was removed. Try: the "
+            "same command with --limit=here, or --ignore-unreachable\n"
+        ) in refused
+        assert (used.names(), used.numbers()) == ({OLD, NEW, BASE, LOOSE}, ["1", "2"])
+        assert gc(replace(there, dry_run=True), keep="1") == 1, "what would go is shown, and who was not seen"
+        assert "would free 10 bytes" in capsys.readouterr().out
+        assert gc(there, keep="1", ignore_unreachable=True) == 0
+    assert "127.0.0.1: its processes could not be looked at" in capsys.readouterr().out
     assert (used.names(), used.numbers()) == ({NEW, BASE}, ["2"])
 
 

@@ -4,6 +4,7 @@ embedded cluster."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("programs")
 RECIPES = ROOT / "recipes"
 LIB = (RECIPES / "lib.sh").read_text(encoding="utf-8")
 HOOK = "\n".join(
-    (RECIPES / part).read_text(encoding="utf-8") for part in ("lib.sh", "host/lib/files.sh", "host/module-hook.sh")
+    (RECIPES / part).read_text(encoding="utf-8")
+    for part in ("lib.sh", "host/lib/files.sh", "host/lib/hook.sh", "host/module-hook.sh")
 )
 LIBRARY = ("lib.sh", "host/lib/files.sh", "host/lib/packages.sh", "host/lib/repositories.sh", "host/lib/keys.sh")
 DEPS = "\n".join((RECIPES / part).read_text(encoding="utf-8") for part in (*LIBRARY, "host/build-deps.sh"))
@@ -118,8 +120,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hook(verb: str, root: Path, folder: str = "/shared/deepep/modulefiles") -> dict[str, str]:
-    done = run_bash(HOOK, verb, HOST_ROOT=str(root), MODULEFILES=folder)
+def hook(verb: str, root: Path, folder: str = "/shared/deepep/modulefiles", takes: str = "") -> dict[str, str]:
+    done = run_bash(HOOK, verb, HOST_ROOT=str(root), MODULEFILES=folder, TAKES=takes)
     assert done.returncode == 0, done
     return facts_of(done.stdout)
 
@@ -153,6 +155,84 @@ def test_hook_check_apply_apply_remove(root: Path) -> None:
     assert hook("remove", root) == {"state": "ok", "found": "no hook"}
     assert not (root / "etc").exists(), "what was made for it goes with it"
     assert hook("remove", root)["state"] == "ok"
+
+
+A, B, C = (f"/shared/{name}/modulefiles" for name in "abc")
+
+
+def offer(root: Path, *folders: str) -> None:
+    """Let these directories have modules, and no others."""
+    for folder in (A, B, C):
+        shutil.rmtree(root / folder.removeprefix("/"), ignore_errors=True)
+    for folder in folders:
+        (root / folder.removeprefix("/") / "deepep").mkdir(parents=True)
+        (root / folder.removeprefix("/") / "deepep/1.lua").touch()
+
+
+def named(root: Path) -> str:
+    """The directory that the hook names, "" without a hook."""
+    path = root / "etc/profile.d/zz-deepep.sh"
+    found = (
+        re.search(r"^# modulefiles: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.exists() else None
+    )
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("takes", ["", B, f"{C}:/shared/a"])
+def test_a_hook_of_another_prefix_is_not_taken_unasked(root: Path, takes: str) -> None:
+    hook("apply", root, A)
+    done = run_bash(HOOK, "apply", HOST_ROOT=str(root), MODULEFILES=B, TAKES=takes)
+    assert done.returncode == 1
+    assert "/etc/profile.d/zz-deepep.sh is of /shared/a, and nobody said" in done.stderr
+    assert named(root) == A
+
+
+@pytest.mark.parametrize("takes", ["any", A, f"{C}:{A}"])
+def test_a_hook_of_another_prefix_is_taken_when_asked(root: Path, takes: str) -> None:
+    hook("apply", root, A)
+    assert hook("apply", root, B, takes)["found"] == B
+    assert named(root) == B
+
+
+def test_a_hook_of_another_prefix_is_left_when_ours_leaves(root: Path) -> None:
+    hook("apply", root, A)
+    assert hook("remove", root, B) == {"note": "left, it is of /shared/a", "state": "ok", "found": A}
+    assert named(root) == A
+
+
+@pytest.mark.parametrize(
+    ("order", "offered", "leaving", "goes_to"),
+    [
+        ((A, B), (A,), B, A),
+        ((A, B), (), B, ""),  # nobody offers modules there any more
+        ((A, B, C), (A, B), C, B),
+        ((A, B, C), (A,), C, A),
+        ((A, B, A), (A, B), A, B),
+        ((A, B), (A, B), A, B),  # not ours: left
+    ],
+)
+def test_a_hook_goes_back_to_whom_it_was_taken_from(
+    root: Path, order: tuple[str, ...], offered: tuple[str, ...], leaving: str, goes_to: str
+) -> None:
+    for folder in order:
+        hook("apply", root, folder, "any")
+    offer(root, *offered)
+    said = hook("remove", root, leaving)
+    assert (named(root), said["found"]) == (goes_to, goes_to or "no hook")
+    if goes_to and order[-1] == leaving:
+        assert said["note"] == f"given back to {goes_to.removesuffix('/modulefiles')}"
+    if not goes_to:
+        assert not (root / "etc").exists()
+
+
+def test_a_hook_that_somebody_changed_is_not_given_back(root: Path) -> None:
+    hook("apply", root, A)
+    hook("apply", root, B, "any")
+    offer(root, A)
+    with (root / "etc/profile.d/zz-deepep.sh").open("a", encoding="utf-8") as file:
+        file.write("echo hello\n")
+    assert "changed by somebody else" in hook("remove", root, B)["note"]
+    assert named(root) == B
 
 
 @pytest.mark.parametrize("damage", ["append", "mode", "no csh"])

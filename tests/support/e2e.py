@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOCK = ROOT / "tests" / "upstreams" / "demo.lock.toml"
 PREFIX = "/shared/deepep"
+ASKING = frozenset(("bootstrap", "rollback"))
+"""Verbs that change something in almost every test; in others a test says --yes itself."""
 PATIENCE = 300.0
 """Seconds after which a wait is given up; a safety net, not an expectation."""
 
@@ -47,7 +49,7 @@ class Ended:
 class Engine:
     """The command line, pointed at one lab. `built` is where this run of the tests keeps the store entries that
     were built once, `mirror` a mirror's directory in place of the stand-in's repositories and wheels, `inside` a
-    command prefix, for example into another network; without `smoke` a bootstrap runs no test of its own."""
+    command prefix, for example into another network; without `smoke` a bootstrap runs no test of its own, with `consents` --yes is given where a person would be asked."""
 
     lab: LiveLab
     sources: Path
@@ -59,6 +61,7 @@ class Engine:
     mirror: Path | None = None
     inside: tuple[str, ...] = ()
     smoke: bool = False
+    consents: bool = True
     env: dict[str, str] = field(default_factory=dict)
 
     def argv(self, verb: str, *more: str) -> list[str]:
@@ -81,9 +84,13 @@ class Engine:
     def environment(self) -> dict[str, str]:
         return {**os.environ, **self.lab.env, **self.env}
 
+    def agreed(self, verb: str, *more: str) -> list[str]:
+        """The command line of a script: with --yes, where a person would be asked."""
+        return self.argv(verb, *more, *(["--yes"] if self.consents and verb in ASKING and "--yes" not in more else []))
+
     def run(self, verb: str, *more: str) -> Ended:
         done = subprocess.run(
-            self.argv(verb, *more),
+            self.agreed(verb, *more),
             cwd=ROOT,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
@@ -104,7 +111,7 @@ class Engine:
     def start(self, verb: str, *more: str) -> subprocess.Popen[str]:
         """Start a command that the test will interrupt; a process group of its own, like a shell's job."""
         return subprocess.Popen(
-            self.argv(verb, *more),
+            self.agreed(verb, *more),
             cwd=ROOT,
             env=self.environment(),
             stdin=subprocess.DEVNULL,

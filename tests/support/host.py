@@ -20,6 +20,7 @@ LIBRARIES = (
     "host/lib/repositories.sh",
     "host/lib/keys.sh",
     "host/lib/kernel-modules.sh",
+    "host/lib/hook.sh",
 )
 REAL_TOOLS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

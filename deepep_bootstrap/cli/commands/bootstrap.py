@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -34,6 +33,7 @@ from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy
 from deepep_bootstrap.bootstrap.reboots import give_back, mended, reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.saved_plan import SavedPlan, check_rest, check_same, flags_of, read_plan
 from deepep_bootstrap.bootstrap.smoke import try_out
+from deepep_bootstrap.cli.consent import can_ask, consent, said_yes, why_not_asked
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import STYLES, Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, ToldInterrupt, Trouble, worst
@@ -41,10 +41,10 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
-from deepep_bootstrap.plan.decisions import PlanRequest
+from deepep_bootstrap.plan.decisions import ANY, PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, plan_json
+from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, hooks_of_others, leave_hook, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
 
@@ -52,8 +52,8 @@ from deepep_bootstrap.remote.host import THIS_MACHINE
 class RunState(Struct):
     """How far a run came: what ended, what went wrong beside the steps, the plan that was shown, what dead builds left
     on hosts that it counts as free, and the context as it was last planned; `kept` is the file of what earlier runs
-    left, `saved` the plan that was given as the file `saved_at`. Grows while the run goes on, so that ^C
-    loses nothing."""
+    left, `saved` the plan that was given as the file `saved_at`, and `agreed` whether somebody said yes. Grows while
+    the run goes on, so that ^C loses nothing."""
 
     context: BootstrapContext
     shown: Plan
@@ -64,6 +64,7 @@ class RunState(Struct):
     kept: Path = Path(os.devnull)
     saved: SavedPlan | None = None
     saved_at: str = ""
+    agreed: bool = False
 
     @property
     def failed(self) -> list[Outcome]:
@@ -84,6 +85,7 @@ def bootstrap(
     verbose: bool = False,
     archs: str = "",
     plan: str = "",
+    take_over: bool = False,
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads.
@@ -114,14 +116,12 @@ def bootstrap(
             check_same(saved, plan, request, made)
         kept = kept_at(flags.hosts, prefix)
         present_plan(screen, made, kept, PlanView(urgent=dead_builds(orphans), reboots=policy.plainly, verbose=verbose))
-        doing = bool(made.steps) and not flags.dry_run
-        if doing:
-            confirm(screen, flags.yes)
-            policy = leave_to_reboot(screen, made, policy)
-        run = RunLogs.start("bootstrap") if doing else RunLogs.none()
-        context = BootstrapContext(flags, screen, run, transport, survey, request, made, policy)
+        context = BootstrapContext(flags, screen, RunLogs.none(), transport, survey, request, made, policy)
         state = RunState(context, made, orphans, kept=kept, saved=saved, saved_at=plan)
-        if doing:
+        if made.steps and not flags.dry_run:
+            agree(state, take_over=take_over)
+        if state.agreed:
+            state.context = replace(state.context, run=RunLogs.start("bootstrap"))
             carry_out(state)
             keep_durations(kept, state.outcomes)
     return conclude(state)
@@ -130,7 +130,8 @@ def bootstrap(
 def conclude(state: RunState) -> int:
     """Say what is still wrong or what to type next, print the document, and return the exit code."""
     context, screen = state.context, state.context.screen
-    waiting = (*unbelieved(context.plan.preparation), *(() if context.flags.dry_run else unfinished(context)))
+    looked_only = context.flags.dry_run or (bool(state.problems) and not state.agreed)
+    waiting = (*unbelieved(context.plan.preparation), *(() if looked_only else unfinished(context)))
     problems = (*context.survey.problems, *state.problems, *waiting)
     for problem in (*context.survey.problems, *waiting):
         screen.problem(problem)
@@ -147,32 +148,61 @@ def conclude(state: RunState) -> int:
     return code
 
 
-def confirm(screen: Screen, yes: bool) -> None:
-    """Ask on a terminal, on stderr so that `| tee` shows the question; elsewhere, with --json and with --yes, go on."""
-    if yes or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+def agree(state: RunState, *, take_over: bool) -> None:
+    """Ask for the plan, then apart for the hook of another prefix and for reboots, which --yes does not answer; keep
+    the answers in the context. Where nobody can be asked, what lacks its flag is a problem and nothing is done."""
+    context = state.context
+    others = hooks_of_others(context.request, context.survey.facts)
+    unsaid = bool(others) and not take_over and not can_ask(context.flags)
+    refusals = [consent(context.flags, "bootstrap", "Go on?"), not_said(context.flags, others) if unsaid else None]
+    if problems := [problem for problem in refusals if problem]:
+        state.problems, state.code = problems, TROUBLE
+        for problem in problems:
+            context.screen.problem(problem)
         return
-    print("Go on? [Y/n] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n") or answer.strip().lower() not in {"", "y", "yes"}:
-        raise Trouble(Problem("bootstrap", "not confirmed, nothing was changed"))
+    request = replace(context.request, take_over=(ANY,)) if take_over else settle_hook(context, others)
+    plan = leave_hook(context.plan, request)
+    policy = leave_to_reboot(context.flags, plan, context.policy)
+    state.context = replace(context, request=request, plan=plan, policy=policy)
+    state.agreed = True
 
 
-def leave_to_reboot(screen: Screen, made: Plan, policy: Policy) -> Policy:
+def not_said(flags: Flags, others: Mapping[str, Sequence[str]]) -> Problem:
+    """Return that nobody said whether the hook of another prefix may be taken over."""
+    hosts = [host for names in others.values() for host in names]
+    what = f"`module load deepep` is of {prefixes(others)} there, and nobody said whether it may become this prefix's"
+    remedy = "the same command with --take-over, or with --skip=module-hook, which leaves it"
+    return Problem(fold(hosts), what, why_not_asked(flags), "--take-over or --skip=module-hook", remedy)
+
+
+def prefixes(others: Mapping[str, Sequence[str]]) -> str:
+    """Return the prefixes that hooks name, by their modulefiles directories."""
+    return ", ".join(folder.removesuffix("/modulefiles") for folder in others)
+
+
+def settle_hook(context: BootstrapContext, others: Mapping[str, Sequence[str]]) -> PlanRequest:
+    """Return the request once a person was asked about hooks of other prefixes: their place is taken, or all hooks are
+    left as they are."""
+    request = context.request
+    if not others:
+        return request
+    hosts = {host: None for names in others.values() for host in names}
+    count = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
+    question = f"`module load deepep` now gives {prefixes(others)}. Make it {request.prefix} for all users of {count}?"
+    if said_yes(question):
+        return replace(request, take_over=tuple(others))
+    return replace(request, skip=(*request.skip, HOOK))
+
+
+def leave_to_reboot(flags: Flags, made: Plan, policy: Policy) -> Policy:
     """Return what is allowed once a person was asked, on a terminal alone: elsewhere "ask" means never."""
     if policy.mode != ASK:
         return policy
-    hosts = (
-        fold({host: None for step in made.of_kind("reboot") for host in step.hosts}) if made.of_kind("reboot") else ""
-    )
-    if not hosts or screen.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    hosts = {host: None for step in made.of_kind("reboot") for host in step.hosts}
+    if not hosts or not can_ask(flags):
         return replace(policy, mode=NEVER)
-    print(
-        f"Reboot {hosts}, one at a time, drained first and given back after its check? [y/N] ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
-    return replace(policy, mode=ROLLING if sys.stdin.readline().strip().lower() in {"y", "yes"} else NEVER)
+    question = f"Reboot {fold(hosts)}, one at a time, drained first and given back after its check?"
+    return replace(policy, mode=ROLLING if said_yes(question) else NEVER)
 
 
 def carry_out(state: RunState) -> None:
@@ -254,7 +284,8 @@ def offer(state: RunState) -> None:
         noted = True
     good = do(state, publish.publish_offer)
     if good:
-        hooks = context.plan.of_kind(HOOK)
+        takes = {"TAKES": ":".join(context.request.take_over)}
+        hooks = [replace(step, env={**step.env, **takes}) for step in context.plan.of_kind(HOOK)]
         placed = do(state, lambda context: run_recipes(context, hooks))
         proved = do(state, publish.prove)
         good = placed and proved and do(state, try_out)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import ALLOCATION, OrphanRequest, Orphans, by_hand, find_orphans, remove_orphans
+from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.survey import Flags, number
 from deepep_bootstrap.prefix import history
-from deepep_bootstrap.prefix.access import Reached, confirm, reach
+from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.gc import Garbage, Holders, choose_garbage, find_holders, remarks
 from deepep_bootstrap.prefix.history import CollectedGarbage
@@ -23,12 +25,13 @@ SHOWN = 10
 """How many waiting jobs are named."""
 
 
-def gc(flags: Flags, *, keep: str = "5") -> int:
+def gc(flags: Flags, *, keep: str = "5", ignore_unreachable: bool = False) -> int:
     """Remove generations beyond the newest few, and store entries that no generation, running build or process of
     the hosts needs.
 
     Keep the `keep` newest generations and the current one, what they need, and what running builds and processes
-    of the hosts use; remove the rest once that is confirmed. What builds left that are gone goes without a question.
+    of the hosts use; remove the rest once that is confirmed. Nothing goes while a host is unseen that may use it,
+    unless `ignore_unreachable` says so. What builds left that are gone goes without a question.
     Exit 1 where something could not be removed or a host could not be asked.
     """
     screen = Screen("gc", as_json=flags.json)
@@ -39,9 +42,8 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
         show_choice(screen, reached, (garbage, users), count)
         show_orphans(screen, orphans)
         done, left = NOTHING, tuple[Problem, ...]()
-        if not flags.dry_run:
-            if garbage.generations or garbage.entries:
-                confirm(flags, "gc", "Remove all this?")
+        refusal = refuse(flags, garbage, () if ignore_unreachable else unseen(reached, users))
+        if not flags.dry_run and not refusal:
             done = history.collect(reached.transport, reached.place, reached.holdings, garbage)
             hosts = [host for host in reached.inventory.hosts if host.name in orphans.hosts]
             left = remove_orphans(reached.transport, request_for(reached), hosts)
@@ -50,11 +52,13 @@ def gc(flags: Flags, *, keep: str = "5") -> int:
     total = sum(sizes.get(name, 0) for name in gone)
     for name, who in done.kept:
         screen.say(f"  kept {shortened(name)}: in use since just now by {who}")
-    screen.say(f"{'would free' if flags.dry_run else 'freed'} {total} bytes ({size(total)})", style="bold")
-    problems = [*reached.problems, *users.unasked, *left, *(_stuck(reached, path) for path in done.stuck)]
+    if not refusal:
+        screen.say(f"{'would free' if flags.dry_run else 'freed'} {size(total)}", style="bold")
+    unasked = () if ignore_unreachable else users.unasked
+    problems = [*reached.problems, *unasked, *refusal, *left, *(_stuck(reached, path) for path in done.stuck)]
     for problem in problems:
         screen.problem(problem)
-    code = TROUBLE if done.stuck or users.unasked or left else OK
+    code = TROUBLE if done.stuck or unasked or refusal or left else OK
     content = document(reached.holdings, (garbage, users), done, dry_run=flags.dry_run)
     content |= {"orphans": [to_builtins(orphan) for orphan in orphans.found]}
     screen.document(code, problems, **content, keep=count, bytes=total)
@@ -69,27 +73,61 @@ def find_garbage(reached: Reached, keep: int) -> tuple[Garbage, Holders]:
     return choose_garbage(reached.holdings, keep, users.by), users
 
 
+def unseen(reached: Reached, users: Holders) -> tuple[Problem, ...]:
+    """Return why nothing may go: hosts that may use some of it and could not be looked at."""
+    silent = [problem.where for problem in users.unasked]
+    if not silent:
+        return ()
+    others = fold(host.name for host in reached.inventory.hosts if host.name not in silent)
+    what = "nobody can see what runs there, and it may use what goes, so nothing was removed"
+    remedy = f"--limit={others.partition(' ')[0]}, or --ignore-unreachable" if others else "--ignore-unreachable"
+    return (Problem(fold(silent), what, try_=f"the same command with {remedy}"),)
+
+
+def refuse(flags: Flags, garbage: Garbage, unseen: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Return why nothing is removed: hosts that are unseen, or no yes; none where nothing goes that anybody may
+    need."""
+    if flags.dry_run or not (garbage.generations or garbage.entries):
+        return ()
+    if unseen:
+        return unseen
+    refusal = consent(flags, "gc", "Remove all this?")
+    return (refusal,) if refusal else ()
+
+
 def show_choice(screen: Screen, reached: Reached, choice: tuple[Garbage, Holders], keep: int) -> None:
     """Say what goes, what stays although nobody asked for it to stay, and what jobs lose."""
     prefix, holdings = reached.place.prefix, reached.holdings
     garbage, users = choice
     kept = [each for each in holdings.numbers if each not in garbage.generations]
-    screen.say(
-        f"{prefix}: the newest {keep} generations stay, and the current one: {', '.join(map(str, kept)) or 'none'}",
-        style="bold",
-    )
-    for each in garbage.generations:
-        screen.say(f"  generation {each}")
-    for entry in garbage.entries:
-        screen.say(f"  {shortened(entry.name)}  {entry.size} bytes ({size(entry.size)})")
-    for name, bytes_ in holdings.leftovers:
-        screen.say(f"  {name}  {bytes_} bytes, left by a build that is gone")
+    screen.say(prefix, style="bold")
+    named = ", ".join(f"{each} (current)" if each == holdings.current else str(each) for each in kept)
+    screen.say(f"  keep: {counted_generations(kept)} {named}" if kept else "  keep: no generation")
     for name, who in _in_use(holdings, garbage, users).items():
-        screen.say(f"  stays: {shortened(name)}, in use by {who}")
+        screen.say(f"  keep: {shortened(name)}, in use by {who}")
     if not (garbage.generations or garbage.entries or holdings.leftovers):
-        screen.say("  nothing to remove")
+        screen.say(f"  delete: nothing; the newest {keep} generations and the current one stay")
+    for name, bytes_ in holdings.leftovers:
+        screen.say(f"  delete: {name}  {size(bytes_)}, left by a build that is gone")
     if garbage.generations or garbage.entries:
+        for line in delete_lines(garbage):
+            screen.say(line)
         show_losers(screen, reached, users)
+
+
+def delete_lines(garbage: Garbage) -> Iterator[str]:
+    """Yield what goes: in one line how much, then the entries."""
+    count, total = len(garbage.entries), sum(entry.size for entry in garbage.entries)
+    numbers = ", ".join(map(str, garbage.generations))
+    going = f"{counted_generations(garbage.generations)} {numbers}; " if numbers else ""
+    entries = f"{count} store {'entry' if count == 1 else 'entries'}"
+    yield f"  delete: {going}{entries}, {size(total)}{':' if count else ''}"
+    yield from (f"    {shortened(entry.name)}  {size(entry.size)}" for entry in garbage.entries)
+
+
+def counted_generations(numbers: Sequence[int]) -> str:
+    """Return the word for one or several."""
+    return "generation" if len(numbers) == 1 else "generations"
 
 
 def request_for(reached: Reached) -> OrphanRequest:

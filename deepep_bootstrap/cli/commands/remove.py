@@ -1,4 +1,9 @@
-"""`invoke remove`: the offer taken back and the files of host recipes undone; packages and the store stay."""
+"""`invoke remove`: the offer taken back and the files of host recipes undone; packages and the store stay.
+
+Hook, limits and driver options are the host's, which may serve several prefixes. So a host whose hook leads to another
+prefix keeps all of them; one whose hook led to another prefix before, which still offers modules, gives the hook back
+to it and keeps the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,13 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
 from deepep_bootstrap.bootstrap.planning import RunLogs, read_lock
+from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
-from deepep_bootstrap.core.records import read_records
+from deepep_bootstrap.core.records import Records, read_records
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.survey import (
     Flags,
@@ -33,29 +39,35 @@ from deepep_bootstrap.plan.decisions import check_shared
 from deepep_bootstrap.plan.host_recipes import BLOCKED, LIBRARIES
 from deepep_bootstrap.plan.host_recipes import OK as UNDONE
 from deepep_bootstrap.prefix import generations, modulefiles, provenance
-from deepep_bootstrap.prefix.access import candidates, confirm
+from deepep_bootstrap.prefix.access import candidates
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer, check_manifests, named_entries, read_offer
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 
 HOOK = "module-hook"
+CHANGED = "somebody changed it since; by hand, if it is to go"
 TRIES = 3
 """How often the smaller offer is composed again because another run published one meanwhile."""
 
 
 class Written(Struct, frozen=True):
-    """What a host recipe left on a host: a file, `ours` unless somebody changed it since; or packages that it holds
-    at their versions, with "" as the path."""
+    """What a host recipe left on a host: a file, `ours` unless somebody changed it since, `replaced` where another one
+    stood there before, which is kept; or packages that it holds at their versions, with "" as the path. `left` says why
+    it stays ("" where it goes), `heir` to which prefix the hook goes back."""
 
     recipe: str
     path: str
     ours: bool
     held: str = ""
+    replaced: bool = False
+    left: str = ""
+    heir: str = ""
 
 
 class Removal(Struct, frozen=True):
-    """What is to be taken away: `kept` is what stays of the offer, `files` what recipes wrote, by host."""
+    """What is to be taken away: `kept` is what stays of the offer, `files` what recipes wrote, by host, some of which
+    may be left."""
 
     offer: Offer
     kept: Offer
@@ -69,7 +81,13 @@ class Removal(Struct, frozen=True):
     @property
     def changes(self) -> bool:
         """Whether there is anything to do."""
-        return self.changes_offer or bool(self.files)
+        return self.changes_offer or bool(self.undone)
+
+    @property
+    def undone(self) -> dict[str, tuple[Written, ...]]:
+        """What goes of the files, by host."""
+        found = {host: tuple(each for each in files if not each.left) for host, files in self.files.items()}
+        return {host: files for host, files in found.items() if files}
 
     @property
     def stacks(self) -> list[str]:
@@ -94,19 +112,21 @@ def remove(flags: Flags) -> int:
         removal, unheard = plan_removal(flags, transport, survey, lock, recipes)
         survey = survey.without((), *fold_problems(unheard, inventory))
         tell_plan(screen, survey, removal)
-        if removal.changes and not flags.dry_run:
-            confirm(flags, "remove", "Take all this away?")
+        doing = removal.changes and not flags.dry_run
+        refusal = consent(flags, "remove", "Take all this away?") if doing else None
+        if doing and not refusal:
             if removal.changes_offer:
                 outcomes += try_withdraw(flags, transport, survey, removal.kept)
-            outcomes += undo(transport, survey, removal.files, lock=lock, recipes=recipes)
+            outcomes += undo(transport, survey, removal.undone, lock=lock, recipes=recipes)
             screen.say()
             screen.outcomes(outcomes)
-    for problem in survey.problems:
+    problems = (*survey.problems, *([refusal] if refusal else []))
+    for problem in problems:
         screen.problem(problem)
-    code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in survey.problems)])
+    code = worst([OK, *(outcome.code for outcome in outcomes), *(TROUBLE for _ in problems)])
     screen.document(
         code,
-        survey.problems,
+        problems,
         prefix=prefix,
         stacks=removal.stacks,
         files={host: [to_builtins(each) for each in found] for host, found in removal.files.items()},
@@ -171,15 +191,17 @@ def written(
 ) -> tuple[dict[str, tuple[Written, ...]], tuple[Problem, ...]]:
     """Return what host recipes wrote on each host, as far as there is anything, and what is wrong with hosts that
     cannot say."""
-    job = Job(compose(recipes, *LIBRARIES, "host/written.sh"))
+    folder = f"{survey.prefix}/modulefiles"
+    job = Job(compose(recipes, *LIBRARIES, "host/written.sh"), env={"MODULEFILES": folder})
     found: dict[str, tuple[Written, ...]] = {}
     problems: list[Problem] = []
     for name, reply in transport.run_all(survey.reached, lambda host: job).items():
         try:
-            files = _written_by(reply)
+            records = read_written(reply)
         except Trouble as trouble:
             problems.extend(trouble.problems)
             continue
+        files = files_in(records)
         if survey.facts[name].modules.hook and not any(each.recipe == HOOK for each in files):
             # Written before files were put on record.
             files += (
@@ -187,11 +209,12 @@ def written(
                 Written(HOOK, "/etc/profile.d/zz-deepep.csh", True),
             )
         if files:
-            found[name] = files
+            found[name] = shared(files, folder, records.text("hook"), records.text("heir"))
     return found, tuple(problems)
 
 
-def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
+def read_written(reply: Reply | Trouble) -> Records:
+    """Return what host/written.sh said; Trouble where the host cannot say."""
     if isinstance(reply, Trouble):
         raise reply
     if reply.code:
@@ -202,16 +225,50 @@ def _written_by(reply: Reply | Trouble) -> tuple[Written, ...]:
                 found=last_lines(reply.err or f"exit code {reply.code}"),
             )
         )
-    records = read_records(reply.out, forms.WRITTEN, reply.host, "host/written.sh")
-    files = (Written(recipe, path, state == "ours") for recipe, path, state in records.rows("file"))
+    return read_records(reply.out, forms.WRITTEN, reply.host, "host/written.sh")
+
+
+def files_in(records: Records) -> tuple[Written, ...]:
+    """Return what host recipes wrote on a host."""
+    files = (
+        Written(recipe, path, state != "changed", replaced=state == "replaced")
+        for recipe, path, state in records.rows("file")
+    )
     return (*files, *(Written(recipe, "", True, packages) for recipe, packages in records.rows("held")))
+
+
+def shared(files: tuple[Written, ...], folder: str, hook: str, heir: str) -> tuple[Written, ...]:
+    """Return the files of a host with those left that other prefixes need: `folder` is our modulefiles directory,
+    `hook` what the host's hook names ("" without one), `heir` what it goes back to ("" for nothing).
+
+    While a hook is left, everything is that a prefix needs of a host."""
+    other = "" if hook in ("", folder) else prefix_of(hook)
+    changed = any(each.recipe == HOOK and not each.ours for each in files)
+    if not other and not changed and not heir:
+        return files
+    if other:
+        of_hook, of_others = f"of {other}, not of this prefix", f"needed by {other}"
+    elif changed:
+        of_hook, of_others = CHANGED, "there is a hook still"
+    else:
+        of_hook, of_others = "", f"needed by {prefix_of(heir)}"
+    back = prefix_of(heir) if heir and not of_hook else ""
+    return tuple(
+        replace(each, left=of_hook, heir=back) if each.recipe == HOOK else replace(each, left=of_others)
+        for each in files
+    )
+
+
+def prefix_of(folder: str) -> str:
+    """Return the prefix of a modulefiles directory."""
+    return folder.removesuffix("/modulefiles")
 
 
 def tell_plan(screen: Screen, survey: Survey, removal: Removal) -> None:
     """Say what will be taken away and what stays."""
     offer = removal.offer
     for name in removal.stacks:
-        screen.say(f"out of the offer: module {offer.stacks[name].module}")
+        screen.say(f"{survey.prefix}: remove module {offer.stacks[name].module}")
     groups: dict[Written, list[str]] = {}
     for host, found in removal.files.items():
         for each in found:
@@ -230,10 +287,16 @@ def tell_plan(screen: Screen, survey: Survey, removal: Removal) -> None:
 
 def undo_line(each: Written) -> str:
     """Return what becomes of a thing that a recipe left on a host."""
+    what = f"{each.path} ({each.recipe})" if each.path else f"{each.held} (held by {each.recipe})"
+    if each.left:
+        return f"leave {what}: {each.left}"
+    if each.heir:
+        return f"change {what}: back to {each.heir}, which had it before"
     if not each.path:
-        return f"no longer held ({each.recipe}): {each.held}"
-    how = "put back as it was" if each.ours else "left alone, somebody changed it since: by hand, if it is to go"
-    return f"{each.path} ({each.recipe}): {how}"
+        return f"no longer hold {each.held} ({each.recipe})"
+    if not each.ours:
+        return f"leave {what}: {CHANGED}"
+    return f"restore {what} as it was before" if each.replaced else f"delete {what}"
 
 
 def try_withdraw(flags: Flags, transport: ConnectionPool, survey: Survey, kept: Offer) -> list[Outcome]:
@@ -300,8 +363,10 @@ def undo(
     lock: Lock,
     recipes: Mapping[str, str],
 ) -> list[Outcome]:
-    """Let every recipe that wrote something on a host take it back there, the last one first; all hosts at the same
-    time."""
+    """Let every recipe of `files` take back what it wrote on a host, the last one first; all hosts at the same
+    time. None where there is nothing."""
+    if not files:
+        return []
     order = [*host_recipes.TITLES, HOOK]
 
     def recipes_of(host: Host) -> list[str]:
@@ -309,7 +374,7 @@ def undo(
 
     def job(host: Host) -> Job:
         system = lock.systems.get(host_recipes.system_id(survey.facts[host.name]))
-        env = {"MANAGER": system.manager} if system else {}
+        env = {"MODULEFILES": f"{survey.prefix}/modulefiles", **({"MANAGER": system.manager} if system else {})}
         text = host_recipes.check_script(recipes, dict.fromkeys(recipes_of(host), env), "remove")
         return Job(text, user="root", watched=True, timeout=SLOW_LIMIT)
 

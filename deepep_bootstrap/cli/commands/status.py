@@ -16,7 +16,8 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags, Survey, open_connections, read_inventory, read_tree
-from deepep_bootstrap.prefix.defects import find_defects
+from deepep_bootstrap.prefix.contents import Holdings
+from deepep_bootstrap.prefix.defects import current_defects, look_at_offers
 from deepep_bootstrap.prefix.offer import find_offer, prefix_host
 from deepep_bootstrap.report import load
 
@@ -32,13 +33,15 @@ def status(flags: Flags) -> int:
         survey = look_at_hosts(flags, transport, inventory, prefix)
         silent = drained_and_silent(transport, survey, asks_slurm_of(survey))
         recipes, user = read_tree(flags.root / "recipes"), inventory.settings.build_user
-        defects, unread = find_defects(flags, transport, survey)
+        holdings, unread = look_at_offers(flags, transport, survey)
+        defects = current_defects(flags, holdings) if holdings else ()
         orphans = find_orphans(transport, OrphanRequest(prefix, recipes, user), survey.reached)
         tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest, unbelieved = offered_manifest(survey)
     hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     tell_offer(screen, manifest)
+    tell_rollback(screen, holdings)
     for defect in defects:
         screen.say(f"  blocking: {shortened(str(defect))}", style="red")
     blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
@@ -57,6 +60,7 @@ def status(flags: Flags) -> int:
         problems,
         prefix=prefix,
         manifest=manifest,
+        rolled_back=[to_builtins(holdings.rolled_back)] if holdings and holdings.rolled_back else [],
         hooks=hooks,
         waiting=waiting,
         drained=drained,
@@ -80,6 +84,16 @@ def tell_offer(screen: Screen, manifest: Mapping[str, Any] | None) -> None:
             f"{', '.join(record['archs'])}, profile {record['profile']}"
             f"{' (what `module load deepep` gives)' if is_default else ''}"
         )
+
+
+def tell_rollback(screen: Screen, holdings: Holdings | None) -> None:
+    """Print that a newer generation is not the current one, and who went back to this one."""
+    if not holdings or not holdings.current or holdings.current == holdings.numbers[-1]:
+        return
+    last = holdings.rolled_back
+    who = f" (rolled back {last.at} by {shortened(last.by)})" if last else ""
+    newest = holdings.numbers[-1]
+    screen.say(f"  generation {holdings.current} is current; {newest} is newer{who}", style="yellow")
 
 
 def tell_hosts(
