@@ -258,7 +258,8 @@ def _host(host: Host, values: Mapping[str, str]) -> Host:
 
 def _settings(values: Mapping[str, str]) -> Settings:
     fields = {key: value for key, value in values.items() if key in SETTING_KEYS}
-    fields["prefix"] = "/" + posixpath.normpath(fields.get("prefix", Settings().prefix)).strip("/")
+    if "prefix" in fields:
+        fields["prefix"] = normal_prefix(fields["prefix"])
     archs = read_archs(fields.pop("archs"), "archs") if "archs" in fields else ()
     return Settings(sbatch_args=tuple(shlex.split(fields.pop("sbatch_args", ""))), archs=archs, **fields)
 
@@ -295,6 +296,11 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
         raise Trouble(*problems)
     kept, rest = (tuple(host for host in inventory.hosts if (host.name in names) is inside) for inside in (True, False))
     return replace(inventory, hosts=kept, left_out=rest)
+
+
+def normal_prefix(value: str) -> str:
+    """Return a prefix in the one form that everything compares: no slash at its end, none doubled."""
+    return "/" + posixpath.normpath(value).strip("/")
 
 
 def check_prefix(value: str, where: str) -> None:

@@ -71,6 +71,7 @@ class Flags(Struct, frozen=True):
             )
         if flags.prefix:
             hostsfile.check_prefix(flags.prefix, "--prefix")
+            flags = replace(flags, prefix=hostsfile.normal_prefix(flags.prefix))
         return flags
 
 

@@ -17,6 +17,7 @@ from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.hostsfile import Inventory
+from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.remote import host
 from tests.support.paths import ROOT, TESTS
 
@@ -159,3 +160,10 @@ def test_what_is_folded_reads_as_the_same_names(names: set[str]) -> None:
     folded, _, count = nodeset.fold(sorted(names)).rpartition(" ")
     assert count == f"({len(names)})"
     assert {host.name for host in hostsfile.read_hosts(folded).hosts} == names
+
+
+@pytest.mark.parametrize("written", ["/shared/deepep", "/shared/deepep/", "//shared//deepep", "/shared/./deepep/."])
+def test_a_prefix_has_one_form_wherever_it_is_given(written: str) -> None:
+    flags = Flags.of(ROOT, {"prefix": written})
+    inventory = hostsfile.parse_hosts_file(f"defaults prefix={written}\nn001\n", "hosts.txt")
+    assert (flags.prefix, inventory.settings.prefix) == ("/shared/deepep", "/shared/deepep")
