@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,10 +78,11 @@ def wheel(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def account(fresh_lab: LiveLab, wheel: Path, tmp_path: Path) -> Account:
+def account(fresh_lab: LiveLab, wheel: Path) -> Iterator[Account]:
     """The account with the wheel, uv, and the lab's file to source."""
     first_steps.write_try_file(fresh_lab.lab)
-    home = tmp_path / "visitor"
+    # Not below pytest's folder, which each run of pytest closes to other accounts again.
+    home = Path(tempfile.mkdtemp(prefix="deepep-installed-"))
     for name in ("keys", "standin"):
         shutil.copytree(fresh_lab.dir / name, home / "lab" / name)
     for name in ("try.sh", "ssh_config", "known_hosts", "hosts.txt", "demo.lock.toml"):
@@ -90,11 +93,8 @@ def account(fresh_lab: LiveLab, wheel: Path, tmp_path: Path) -> Account:
         shutil.copy(Path(sys.executable).with_name(name), home / "bin")
     shutil.copy(wheel, home)
     subprocess.run(["chown", "-R", f"{NOBODYS}:{NOBODYS}", home], check=True)
-    # Where pytest keeps its folders is closed to other accounts.
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    return Account(home)
+    yield Account(home)
+    shutil.rmtree(home)
 
 
 def test_a_wheel_bootstraps_from_nowhere(account: Account, fresh_lab: LiveLab, wheel: Path) -> None:
@@ -131,10 +131,11 @@ def test_a_wheel_bootstraps_from_nowhere(account: Account, fresh_lab: LiveLab, w
     assert refused.startswith("lab: the embedded cluster comes with the source tree — found an installed program")
     assert "is not rewritten" in account.run("deepep-bootstrap lock --update=nvshmem", code=1).stderr
     # The lab's file says where hosts, lock and mirrors are.
+    before = account.run(". lab/try.sh; deepep-bootstrap status").stdout
+    assert "nothing is offered yet: `deepep-bootstrap bootstrap` builds" in before, "commands are those of this program"
     done = account.run(". lab/try.sh; deepep-bootstrap bootstrap --yes")
     lab = f"{account.home}/lab"
     assert f"hosts: {lab}/hosts.txt (DEEPEP_HOSTS)\nlock: {lab}/demo.lock.toml (DEEPEP_LOCK)\n" in done.stderr
-    assert "    deepep-bootstrap " in done.stdout, "what to type next is what can be typed here"
     assert not re.search(r"\binvoke (plan|test|status|bootstrap|verify)\b", done.stdout)
     loaded = fresh_lab.ssh(
         "login1",
