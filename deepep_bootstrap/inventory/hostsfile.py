@@ -27,6 +27,9 @@ GRES = re.compile(r"auto|none|gpu(:[A-Za-z0-9_.-]+)?(:[1-9][0-9]{0,8})?")
 JUMP = re.compile(r"none|[A-Za-z0-9_.][A-Za-z0-9_.@:,+-]*")
 
 
+DEFAULT_PREFIX = "/opt/deepep"
+"""The prefix of one machine alone where none is named."""
+
 LONGEST_LINE = 64 * 1024
 """Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share
 of time the longer it is."""
@@ -39,7 +42,7 @@ class Settings(Struct, frozen=True):
     """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
     facts. `archs` are compute capabilities to build for besides those of the GPUs that are seen."""
 
-    prefix: str = "/opt/deepep"
+    prefix: str = ""
     build_host: str = ""
     prefix_host: str = ""
     slurm_host: str = ""
@@ -301,6 +304,20 @@ def _limited(inventory: Inventory, limit: str) -> Inventory:
 def normal_prefix(value: str) -> str:
     """Return a prefix in the one form that everything compares: no slash at its end, none doubled."""
     return "/" + posixpath.normpath(value).strip("/")
+
+
+def prefix_of(inventory: Inventory) -> str:
+    """Return the prefix that the hosts file names, or for one host alone DEFAULT_PREFIX. Trouble for several hosts
+    without one: each would get a directory of its own, and a hook that leads there."""
+    if inventory.settings.prefix:
+        return inventory.settings.prefix
+    names = [host.name for host in (*inventory.hosts, *inventory.left_out)]
+    if len(names) > 1:
+        remedy = "--prefix=/shared/deepep, or `defaults prefix=/shared/deepep` in the hosts file"
+        what = f"no prefix is named, and {DEFAULT_PREFIX} would be another directory on each host"
+        found, wanted = nodeset.fold(names), "a directory that all hosts share"
+        raise Trouble(Problem(inventory.path, what, found, wanted, remedy))
+    return DEFAULT_PREFIX
 
 
 def check_prefix(value: str, where: str) -> None:

@@ -117,14 +117,17 @@ def read_tree(folder: Path) -> dict[str, str]:
     }
 
 
-def read_inventory(flags: Flags) -> tuple[Inventory, str]:
-    """Return the hosts a command names and the prefix."""
+def read_inventory(flags: Flags, *, apart: bool = False) -> tuple[Inventory, str]:
+    """Return the hosts a command names and the prefix. Trouble for several hosts without one, unless they are looked at
+    `apart`."""
     if not flags.hosts:
         raise Trouble(
             Problem("--hosts", "no hosts named", wanted="a hosts file or a node set", try_="--hosts=hosts/local.txt")
         )
     inventory = hostsfile.read_hosts(flags.hosts, flags.limit)
-    return inventory, flags.prefix or inventory.settings.prefix
+    if apart and not inventory.settings.prefix:
+        return inventory, flags.prefix or hostsfile.DEFAULT_PREFIX
+    return inventory, flags.prefix or hostsfile.prefix_of(inventory)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.survey import Flags, read_inventory
 from deepep_bootstrap.remote import host
 from tests.support.paths import ROOT, TESTS
 
@@ -167,3 +167,17 @@ def test_a_prefix_has_one_form_wherever_it_is_given(written: str) -> None:
     flags = Flags.of(ROOT, {"prefix": written})
     inventory = hostsfile.parse_hosts_file(f"defaults prefix={written}\nn001\n", "hosts.txt")
     assert (flags.prefix, inventory.settings.prefix) == ("/shared/deepep", "/shared/deepep")
+
+
+def test_several_hosts_without_a_prefix_are_refused() -> None:
+    flags = Flags(ROOT, hosts="n[001-003]", limit="n001")
+    with pytest.raises(Trouble) as caught:
+        read_inventory(flags)
+    assert str(caught.value) == (
+        "--hosts: no prefix is named, and /opt/deepep would be another directory on each host — found n[001-003] (3), "
+        "wanted a directory that all hosts share. Try: --prefix=/shared/deepep, or `defaults prefix=/shared/deepep` in "
+        "the hosts file"
+    )
+    assert read_inventory(flags, apart=True)[1] == "/opt/deepep", "facts are of each host alone"
+    assert read_inventory(Flags(ROOT, hosts="n001"))[1] == "/opt/deepep"
+    assert read_inventory(Flags(ROOT, hosts="n[001-003]", prefix="/shared/x"))[1] == "/shared/x"

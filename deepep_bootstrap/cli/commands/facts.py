@@ -16,7 +16,7 @@ def facts(flags: Flags) -> int:
 
     Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here."""
     screen = Screen("facts", as_json=flags.json)
-    inventory, prefix = read_inventory(flags)
+    inventory, prefix = read_inventory(flags, apart=True)
     with open_connections(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
     screen.say(fold(survey.facts), style="bold")
