@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from deepep_bootstrap.analysis import compare, reference_file, traffic
 from deepep_bootstrap.analysis.diagnosis import rules
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, diagnose
+from deepep_bootstrap.analysis.diagnosis.log import Evidence
+from deepep_bootstrap.analysis.failure import failure_line, told_better
 from deepep_bootstrap.analysis.results.model import ERROR, KINDS, Tested, Verdict
 from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.analysis.traffic import NicTraffic
@@ -36,7 +38,7 @@ class AssessmentRules(Struct, frozen=True):
 
 class Assessment(Struct, frozen=True):
     """What was found in a run: tests, verdicts, what each NIC carried, causes of a failure, whether the run itself
-    failed, and what our own programs (nccl, pairs, smoke) say is wrong."""
+    failed, what our own programs (nccl, pairs, smoke) say is wrong, and the line that says why it failed."""
 
     tests: tuple[Tested, ...]
     verdicts: tuple[Verdict, ...]
@@ -44,6 +46,7 @@ class Assessment(Struct, frozen=True):
     diagnosis: Diagnosis
     failed: bool
     own_words: tuple[str, ...] = ()
+    failure: Evidence | None = None
 
 
 def read_rules(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> AssessmentRules:
@@ -75,10 +78,21 @@ def assess(run: TestRun, facts: Mapping[str, Facts], judged_by: AssessmentRules)
     failed = bool(run.code != 0 or not all(tested.ok for tested in tests) or (run.kind in KINDS and not tests))
     if failed:
         counted = tuple(verdict for verdict in counted if verdict.kind == ERROR)
-    diagnosis = diagnose(failure_logs(run), judged_by.causes) if failed else Diagnosis((), ())
-    return Assessment(
-        tests, (*figures, *counted), traffic.nic_traffic(run, expected), diagnosis, failed, own_words(run)
-    )
+    carried = traffic.nic_traffic(run, expected)
+    if not failed:
+        return Assessment(tests, (*figures, *counted), carried, Diagnosis((), ()), failed, own_words(run))
+    logs = failure_logs(run)
+    line = _refused_words(failure_line(logs), run.args)
+    tests = tuple(tested if tested.ok else replace(tested, errors=told_better(tested.errors, line)) for tested in tests)
+    diagnosis = diagnose(logs, judged_by.causes)
+    return Assessment(tests, (*figures, *counted), carried, diagnosis, failed, own_words(run), line)
+
+
+def _refused_words(line: Evidence | None, args: Sequence[str]) -> Evidence | None:
+    """Return a failure's line; where argparse refused words that somebody gave the test, it says whose they are."""
+    if line is None or ": error: " not in line.text or not any(word in line.text for word in args if word):
+        return line
+    return replace(line, text=f"{line.text} (your --args)")
 
 
 def own_words(run: TestRun) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ from deepep_bootstrap.analysis.results.model import (
     Spread,
     Tested,
     Verdict,
+    percent_text,
 )
+from deepep_bootstrap.core.text import round_number, three_digits
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
 
@@ -170,9 +172,8 @@ def _verdict(tested: Tested, figure: str, value: float, setting: TestSetting) ->
     if not (0 if larger else LEAST_US) <= value <= MOST_VALUE:
         return replace(bare, text=f"{bare.title}: {value:g} {unit} is nothing that can be measured")
     if tested.is_later_pass:
-        return replace(
-            bare, value=value, text=f"{bare.title}: {value:.2f} {unit}; only figures of the first pass are compared"
-        )
+        text = f"{bare.title}: {three_digits(value)} {unit}; only figures of the first pass are compared"
+        return replace(bare, value=value, text=text)
     nodes = nodes_of(tested, setting.nodes)
     here = settings_of(tested, nodes, setting.references, setting.limits)
     same = [one for one in setting.references.references if (one.test, one.figure) == (tested.test, figure)]
@@ -187,8 +188,10 @@ def _verdict(tested: Tested, figure: str, value: float, setting: TestSetting) ->
         found = replace(
             found, limit=most.counted, of_limit=100 * value / most.counted, impossible=value > most.counted * most.slack
         )
-    found = _compared(found, aim) if aim else replace(found, text=f"{value:.2f} {unit}, {_without(apart)}")
-    about = f", {found.of_limit:.0f} % of what {most.of} can do" if most and found.of_limit is not None else ""
+    found = _compared(found, aim) if aim else replace(found, text=f"{three_digits(value)} {unit}, {_without(apart)}")
+    about = (
+        f", {percent_text(found.of_limit)} % of what {most.of} can do" if most and found.of_limit is not None else ""
+    )
     if most and not aim and value < most.least and _is_long(tested, figure):
         found, about = (
             replace(found, state=BELOW),
@@ -238,11 +241,9 @@ def _compared(bare: Verdict, aim: Reference) -> Verdict:
     """Return the verdict of a figure against its reference, without what it means."""
     percent = aim.percent(bare.value or 0.0)
     state = BELOW if percent < 100 * (1 - aim.lower) else ABOVE if percent > 100 * (1 + aim.upper) else OK
-    share = "%" if aim.larger else "% of the speed"
-    text = f"{bare.value:.2f} {bare.unit}, {percent:.0f} {share} of {aim.value:g} {bare.unit} ({aim.source})"
-    return replace(
-        bare, state=state, text=text, wanted=aim.value, low=aim.low, high=aim.high, percent=percent, source=aim.source
-    )
+    found = replace(bare, state=state, wanted=aim.value, low=aim.low, high=aim.high, percent=percent, source=aim.source)
+    text = f"{three_digits(bare.value or 0.0)} {bare.unit}, {found.beside}, allowed {found.allowed} ({aim.source})"
+    return replace(found, text=text)
 
 
 def _without(apart: Sequence[tuple[tuple[str, ...], Reference]]) -> str:
@@ -255,7 +256,7 @@ def _without(apart: Sequence[tuple[tuple[str, ...], Reference]]) -> str:
     if not others:
         return "no reference"
     differences, one = min(others, key=lambda other: len(other[0]))
-    return f"no reference; the nearest, {one.value:g} {one.unit}, is for {', '.join(differences)}"
+    return f"no reference; the nearest, {round_number(one.value)} {one.unit}, is for {', '.join(differences)}"
 
 
 def _meanings(found: Verdict, holds: Sequence[Reference], nodes: int, setting: TestSetting) -> Iterator[str]:

@@ -207,7 +207,8 @@ def _span(nics: Sequence[NicTraffic]) -> str:
     if len(nics) == 1:
         return ""
     shares = sorted(100 * share for nic in nics for share in (nic.share_sent, nic.share_received))
-    return f", {shares[0]:.1f} to {shares[-1]:.1f} % each"
+    least, most = f"{shares[0]:.1f}", f"{shares[-1]:.1f}"
+    return f", {least} % each" if least == most else f", {least} to {most} % each"
 
 
 def _low(nic: NicTraffic, known: Sequence[NicTraffic], sent: int, received: int) -> Verdict:

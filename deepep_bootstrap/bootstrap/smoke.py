@@ -5,6 +5,7 @@ node, in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -12,10 +13,12 @@ from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import slurm_run, ssh_run
 from deepep_bootstrap.testing.placement import find_placement
-from deepep_bootstrap.testing.slurm_run import LATE, TestRequest, TestRunResult
+from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, keep_judgement
+from deepep_bootstrap.testing.slurm_run import LATE, STOPPED, TestRequest, TestRunResult
 
 SMOKE = "smoke"
 STEP = "smoke test"
@@ -61,8 +64,21 @@ def try_out(context: BootstrapContext) -> tuple[Outcome, ...]:
         result = slurm_run.submit(context.transport, spot.client, request, context.request.recipes, on_line=show)
     else:
         result = ssh_run.run_over_ssh(context.transport, spot.hosts, request, context.request.recipes, on_line=show)
+    _keep_judgement(context, request, result)
     log = context.run.log(result.host.name, SMOKE, "\n".join([*lines, ""]))
     return show_outcomes(context, (replace(_outcome_of(result, request, lines), log=str(log)),))
+
+
+def _keep_judgement(context: BootstrapContext, request: TestRequest, result: TestRunResult) -> None:
+    """Add the verdict to the run's folder. This test measures nothing: its exit code says all."""
+    if not result.began:
+        return
+    verdict = RunVerdict.STOPPED if result.state == STOPPED else RunVerdict.FAILED
+    if result.outcome.code == OK:
+        verdict = RunVerdict.PASSED
+    place = PrefixHandle(result.host, request.record.prefix, context.request.recipes, request.user)
+    with suppress(Trouble):  # the proof counts, with its record or without
+        keep_judgement(context.transport, place, result.place, Judgement(verdict, result.ending or "exit code 0"))
 
 
 def _outcome_of(result: TestRunResult, request: TestRequest, lines: Sequence[str]) -> Outcome:

@@ -134,8 +134,14 @@ def _failed_import(host: str, verdict: LoadVerdict, record: StackRecord) -> Iter
 
 
 def _foreign_libraries(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
-    """Yield the libraries of another place or version that an import which succeeded would use."""
+    """Yield the libraries of another place or version that an import which succeeded would use. Where the module is one
+    of another prefix, all of them are that one's, and only the prefix is told."""
     if not verdict.imported:
+        return
+    own, other = (path.partition("/store/")[0] for path in (verdict.deepep_entry, verdict.deep_ep))
+    if "/store/" in verdict.deep_ep and own != other:
+        remedy = "invoke status, which says where MODULEPATH leads; invoke bootstrap makes it lead to this prefix"
+        yield Problem(host, "the module of another prefix is loaded", other, own, remedy)
         return
     for what, file, entry in (
         ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),

@@ -1,14 +1,16 @@
-"""The lock for people and for programs: pins with their age, stacks with what they use, and the changes of
-an update.
+"""The lock for people and for programs: pins with their age, stacks with what they use, the changes of an update,
+and by what it is ahead of what a prefix offers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import fields
 
 from deepep_bootstrap.core import filetree
@@ -28,6 +30,7 @@ from deepep_bootstrap.lock.model import (
     used,
     users,
 )
+from deepep_bootstrap.prefix.offer import StackRecord
 
 DAY = 86400
 MONTH_DAYS = 30.44
@@ -217,3 +220,41 @@ def _state(values: Mapping[str, str | int]) -> str:
     """Return what a pin is, in short: its ref, and its commit with the date."""
     ref = "" if values["ref"] == values["rev"] else f"{values['ref']} "
     return f"{ref}{str(values['rev'])[:REV_DIGITS]} ({day(int(values['last_modified']))})"
+
+
+MODULE = re.compile(r"deepep/.+-(?P<rev>[0-9a-f]{7})-.+")
+"""A modulefile's name: the version, seven digits of the commit, the stack."""
+
+
+class Lead(Struct, frozen=True):
+    """What a stack of the lock has anew: DeepEP's commit or NVSHMEM's version, as it is offered and as it is locked."""
+
+    stack: str
+    what: str
+    offered: str
+    locked: str
+
+    @property
+    def line(self) -> str:
+        """The lead for a person."""
+        return f"behind the lock: {self.what} {self.offered} → {self.locked} (invoke plan --stack={self.stack})"
+
+
+def find_leads(lock: Lock, records: Iterable[StackRecord]) -> tuple[Lead, ...]:
+    """Return by what the lock is ahead of the offered stacks; a stack that it does not have is nobody's to renew."""
+    return tuple(
+        Lead(record.stack, what, offered, locked)
+        for record in records
+        if record.stack in lock.stacks
+        for what, offered, locked in _pins(lock, lock.stacks[record.stack], record)
+        if offered and locked and offered != locked
+    )
+
+
+def _pins(lock: Lock, stack: Stack, record: StackRecord) -> Iterator[tuple[str, str, str]]:
+    """Yield what is pinned, as it is offered and as it is locked, "" where either is not known."""
+    module = MODULE.fullmatch(record.module)
+    deepep = lock.sources.get(stack.deepep)
+    yield "DeepEP", module["rev"] if module else "", deepep.rev[:7] if deepep else ""
+    nvshmem = lock.sources.get(stack.nvshmem) or stack.pinned(stack.nvshmem_wheel)
+    yield "NVSHMEM", record.nvshmem.rpartition("-")[2], nvshmem.version if nvshmem else ""

@@ -78,6 +78,9 @@ HELP = {
     "run": "a run of `invoke test`: its folder on this machine, or with --hosts its name (default: the newest)",
     "html": "write the report as one HTML file, to this new file",
     "cluster": "the whole cluster in place of a run: hosts, findings, stacks, generations, last runs",
+    "junit": "write the run as JUnit XML, to this new file",
+    "list": "which runs there are, newest first: of --hosts or --prefix, or of a folder of this machine",
+    "force": "let --html and --junit replace a file that is there",
     "bundle": "write one archive for a bug report, to this file (default: deepep-report-TIME.tar.gz here)",
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
     "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, "
@@ -115,8 +118,8 @@ HOSTS = ("hosts", "limit", "prefix")
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What": (
         *("stack", "lock", "python", "kind", "run", "to", "keep", "old", "new", "generation", "file", "store", "skip"),
-        *("update", "ref", "version", "archs", "plan", "cluster", "target", "logs", "log", "causes", "args", "nodes"),
-        *("action", "shell", "as_"),
+        *("update", "ref", "version", "archs", "plan", "cluster", "list", "target", "logs", "log", "causes", "args"),
+        *("nodes", "action", "shell", "as_"),
     ),
     "Where": (*HOSTS, "mirror", "directory", "out", "html", "junit", "bundle", "dir", "via"),
     "How": (),

@@ -7,6 +7,7 @@ what rich draws through a PlainConsole, whose own colours stay.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -36,6 +37,9 @@ from deepep_bootstrap.core.text import duration, plain, shortened
 
 STYLES = {"done": "green", "unchanged": "dim", "failed": "red", "skipped": "yellow", "stopped": "yellow"}
 STATE_WIDTH = max(map(len, STYLES))
+VERDICT_STYLES = {"passed": "green", "below reference": "yellow"}
+"""Of the other states: verdicts on runs of tests."""
+
 TABLE_WIDTH = 80
 """Columns a terminal needs to show a plan as a table; a narrower one gets the lines that a pipe gets."""
 
@@ -104,6 +108,10 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
         file = _raw(sys.stderr if stderr else sys.stdout)
         super().__init__(file=file, markup=False, emoji=False, highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Let the guard end the command where the reader has gone; rich would end the program with 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of what is shown; every text that is drawn passes here."""
@@ -281,7 +289,8 @@ class Screen:
     def _mark(self, state: str, line: str) -> None:
         """Print a line whose leading word is a state, in the colour of that state."""
         with self._lock:
-            self._console.print(Text.assemble((line[: len(state)], STYLES[state]), line[len(state) :]))
+            style = STYLES.get(state) or VERDICT_STYLES[state]
+            self._console.print(Text.assemble((line[: len(state)], style), line[len(state) :]))
 
 
 class _Row(Struct):

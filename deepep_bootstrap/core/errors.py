@@ -52,15 +52,34 @@ class Problem(Struct, frozen=True):
         return {"where": self.where, "what": self.what, "found": self.found, "wanted": self.wanted, "try": self.try_}
 
 
+FAULTS_SHOWN = 10
+"""Faults of one file that a person sees; a JSON document has all of them."""
+
+
 class Trouble(Exception):
     """Expected trouble: one or more problems, shown one a line, never as a traceback. `may_pass`: a host or a service
-    does not answer now, and may do so again soon, as one that reboots."""
+    does not answer now, and may do so again soon, as one that reboots. `file`: all problems are faults of this one;
+    `guess` says what it may be instead."""
 
-    def __init__(self, *problems: Problem, code: int = TROUBLE, may_pass: bool = False) -> None:
+    def __init__(
+        self, *problems: Problem, code: int = TROUBLE, may_pass: bool = False, file: str = "", guess: str = ""
+    ) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
         self.code = code
         self.may_pass = may_pass
+        self.file = file
+        self.guess = guess
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return what a person sees: of a file the first faults, how many more there are, and what it looks like."""
+        lines = tuple(map(str, self.problems))
+        more = len(lines) - FAULTS_SHOWN
+        if not self.file or (more <= 0 and not self.guess):
+            return lines
+        last = [f"and {more:,} more".replace(",", " ")] if more > 0 else []
+        return (*lines[:FAULTS_SHOWN], f"{self.file}: {': '.join([*last, *filter(None, [self.guess])])}")
 
 
 class ToldInterrupt(KeyboardInterrupt):

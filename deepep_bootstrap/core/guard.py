@@ -26,6 +26,9 @@ from deepep_bootstrap.core.redact import scrub, secrets_of
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
 """What writing to a pipe without a reader, or to a terminal that was closed, ends with."""
 
+READER_LEFT = 128 + signal.SIGPIPE
+"""The exit code then: what a shell says of a program that SIGPIPE ended, as it ends others in `… | head`."""
+
 MACHINE_TROUBLE = frozenset(
     (
         *(
@@ -74,7 +77,8 @@ def _guarded(verb: str, body: Callable[[], int], *, as_json: bool) -> int:
         sys.stdout.flush()
         return code
     except Trouble as trouble:
-        return _tell(verb, trouble.problems, trouble.code, as_json=as_json)
+        guess = (Problem(trouble.file, trouble.guess),) if trouble.guess else ()
+        return _tell(verb, (*trouble.problems, *guess), trouble.code, as_json=as_json, lines=trouble.lines)
     except KeyboardInterrupt as interrupt:
         # From here on a second ^C may end us at once: everything on the hosts has been told to stop.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -98,7 +102,7 @@ def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
     if error.errno in READER_GONE and error.filename is None:
         # The reader of our output (head, less, a terminal) has gone, so there is nobody to tell.
         _silence(sys.stdout)
-        return INTERRUPTED if _followed_interrupt(error) else TROUBLE
+        return INTERRUPTED if _followed_interrupt(error) else READER_LEFT
     if error.errno not in MACHINE_TROUBLE:
         return _tell_bug(verb, as_json=as_json)
     if error.filename is None:
@@ -134,10 +138,13 @@ def _silence(stream: IO[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell(verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool) -> int:
+def _tell(
+    verb: str, problems: tuple[Problem, ...], code: int, *, as_json: bool, lines: tuple[str, ...] | None = None
+) -> int:
+    """Tell problems, as `lines` where a person sees others than all of them, and return the exit code."""
     document = {"schema": 1, "verb": verb, "exit": code, "errors": [problem.as_json() for problem in problems]}
     stream = sys.stdout if as_json else sys.stderr
-    text = json.dumps(document, indent=2) if as_json else "\n".join(map(str, problems))
+    text = json.dumps(document, indent=2) if as_json else "\n".join(lines or map(str, problems))
     try:
         print(text, file=stream, flush=True)
     except OSError:

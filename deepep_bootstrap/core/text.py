@@ -1,5 +1,5 @@
-"""Times, durations and sizes, read from flags and written for people; text that a host said, and what of a text a
-terminal may have.
+"""Times, durations and sizes, read from flags and written for people; text that a host said, what of a text a terminal
+may have, and what a file looks like that is not what somebody took it for.
 """
 
 from __future__ import annotations
@@ -118,9 +118,58 @@ def duration(seconds: float) -> str:
     return f"{count} {unit} {rest:02} {smaller}" if rest else f"{count} {unit}"
 
 
+def three_digits(value: float) -> str:
+    """Return a measured number with three significant digits, all those before the point, and no exponent: `0.00118`,
+    `52.1`, `23745`."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:.{max(0, 2 - exponent)}f}"
+
+
+def round_number(value: float) -> str:
+    """Return a number that somebody wrote with three significant digits at most: `0.03`, `70.5`, `1637`."""
+    text = three_digits(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def size(count: int) -> str:
     """Return `count` bytes in the unit a person would choose."""
     for unit, of_it in (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024)):
         if count >= of_it:
             return f"{count / of_it:.1f} GiB" if unit == "GiB" else f"{count / of_it:.0f} {unit}"
     return f"{count} byte{'' if count == 1 else 's'}"
+
+
+LOCK, HOSTS = "a lock", "a hosts file"
+
+FILE_KINDS = (
+    ("JSON", re.compile(r"\A\s*[{\[]\s*[\"{\]}]")),
+    ("a script", re.compile(r"\A#!")),
+    (LOCK, re.compile(r"^\[(?:source|stack|indexes|system)\.[\w.-]+\]\s*$", re.MULTILINE)),
+    ("a log", re.compile(r"^(?:deepep: |\[tuning\] |\[testing\] |\[config\] |Traceback \(most)", re.MULTILINE)),
+    ("YAML", re.compile(r"\A---\s*$", re.MULTILINE)),
+    ("TOML", re.compile(r"^\[\[?[\w.-]{1,100}\]\]?\s*$", re.MULTILINE)),
+    (
+        HOSTS,
+        re.compile(
+            r"^defaults [a-z_]+=|^[\w.@-]{1,100}\[\d[\d,-]*\]|^[\w.@-]{1,100} (?:role|user|port)=", re.MULTILINE
+        ),
+    ),
+)
+"""In the order in which they are tried."""
+
+LOOKED_AT = 64 * 1024
+"""Characters of a file that are looked at."""
+
+
+def looks_like(text: str) -> str:
+    """Return what a text looks like, "" where that is not known."""
+    head = text[:LOOKED_AT]
+    return next((kind for kind, pattern in FILE_KINDS if pattern.search(head)), "")
+
+
+def other_than(text: str, wanted: str) -> str:
+    """Return that a file looks like something other than what was `wanted` ("a hosts file"), "" where it does not."""
+    found = looks_like(text)
+    return f"this looks like {found}, not {wanted}" if found not in {"", wanted} else ""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import HOSTS, other_than
 from deepep_bootstrap.remote.host import Host
 
 DEFAULTS = "defaults"
@@ -34,8 +35,8 @@ LONGEST_LINE = 64 * 1024
 """Characters of a line: the names of 3,000 hosts, one by one. Splitting one into words takes more than its share
 of time the longer it is."""
 
-MOST_PROBLEMS = 50
-"""Faults of a file that are told; of more there is the count."""
+MOST_PROBLEMS = 10_000
+"""Faults of a file that are kept; of more there is the count."""
 
 
 class Settings(Struct, frozen=True):
@@ -132,7 +133,8 @@ def parse_hosts_file(text: str, path: str) -> Inventory:
     if problems:
         ordered = sorted(problems, key=lambda problem: int(problem.where.rpartition(":")[2] or 0))
         more = len(ordered) - MOST_PROBLEMS
-        raise Trouble(*ordered[:MOST_PROBLEMS], *([Problem(path, f"{more} more faults")] if more > 0 else ()))
+        last = [Problem(path, f"{more} more faults")] if more > 0 else []
+        raise Trouble(*ordered[:MOST_PROBLEMS], *last, file=path, guess=other_than(text, HOSTS))
     return Inventory(path, tuple(hosts), _settings(common))
 
 

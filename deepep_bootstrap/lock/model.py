@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.text import LAST_SECOND
+from deepep_bootstrap.core.text import LAST_SECOND, LOCK, other_than
 from deepep_bootstrap.core.toml import ANY, NAME, SOME, Table, ValueForm, load_toml
 from deepep_bootstrap.lock.packages import System, read_system
 
@@ -303,7 +303,10 @@ def read_lock_file(path: str | Path) -> Lock:
         raise Trouble(Problem(str(path), f"the lock cannot be read: {error.strerror}", try_="--lock=FILE")) from None
     except UnicodeDecodeError as error:
         raise Trouble(Problem(str(path), f"is not UTF-8 at byte {error.start}")) from None
-    return parse_lock(text, str(path))
+    try:
+        return parse_lock(text, str(path))
+    except Trouble as trouble:
+        raise Trouble(*trouble.problems, file=str(path), guess=other_than(text, LOCK)) from None
 
 
 def parse_lock(text: str, path: str) -> Lock:

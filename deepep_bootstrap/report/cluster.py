@@ -20,7 +20,8 @@ from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts, driver_line, rdma_line, slurm_line
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.prefix.contents import Generation, Holdings
-from deepep_bootstrap.report.model import FAILED, PASSED, SLOW, Report
+from deepep_bootstrap.report.model import Report
+from deepep_bootstrap.testing.run_folder import RunVerdict
 
 SILENT, BLOCKED, DRAINED, WAITING, WARNED, READY = "silent", "blocked", "drained", "waiting", "warned", "ready"
 HOST_STATES = {
@@ -33,7 +34,12 @@ HOST_STATES = {
 }
 """States of a host, the worst first, and what people call them."""
 
+PASSED, SLOW, FAILED = "passed", "below", "failed"
 HEADLINES = {PASSED: "All is well", SLOW: "Usable, but not all is well", FAILED: "Something blocks"}
+
+
+BAD_RUNS = {RunVerdict.FAILED: "failed", RunVerdict.BELOW: "is below its reference", RunVerdict.STOPPED: "was stopped"}
+"""Verdicts on a last run that count against a cluster, the worst first, and what people say."""
 
 
 class Lane(Struct, frozen=True):
@@ -180,7 +186,7 @@ def state_of(looked: Looked) -> str:
     if BLOCKING in worst or len(looked.survey.facts) < len(looked.survey.inventory.hosts):
         return FAILED
     below = WARNING in worst or looked.waiting or looked.drained or looked.problems
-    return SLOW if below or any(run.state in {FAILED, SLOW} for run in looked.runs) else PASSED
+    return SLOW if below or any(run.verdict in BAD_RUNS for run in looked.runs) else PASSED
 
 
 def reasons(looked: Looked) -> Iterator[str]:
@@ -200,9 +206,9 @@ def reasons(looked: Looked) -> Iterator[str]:
         yield f"{fold(looked.waiting)} waits for a reboot"
     if looked.drained:
         yield f"{fold(looked.drained)} is kept drained"
-    for state, word in ((FAILED, "failed"), (SLOW, "is below what is expected")):
+    for verdict, word in BAD_RUNS.items():
         for run in looked.runs:
-            if run.state == state:
+            if run.verdict is verdict:
                 yield f"the last {run.run.kind} test of {stack_of(run)} {word}"
 
 
@@ -389,7 +395,7 @@ def run_json(report: Report) -> dict[str, Any]:
         "stack": run.values.get("stack", ""),
         "nodes": list(run.nodes),
         "started": report.started,
-        "state": report.state,
+        "verdict": report.verdict.value,
         "why": report.why,
         "earlier": {"runs": len(report.past), "failed": sum(each.failed for each in report.past)},
     }

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.assess import Assessment, failure_logs
 from deepep_bootstrap.analysis.compare import figures_of
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis
+from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.diagnosis.first_error import scrubbed
 from deepep_bootstrap.analysis.diagnosis.log import Evidence
-from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.results.model import ABOVE, BELOW, ERROR, FIGURE, NIC, NONE, OK, Tested
+from deepep_bootstrap.analysis.results.model import FIGURE, Tested
+from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number
 from deepep_bootstrap.inventory.facts import Facts, by_label, lines
-from deepep_bootstrap.report.model import (
-    FAILED,
-    OPEN,
-    PASSED,
-    SLOW,
-    Past,
-    Report,
-    Row,
-    Series,
-    grids,
-    hosts_of,
-    log_ends,
-    spreads,
-)
-from deepep_bootstrap.testing.run_folder import TestRun
+from deepep_bootstrap.prefix.test_kinds import KINDS
+from deepep_bootstrap.report.model import Past, Report, Row, Series, grids, hosts_of, log_ends, spreads
+from deepep_bootstrap.testing.run_folder import RunVerdict, TestRun
+
+COMPARED = {RunVerdict.PASSED, RunVerdict.BELOW, RunVerdict.FAILED}
+"""Verdicts that today's rules can change; of a run that was stopped its files say less than whoever saw it."""
 
 PAST_RUNS = 30
 """How many earlier runs a trend shows."""
@@ -70,11 +62,14 @@ def compose(
     earlier = sorted((each for each in past if each.name != run.name), key=lambda each: (each.started, each.name))[
         -PAST_RUNS:
     ]
-    state = state_of(run, found)
+    again = judge_run(run, found)
+    judgement = run.kept or again
+    if judgement.verdict is not again.verdict and {judgement.verdict, again.verdict} <= COMPARED:
+        remarks = (*remarks, f"judged {judgement.verdict.value} when it ran; today: {again.verdict.value}, {again.why}")
     return Report(
         run=run,
-        state=state,
-        why=reason(run, state, found),
+        verdict=judgement.verdict,
+        why=judgement.why,
         tests=found.tests,
         verdicts=found.verdicts,
         hosts=hosts_of(found.traffic, found.verdicts),
@@ -84,11 +79,25 @@ def compose(
         series=series(run, found, earlier),
         facts=lines_of(facts),
         about=tuple(Row(label, run.values[key]) for key, label in LABELS if run.values.get(key)),
-        log_ends=log_ends(run, logs_of_failure(run, found.diagnosis)),
+        log_ends=log_ends(run, logs_of_failure(run, found)),
+        failure=found.failure,
+        rerun="" if judgement.verdict is RunVerdict.PASSED else shlex.join(rerun_words(run)),
         past=tuple(earlier),
         program_output=program_output(run),
         remarks=tuple(remarks),
     )
+
+
+def rerun_words(run: TestRun) -> list[str]:
+    """Return the command that runs the same test again, but for its hosts; nothing for a run that does not say what it
+    was."""
+    if run.kind not in KINDS:
+        return []
+    stack, kind = run.values.get("stack", ""), KINDS[run.kind]
+    more = [f"--stack={stack}"] if stack else []
+    more += [f"--nodes={len(run.nodes)}"] if run.nodes and len(run.nodes) != kind.nodes else []
+    more += [f"--args={shlex.join(run.args)}"] if run.args else []
+    return ["invoke", "test", f"--kind={run.kind}", *more]
 
 
 def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
@@ -113,56 +122,12 @@ def discreet(run: TestRun, found: Assessment) -> tuple[TestRun, Assessment]:
     )
     values = {key: scrub(value) for key, value in run.values.items()}
     return replace(run, values=values), replace(
-        found, tests=tests, diagnosis=diagnosis, own_words=tuple(map(scrub, found.own_words))
+        found,
+        tests=tests,
+        diagnosis=diagnosis,
+        own_words=tuple(map(scrub, found.own_words)),
+        failure=quoted((found.failure,))[0] if found.failure else None,
     )
-
-
-def state_of(run: TestRun, found: Assessment) -> str:
-    """Return how a run went; one that nobody saw end is open, whatever its logs have so far."""
-    if run.code is None:
-        return OPEN
-    if found.failed:
-        return FAILED
-    return SLOW if any(verdict.state == BELOW for verdict in found.verdicts) else PASSED
-
-
-def reason(run: TestRun, state: str, found: Assessment) -> str:
-    """Return why the state is what it is, in one sentence."""
-    if state == OPEN:
-        return "it is still running, or whoever followed it was stopped"
-    if state == FAILED:
-        return failure(run, found)
-    if state == SLOW:
-        return fault(found)
-    return praise(found)
-
-
-def failure(run: TestRun, found: Assessment) -> str:
-    """Return why a run failed: its first cause if that is sure, else what a test says, else the first line that
-    shows a failure."""
-    if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
-        return found.diagnosis.findings[0].title
-    reasons = [
-        *found.own_words,
-        *filter(None, map(wording.wrong, found.tests)),
-        *(error for tested in found.tests for error in tested.errors),
-    ]
-    if shown := found.diagnosis.failure:
-        reasons.append(f"{shown.log}, line {shown.line}: {shown.text}")
-    return reasons[0] if reasons else f"exit code {run.code}" if run.code else "a test did not reach its end"
-
-
-def fault(found: Assessment) -> str:
-    """Return the first thing that is below what it should be: NICs and errors before figures, which suffer from
-    them."""
-    low = sorted(
-        (verdict for verdict in found.verdicts if verdict.state == BELOW), key=lambda verdict: verdict.kind == FIGURE
-    )
-    first = low[0]
-    text = f"{first.host}: {first.text}" if first.host else first.text
-    if first.kind == FIGURE and first.percent is not None:
-        text = f"{first.title}: {first.value:.1f} {first.unit}, {first.percent:.0f} % of {first.wanted:g}"
-    return f"{text}; {len(low) - 1} more" if len(low) > 1 else text
 
 
 def program_output(run: TestRun) -> tuple[str, ...]:
@@ -177,39 +142,12 @@ def program_output(run: TestRun) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:MOST_SAID]
 
 
-def logs_of_failure(run: TestRun, diagnosis: Diagnosis) -> frozenset[str]:
+def logs_of_failure(run: TestRun, found: Assessment) -> frozenset[str]:
     """Return the logs that show why a run failed; of one that did not, none."""
-    shown = [evidence.log for finding in diagnosis.findings for evidence in finding.evidence[:1]]
-    shown += [diagnosis.failure.log] if diagnosis.failure else []
+    shown = [evidence.log for finding in found.diagnosis.findings for evidence in finding.evidence[:1]]
+    first = found.diagnosis.first
+    shown += [line.log for line in (found.failure, first and first.evidence) if line][:1]
     return frozenset(shown) if run.code != 0 else frozenset()
-
-
-def praise(found: Assessment) -> str:
-    """Return what is good about a run that passed."""
-    passed = sum(tested.passed for tested in found.tests)
-    parts = [f"{passed} cases passed"] if passed else []
-    later = [tested.test_pass for tested in found.tests if tested.test_pass and tested.is_later_pass]
-    parts += [f"{checked.checked_calls} combine calls checked at {checked.tokens} tokens" for checked in later]
-    compared = [verdict for verdict in found.verdicts if verdict.kind == FIGURE and verdict.wanted is not None]
-    if compared:
-        above = sum(verdict.state == ABOVE for verdict in compared)
-        parts.append(f"{len(compared)} figures at their reference" + (f", {above} of them above" if above else ""))
-    parts += carried(found)
-    if any(verdict.kind == ERROR for verdict in found.verdicts):
-        parts.append("with new errors of links that are no fault by themselves")
-    return "; ".join(parts) or "exit code 0"
-
-
-def carried(found: Assessment) -> Iterator[str]:
-    """Yield what is known of the NICs of a run that passed: praise only where all were measured and are well."""
-    nics = [verdict for verdict in found.verdicts if verdict.kind == NIC]
-    if nics and all(verdict.state == OK for verdict in nics):
-        yield "every NIC carried its share"
-    unmeasured = [verdict for verdict in nics if verdict.state == NONE]
-    if bare := {verdict.host for verdict in unmeasured if verdict.subject == "nics"}:
-        yield f"no RDMA NIC on {fold(bare)}: what nodes sent each other went over sockets"
-    if unknown := {verdict.host for verdict in unmeasured if verdict.subject != "nics"}:
-        yield f"what NICs carried was not measured on {fold(unknown)}"
 
 
 def keyed(tests: Iterable[Tested]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from statistics import median, quantiles
@@ -22,14 +22,14 @@ from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.results.model import Tested, Verdict
+from deepep_bootstrap.analysis.results.model import Tested, Verdict, percent_text
 from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.core import text as core_text
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.core.text import duration
+from deepep_bootstrap.core.text import duration, round_number, three_digits
 from deepep_bootstrap.report import cluster
 from deepep_bootstrap.report.cluster import ClusterReport
-from deepep_bootstrap.report.model import HEADLINES, Grid, HostRow, NicRow, Report, Series, Spread, clean
+from deepep_bootstrap.report.model import Grid, HostRow, NicRow, Report, Series, Spread, clean
 
 TEMPLATE, CLUSTER_TEMPLATE, STYLE = "report.html.j2", "cluster.html.j2", "report.css"
 """In the folder `templates` beside this module."""
@@ -64,7 +64,14 @@ SEVERITY_ICONS = {"blocking": "failed", "warning": "slow", "note": "none"}
 
 def render_html(report: Report, made: float) -> str:
     """Return the page of a run; `made` is now in seconds since 1970, no other clock is read."""
-    return _page(TEMPLATE, made, r=report, headline=HEADLINES[report.state], many=len(report.hosts) > MANY_HOSTS)
+    return _page(
+        TEMPLATE,
+        made,
+        r=report,
+        headline=report.verdict.value.capitalize(),
+        verdict_class=report.verdict.name.lower(),
+        many=len(report.hosts) > MANY_HOSTS,
+    )
 
 
 def render_cluster(report: ClusterReport, made: float) -> str:
@@ -74,7 +81,6 @@ def render_cluster(report: ClusterReport, made: float) -> str:
         made,
         c=report,
         headline=cluster.HEADLINES[report.state],
-        headlines=HEADLINES,
         host_states=cluster.HOST_STATES,
         host_icons=HOST_ICONS,
         severity_icons=SEVERITY_ICONS,
@@ -92,6 +98,7 @@ def _page(template: str, made: float, **values: object) -> str:
     )
     environment.filters |= {
         "amount": amount,
+        "round_number": round_number,
         "bytes": gigabytes,
         "size": core_text.size,
         "shortened": core_text.shortened,
@@ -115,6 +122,8 @@ def _page(template: str, made: float, **values: object) -> str:
         "config": config,
         "has_slow": has_slow,
         "has_box": has_box,
+        "fresh": once(),
+        "percent_text": percent_text,
         "advice": engine.advice,
         "checked": wording.checked,
     }
@@ -132,6 +141,18 @@ def _page(template: str, made: float, **values: object) -> str:
 def read_text(name: str) -> str:
     """Return the text of a template, or of STYLE."""
     return (files("deepep_bootstrap.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def once() -> Callable[[Sequence[str]], list[str]]:
+    """Return a function that leaves out of its sentences those it was given before: a page gives each advice once."""
+    told: set[str] = set()
+
+    def fresh(sentences: Sequence[str]) -> list[str]:
+        found = [sentence for sentence in sentences if sentence not in told]
+        told.update(found)
+        return found
+
+    return fresh
 
 
 def _finalize(value: Any) -> Any:
@@ -158,8 +179,8 @@ def first_large(text: str) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Return a number with one decimal, an en dash for none."""
-    return "–" if value is None else f"{value:.1f}"
+    """Return a number with three digits, an en dash for none."""
+    return "–" if value is None else three_digits(value)
 
 
 def when(seconds: float | None) -> str:
@@ -437,7 +458,8 @@ ICON_OF = {
     "above": "up",
     "note": "care",
     "slow": "care",
-    "unfinished": "open",
+    "stopped": "open",
+    "open": "open",
 }
 
 

@@ -15,20 +15,18 @@ from msgspec.structs import replace
 from deepep_bootstrap.analysis.compare import title
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
+from deepep_bootstrap.analysis.diagnosis.log import Evidence
 from deepep_bootstrap.analysis.reference_file import unit_of
 from deepep_bootstrap.analysis.results import model
 from deepep_bootstrap.analysis.results.collectors import numbers
 from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, Tested, Verdict
-from deepep_bootstrap.analysis.traffic import NicTraffic
+from deepep_bootstrap.analysis.traffic import NicTraffic, gigabytes
 from deepep_bootstrap.analysis.tuning.sweep import HeatMap, heat_maps
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.records import natural
 from deepep_bootstrap.core.redact import scrub
-from deepep_bootstrap.core.text import number, plain
-from deepep_bootstrap.testing.run_folder import TestRun
-
-PASSED, SLOW, FAILED, OPEN = "passed", "below", "failed", "unfinished"
-HEADLINES = {PASSED: "Passed", SLOW: "Below what is expected", FAILED: "Failed", OPEN: "Not ended"}
+from deepep_bootstrap.core.text import number, plain, three_digits
+from deepep_bootstrap.testing.run_folder import RunVerdict, TestRun
 
 
 class Past(Struct, frozen=True):
@@ -60,7 +58,7 @@ class Series(Struct, frozen=True):
     def span(self) -> str:
         """Return the least and the greatest value of all runs."""
         values = [value for _, value in self.values]
-        return f"{min(values):.1f} to {max(values):.1f} {self.verdict.unit}"
+        return f"{three_digits(min(values))} to {three_digits(max(values))} {self.verdict.unit}"
 
 
 class Row(Struct, frozen=True):
@@ -72,11 +70,12 @@ class Row(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Everything a report shows. `state` is passed, below, failed or unfinished; `why` says it in one sentence,
-    `program_output` is what a program of ours (nccl, pairs, smoke) printed of its own."""
+    """Everything a report shows. `why` is the reason of the verdict in one sentence, `program_output` what a
+    program of ours (nccl, pairs, smoke) printed of its own, `failure` the line that says why it failed,
+    `rerun` the command that runs it again, but for its hosts ("" for one that passed)."""
 
     run: TestRun
-    state: str
+    verdict: RunVerdict
     why: str
     tests: tuple[Tested, ...]
     verdicts: tuple[Verdict, ...]
@@ -91,6 +90,8 @@ class Report(Struct, frozen=True):
     past: tuple[Past, ...] = ()
     program_output: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    failure: Evidence | None = None
+    rerun: str = ""
 
     @property
     def figures(self) -> tuple[Verdict, ...]:
@@ -104,6 +105,18 @@ class Report(Struct, frozen=True):
         return tuple(
             (tested, tuple(each for each in self.figures if (each.test, each.log) == key)) for tested, key in kinds
         )
+
+    @property
+    def no_traffic(self) -> str:
+        """Return what to say in place of each NIC's line: on one node none carries anything of a test, and nothing
+        speaks against it; "" where the lines are to be seen."""
+        rows = [row for host in self.hosts for row in host.nics]
+        spoken = any(row.text for row in rows) or any(host.verdicts for host in self.hosts)
+        if len(self.run.nodes) != 1 or not rows or spoken or any(host.state != "ok" for host in self.hosts):
+            return ""
+        if moved := sum(row.traffic.sent + row.traffic.received for row in rows):
+            return f"no NIC traffic of its own, as expected on one node ({gigabytes(moved)} of others)"
+        return "no NIC traffic, as expected on one node"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -175,8 +188,10 @@ def as_json(report: Report, folder: str) -> dict[str, Any]:
     return {
         "run": {"name": run.name, "folder": folder, "values": dict(run.values)},
         "nodes": list(run.nodes),
-        "state": report.state,
+        "verdict": report.verdict.value,
         "why": report.why,
+        "failure": engine.line_json(report.failure),
+        "rerun": report.rerun,
         "seconds": report.seconds,
         "results": model.document(report.tests),
         "verdicts": [verdict.as_json() for verdict in report.verdicts],
@@ -258,8 +273,8 @@ class Spread(Struct, frozen=True):
 
 class Grid(Struct, frozen=True):
     """A sweep of one operation as a table in GB/s, not wider than high: values by row and column, None where nothing
-    was measured. `fixed` is what is the same everywhere, `best` the (row, column) with most, `gain` by how many
-    percent that is more than upstream's default gave (None where the default was not tried)."""
+    was measured. `fixed` is what is the same everywhere, `best` the (row, column) with most, `default` what upstream's
+    default gave (None where it was not tried)."""
 
     title: str
     fixed: str
@@ -269,7 +284,26 @@ class Grid(Struct, frozen=True):
     columns: tuple[int, ...]
     values: tuple[tuple[float | None, ...], ...]
     best: tuple[int, int] | None
-    gain: float | None = None
+    default: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """Return by how many percent the best is more than upstream's default gave; None where that was not tried."""
+        return 100 * (self.span[1] / self.default - 1) if self.default else None
+
+    @property
+    def best_words(self) -> str:
+        """Return what is best, in words: a setting that was tried, or upstream's default where none gave more."""
+        if self.best is None:
+            return "unknown"
+        tried = (
+            f"{three_digits(self.span[1])} GB/s at {self.row_name} {self.best[0]}, {self.column_name} {self.best[1]}"
+        )
+        if self.gain is None or self.default is None:
+            return tried
+        if self.gain > 0:
+            return f"{tried}, {self.gain:.1f} % more than upstream's default"
+        return f"upstream's default, {three_digits(self.default)} GB/s; of those tried {tried}"
 
     @property
     def span(self) -> tuple[float, float]:
@@ -394,7 +428,7 @@ def _grid(found: HeatMap) -> Grid:
     grid = Grid(
         f"{title(found.operation)}, {found.fabric}", found.fixed, rows[0], columns[0], rows[1], columns[1], values, best
     )
-    return replace(grid, gain=100 * (grid.span[1] / found.default - 1)) if found.default else grid
+    return replace(grid, default=found.default)
 
 
 def log_ends(run: TestRun, open_logs: Collection[str]) -> tuple[LogEnd, ...]:

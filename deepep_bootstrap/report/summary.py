@@ -18,10 +18,10 @@ SHOWN = 12
 STYLES = {BELOW: "red", OK: "green", NONE: "dim"}
 
 
-def lines(assessment: Assessment) -> Iterator[tuple[str, str]]:
-    """Yield lines, each with the style it is shown in."""
+def lines(assessment: Assessment, kind: str = "") -> Iterator[tuple[str, str]]:
+    """Yield lines, each with the style it is shown in; `kind` is the kind of test that was asked for."""
     for tested in assessment.tests:
-        yield from _under_head(wording.lines(tested), "bold")
+        yield from _under_head(wording.lines(tested, kind), "bold")
     yield from _verdict_lines(assessment.verdicts)
     yield from _without_reference(assessment)
     yield from _under_head(engine.brief(assessment.diagnosis), "bold")
@@ -39,8 +39,11 @@ def _under_head(texts: Iterable[str], style: str) -> Iterator[tuple[str, str]]:
 def _verdict_lines(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
     """Yield the verdicts that deserve a look, the worst first."""
     shown = [verdict for verdict in worst_first(verdicts) if not _is_without_reference(verdict)]
+    told: set[str] = set()
     for verdict, hosts in _folded(shown)[:SHOWN]:
-        first, *others = verdict.lines()
+        first, *lines = verdict.lines()
+        others = [line for line in lines if line not in told]  # each advice once
+        told.update(others)
         if verdict.host:
             first = first.replace(f"{verdict.host}: ", f"{hosts}: ", 1)
         yield from _under_head([first, *others], STYLES.get(verdict.state, ""))
@@ -51,11 +54,7 @@ def _without_reference(assessment: Assessment) -> Iterator[tuple[str, str]]:
     later = {tested.title for tested in assessment.tests if tested.is_later_pass}
     bare = [verdict for verdict in assessment.verdicts if _is_without_reference(verdict) and verdict.test not in later]
     if bare:
-        text = (
-            f"none   {len(bare)} figures have no reference for this GPU, network and these settings "
-            "(--save-as-reference keeps them)"
-        )
-        yield text, "dim"
+        yield f"no reference for {len(bare)} figure{'s' * (len(bare) > 1)} (--save-as-reference keeps them)", "dim"
 
 
 def _is_without_reference(verdict: Verdict) -> bool:

@@ -10,29 +10,21 @@ from rich.text import Text
 
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
-from deepep_bootstrap.analysis.results.model import Verdict
+from deepep_bootstrap.analysis.results.model import Verdict, percent_text
 from deepep_bootstrap.analysis.traffic import gigabytes
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.core.text import duration
+from deepep_bootstrap.core.text import duration, moment, round_number, three_digits
 from deepep_bootstrap.report import cluster, html
 from deepep_bootstrap.report.cluster import ClusterReport
 from deepep_bootstrap.report.html import Scale
-from deepep_bootstrap.report.model import (
-    FAILED,
-    HEADLINES,
-    OPEN,
-    PASSED,
-    SLOW,
-    Grid,
-    HostRow,
-    NicRow,
-    Report,
-    Spread,
-    clean,
-)
+from deepep_bootstrap.report.load import LastTest
+from deepep_bootstrap.report.model import Grid, HostRow, NicRow, Report, Spread, clean
+from deepep_bootstrap.testing.run_folder import RunVerdict
 
-STATES = {PASSED: "bold green", SLOW: "bold yellow", FAILED: "bold red", OPEN: "bold yellow"}
+COLOURS = {RunVerdict.PASSED: "bold green", RunVerdict.FAILED: "bold red"}
+"""Of a verdict's word; the others are yellow."""
+
 STYLES = {
     "ok": "green",
     "above": "green",
@@ -42,6 +34,9 @@ STYLES = {
     "slow": "yellow",
     "note": "yellow",
 }
+MOST_LISTED = 40
+"""Runs of a list that a person sees."""
+
 DRAWING = "~"
 """Heads a column of bars or marks."""
 
@@ -75,8 +70,8 @@ def show_report(screen: Screen, report: Report) -> None:
     glyphs = BLOCKS if screen.has_blocks else LETTERS
     run = report.run
     screen.say(
-        clean(f"{run.kind or 'test'} on {report.nodes or 'unknown nodes'}: {HEADLINES[report.state].lower()}"),
-        style=STATES[report.state],
+        clean(f"{run.kind or 'test'} on {report.nodes or 'unknown nodes'}: {report.verdict.value}"),
+        style=COLOURS.get(report.verdict, "bold yellow"),
     )
     screen.say(clean(report.why))
     facts = (
@@ -101,7 +96,7 @@ def show_report(screen: Screen, report: Report) -> None:
             f"{grid.column_name}",
         )
         screen.show(heat(grid))
-        screen.say(f"  best {_best(grid)}")
+        screen.say(f"  best: {grid.best_words}")
     _history(screen, report, glyphs)
     for remark in report.remarks:
         screen.say(f"note: {clean(remark)}", style="dim")
@@ -110,7 +105,9 @@ def show_report(screen: Screen, report: Report) -> None:
 def show_cluster(screen: Screen, report: ClusterReport) -> None:
     """Print the report of a cluster in short: hosts that are alike in a line, the last runs, findings by their names.
     `doctor`, `generations` and `report RUN` tell the rest."""
-    screen.say(clean(f"{fold(report.hosts)}: {cluster.HEADLINES[report.state].lower()}"), style=STATES[report.state])
+    screen.say(
+        clean(f"{fold(report.hosts)}: {cluster.HEADLINES[report.state].lower()}"), style=cluster_style(report.state)
+    )
     screen.say(clean(report.why))
     _head(screen, "Hosts")
     for kind in report.kinds:
@@ -132,10 +129,29 @@ def show_cluster(screen: Screen, report: ClusterReport) -> None:
         screen.say("  nothing yet")
     _head(screen, "Last runs")
     for run in report.runs:
-        headline = HEADLINES[run.state].lower()
-        screen.say(clean(f"  {run.run.kind} of {cluster.stack_of(run)}: {headline} ({run.run.name})"))
+        words = f"{run.run.kind} of {cluster.stack_of(run)}: {run.verdict.value} ({run.run.name})"
+        screen.say(clean(f"  {words}"))
     if not report.runs:
         screen.say("  none yet")
+
+
+def cluster_style(state: str) -> str:
+    """Return the style of a cluster's state."""
+    return {cluster.PASSED: "bold green", cluster.FAILED: "bold red"}.get(state, "bold yellow")
+
+
+def show_list(screen: Screen, runs: Sequence[LastTest]) -> None:
+    """Print runs as a table, the newest first."""
+    rows = table("  began (UTC)", "verdict", "kind", "stack", "nodes", "run")
+    for run in runs[:MOST_LISTED]:
+        began = f"{moment(run.started):%Y-%m-%d %H:%M}" if run.started else "unknown"
+        verdict = Text(run.verdict, style=COLOURS.get(RunVerdict(run.verdict), "bold yellow"))
+        texts = (run.kind, run.stack, fold(run.nodes) if run.nodes else "", run.run)
+        rows.add_row(Text(f"  {began}"), verdict, *(Text(clean(text)) for text in texts))
+    if runs:
+        screen.show(rows)
+    if len(runs) > MOST_LISTED:
+        screen.say(f"  and {len(runs) - MOST_LISTED} older ones (--json has them)", style="dim")
 
 
 def _head(screen: Screen, text: str) -> None:
@@ -193,11 +209,11 @@ def _figure(verdict: Verdict, glyphs: Glyphs) -> Iterator[Text]:
     yield Text(f"  {verdict.title}")
     known = verdict.limit is not None or verdict.wanted is not None
     yield bar(value, html.top_of(verdict), verdict.wanted, glyphs, style=style or "blue") if known else Text("")
-    yield Text(f"{value:.1f} {verdict.unit}")
-    yield Text("" if verdict.wanted is None else f"{verdict.wanted:g}")
-    yield Text("" if verdict.of_limit is None else f"{verdict.of_limit:.0f} %")
-    word = html.WORDS[verdict.state]
-    yield Text(word if verdict.percent is None else f"{word}, {verdict.percent:.0f} %", style=style)
+    yield Text(f"{three_digits(value)} {verdict.unit}")
+    yield Text("" if verdict.wanted is None else f"{round_number(verdict.wanted)} ({verdict.allowed})")
+    yield Text("" if verdict.of_limit is None else f"{percent_text(verdict.of_limit)} %")
+    word = f"{verdict.state}, {verdict.performance}" if verdict.performance else html.WORDS[verdict.state]
+    yield Text(word, style=style)
 
 
 def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, *, style: str) -> Text:
@@ -212,6 +228,9 @@ def bar(value: float, top: float, tick: float | None, glyphs: Glyphs, *, style: 
 
 
 def _traffic(screen: Screen, report: Report, glyphs: Glyphs) -> None:
+    if report.no_traffic:
+        _head(screen, report.no_traffic)
+        return
     hosts = [host for host in report.hosts if len(report.hosts) <= html.MANY_HOSTS or host.state != "ok"]
     for host in hosts:
         _host_traffic(screen, host, glyphs)
@@ -253,7 +272,7 @@ def _ranks(screen: Screen, report: Report, glyphs: Glyphs) -> None:
         screen.say(f"  {state}: {clean(text)}", style=STYLES.get(state, ""))
     rows = table("  figure", DRAWING, ">least", ">median", ">most", "")
     for spread in report.spreads:
-        low, middle, high = (f"{value:.1f}" for value in spread.numbers)
+        low, middle, high = map(three_digits, spread.numbers)
         rows.add_row(Text(f"  {spread.test} {spread.title}"), strip(spread, glyphs), low, middle, high, spread.unit)
     if report.spreads:
         screen.show(rows)
@@ -290,14 +309,8 @@ def _cells(grid: Grid, number: int, span: tuple[float, float]) -> Iterator[Text]
         step = html.step_of(value, *span, len(SHADES))
         ink = "black" if step >= DARK_FROM else "white"
         star = "*" if grid.best == (grid.rows[number], column) else " "
-        yield Text(f"{value:6.1f}{star}", style=f"{ink} on color({SHADES[step]})")
-
-
-def _best(grid: Grid) -> str:
-    if grid.best is None:
-        return "unknown"
-    gain = f", {grid.gain:+.1f} % against upstream's default" if grid.gain is not None else ""
-    return f"{grid.span[1]:.1f} GB/s at {grid.row_name} {grid.best[0]}, {grid.column_name} {grid.best[1]}{gain}"
+        text = f"{three_digits(value):>6}"
+        yield Text(f"{' ' * (len(text) > 6)}{text}{star}", style=f"{ink} on color({SHADES[step]})")
 
 
 def _history(screen: Screen, report: Report, glyphs: Glyphs) -> None:
@@ -312,8 +325,8 @@ def _history(screen: Screen, report: Report, glyphs: Glyphs) -> None:
             rows.add_row(
                 Text(f"  {series.verdict.title}"),
                 drawn,
-                f"{values[-1]:.1f}",
-                f"{series.before:.1f}",
+                three_digits(values[-1]),
+                three_digits(series.before),
                 f"{series.change:+.1f} %",
                 "GB/s",
             )

@@ -1,7 +1,8 @@
-"""One run of a test in its folder: values, logs, and the counters of NICs and GPUs; the folder brought back over the
-connection, and files added to it.
+"""One run of a test in its folder: values, verdict, logs, and the counters of NICs and GPUs; the folder brought back
+over the connection, and files added to it.
 
-<run>/run.env                     data lines: the test and how it ended (RUN_KEYS)
+<run>/run.env                     data lines: the test and its exit code (RUN_KEYS)
+<run>/verdict.json                the verdict on the run and why (Judgement), where somebody followed it to its end
 <run>/job.log                     output of the job itself
 <run>/node-<index>-<host>.log     output of one node's test
 <run>/rank-<number>.log           output of one rank, where the test starts its ranks through torch
@@ -11,15 +12,20 @@ connection, and files added to it.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose, last_lines
+from deepep_bootstrap.core.redact import scrub
+from deepep_bootstrap.core.text import plain
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, tar_files
 from deepep_bootstrap.remote.fleet import Job, Transport
 
@@ -30,6 +36,27 @@ RUN_KEYS = (
 """`nodes` are host names in the order of their index, joined by commas; `started` and `ended` are seconds since
 1970, `code` is the exit code ("" while it runs, or if nobody was left to say it), `args` the words for the script as
 a shell would read them."""
+
+
+class RunVerdict(Enum):
+    """The verdict on a run, the same word wherever it is told. `STOPPED`: somebody ended it before it could end.
+
+    The last two are none yet: nobody saw it end, or it ended with exit code 0 and nobody compared its figures."""
+
+    PASSED = "passed"
+    BELOW = "below reference"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    OPEN = "not ended"
+    UNJUDGED = "not judged"
+
+
+class Judgement(Struct, frozen=True):
+    """The verdict on a run and the reason in one sentence; what of it lies in the run's folder."""
+
+    verdict: RunVerdict
+    why: str = ""
+
 
 WORD_BYTES = 4
 """`port_xmit_data` and `port_rcv_data` count words of four bytes (kernel documentation, sysfs-class-infiniband)."""
@@ -65,13 +92,14 @@ class Counters(Struct, frozen=True):
 
 class TestRun(Struct, frozen=True):
     """A run: its name (the folder's), the values of run.env, logs by file name, counters before and after by host,
-    facts as JSON text."""
+    facts as JSON text, and the verdict that was kept with it."""
 
     name: str
     values: Mapping[str, str]
     logs: Mapping[str, str]
     counters: Mapping[str, tuple[Counters | None, Counters | None]] = field(default_factory=dict)
     facts: str = ""
+    kept: Judgement | None = None
 
     @property
     def kind(self) -> str:
@@ -162,7 +190,7 @@ def _finite(text: str) -> float:
     return value
 
 
-VALUES, FACTS, RESULTS = "run.env", "facts.json", "results.json"
+VALUES, VERDICT, FACTS, RESULTS = "run.env", "verdict.json", "facts.json", "results.json"
 COUNTERS = re.compile(r"counters/(?P<host>[^/]+)\.(?P<when>before|after)")
 LOG = re.compile(r"[^/]+\.log")
 LARGEST = 8 * 1024 * 1024
@@ -188,7 +216,40 @@ def of_files(name: str, files: Mapping[str, str]) -> TestRun:
         logs={path: text for path, text in sorted(files.items()) if LOG.fullmatch(path)},
         counters=_counters(name, files),
         facts=files.get(FACTS, ""),
+        kept=parse_judgement(files.get(VERDICT, "")),
     )
+
+
+LONGEST_WHY = 1000
+"""Characters of a reason that are read."""
+
+
+def judgement_text(judgement: Judgement) -> str:
+    """Return the text of verdict.json, without anybody's passwords."""
+    content = {"schema": 1, "verdict": judgement.verdict.value, "why": scrub(judgement.why)}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def parse_judgement(text: str) -> Judgement | None:
+    """Return the verdict in a verdict.json; None for a text that is none: the run is judged by its other files then."""
+    try:
+        found = msgspec.json.decode(text, type=Judgement)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    return Judgement(found.verdict, plain(" ".join(found.why.split()))[:LONGEST_WHY])
+
+
+def judged_by_values(values: Mapping[str, str], kept: Judgement | None) -> Judgement:
+    """Return the verdict on a run of which only run.env is at hand, and the verdict that was kept (None: nobody did,
+    as before this was done, and of jobs that were submitted by hand). An exit code of 0 alone is no verdict."""
+    if kept is not None:
+        return kept
+    code = values.get("code", "")
+    if not code:
+        return Judgement(RunVerdict.OPEN, "it runs, or nobody was left to see its end")
+    if code != "0":
+        return Judgement(RunVerdict.FAILED, f"exit code {code}")
+    return Judgement(RunVerdict.UNJUDGED, "exit code 0; invoke report judges its figures")
 
 
 def _counters(name: str, files: Mapping[str, str]) -> dict[str, tuple[Counters | None, Counters | None]]:
@@ -205,7 +266,7 @@ def _counters(name: str, files: Mapping[str, str]) -> dict[str, tuple[Counters |
 
 def is_part(path: str) -> bool:
     """Return whether a file of a run's folder is one that says something."""
-    return path in {VALUES, FACTS, RESULTS} or bool(LOG.fullmatch(path) or COUNTERS.fullmatch(path))
+    return path in {VALUES, VERDICT, FACTS, RESULTS} or bool(LOG.fullmatch(path) or COUNTERS.fullmatch(path))
 
 
 def cut(data: bytes) -> str:
@@ -309,6 +370,11 @@ def keep_files(
     )
     if reply.code:
         raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
+
+
+def keep_judgement(transport: Transport, place: PrefixHandle, folder: str, judgement: Judgement) -> None:
+    """Add the verdict to a run's folder; Trouble where that cannot be."""
+    keep_files(transport, place, folder, files={VERDICT: judgement_text(judgement).encode()})
 
 
 def read_site(transport: Transport, place: PrefixHandle, name: str) -> str:

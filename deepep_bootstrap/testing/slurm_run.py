@@ -36,6 +36,10 @@ MAY_PASS = ("node configuration is not available", "Required node not available"
 SUBMIT = ("lib.sh", "prefix/lib/share.sh", "test/lib/place.sh", "test/submit.sh")
 
 ENDED, REFUSED, LATE, LOST, HUNG, UNWRITTEN = "ended", "refused", "late", "lost", "hung", "unwritten"
+STOPPED = "stopped"
+
+TAKEN_AWAY = {"CANCELLED", "PREEMPTED"}
+"""States of a job that somebody else ended."""
 
 NO_OUTPUT = 128 + 53
 """The exit code of a job whose node could not open the file of its output: Slurm reports that by signal 53, which
@@ -96,9 +100,10 @@ class LastOutput(Struct, frozen=True):
 
 class TestRunResult(Struct, frozen=True):
     """The result of running a test. `state` is ended, refused, late (never started), hung (the time was over),
-    unwritten (its node does not see its folder) or lost; `outcome` says it for people; `host` sees the run's folder at
-    `place` ("" where nothing was begun); `log` is what the job printed, where that is not in the folder by itself;
-    `last_output` the last lines of its logs when the time was over."""
+    stopped (by somebody else), unwritten (its node does not see its folder) or lost; `outcome` says it for people;
+    `host` sees the run's folder at `place` ("" where nothing was begun); `log` is what the job printed, where that is
+    not in the folder by itself; `last_output` the last lines of its logs when the time was over. `where` is the job
+    and its nodes, `ending` what whoever followed it saw of its end ("" of one that passed)."""
 
     outcome: Outcome
     state: str
@@ -106,11 +111,13 @@ class TestRunResult(Struct, frozen=True):
     place: str = ""
     log: str = ""
     last_output: tuple[LastOutput, ...] = ()
+    where: str = ""
+    ending: str = ""
 
     @property
     def began(self) -> bool:
         """Whether a test ran at all, so that it left something."""
-        return bool(self.place) and self.state in {ENDED, HUNG, LOST}
+        return bool(self.place) and self.state in {ENDED, HUNG, LOST, STOPPED}
 
 
 def run_name(kind: str) -> str:
@@ -166,40 +173,47 @@ def submitted(reply: Reply, request: TestRequest, host: Host) -> TestRunResult:
         if age.isdecimal() and lines.isdecimal()
     )
     end = _end_of(records, request)
-    log = f"{place}/job.log" if end.state in {ENDED, HUNG} else ""
+    log = f"{place}/job.log" if end.state in {ENDED, HUNG, STOPPED} else ""
     state = "failed" if end.code else "done"
-    outcome = Outcome(f"{request.kind.name} test", reply.host, state, end.detail, reply.seconds, end.code, log)
-    return TestRunResult(outcome, end.state, host, place, last_output=outputs)
+    detail = ": ".join(filter(None, (end.where, end.ending))) if end.code else f"{end.where} passed"
+    outcome = Outcome(f"{request.kind.name} test", reply.host, state, detail, reply.seconds, end.code, log)
+    return TestRunResult(outcome, end.state, host, place, last_output=outputs, where=end.where, ending=end.ending)
 
 
 class _End(Struct, frozen=True):
-    """The end of a test: one of the states of a TestRunResult, the sentence for people and the exit code."""
+    """The end of a test: one of the states of a TestRunResult, the job, what was seen of its end ("" where it passed),
+    and the exit code."""
 
     state: str
-    detail: str
+    where: str
+    ending: str
     code: int = TROUBLE
 
 
 def _end_of(records: Records, request: TestRequest) -> _End:
     """Return how a submitted test ended, by the records of test/submit.sh."""
     if refused := str(records.shown("refused")):
-        return _End(REFUSED, refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
+        return _End(REFUSED, "", refused if refused.startswith("sbatch: ") else f"sbatch: {refused}")
     job = commands.parse_job(records.text("record"))
     name = f"job {records.text('job')}"
     if job is None:
-        return _End(LOST, f"{name}: Slurm has lost sight of it")
+        return _End(LOST, name, "Slurm has lost sight of it")
     if records.text("late"):
-        return _End(LATE, f"{name} did not start in {duration(request.start_limit)}: {job.reason or job.state}")
+        limit = duration(request.start_limit)
+        return _End(LATE, name, f"did not start in {limit}: {job.reason or job.state}")
     where = f"{name} on {commands.fold(job.nodes) or 'no node'}"
     if records.text("hung") or job.state == "TIMEOUT":
-        return _End(HUNG, f"{where}: no end after {duration(request.time_limit)}", VERDICT)
+        return _End(HUNG, where, f"no end after {duration(request.time_limit)}", VERDICT)
     if job.state == "FAILED" and job.code == NO_OUTPUT:
         place = records.text("place")
-        problem = Problem("", f"{where}: the node cannot write {place}", wanted="a folder that all nodes see")
-        return _End(UNWRITTEN, problem.message)
+        problem = Problem("", f"the node cannot write {place}", wanted="a folder that all nodes see")
+        return _End(UNWRITTEN, where, problem.message)
+    if job.state in TAKEN_AWAY:
+        return _End(STOPPED, where, f"the job was {job.state.lower()} by somebody else", VERDICT)
     if job.state == "COMPLETED" and job.code == 0:
-        return _End(ENDED, f"{where} passed", OK)
-    return _End(ENDED, f"{where}: {job.state}, exit code {job.code}", VERDICT)
+        return _End(ENDED, where, "", OK)
+    code = f"exit code {job.code}"
+    return _End(ENDED, where, code if job.state == "FAILED" else f"{job.state}, {code}", VERDICT)
 
 
 def _without_data(on_line: OnLine | None) -> OnLine | None:

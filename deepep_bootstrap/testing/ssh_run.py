@@ -83,26 +83,29 @@ def run_over_ssh(
     finally:
         runs.close()
     names = fold(host.name for host in hosts)
-    detail, code = _result_of(hosts, nodes, (state, request.time_limit), names)
+    ending, code = _result_of(hosts, nodes, (state, request.time_limit))
+    where = f"{names}, without Slurm"
+    detail = f"{where}: {ending}" if code else f"passed on {where}"
     log = f"{runs.place}/job.log" if runs.place else ""
     outcome = Outcome(
         f"{request.kind.name} test", names, "failed" if code else "done", detail, time.monotonic() - began, code, log
     )
-    return TestRunResult(outcome, state, hosts[0], runs.place, "\n".join([*runs.lines, ""]), last_output)
+    printed = "\n".join([*runs.lines, ""])
+    return TestRunResult(outcome, state, hosts[0], runs.place, printed, last_output, where, ending)
 
 
-def _result_of(hosts: Sequence[Host], nodes: Sequence[_Node], end: tuple[str, int], names: str) -> tuple[str, int]:
-    """Return the detail of a run's outcome and its exit code."""
+def _result_of(hosts: Sequence[Host], nodes: Sequence[_Node], end: tuple[str, int]) -> tuple[str, int]:
+    """Return what was seen of a run's end ("" where it passed), and its exit code."""
     state, limit = end
     troubles = [str(problem) for node in nodes if node.trouble for problem in node.trouble.problems]
     failed = [f"{host.name}: exit code {node.code}" for host, node in zip(hosts, nodes, strict=True) if node.code]
     if troubles:
         return "; ".join(troubles), TROUBLE
     if state == HUNG:
-        return f"no end after {duration(limit)}, without Slurm", VERDICT
+        return f"no end after {duration(limit)}", VERDICT
     if failed:
-        return f"{'; '.join(failed)}, without Slurm", VERDICT
-    return f"passed on {names}, without Slurm", OK
+        return "; ".join(failed), VERDICT
+    return "", OK
 
 
 class _NodeRuns:

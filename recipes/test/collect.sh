@@ -36,7 +36,7 @@ send_file() {
 list_files() {
     local name
     shopt -s nullglob
-    for name in run.env facts.json results.json counters/* job.log; do
+    for name in run.env verdict.json facts.json results.json counters/* job.log; do
         [[ ! -f "${name}" ]] || printf '%s\n' "${name}"
     done
     printf '%s\n' node-*.log | sort -V

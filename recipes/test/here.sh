@@ -6,15 +6,25 @@
 # those of all). Arguments go to the test.
 # Data lines: place-KEY (the run's folder); KEY (the exit code), last. Everything else is what the test prints.
 
+PLACE="" ENDED=""
+
+# The first node writes the verdict of a run that is stopped. A trap runs when the test has ended, which gets the same signal.
+stop_run() {
+    [[ "${ENDED}" || "${RANK:-0}" != 0 ]] || say_stopped "${PLACE}"
+}
+
 main() {
     need_env PREFIX RUN FILE KEY DEEPEP_NODE DEEPEP_NODES
-    local place code=0
-    place="$(make_place)"
-    data "place-${KEY}" "${place}"
+    local code=0
+    PLACE="$(make_place)"
+    trap stop_run EXIT
+    trap 'exit 143' TERM INT HUP
+    data "place-${KEY}" "${PLACE}"
     # A job around this session is none of the test's: the file would take its nodes for its own.
     unset "${!SLURM_@}"
-    cd -- "${place}" || die "${place} cannot be entered"
-    DEEPEP_RUN_DIR="${place}" DEEPEP_VIA=ssh bash "${FILE}" "$@" || code="$?"
+    cd -- "${PLACE}" || die "${PLACE} cannot be entered"
+    DEEPEP_RUN_DIR="${PLACE}" DEEPEP_VIA=ssh bash "${FILE}" "$@" || code="$?"
+    ENDED=yes
     # The test may have ended in the middle of a line.
     printf '\n'
     data "${KEY}" "${code}"

@@ -2,8 +2,8 @@
 # Sends files of many runs' folders back, as test/collect.sh does of one: for each a line `file PATH SIZE SENT` and then SENT bytes of it;
 # `end 1` is the last line. A file that is longer than LARGEST, or that comes when TOTAL bytes are reached, is named and not sent.
 #
-# Inputs: PREFIX, RUNS (folders, one a line, whose logs of nodes are wanted; empty: the run.env of all runs there are), MOST (runs),
-# LARGEST and TOTAL (bytes).
+# Inputs: PREFIX, RUNS (folders, one a line, whose logs of nodes are wanted; empty: run.env and verdict.json of all runs there are), MOST
+# (runs), LARGEST and TOTAL (bytes).
 
 # send_file PATH: one file, if it still fits.
 send_file() {
@@ -32,7 +32,10 @@ main() {
     LEFT="${TOTAL}"
     shopt -s nullglob
     if [[ -z "${RUNS:-}" ]]; then
-        while IFS= read -r folder; do send_file "${folder}/run.env"; done < <(list_runs)
+        while IFS= read -r folder; do
+            send_file "${folder}/run.env"
+            [[ ! -f "${folder}/verdict.json" ]] || send_file "${folder}/verdict.json"
+        done < <(list_runs)
     else
         while IFS= read -r folder; do
             for path in "${folder}"/node-*.log; do send_file "${path}"; done

@@ -10,8 +10,14 @@
 readonly POLL=0.5 PATIENCE=20
 JOB=""
 
-# However this script ends before the job does, the job must not go on for nobody. Signals may come twice: scancel inherits that they
-# are ignored.
+# However this script ends before the job does, the job must not go on for nobody, and its folder says that it was stopped.
+stop_run() {
+    [[ -n "${JOB}" ]] || return 0
+    cancel_job
+    say_stopped "${DEEPEP_RUN_DIR}"
+}
+
+# Signals may come twice: scancel inherits that they are ignored.
 cancel_job() {
     trap '' TERM INT HUP
     [[ -z "${JOB}" ]] || scancel "${JOB}" || true # it may have ended in the meantime
@@ -109,7 +115,7 @@ follow_job() {
 main() {
     need_env FILE PREFIX RUN START_LIMIT TIME_LIMIT
     need_command sbatch scontrol scancel
-    trap cancel_job EXIT
+    trap stop_run EXIT
     trap 'exit 143' TERM INT HUP
     # Nobody may be listening any more when the end comes; a word to nobody must not be the death of the cancelling.
     trap '' PIPE

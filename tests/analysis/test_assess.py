@@ -9,10 +9,11 @@ from deepep_bootstrap.analysis import assess
 from deepep_bootstrap.analysis.assess import AssessmentRules
 from deepep_bootstrap.analysis.diagnosis.engine import SURE
 from deepep_bootstrap.analysis.results.model import Verdict
+from deepep_bootstrap.analysis.verdict import failure
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma, Slurm
 from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.report import compose, summary
+from deepep_bootstrap.report import summary
 from deepep_bootstrap.testing import run_folder
 from deepep_bootstrap.testing.run_folder import parse_counters
 from tests.support.paths import ROOT
@@ -151,13 +152,13 @@ def test_the_reason_of_a_failure_is_a_cause_only_if_it_is_sure(shipped: Assessme
     assert [(each.cause, each.confidence < SURE) for each in found.diagnosis.findings[:1]] == [
         ("ibgda-driver-config", True)
     ]
-    assert "the numbers differ" in compose.failure(run, found)
+    assert "the numbers differ" in failure(run, found)
     sure = made(
         "low-latency", "1", "a,b", job=nodes, node_0_a="WARN: GPU cannot map UAR of device mlx5_0. Skipping...\n" + line
     )
     found = assess.assess(sure, {}, shipped)
     assert (
-        compose.failure(sure, found)
+        failure(sure, found)
         == found.diagnosis.findings[0].title
         == "the driver does not let the GPU ring the NIC's doorbell"
     )

@@ -9,9 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import verify
 from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
+from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import modulefiles
 from deepep_bootstrap.prefix.offer import StackRecord
@@ -19,6 +22,7 @@ from deepep_bootstrap.remote.fleet import ConnectionPool, Reply
 from deepep_bootstrap.remote.host import Host
 from tests.support import module_systems
 from tests.support import modules as support
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -249,6 +253,19 @@ def test_deep_ep_of_somebody_else(machine: Machine) -> None:
     (machine.package / "deep_ep").rename(elsewhere)
     (machine.package / "deep_ep").symlink_to(elsewhere)
     assert machine.complaints("") == ["deep_ep comes from another place"]
+
+
+def test_the_module_of_another_prefix_is_named_and_nothing_that_follows_from_it(machine: Machine) -> None:
+    """All libraries are the other prefix's then: that it is another NVSHMEM is no second fault, and no cause."""
+    other = machine.path / "other" / "store" / "abc-deepep-1.2.1"
+    other.mkdir(parents=True)
+    (machine.package / "deep_ep").rename(other / "deep_ep")
+    (machine.package / "deep_ep").symlink_to(other / "deep_ep")
+    (problem,) = verify.problems("host", replace(machine.look(""), nvshmem="/elsewhere/nvshmem.so"), machine.record)
+    assert problem.what == "the module of another prefix is loaded"
+    assert (problem.found, problem.wanted) == (f"{machine.path}/other", str(machine.path))
+    (told,) = explained([Outcome("verify", "host", "failed", problem.message, code=4)], ROOT)
+    assert "cause:" not in told.detail
 
 
 def test_the_store_stays_as_it_is(machine: Machine) -> None:

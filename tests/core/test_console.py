@@ -262,6 +262,7 @@ def test_durations(count: float, text: str) -> None:
 
 def test_sizes() -> None:
     assert (size(17 * 1024**2), size(int(3.9 * 1024**3))) == ("17 MiB", "3.9 GiB")
+    assert (size(0), size(1023), size(12 * 1024)) == ("0 bytes", "1023 bytes", "12 KiB")
 
 
 def test_hashes_are_cut_and_nothing_else() -> None:

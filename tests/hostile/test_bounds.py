@@ -179,7 +179,7 @@ def test_every_number_has_a_day(number: float) -> None:
 def test_a_time_of_a_run_is_a_date_or_none(number: int) -> None:
     said = hex(number) if abs(number) >= 10**4000 else str(number)
     values = {"started": said, "nodes": "n001", "kind": "internode", "stack": "v1", "code": "0"}
-    line = load.last_test("run", values).line
+    line = load.last_test("run", load.RunRecord(values)).line
     assert (" UTC" in line) == (0 < number <= text.LAST_SECOND)
 
 

@@ -273,10 +273,10 @@ def test_the_last_run_of_each_kind_and_stack(tmp_path: Path) -> None:
         store = load.PrefixRuns(transport, PrefixHandle(HERE, str(tmp_path), read_tree(ROOT / "recipes")))
         found, problems = load.last_of_each(store, TEXTS)
     assert problems == ()
-    assert [(each.run.name, each.state, len(each.past)) for each in found] == [
+    assert [(each.run.name, each.verdict.value, len(each.past)) for each in found] == [
         ("20261122T0000Z-low-latency", "failed", 0),
         ("20261120T1840Z-internode", "passed", 2),
-        ("20261123T0000Z-pairs", "unfinished", 0),
+        ("20261123T0000Z-pairs", "not ended", 0),
     ]
 
 

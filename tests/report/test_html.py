@@ -141,7 +141,7 @@ def test_words_of_hosts_and_logs_stay_words(name: str) -> None:
 def test_what_a_reader_needs_is_there() -> None:
     read = Reader(page_of(report_of("nic-frozen")))
     for words in (
-        "Below what is expected",
+        "Below reference",
         "mlx5_5/1 sent nothing of the test",
         "0f3c9d2b7a6e41c58d1f",
         "symbol_error 1832",
@@ -233,7 +233,7 @@ def test_the_heat_map_grows_evenly_lighter() -> None:
 
 
 def test_numbers_and_times() -> None:
-    assert [html.amount(value) for value in (None, 0.04, 324.57, 6.5)] == ["–", "0.0", "324.6", "6.5"]
+    assert [html.amount(value) for value in (None, 0.04, 324.57, 6.5)] == ["–", "0.0400", "325", "6.50"]
     assert html.when(1795200000.0) == "2026-11-20 18:40 UTC"
     assert str(html.marked("run `a<b` & c")) == "run <code>a&lt;b</code> &amp; c"
 
@@ -284,6 +284,6 @@ def test_labels_of_marks_are_escaped() -> None:
 
 
 def test_sample_runs_are_read_as_they_are_named() -> None:
-    states = {name: report_of(name).state for name in ("healthy", "nic-frozen", "failed")}
-    assert states == {"healthy": "passed", "nic-frozen": "below", "failed": "failed"}
+    states = {name: report_of(name).verdict.value for name in ("healthy", "nic-frozen", "failed")}
+    assert states == {"healthy": "passed", "nic-frozen": "below reference", "failed": "failed"}
     assert "run.env" in files_of("healthy")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from deepep_bootstrap.analysis.results.model import Point, Rank, Tested
@@ -26,6 +27,7 @@ from deepep_bootstrap.inventory.facts import facts_json, lines, read_facts_json
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.report import load, model, terminal
 from deepep_bootstrap.testing import run_folder
+from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
 from tests.cli.test_json_doc import TEXT, keys, merge, shape
 from tests.support.report import ROOT, RUNS, TEXTS, files_of, make_history, page_of, report_of
 
@@ -50,13 +52,13 @@ def invoke(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_with_a_frozen_nic(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, str(RUNS / "nic-frozen"))
     first, why = out.splitlines()[:2]
-    assert first == "internode on b200-[001-002] (2): below what is expected"
+    assert first == "internode on b200-[001-002] (2): below reference"
     assert why.startswith("b200-002: mlx5_5/1 sent nothing of the test (1.8 kB of 2.6 TB); ")
-    assert re.search(r"dispatch FP8, RDMA +█+░+│░+ +52\.1 GB/s +70\.5 +52 % +below, 74 %", out)
+    assert re.search(r"dispatch FP8, RDMA +█+░+│░+ +52\.1 GB/s +70\.5 \(from 59\.9\) +52 % +below, 74 %", out)
     frozen = next(line for line in out.splitlines() if line.startswith("  mlx5_5/1") and "below" in line)
     assert "█" not in frozen
     assert "52.1*" in out
-    assert "best 52.1 GB/s at NVL chunk 28, RDMA chunk 16" in out
+    assert "best: 52.1 GB/s at NVL chunk 28, RDMA chunk 16" in out
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) < 200
 
@@ -67,6 +69,40 @@ def test_a_run_that_failed_with_a_slow_rank(capsys: pytest.CaptureFixture[str]) 
     assert "cause: queue pairs do not connect (rdma-qp-connect-gid" in out
     assert "slow: rank 5 of low-latency" in out
     assert re.search(r"low-latency dispatch, time +\S?.*▲.* 70|low-latency dispatch, time.*▲", out)
+
+
+def test_the_kept_verdict_is_told_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A site's references that came after the run, or rules of today, do not change the word of a run."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "healthy", folder)
+    (folder / "verdict.json").write_text(judgement_text(Judgement(RunVerdict.BELOW, "combine, RDMA: 75.3 GB/s")))
+    out = printed(capsys, str(folder), html=str(tmp_path / "r.html"))
+    assert out.splitlines()[:2] == ["internode on b200-[001-002] (2): below reference", "combine, RDMA: 75.3 GB/s"]
+    assert "note: judged below reference when it ran; today: passed, 16 cases passed" in out
+    page = (tmp_path / "r.html").read_text()
+    assert '<div class="verdict below">' in page
+    assert "<strong>Below reference</strong><p>combine, RDMA: 75.3 GB/s</p>" in page
+    document = json.loads(printed(capsys, str(folder), json=True))
+    assert (document["verdict"], document["why"]) == ("below reference", "combine, RDMA: 75.3 GB/s")
+
+
+def test_every_verdict_has_a_face(tmp_path: Path) -> None:
+    for verdict in (RunVerdict.PASSED, RunVerdict.BELOW, RunVerdict.FAILED, RunVerdict.STOPPED):
+        page = page_of(
+            report_of(
+                "healthy",
+                edit=lambda files, kept=verdict: files.update(  # type: ignore[misc]
+                    {"verdict.json": judgement_text(Judgement(kept, "so"))}
+                ),
+            )
+        )
+        name = verdict.name.lower()
+        assert f"<strong>{verdict.value.capitalize()}</strong><p>so</p>" in page
+        assert f".verdict.{name}" in page
+        assert f".is-{name}" in page
+    assert (
+        "not ended" in page_of(report_of("healthy", edit=lambda files: files.update({"run.env": "kind=x\n"}))).lower()
+    )
 
 
 def test_a_healthy_run_and_its_past(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -99,7 +135,7 @@ def without_nics(files: dict[str, str]) -> None:
 )
 def test_nics_are_praised_where_they_were_measured(edit: Callable[[dict[str, str]], None], why: str) -> None:
     found = report_of("healthy", edit=edit)
-    assert (found.state, found.why.count("NIC")) == ("passed", 1), found.why
+    assert (found.verdict.value, found.why.count("NIC")) == ("passed", 1), found.why
     assert found.why.endswith(why)
 
 
@@ -155,7 +191,7 @@ def test_the_document_is_as_docs_say(capsys: pytest.CaptureFixture[str], tmp_pat
         merge(shape(document[key], free), shape(example[key], free))
     explained = set(re.findall(r"`([a-z_]+)`", re.sub(r"```json.*?```", "", TEXT, flags=re.DOTALL)))
     assert set(keys(example, free)) - explained - {"errors_by_name"} == set()
-    assert document["state"] == "failed"
+    assert document["verdict"] == "failed"
     assert document["findings"][0]["cause"] == "rdma-qp-connect-gid"
 
 
@@ -180,7 +216,7 @@ def prefix(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("programs")
 def test_runs_of_a_prefix(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = json.loads(printed(capsys, "20261120T1840Z-internode", prefix=str(prefix), json=True))
-    assert (named["state"], len(named["history"])) == ("passed", 4)
+    assert (named["verdict"], len(named["history"])) == ("passed", 4)
     assert [round(run["figures"]["internode best.dispatch_fp8.rdma_gbs"] / 71.42, 2) for run in named["history"]] == [
         *FACTORS
     ]
@@ -220,8 +256,8 @@ def test_references_of_the_site_count_here_and_there(prefix: Path, capsys: pytes
         ("20261120T1840Z-internode", {"prefix": str(prefix)}),
     ):
         document = json.loads(printed(capsys, run, json=True, **more))
-        assert document["state"] == "below"
-        assert document["why"] == "combine, RDMA: 75.3 GB/s, 84 % of 90"
+        assert document["verdict"] == "below reference"
+        assert document["why"] == "combine, RDMA: 75.3 GB/s, 84 % of 90 GB/s"
 
 
 @pytest.mark.usefixtures("programs")
@@ -352,7 +388,7 @@ def test_a_run_that_was_cut_off_anywhere_can_be_told(name: str) -> None:
                     files[path] = files[path][: len(files[path]) * part // 12]
 
         found = report_of(name, edit=cut)
-        assert found.state == "failed", part
+        assert found.verdict is RunVerdict.FAILED, part
         assert page_of(found)
 
 
@@ -397,7 +433,10 @@ def test_a_sweep_lies_upright() -> None:
         (24,),
     )
     assert (grid.best, grid.span) == ((16, 24), (101.0, 116.0))
-    assert grid.gain == pytest.approx(100 * (116 / 110 - 1))
+    assert grid.best_words == "116 GB/s at NVL chunk 16, SMs 24, 5.5 % more than upstream's default"
+    assert replace(grid, default=None).best_words == "116 GB/s at NVL chunk 16, SMs 24"
+    worse = replace(grid, default=120.0).best_words
+    assert worse == "upstream's default, 120 GB/s; of those tried 116 GB/s at NVL chunk 16, SMs 24"
 
 
 def test_only_runs_alike_and_earlier_are_compared() -> None:
@@ -411,10 +450,13 @@ def test_only_runs_alike_and_earlier_are_compared() -> None:
         "other": {"nodes": "c,d", "started": "80"},
         "quoted": {"args": "'--num-tokens' '4'", "started": "70"},
     }
-    runs = {"/t/now": base, "/t/broken": {}, **{f"/t/{name}": {**base, **change} for name, change in others.items()}}
+    values = {"/t/now": base, "/t/broken": {}, **{f"/t/{name}": {**base, **change} for name, change in others.items()}}
+    runs = {folder: load.RunRecord(each) for folder, each in values.items()}
     run = run_folder.of_files("now", {"run.env": "".join(f"{key}={value}\n" for key, value in base.items())})
     assert load.like(run, runs) == ("/t/quoted", "/t/other", "/t/before")
 
 
 def test_texts_of_env_are_all_that_a_report_needs() -> None:
-    assert load.made(run_folder.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).state == "passed"
+    assert (
+        load.made(run_folder.of_files("r", {"run.env": "kind=smoke\ncode=0\n"}), TEXTS, {}).verdict is RunVerdict.PASSED
+    )

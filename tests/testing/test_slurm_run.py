@@ -23,7 +23,7 @@ from deepep_bootstrap.remote.fleet import ConnectionPool, Reply
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.report import load
 from deepep_bootstrap.testing import placement, run_folder, slurm_run, ssh_run
-from deepep_bootstrap.testing.run_folder import parse_counters
+from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, parse_counters
 from deepep_bootstrap.testing.slurm_run import LastOutput, TestRequest
 from tests.support import modules as support
 
@@ -164,7 +164,19 @@ def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None
             "job=7\nrecord=" + RECORD.format("FAILED", "NonZeroExitCode", "7:0"),
             slurm_run.ENDED,
             VERDICT,
-            "FAILED, exit code 7",
+            "job 7 on n[001-002]: exit code 7",
+        ),
+        (
+            "job=7\nrecord=" + RECORD.format("OUT_OF_MEMORY", "OutOfMemory", "0:125"),
+            slurm_run.ENDED,
+            VERDICT,
+            "OUT_OF_MEMORY, exit code",
+        ),
+        (
+            "job=7\nrecord=" + RECORD.format("CANCELLED", "None", "0:15"),
+            slurm_run.STOPPED,
+            VERDICT,
+            "the job was cancelled by somebody else",
         ),
         (
             "job=7\nrecord=" + RECORD.format("COMPLETED", "None", "0:0"),
@@ -181,8 +193,9 @@ def test_how_a_job_ended(text: str, state: str, code: int, detail: str, tmp_path
     assert (result.state, result.outcome.code) == (state, code)
     assert detail in result.outcome.detail
     assert "sbatch: sbatch: " not in result.outcome.detail
-    assert bool(result.outcome.log) == (state in {slurm_run.ENDED, slurm_run.HUNG})
-    assert result.began == (state in {slurm_run.ENDED, slurm_run.HUNG, slurm_run.LOST})
+    assert bool(result.outcome.log) == (state in {slurm_run.ENDED, slurm_run.HUNG, slurm_run.STOPPED})
+    ran = {slurm_run.ENDED, slurm_run.HUNG, slurm_run.LOST, slurm_run.STOPPED}
+    assert result.began == (state in ran)
 
 
 def test_who_is_silent() -> None:
@@ -245,6 +258,9 @@ def test_one_that_hangs_is_ended_with_what_it_started(prefix: Path) -> None:
     result, _ = run_here(prefix, f"sleep 987 & echo $! >{prefix}/child; wait", limit=1)
     assert (result.state, result.outcome.code) == (slurm_run.HUNG, VERDICT)
     assert "no end after 1 s" in result.outcome.detail
+    # Whoever follows it says more; where nobody is left to do so, its folder says that it was stopped.
+    kept = run_folder.parse_judgement((Path(result.place) / run_folder.VERDICT).read_text())
+    assert kept == Judgement(RunVerdict.STOPPED, "whoever followed it was stopped")
     assert [(one.log, one.last) for one in result.last_output] == [("node-0-here.log", "complaint")]
     assert not is_running((prefix / "child").read_text().strip())
 
@@ -298,6 +314,7 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
         found = run_folder.collect(fleet, place, str(tmp_path))
         assert (dict(found.files), found.cut) == (files, {})
         run_folder.keep_files(fleet, place, str(tmp_path), lines=["time_limit=60"], files={"facts.json": b"{}"})
+        run_folder.keep_judgement(fleet, place, str(tmp_path), Judgement(RunVerdict.BELOW, "slow, password=hunter22"))
         run_folder.write_site(fleet, place, "references.toml", "[x]\n")
         assert run_folder.read_site(fleet, place, "references.toml") == "[x]\n"
         assert run_folder.read_site(fleet, place, "causes.toml") == ""
@@ -307,6 +324,7 @@ def test_a_run_comes_back_as_it_is(tmp_path: Path) -> None:
         fleet.close()
     run = run_folder.of_files("r", run_folder.of_folder(tmp_path))
     assert (run.values, run.facts) == ({"code": "0", "time_limit": "60"}, "{}")
+    assert run.kept == Judgement(RunVerdict.BELOW, "slow, password=[removed]")
 
 
 @pytest.mark.usefixtures("programs")
@@ -328,21 +346,34 @@ def test_what_is_cut_off_is_no_run(data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("programs")
-def test_the_newest_runs_and_how_they_ended(tmp_path: Path) -> None:
-    ends = ("code=0\n", "code=4\n", "", "code=0\n", "code=0\n", "code=0\n")
-    for number, end in enumerate(ends):
-        folder = tmp_path / "logs" / "tests" / f"2026112{number}T021140Z-internode"
+def test_the_last_run_of_each_kind_and_stack(tmp_path: Path) -> None:
+    """The kept verdict counts, whatever the exit code; an older run, which has none, is told by its exit code. Smoke
+    tests that came later do not push the others out."""
+    below = '{"schema": 1, "verdict": "below reference", "why": "dispatch FP8: 0 of 0.03 GB/s"}'
+    runs = (
+        *(("internode", "v1", "code=0\n", ""), ("internode", "v1", "code=0\n", below)),
+        *(("internode", "v2", "code=4\n", ""), ("pairs", "v1", "", ""), ("nccl", "v1", "code=0\n", "{")),
+        *[("smoke", "v1", "code=0\n", '{"verdict": "passed", "why": "exit code 0"}')] * 7,
+    )
+    for number, (kind, stack, end, kept) in enumerate(runs):
+        folder = tmp_path / "logs" / "tests" / f"202611{number + 10}T021140Z-{kind}"
         folder.mkdir(parents=True)
-        (folder / "run.env").write_text(f"kind=internode\nstack=v1\nnodes=n001,n002\nstarted=1795313500\n{end}")
+        (folder / "run.env").write_text(f"kind={kind}\nstack={stack}\nnodes=n001,n002\nstarted=1795313500\n{end}")
+        if kept:
+            (folder / "verdict.json").write_text(kept)
     host, fleet = Host("here", connection="local"), ConnectionPool(())
     facts = {"here": Facts(prefix=Prefix(path=str(tmp_path), exists=True))}
     found = load.newest(fleet, (host,), facts, recipes=RECIPES, user="")
-    assert [run.verdict for run in found] == ["ended well"] * 3 + [
-        "has not ended, or was cut off",
-        "failed, exit code 4",
+    assert [(run.kind, run.stack, run.verdict, run.run[:8]) for run in found] == [
+        ("smoke", "v1", "passed", "20261121"),
+        ("nccl", "v1", "not judged", "20261114"),
+        ("pairs", "v1", "not ended", "20261113"),
+        ("internode", "v2", "failed", "20261112"),
+        ("internode", "v1", "below reference", "20261111"),
     ]
-    ended = "ended well (20261125T021140Z-internode)"
-    assert found[0].line == f"test internode of v1 on n[001-002] (2), 2026-11-22 02:11 UTC: {ended}"
+    why = "dispatch FP8: 0 of 0.03 GB/s; 20261111T021140Z-internode"
+    line = f"test internode of v1 on n[001-002] (2), 2026-11-22 02:11 UTC: below reference ({why})"
+    assert found[-1].line == line
     assert load.newest(fleet, (host,), {"here": Facts()}, recipes=RECIPES, user="") == ()
 
 

@@ -213,6 +213,11 @@ def _lines(evidence: Sequence[Evidence], *, several: bool) -> list[dict[str, Any
     return [{**({"file": each.log} if several else {}), "line": each.line, "text": each.text} for each in evidence]
 
 
+def line_json(line: Evidence | None) -> dict[str, Any] | None:
+    """Return a line with its log as docs/json.md promises it; None for none."""
+    return None if line is None else {"file": line.log, "line": line.line, "text": line.text}
+
+
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from msgspec import Struct, field, structs, to_builtins
 
+from deepep_bootstrap.core.text import round_number, three_digits
+
 SCHEMA = 1
 KINDS = ("intranode", "internode", "low-latency", "ep")
 OURS = ("nccl", "pairs", "smoke")
@@ -180,6 +182,15 @@ could not be read."""
 FIGURE, NIC, ERROR = "figure", "nic", "error"
 
 
+ALIKE = 1.005
+"""Two times that differ by less than this factor are the same to a person."""
+
+
+def percent_text(percent: float) -> str:
+    """Return a share in percent for people: whole ones from ten on."""
+    return f"{percent:.0f}" if percent >= 10 or percent == 0 else f"{percent:.2g}"
+
+
 class Verdict(Struct, frozen=True):
     """The judgement on one thing.
 
@@ -213,6 +224,40 @@ class Verdict(Struct, frozen=True):
     of_limit: float | None = None
     impossible: bool = False
     means: tuple[str, ...] = ()
+
+    @property
+    def is_time(self) -> bool:
+        """Return whether it is on a time, of which less is better."""
+        return self.unit == "us"
+
+    @property
+    def performance(self) -> str:
+        """Return how fast it is beside its reference: a rate in percent of it, a time by how many times slower or
+        faster; "" without a reference."""
+        if self.percent is None or self.value is None or self.wanted is None:
+            return ""
+        if not self.is_time:
+            return f"{percent_text(self.percent)} %"
+        slower, faster = self.value / self.wanted, self.wanted / self.value
+        if max(slower, faster) < ALIKE:
+            return "as fast"
+        return f"{three_digits(slower)} × slower" if slower > 1 else f"{three_digits(faster)} × faster"
+
+    @property
+    def beside(self) -> str:
+        """Return the same with the reference: `74 % of 70.5 GB/s`, `14.5 × slower than 1637 us`; "" without one."""
+        if not self.performance or self.wanted is None:
+            return ""
+        word = "of"
+        if self.is_time:
+            word = "as" if self.performance == "as fast" else "than"
+        return f"{self.performance} {word} {round_number(self.wanted)} {self.unit}"
+
+    @property
+    def allowed(self) -> str:
+        """Return the end of the range from which on it is below its reference: `from 67.0`, for times `up to 1818`."""
+        end = self.high if self.is_time else self.low
+        return "" if end is None else f"{'up to' if self.is_time else 'from'} {round_number(end)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON value with the keys that docs/json.md promises."""

@@ -105,12 +105,16 @@ FAILURE = re.compile(
     r"\d+\] FAILED"
     r"|Assertion (?:failed|error)|^Segmentation fault|^Killed$|terminate called|CANCELLED AT|Watchdog caught"
     r"|oom[-_]kill|Out of memory"
+    r"|^[\w.-]+\.py: error: "  # argparse's
     r"|line \d+: +\d+ (?:Segmentation fault|Killed|Aborted|Bus error|Illegal instruction)|^Fatal Python error|\(core "
     r"dumped\)"
     # A transport that NVSHMEM could not use is no failure by itself, as on one node without network cards: if it was
     # needed, others say so.
     r"|^(?!.*(?:modules/transport/|\bib(?:rc|gda|devx)\.cpp:)).*non-zero status: -?\d"
 )
+LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|torchrun|prterun|mpirun): |.*\bended with exit code \d+$|Killed$")
+"""An error that only says that a program failed."""
+
 LEADS = (
     *("rror", "xception", "Interrupt", "DeepEP", "FAILED", "ssertion", "fault", "Killed", "error: ", "terminate "),
     *("CANCELLED", "Watchdog", "oom", "memory", "Aborted", "Illegal", "core dumped", "non-zero status"),
@@ -120,6 +124,11 @@ LEADS = (
 OF_RANK = re.compile(r"^\[rank ?(\d{1,6})\]:? ?")
 TEXT_MAX = 300
 """Characters of an error that are kept: more is no help in a summary, the log has it whole."""
+
+
+def is_launchers(text: str) -> bool:
+    """Return whether an error only says that something else failed."""
+    return LAUNCHER.match(text) is not None
 
 
 class Token(NamedTuple):

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.analysis.results.collectors import numbers
 from deepep_bootstrap.analysis.results.model import LAYOUT, OURS, Best, Operation, Pass, Rank, Spread, Tested
+from deepep_bootstrap.analysis.results.scanner import is_launchers
 from deepep_bootstrap.core.errors import Problem
+from deepep_bootstrap.core.text import three_digits
 
 WIDTH = 20
 """Columns of the words in front."""
@@ -23,18 +25,21 @@ COMPARISON = re.compile(r"AssertionError: Error: diff=")
 """What upstream's low-latency test says where what came back is not what it should be."""
 
 
-def lines(tested: Tested) -> Iterator[str]:
-    """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks."""
-    verdict = "ok" if tested.ok else "NOT OK"
+def lines(tested: Tested, kind: str = "") -> Iterator[str]:
+    """Yield the lines that sum up one test: verdict, settings, best figures, low latency, slow and missing ranks.
+    `kind` is what was asked for where that has another name than the program: a pressure test is one of low latency."""
+    verdict = "passed" if tested.ok else "FAILED"
     cases = (
-        f"{tested.passed} cases passed" + (f", {tested.failed} failed" if tested.failed else "")
+        f"{tested.passed} case{'s' * (tested.passed != 1)} passed"
+        + (f", {tested.failed} failed" if tested.failed else "")
         if tested.passed or tested.failed
         else ""
     )
     where = f"{tested.log}:{tested.line}"
-    of = "" if tested.test in OURS else f" (DeepEP {tested.generation.upper()})"
+    other = f"{tested.test}, " if kind not in {"", tested.test} else ""
+    of = "" if tested.test in OURS else f" ({other}DeepEP {tested.generation.upper()})"
     at = f", {tested.test_pass.tokens} tokens" if tested.test_pass else ""
-    yield f"{tested.test} test{of}{at}: {verdict}{cases and f', {cases}'}  [{where}]"
+    yield f"{kind or tested.test} test{of}{at}: {verdict}{cases and f', {cases}'}  [{where}]"
     for fault in faults(tested):
         yield _row("", f"- {fault}")
     if tested.config:
@@ -59,7 +64,7 @@ def faults(tested: Tested) -> tuple[str, ...]:
     """Return why a test is not ok, one sentence each; nothing for one that is."""
     if tested.ok:
         return ()
-    found = [*filter(None, (wrong(tested),)), *([] if tested.ended else ["its end is not in the log"])]
+    found = [*filter(None, (wrong(tested),)), *([] if tested.ended else ["the log stops early"])]
     if tested.failed:
         found.append("a case failed" if tested.failed == 1 else f"{tested.failed} cases failed")
     missing = [rank.rank for rank in tested.ranks if rank.state == "missing"]
@@ -68,8 +73,8 @@ def faults(tested: Tested) -> tuple[str, ...]:
     if tested.ended and not tested.passed and tested.test not in {"low-latency", "ep", *OURS}:
         found.append("no case is in the log")
     # What Slurm says of it follows from what the test says.
-    errors = sorted(tested.errors, key=lambda error: error.startswith(("srun", "slurmstepd")))
-    return (*found, *(f"it says: {error}" for error in errors[:ERRORS_TOLD]))
+    errors = [error for error in tested.errors if not is_launchers(error)] or tested.errors
+    return (*found, *(f"error: {error}" for error in errors[:ERRORS_TOLD]))
 
 
 def wrong(tested: Tested) -> str:
@@ -110,7 +115,7 @@ def problem(tested: Tested) -> Problem:
 def best_line(best: Best) -> str:
     """Return one best setting: rates, time, and what was set."""
     rates = [
-        f"{value:.2f} GB/s {unit}"
+        f"{three_digits(value)} GB/s {unit}"
         for value, unit in ((best.rdma_gbs, "RDMA"), (best.nvl_gbs, "NVLink"))
         if value is not None
     ]
@@ -119,7 +124,7 @@ def best_line(best: Best) -> str:
         for value, unit in ((best.nvl_chunk, "NVL"), (best.rdma_chunk, "RDMA"))
         if value is not None
     ]
-    time = [] if best.us is None else [f"{best.us:.2f} us"]
+    time = [] if best.us is None else [f"{three_digits(best.us)} us"]
     return f"{', '.join([*rates, *time])}  ({', '.join([f'{best.sms} SMs', *chunks])})"
 
 
@@ -144,8 +149,8 @@ def layout_line(operation: Operation, tested: Tested) -> str:
 def spread_text(spread: Spread) -> str:
     """Return `median (min-max)`, or one number where all ranks agree."""
     if spread.min == spread.max:
-        return f"{spread.median:g}"
-    return f"{spread.median:g} ({spread.min:g}-{spread.max:g})"
+        return three_digits(spread.median)
+    return f"{three_digits(spread.median)} ({three_digits(spread.min)}-{three_digits(spread.max)})"
 
 
 def _low_latency(tested: Tested) -> Iterator[str]:
@@ -159,7 +164,7 @@ def _low_latency(tested: Tested) -> Iterator[str]:
         ("combine", low.combine_gbs, low.combine_us),
     ):
         if spread is not None and us is not None:
-            yield _row(name, f"{spread_text(spread)} GB/s, {us:g} us")
+            yield _row(name, f"{spread_text(spread)} GB/s, {three_digits(us)} us")
 
 
 def _ranks(ranks: Sequence[Rank]) -> Iterator[str]:

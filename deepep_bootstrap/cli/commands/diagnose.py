@@ -11,19 +11,33 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import rules
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, Finding, advice, as_json, unknown
+from deepep_bootstrap.analysis.diagnosis.engine import (
+    SURE,
+    Diagnosis,
+    Finding,
+    Note,
+    advice,
+    as_json,
+    line_json,
+    unknown,
+)
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, scrubbed
 from deepep_bootstrap.analysis.diagnosis.log import Evidence
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
+from deepep_bootstrap.analysis.failure import failure_line
+from deepep_bootstrap.analysis.results import wording
+from deepep_bootstrap.analysis.results.model import Tested
+from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.cli.logs import STDIN, Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.errors import OK, VERDICT, Problem, Trouble
 from deepep_bootstrap.core.program import data_root
 from deepep_bootstrap.core.redact import scrub, secrets_of
 from deepep_bootstrap.core.text import number
-from deepep_bootstrap.report.load import LocalRuns
+from deepep_bootstrap.report.load import LocalRuns, RunRecord
 from deepep_bootstrap.testing import run_folder
+from deepep_bootstrap.testing.run_folder import RunVerdict, parse_judgement
 
 SOUGHT = Sought(
     patterns=("**/*.log", "**/*.out", "**/*.err", "**/*.txt"),
@@ -35,8 +49,9 @@ SOUGHT = Sought(
 def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", json: bool = False) -> int:
     """Say why something failed, out of its logs: causes with the lines that show them, why, and what mends it.
 
-    `logs` and each of `log` is a file, a folder, a glob or `-`; exit 0 whatever is in them. `causes` names a file of
-    further rules; one with the slug of a known cause replaces that.
+    `logs` and each of `log` is a file, a folder, a glob or `-`. Exit 0 where a cause is named or nothing failed, 4
+    where something failed and no cause is known. `causes` names a file of further rules; one with the slug of a known
+    cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
     known = read_rules(data_root(), causes)
@@ -45,10 +60,42 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     if found.first:
         found = replace(found, first=with_changes(found.first, texts))
     found = without_secrets(found)
+    tests = read_logs(texts)
+    if has_passed(texts, tests, found):
+        found = Diagnosis((), (*found.notes, *map(as_note, found.findings)))
+    faults = [f"{tested.title} test: {fault}" for tested in tests for fault in wording.faults(tested)]
+    line = failure_line(texts) if found.first else None
+    line = line and replace(line, text=scrub(line.text, secrets_of(os.environ)))
     several = len(texts) > 1
-    show(screen, found, several=several)
-    screen.document(OK, (), **as_json(found))
-    return OK
+    show(screen, found, tests, faults, several=several)
+    code = VERDICT if (found.first or faults) and not found.findings else OK
+    screen.document(code, (), **as_json(found), failure=line_json(line))
+    return code
+
+
+def has_passed(texts: Mapping[str, str], tests: Sequence[Tested], found: Diagnosis) -> bool:
+    """Return whether the logs are of tests that passed: all of them say so, and no verdict that was kept beside them
+    says something else."""
+    if not tests or found.first or not all(tested.ok for tested in tests):
+        return False
+    folders = {os.path.dirname(os.path.abspath(name)) for name in texts if name != "-"}
+    kept = [parse_judgement(_text(Path(folder, run_folder.VERDICT))) for folder in sorted(folders)]
+    return all(judgement is None or judgement.verdict is RunVerdict.PASSED for judgement in kept)
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file beside a log, "" for one that is not there or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def as_note(finding: Finding) -> Note:
+    """Return what shows in a test that passed, as slow figures do, as a remark: it is no cause of a failure."""
+    return Note(
+        finding.cause, finding.evidence, f"the test passed; maybe {finding.title}: {finding.checks or finding.fix}"
+    )
 
 
 def read_rules(root: Path, more: str = "") -> CauseSet:
@@ -80,12 +127,12 @@ def without_secrets(found: Diagnosis) -> Diagnosis:
     )
 
 
-def show(screen: Screen, found: Diagnosis, *, several: bool) -> None:
-    """Print causes and remarks for a person."""
+def show(screen: Screen, found: Diagnosis, tests: Sequence[Tested], faults: Sequence[str], *, several: bool) -> None:
+    """Print causes and remarks for a person; without a cause why the logs fail, or that they do not."""
     for place, finding in enumerate(found.findings, 1):
         _tell_cause(screen, place, finding, several=several)
     if not found.findings:
-        screen.say("no known cause in it", style="bold")
+        _tell_no_cause(screen, found, tests, faults)
     elif found.findings[0].confidence < SURE:
         screen.say("Nothing decides between these; the checks would.")
     if found.first and (not found.findings or found.findings[0].confidence < SURE):
@@ -93,6 +140,16 @@ def show(screen: Screen, found: Diagnosis, *, several: bool) -> None:
     for note in found.notes:
         screen.say(f"note: {_place(note.evidence[0], several=several)}")
         screen.say(f"      {note.why}")
+
+
+def _tell_no_cause(screen: Screen, found: Diagnosis, tests: Sequence[Tested], faults: Sequence[str]) -> None:
+    if not found.first and not faults:
+        passed = ", ".join(f"{tested.title} test" for tested in tests)
+        screen.say(f"nothing failed{': ' + passed + ' passed' if passed else ''}", style="bold")
+        return
+    screen.say("no known cause in it", style="bold")
+    for fault in faults:
+        screen.say(f"  {fault}")
 
 
 def _tell_cause(screen: Screen, place: int, finding: Finding, *, several: bool) -> None:
@@ -120,20 +177,20 @@ def with_changes(first: FirstError, names: Iterable[str]) -> FirstError:
     here = next((folder for folder in sorted(folders) if (folder / run_folder.VALUES).is_file()), None)
     if here is None:
         return first
-    runs = LocalRuns(here.parent).values()
-    values = runs.get(str(here), {})
-    good = [name for name in like_kind(values, runs) if runs[name].get("code") == "0" and name != str(here)]
-    return replace(first, changed=changes(values, runs[good[-1]], Path(good[-1]).name)) if good else first
+    runs = LocalRuns(here.parent).records()
+    values = runs[str(here)].values if str(here) in runs else {}
+    good = [name for name in like_kind(values, runs) if runs[name].values.get("code") == "0" and name != str(here)]
+    return replace(first, changed=changes(values, runs[good[-1]].values, Path(good[-1]).name)) if good else first
 
 
-def like_kind(values: Mapping[str, str], runs: Mapping[str, Mapping[str, str]]) -> list[str]:
+def like_kind(values: Mapping[str, str], runs: Mapping[str, RunRecord]) -> list[str]:
     """Return the folders of runs of the same kind that began before a run, the oldest first."""
     start = number(values.get("started", ""))
-    begun = {name: number(other.get("started", "")) for name, other in runs.items()}
+    begun = {name: number(other.values.get("started", "")) for name, other in runs.items()}
     known = [
         (when, name)
         for name, when in begun.items()
-        if when is not None and runs[name].get("kind") == values.get("kind") and (start is None or when < start)
+        if when is not None and runs[name].values.get("kind") == values.get("kind") and (start is None or when < start)
     ]
     return [name for _, name in sorted(known)]
 

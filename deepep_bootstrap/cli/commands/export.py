@@ -51,12 +51,7 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         total = stream.total(index, text)
         # Also where nothing is written: whether the key can sign is a part of what would be done.
         signature = signing.sign(sign, text) if sign else b""
-        show_archive(
-            screen,
-            chosen,
-            index,
-            f"{'would write' if flags.dry_run else 'writing'} {path}, {total} bytes ({size(total)})",
-        )
+        show_archive(screen, chosen, index, f"{'would write' if flags.dry_run else 'writing'} {path}, {size(total)}")
         if unrecorded:
             screen.say(
                 f"  note: no generation keeps the sum of the record of {', '.join(map(shortened, unrecorded))}, since "

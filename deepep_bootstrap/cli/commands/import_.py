@@ -40,8 +40,8 @@ def import_(flags: Flags, *, file: str, allowed_signers: str = "", insecure_unsi
     compared.
     """
     screen = Screen("import", as_json=flags.json)
-    choose_trust(allowed_signers, insecure=insecure_unsigned)
     with open_archive(file) as stream:
+        choose_trust(allowed_signers, insecure=insecure_unsigned)
         text = read_index(stream, file)
         signer = (
             signing.verify(allowed_signers, signing.read_signature(beside(file)), text, file)
@@ -106,7 +106,7 @@ def need_whole(stream: BinaryIO, file: str, total: int) -> None:
     found = os.fstat(stream.fileno()).st_size
     if found != total:
         what = "the archive is cut off" if found < total else "there is more in the file than its index says"
-        raise Trouble(Problem(file, what, f"{found} bytes", str(total), REMEDY))
+        raise Trouble(Problem(file, what, size(found), size(total), REMEDY))
 
 
 def fitting(flags: Flags, reached: Reached, index: ArchiveIndex, file: str) -> tuple[Survey, tuple[str, ...]]:

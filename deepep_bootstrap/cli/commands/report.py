@@ -8,11 +8,14 @@ import json
 import os
 import platform
 import re
+import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from deepep_bootstrap.bootstrap.planning import (
     asks_slurm_of,
@@ -41,6 +44,7 @@ from deepep_bootstrap.report.bundle import pack
 from deepep_bootstrap.report.cluster import Looked, compose_cluster
 from deepep_bootstrap.report.cluster import as_json as cluster_json
 from deepep_bootstrap.report.html import render_cluster, render_html
+from deepep_bootstrap.report.junit import render_junit
 from deepep_bootstrap.report.model import Report, as_json
 
 RUNS, BUGS = 3, 5
@@ -65,28 +69,29 @@ def report(
     *,
     run: str = "",
     html: str = "",
+    junit: str = "",
+    list: bool = False,  # noqa: A002 - the flag's name
     cluster: bool = False,
+    force: bool = False,
     bundle: str | bool = "",
     scrub_hosts: bool = False,
 ) -> int:
-    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history); with --cluster how all hosts,
-    stacks and last runs are; or with --bundle write a bug bundle: versions, plan, facts, lock, hosts file and the last
-    logs in one archive, without passwords and keys.
+    """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history); with --list which runs there
+    are; with --cluster how all hosts, stacks and last runs are; or with --bundle write a bug bundle: versions, plan,
+    facts, lock, hosts file and the last logs in one archive, without passwords and keys.
 
     Show a run (its folder here, or its name in the prefix; "" the newest) or the `cluster`, as HTML in the file `html`
-    too; or write a bug bundle to the file `bundle` (True: one named by the time, here). Exit 0 whatever the verdict is
-    and whatever the hosts say."""
+    and a run as JUnit XML in the file `junit` too; or write a bug bundle to the file `bundle` (True: one named by the
+    time, here). Exit 0 whatever the verdict is and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
-    if bundle and (also := run or ("--cluster" if cluster else "--html" if html else "")):
-        raise Trouble(
-            Problem("--bundle", "a bundle is not the report of a run or a cluster", f"also {also}", "one of the two")
-        )
-    if cluster and run:
-        raise Trouble(Problem("--cluster", "the report of a cluster is not that of a run", run, "one of the two"))
+    asked = [flag for flag, given in (("--list", list), ("--cluster", cluster), ("--bundle", bundle)) if given]
+    refuse_both(asked, run, [flag for flag, name in (("--html", html), ("--junit", junit)) if name])
+    if list:
+        return show_list(flags, screen, run)
     if cluster:
-        return show_cluster(flags, screen, html)
+        return show_cluster(flags, screen, html, force=force)
     if not bundle:
-        return show_run(flags, screen, run, html)
+        return show_run(flags, screen, run, RunFilesWanted(html, junit, force))
     now = int(time.time())
     path = new_file(bundle, now)
     files, problems, names = collect(flags)
@@ -105,33 +110,88 @@ def report(
     return OK
 
 
-def show_run(flags: Flags, screen: Screen, name: str, html: str) -> int:
-    """Show one run, and write it as HTML where that was asked for. Readers change nothing: there is no file unless
-    one is named."""
-    path = new_path("--html", html) if html else None
+class OtherReport(Struct, frozen=True):
+    """What is asked for in place of the report of a run: what it is, which files it cannot be written to, and whether
+    a run's name is one word too many."""
+
+    what: str
+    no_files: tuple[str, ...]
+    no_run: bool = True
+
+
+OTHER_REPORTS = {
+    "--bundle": OtherReport("a bundle is not the report of a run or a cluster", ("--html", "--junit")),
+    "--cluster": OtherReport("the report of a cluster is not that of a run", ("--junit",)),
+    "--list": OtherReport("a list of runs is not the report of one", ("--html", "--junit"), no_run=False),
+}
+
+
+def refuse_both(asked: Sequence[str], run: str, files: Sequence[str]) -> None:
+    """Trouble where two different things are `asked` for at once (keys of OTHER_REPORTS), or one with a run or with
+    files (flags) that it has no use for."""
+    for flag, other in OTHER_REPORTS.items():
+        also = [each for each in asked if each != flag] + [each for each in files if each in other.no_files]
+        also += [run] if run and other.no_run else []
+        if flag in asked and also:
+            raise Trouble(Problem(flag, other.what, f"also {also[0]}", "one of the two"))
+
+
+class RunFilesWanted(Struct, frozen=True):
+    """Files that a run is to be written to ("" for none), and whether they may replace others."""
+
+    html: str
+    junit: str
+    force: bool
+
+    @property
+    def page(self) -> Path | None:
+        """Return the path of the page; Trouble where it cannot be written."""
+        return new_path("--html", self.html, force=self.force) if self.html else None
+
+    @property
+    def xml(self) -> Path | None:
+        """Return the path of the JUnit XML; Trouble where it cannot be written."""
+        return new_path("--junit", self.junit, force=self.force) if self.junit else None
+
+
+def show_run(flags: Flags, screen: Screen, name: str, wanted: RunFilesWanted) -> int:
+    """Show one run, and write it as HTML and as JUnit XML where that was asked for. Readers change nothing: there is
+    no file unless one is named."""
+    page, xml = wanted.page, wanted.xml
     found, where = load.read_run(flags, name, read_tree(flags.root / "env"))
-    if path and not flags.dry_run:
-        page = render_html(found, time.time())
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(page)
+    if not flags.dry_run:
+        for path, text in ((page, render_html(found, time.time())), (xml, render_junit(found))):
+            if path:
+                path.write_text(text, encoding="utf-8")
     terminal.show_report(screen, found)
     screen.say(f"\nLogs and counters: {where}")
-    if path:
+    for path in filter(None, (page, xml)):
         screen.say(f"{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
-    else:
-        screen.next_commands([load.again(flags, name or found.run.name)])
-    screen.document(OK, (), **as_json(found, where), html=str(path or ""))
+    again = f"{load.rerun(flags, found.run)}    # the same test again" if found.rerun else ""
+    if commands := [*filter(None, (again, "" if page or xml else load.again(flags, name or found.run.name)))]:
+        screen.next_commands(commands)
+    screen.document(OK, (), **as_json(found, where), html=str(page or ""), junit=str(xml or ""))
     return OK
 
 
-def show_cluster(flags: Flags, screen: Screen, html: str) -> int:
+def show_list(flags: Flags, screen: Screen, folder: str) -> int:
+    """Show which runs there are, the newest first."""
+    runs, where = load.list_runs(flags, folder)
+    screen.say(f"{len(runs)} run{'s' * (len(runs) != 1)} in {where}", style="bold")
+    terminal.show_list(screen, runs)
+    if runs:
+        newest = str(Path(folder, runs[0].run)) if folder else runs[0].run
+        screen.next_commands([shlex.join(["invoke", "report", newest, *load.given(flags)])])
+    screen.document(OK, (), where=where, runs=[to_builtins(run) for run in runs])
+    return OK
+
+
+def show_cluster(flags: Flags, screen: Screen, html: str, *, force: bool) -> int:
     """Show the whole cluster, and write it as HTML where that was asked for."""
-    path = new_path("--html", html) if html else None
+    path = new_path("--html", html, force=force) if html else None
     found = compose_cluster(look_at_cluster(flags))
     if path and not flags.dry_run:
-        page = render_cluster(found, time.time())
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(page)
+        path.write_text(render_cluster(found, time.time()), encoding="utf-8")
     terminal.show_cluster(screen, found)
     for line in found.problems:
         screen.say(line, style="yellow")
@@ -185,13 +245,15 @@ def new_file(bundle: str | bool, now: int) -> Path:
     return new_path("--bundle", name)
 
 
-def new_path(flag: str, name: str) -> Path:
-    """Return the path of a file to write; Trouble where something is there already or no folder is."""
+def new_path(flag: str, name: str, *, force: bool = False) -> Path:
+    """Return the path of a file to write; Trouble where no folder is or something is there already, but for a file
+    with `force`."""
     path = Path(os.path.expanduser(name)).absolute()
     if not path.parent.is_dir():
         raise Trouble(Problem(f"{flag}={name}", "its folder is not there", wanted=f"a directory {path.parent}"))
-    if os.path.lexists(path):
-        raise Trouble(Problem(f"{flag}={name}", "is there already", wanted="the name of a new file"))
+    if os.path.lexists(path) and not (force and path.is_file() and not path.is_symlink()):
+        remedy = "" if force or flag == "--bundle" else "--force, which replaces a file"
+        raise Trouble(Problem(f"{flag}={name}", "is there already", wanted="the name of a new file", try_=remedy))
     return path
 
 

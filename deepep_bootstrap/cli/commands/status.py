@@ -11,20 +11,25 @@ from msgspec import to_builtins
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
 from deepep_bootstrap.bootstrap.planning import asks_slurm_of, look_at_hosts
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
+from deepep_bootstrap.cli.lock_view import Lead, find_leads
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.survey import Flags, Survey, open_connections, read_inventory, read_tree
+from deepep_bootstrap.lock.model import read_lock_file
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.defects import current_defects, look_at_offers
 from deepep_bootstrap.prefix.offer import find_offer, prefix_host
 from deepep_bootstrap.report import load
 
+TEST_STYLES = {"failed": "red", "below reference": "yellow", "stopped": "yellow"}
+MISSING, NOT_NEEDED = "missing", "not needed, no module system"
+
 
 def status(flags: Flags) -> int:
-    """Say what is installed, which hosts have the hook, which wait for a reboot or are drained by us, what builds left
-    that are gone, and how the last tests ended.
+    """Say what is installed and whether the lock is ahead of it, where MODULEPATH of the hosts leads, which wait for a
+    reboot or are drained by us, what builds left that are gone, and the last test of each kind and stack.
 
     Of the current generation its stacks, modules and their known defects are told, which change no exit code."""
     screen = Screen("status", as_json=flags.json)
@@ -38,6 +43,7 @@ def status(flags: Flags) -> int:
         orphans = find_orphans(transport, OrphanRequest(prefix, recipes, user), survey.reached)
         tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
     manifest, unbelieved = offered_manifest(survey)
+    leads, unlocked = find_leads_of(flags, survey) if manifest else ((), ())
     hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
     screen.say(f"prefix {prefix} on {fold(survey.facts)}", style="bold")
     tell_offer(screen, manifest)
@@ -47,11 +53,13 @@ def status(flags: Flags) -> int:
     blind = [name for name, facts in survey.facts.items() if manifest and not facts.prefix.manifest]
     if blind:
         screen.say(f"  not to be seen on {fold(blind)}: is the prefix mounted there?", style="yellow")
-    tell_hosts(screen, hooks, waiting, drained)
+    for lead in leads:
+        screen.say(f"  {lead.line}", style="yellow")
+    tell_hosts(screen, prefix, hooks, waiting, drained)
     tell_orphans(screen, orphans, remedy(flags))
     for test in tests:
-        screen.say(f"  {test.line}")
-    problems = (*survey.problems, *unread, *unbelieved)
+        screen.say(f"  {test.line}", style=TEST_STYLES.get(test.verdict, ""))
+    problems = (*survey.problems, *unread, *unbelieved, *unlocked)
     for problem in problems:
         screen.problem(problem)
     code = TROUBLE if problems else OK
@@ -67,8 +75,19 @@ def status(flags: Flags) -> int:
         orphans=[to_builtins(orphan) for orphan in orphans.found],
         tests=[to_builtins(test) for test in tests],
         defects=[to_builtins(defect) for defect in defects],
+        behind=[to_builtins(lead) for lead in leads],
     )
     return code
+
+
+def find_leads_of(flags: Flags, survey: Survey) -> tuple[tuple[Lead, ...], tuple[Problem, ...]]:
+    """Return by what the lock is ahead of what is offered, and why it cannot be read."""
+    try:
+        offer = find_offer(survey)
+        lock = read_lock_file(flags.lock or flags.root / "deepep.lock.toml")
+        return find_leads(lock, offer.stacks.values() if offer else ()), ()
+    except Trouble as trouble:
+        return (), trouble.problems
 
 
 def tell_offer(screen: Screen, manifest: Mapping[str, Any] | None) -> None:
@@ -96,12 +115,23 @@ def tell_rollback(screen: Screen, holdings: Holdings | None) -> None:
     screen.say(f"  generation {holdings.current} is current; {newest} is newer{who}", style="yellow")
 
 
+def hook_words(hook: str, prefix: str) -> tuple[str, str]:
+    """Return what a host's MODULEPATH hook is to this prefix, and the style it is shown in."""
+    if hook == MISSING:
+        return "is not set up", "red"
+    if hook == NOT_NEEDED:
+        return hook, ""
+    other = hook.removesuffix("/modulefiles")
+    return (f"leads to {other}", "") if other == prefix else (f"leads to {other}, not to this prefix", "bold red")
+
+
 def tell_hosts(
-    screen: Screen, hooks: Mapping[str, list[str]], waiting: Mapping[str, str], drained: Mapping[str, str]
+    screen: Screen, prefix: str, hooks: Mapping[str, list[str]], waiting: Mapping[str, str], drained: Mapping[str, str]
 ) -> None:
-    """Print what hooks the hosts have, which wait for a reboot, and which this program keeps drained."""
+    """Print where MODULEPATH of the hosts leads, which wait for a reboot, and which this program keeps drained."""
     for hook, names in hooks.items():
-        screen.say(f"  MODULEPATH hook {hook}: {fold(names)}")
+        what, style = hook_words(hook, prefix)
+        screen.say(f"  MODULEPATH {what}: {fold(names)}", style=style)
     for what, names in by_value(waiting).items():
         screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
     for reason, names in by_value(drained).items():
@@ -154,7 +184,7 @@ def hooks_of(survey: Survey) -> dict[str, list[str]]:
     """Return the hosts by what their MODULEPATH hook names."""
     hooks: dict[str, list[str]] = {}
     for name, facts in survey.facts.items():
-        absent = "not needed, no module system" if facts.modules.kind == "none" else "missing"
+        absent = NOT_NEEDED if facts.modules.kind == "none" else MISSING
         hooks.setdefault(facts.modules.hook or absent, []).append(name)
     return hooks
 

@@ -17,24 +17,24 @@ from deepep_bootstrap.analysis import assess, compare, reference_file, site_refe
 from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
-from deepep_bootstrap.analysis.results import model, wording
-from deepep_bootstrap.analysis.results.model import BELOW
+from deepep_bootstrap.analysis.results import model
 from deepep_bootstrap.analysis.tuning import shelf, sweep
+from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
-from deepep_bootstrap.core.text import parse_time
+from deepep_bootstrap.core.text import parse_time, size
 from deepep_bootstrap.inventory.facts import Facts, facts_json
 from deepep_bootstrap.inventory.survey import Flags, Survey, number, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
 from deepep_bootstrap.remote.fleet import ConnectionPool
-from deepep_bootstrap.report import summary
+from deepep_bootstrap.report import load, summary
 from deepep_bootstrap.testing import run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.placement import Placement, find_placement
-from deepep_bootstrap.testing.run_folder import RunFiles, TestRun
+from deepep_bootstrap.testing.run_folder import Judgement, RunFiles, RunVerdict, TestRun
 from deepep_bootstrap.testing.slurm_run import TestRequest, TestRunResult
 
 UNSAID = 124
@@ -99,11 +99,16 @@ class TestSummary(Struct, frozen=True):
     kept: KeptResult = KeptResult()
     remarks: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    judgement: Judgement | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the keys of the JSON document that a finished test has; empty ones without."""
         run, found = (self.result.run, self.result.found) if self.result else (None, NOTHING)
+        judgement = self.judgement
         return {
+            "verdict": judgement.verdict.value if judgement else "",
+            "why": judgement.why if judgement else "",
+            "failure": engine.line_json(found.failure),
             "run": {"name": run.name if run else "", "folder": self.place, "values": dict(run.values) if run else {}},
             "tests": [model.as_json(tested) for tested in found.tests],
             "verdicts": [verdict.as_json() for verdict in found.verdicts],
@@ -248,30 +253,31 @@ def conclude(context: TestContext, request: TestRequest, run_result: TestRunResu
     rules = assess.read_rules(context.templates, site, f"{run_result.host.name} {place.prefix}")
     found = assess.assess(run, facts, rules)
     silent = slurm_run.silent(run_result.last_output, run.nodes)
-    outcome = judged(run_result, found, silent)
+    judgement = judged(run, run_result, found, silent)
+    outcome = outcome_of(run_result, judgement)
+    run_folder.keep_judgement(context.transport, place, run_result.place, judgement)
     result = Result(run, facts, found, rules, site)
     unkept = summary.unkept(run_result.outcome.code, found) if save else ""
     kept, remarks = keep_result(context, place, result, save=save and not unkept)
     screen.say()
-    for text, style in summary.lines(found):
+    for text, style in summary.lines(found, request.kind.name):
         screen.say(text, style=style)
-    left_out = tuple(f"{missing} bytes of {name} are left out" for name, missing in collected.cut.items())
+    left_out = tuple(f"{size(missing)} of {name} are left out" for name, missing in collected.cut.items())
     remarks = (*remarks, *left_out, *((f"nothing was kept as reference: {unkept}",) if unkept else ()))
     for remark in remarks:
         screen.say(f"note: {remark}", style="dim")
-    for line in (
-        *kept.tuned,
-        *([f"{kept.references} figures are now references of this site"] if kept.references else []),
-    ):
-        screen.say(f"kept: {line}")
+    for document in kept.tuned:
+        screen.say(tuning_line(document))
+    if kept.references:
+        screen.say(f"kept: {kept.references} figures are now references of this site")
     screen.say()
     screen.outcomes([outcome])
     screen.say(f"\nLogs and counters: {run_result.place} on {run_result.host.name}")
     flags = (("hosts", context.flags.hosts), ("limit", context.flags.limit), ("prefix", context.flags.prefix))
-    screen.next_commands(
-        [shlex.join(["invoke", "report", request.name, *(f"--{name}={value}" for name, value in flags if value)])]
-    )
-    return TestSummary(outcome, result, run_result.place, silent, kept, remarks)
+    report = shlex.join(["invoke", "report", request.name, *(f"--{name}={value}" for name, value in flags if value)])
+    again = "" if judgement.verdict is RunVerdict.PASSED else load.rerun(context.flags, run)
+    screen.next_commands([report, *([f"{again}    # the same test again"] if again else [])])
+    return TestSummary(outcome, result, run_result.place, silent, kept, remarks, judgement=judgement)
 
 
 def bring_back(
@@ -306,34 +312,32 @@ def bring_back(
     return run_folder.of_files(request.name, files), facts, replace(collected, files=files)
 
 
-def judged(run_result: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> Outcome:
-    """Return the outcome of a run with what its files say: upstream's exit code alone proves nothing."""
-    outcome = run_result.outcome
-    if outcome.code != OK:
-        wrong = filter(None, map(wording.wrong, found.tests))
-        return replace(outcome, detail="; ".join([outcome.detail, *wrong, *found.own_words, *silent]))
-    if found.failed:
-        faults = [fault for tested in found.tests for fault in wording.faults(tested)] or [
-            "its output says nothing of a test"
-        ]
-        return replace(
-            outcome,
-            state="failed",
-            code=VERDICT,
-            detail=f"{outcome.detail} as its exit code says, but {'; '.join(faults)}",
-        )
-    slow = [f"rank {rank.rank} is slow" for tested in found.tests for rank in tested.ranks if rank.state != "ok"]
-    checked = [
-        f"checked {wording.checked(tested.test_pass)}"
-        for tested in found.tests
-        if tested.test_pass and tested.is_later_pass
-    ]
-    outcome = replace(outcome, detail="; ".join([outcome.detail, *checked, *slow[:3]]))
-    if low := [verdict for verdict in found.verdicts if verdict.state == BELOW]:
-        named = "; ".join(dict.fromkeys(f"{verdict.host} {verdict.text}".strip() for verdict in low[:3]))
-        more = f", and {len(low) - 3} more" if len(low) > 3 else ""
-        return replace(outcome, state="failed", code=VERDICT, detail=f"{outcome.detail}, but {named}{more}")
-    return outcome
+def judged(run: TestRun, run_result: TestRunResult, found: Assessment, silent: tuple[str, ...]) -> Judgement:
+    """Return the verdict on a run. Whoever followed it knows what its files do not say: that it was stopped, that its
+    time was over, that Slurm counts it as failed."""
+    if run_result.state == slurm_run.STOPPED:
+        return Judgement(RunVerdict.STOPPED, run_result.ending)
+    if run_result.state in {slurm_run.HUNG, slurm_run.LOST}:
+        return Judgement(RunVerdict.FAILED, "; ".join([run_result.ending, *silent[:1]]))
+    judgement = judge_run(run, found)
+    if run_result.outcome.code != OK and judgement.verdict is not RunVerdict.FAILED:
+        return Judgement(RunVerdict.FAILED, run_result.ending)
+    return judgement
+
+
+def outcome_of(run_result: TestRunResult, judgement: Judgement) -> Outcome:
+    """Return the outcome of a run with its verdict: upstream's exit code alone proves nothing."""
+    code = OK if judgement.verdict is RunVerdict.PASSED else run_result.outcome.code or VERDICT
+    detail = f"{run_result.where}: {judgement.why}"
+    return replace(run_result.outcome, state=judgement.verdict.value, code=code, detail=detail)
+
+
+def tuning_line(document: str) -> str:
+    """Return for a person what became of settings that a sweep found best: "PATH (new)" says which."""
+    path, _, state = document.removesuffix(")").rpartition(" (")
+    if state in {"slower", "older"}:
+        return f"tuning: {state} than before, settings unchanged ({path})"
+    return f"tuning: {state} settings in {path}"
 
 
 def keep_result(

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch.git import Pin
 from deepep_bootstrap.fetch.locations import GIT, WHEELS, Mirrors, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
@@ -203,7 +204,7 @@ def fill_wheels(job: FillJob, filled: Filled) -> None:
         else:
             missing[path] = wheel
     bytes_ = sum(wheel.size for wheel in missing.values())
-    job.say(f"wheels: {len(by_path) - len(missing)} are there, {len(missing)} to fetch ({bytes_} bytes)")
+    job.say(f"wheels: {len(by_path) - len(missing)} are there, {len(missing)} to fetch ({size(bytes_)})")
     paths = list(missing)
     for start in range(0, len(paths), BATCH):
         if not fetch_batch(job, filled, {path: missing[path] for path in paths[start : start + BATCH]}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ from deepep_bootstrap.analysis.diagnosis import outcomes
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, advice, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.log import Log
 from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes
-from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.cli.commands.diagnose import diagnose as verb
+from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
+from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
@@ -455,6 +458,57 @@ def invoke(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+UNKNOWN = """\
+hello
+Traceback (most recent call last):
+  File "/home/me/a.py", line 3, in <module>
+    raise ValueError("7 is no number of ours")
+ValueError: 7 is no number of ours
+"""
+
+
+def said(capsys: pytest.CaptureFixture[str], *logs: Path, code: int = OK, as_json: bool = False) -> str:
+    assert verb(str(logs[0]), [str(log) for log in logs[1:]], json=as_json) == code
+    return capsys.readouterr().out
+
+
+def test_a_test_that_passed_has_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slow figures are a remark, and a cause below what is sure where the kept verdict is below its reference."""
+    log = tmp_path / "node-0-n001.log"
+    shutil.copy(CASES.parent / "known" / "nic-mapping-single-nic-1.log", log)
+    out = said(capsys, log)
+    assert out.splitlines()[0] == "nothing failed: internode test passed"
+    assert "cause" not in out
+    assert "%" not in out
+    assert "      the test passed; maybe every rank uses the same NIC: port_xmit_data of every NIC" in out
+    document = json.loads(said(capsys, log, as_json=True))
+    assert (document["exit"], document["findings"], document["failure"]) == (0, [], None)
+    assert [note["about"] for note in document["notes"]] == ["nic-mapping-single-nic"]
+    kept = judgement_text(Judgement(RunVerdict.BELOW, "combine, RDMA: 6.1 GB/s"))
+    (tmp_path / "verdict.json").write_text(kept)
+    (finding,) = json.loads(said(capsys, log, as_json=True))["findings"]
+    assert (finding["cause"], finding["confidence"] < SURE) == ("nic-mapping-single-nic", True)
+    assert "Nothing decides between these; the checks would." in said(capsys, log)
+
+
+def test_slow_figures_alone_are_never_sure() -> None:
+    slow = read(CASES.parent / "known" / "nic-mapping-single-nic-1.log")
+    assert [finding.confidence < SURE for finding in diagnose({"log": slow}, BOOK).findings] == [True]
+    mapped = slow + "every rank uses mlx5_0\n"
+    assert diagnose({"log": mapped}, BOOK).findings[0].confidence >= SURE
+
+
+def test_what_stopped_early_and_what_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = re.sub(r"([:,]) [3-9]\.", r"\1 56.", read(CASES.parent / "known" / "nic-mapping-single-nic-1.log"))
+    (tmp_path / "cut.log").write_text(whole[: whole.index("[tuning] Best")])
+    assert said(capsys, tmp_path / "cut.log", code=4).splitlines() == [
+        "no known cause in it",
+        "  internode test: the log stops early",
+    ]
+    (tmp_path / "other.log").write_text("nothing of note\n")
+    assert said(capsys, tmp_path / "other.log").splitlines() == ["nothing failed"]
+
+
 @pytest.mark.usefixtures("programs")
 def test_the_verb(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(MINIMAL, encoding="utf-8")
@@ -470,6 +524,13 @@ def test_the_verb(tmp_path: Path) -> None:
     shown = invoke("--logs=-", stdin=read(CASES / "failing" / "mpi-not-found.log"))
     assert shown.returncode == 0
     assert shown.stdout.startswith("1. NVSHMEM is configured with MPI")
+    unknown = invoke("--logs=-", stdin=UNKNOWN)
+    assert unknown.returncode == 4
+    assert unknown.stdout.splitlines()[:3] == [
+        "no known cause in it",
+        "The first error in time:",
+        "  -, line 5: ValueError: 7 is no number of ours",
+    ]
     missing = invoke(str(tmp_path / "nothing-*.log"))
     assert missing.returncode == 1
     assert "no log there" in missing.stderr

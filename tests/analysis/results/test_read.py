@@ -121,9 +121,16 @@ def test_people_read_at_which_tokens_results_were_wrong() -> None:
     first, second = read_logs(LOGS["low-latency-second-pass-wrong"])
     assert (first.ok, wording.wrong(first)) == (True, "")
     lines = list(wording.lines(second))
-    assert lines[0].startswith("low-latency test (DeepEP V1), 256 tokens: NOT OK")
+    assert lines[0].startswith("low-latency test (DeepEP V1), 256 tokens: FAILED")
     assert "wrong results at 256 tokens a rank, in run 2 of 4: the test ran, and its own comparison" in lines[1]
     assert any("128 combine calls at 256 tokens, in 1 of 4 runs" in line for line in lines)
+
+
+def test_the_head_names_the_kind_that_was_asked_for() -> None:
+    tested = read_logs(LOGS["pressure"])[0]
+    of = f"DeepEP {tested.generation.upper()}"
+    heads = [next(wording.lines(tested, kind)).partition(":")[0] for kind in ("", tested.test, "pressure")]
+    assert heads == [f"{tested.test} test ({of})"] * 2 + [f"pressure test ({tested.test}, {of})"]
 
 
 WHOLE = [
@@ -282,7 +289,7 @@ def test_the_layout_kernel_is_told_with_tokens_a_second() -> None:
     (tested,) = read_logs({"node-0-n1.log": text})
     assert tested.operations["layout"].us == model.Spread(42.0, 42.0, 42.0)
     assert [line.split() for line in lines(tested) if "layout" in line] == [
-        ["layout", "42", "us,", "97.5", "M", "tokens/s"]
+        ["layout", "42.0", "us,", "97.5", "M", "tokens/s"]
     ]
 
 
@@ -293,7 +300,7 @@ def test_numbers_are_folded() -> None:
 def test_people_read_why_a_test_is_not_ok() -> None:
     tested = read_logs(LOGS["ep-16-missing-ranks"])[0]
     text = "\n".join(lines(tested))
-    assert "NOT OK" in text
+    assert "FAILED" in text
     assert "figures are missing of ranks 6, 13" in text
     assert "missing 6: printed no figures" in text
     assert "missing 13: printed no reduced combine in case 3" in text
@@ -329,7 +336,7 @@ def test_the_verb_says_no_to_what_is_not_ok(tmp_path: Path, capsys: pytest.Captu
     ((_, text),) = LOGS["h200-intranode"].items()
     (tmp_path / "cut.log").write_text(text[:4000], encoding="utf-8")
     assert verb.results(str(tmp_path)) == 4
-    assert "its end is not in the log" in capsys.readouterr().out
+    assert "the log stops early" in capsys.readouterr().out
     assert verb.results(str(tmp_path), json=True) == 4
     found = json.loads(capsys.readouterr().out)
     assert (found["exit"], found["ok"], found["errors"][0]["where"]) == (4, False, f"{tmp_path}/cut.log:2")

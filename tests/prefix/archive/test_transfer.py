@@ -121,6 +121,7 @@ def refused(target: Path, file: Path | str, **more: object) -> str:
 def test_import_refuses_whom_nobody_vouches_for(
     packed_file: Path, target: Path, trust: tuple[str, str], tmp_path: Path
 ) -> None:
+    assert "cannot be read: No such file" in refused(target, f"{packed_file}-none")
     assert "nobody is trusted" in refused(target, packed_file)
     assert "says the opposite" in refused(target, packed_file, allowed_signers=trust[1], insecure_unsigned=True)
     stranger = tmp_path / "stranger"
