@@ -162,7 +162,7 @@ def test_publishing_records_files_and_size(prefix: Prefix, tmp_path: Path) -> No
 # Rollback
 
 
-def test_rollback_switches_one_link_and_nothing_else(prefix: Prefix) -> None:
+def test_rollback_switches_one_link_says_so_and_does_nothing_else(prefix: Prefix) -> None:
     for name in (NAME, OTHER):
         prefix.entry(name)
     prefix.offer(NAME)
@@ -170,7 +170,7 @@ def test_rollback_switches_one_link_and_nothing_else(prefix: Prefix) -> None:
     before = sorted(
         (str(path), path.lstat().st_mtime_ns)
         for path in prefix.path.rglob("*")
-        if path.name not in {"current"} and path.is_file()
+        if path.name not in {"current", ".rolled-back"} and path.is_file()
     )
     holdings = prefix.look()
     history.roll_back(prefix.transport, prefix.place, holdings, rollback_target(holdings, 0))
@@ -178,9 +178,10 @@ def test_rollback_switches_one_link_and_nothing_else(prefix: Prefix) -> None:
     after = sorted(
         (str(path), path.lstat().st_mtime_ns)
         for path in prefix.path.rglob("*")
-        if path.name not in {"current"} and path.is_file()
+        if path.name not in {"current", ".rolled-back"} and path.is_file()
     )
     assert before == after
+    assert (prefix.path / ".rolled-back").read_text().startswith("2\t1\t")
     assert prefix.numbers() == ["1", "2"]
     assert prefix.offer(OTHER) == 3, "numbers go on"
 
