@@ -17,7 +17,7 @@ from deepep_bootstrap.analysis.tuning import shelf
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.prefix.archive import transfer
-from deepep_bootstrap.testing import slurm_run
+from deepep_bootstrap.testing import slurm_run, ssh_run
 from tests.support.build import BUILD_SMALL, PUBLISH, RECIPES, environment, make_prefix, script, until
 from tests.support.store import Prefix, entry_name
 
@@ -79,6 +79,12 @@ CASES = {
         "scontrol",
         not_cancelled,
         env={"FILE": "x", "RUN": "r", "START_LIMIT": "9999", "TIME_LIMIT": "9999"},
+    ),
+    "test/here.sh": Case(
+        ssh_run.HERE,
+        "hold",
+        lambda place: [] if list(place.glob("prefix/logs/tests/r/verdict.json")) else ["a run without a verdict"],
+        env={"RUN": "r", "FILE": "hold", "KEY": "code", "DEEPEP_NODE": "n1", "DEEPEP_NODES": "n1"},
     ),
     "verify/module.sh": Case(
         ("lib.sh", "verify/module.sh"),

@@ -163,15 +163,20 @@ def test_the_stamp_tells_this_boot_from_a_later_one(host: Host) -> None:
 
 
 def test_what_is_on_record_is_told_file_by_file_and_held_packages_too(host: Host) -> None:
+    def written() -> dict[str, str]:
+        return host.recipe("written", "", MODULEFILES="/shared/deepep/modulefiles").data
+
     install(host, "ours")
-    assert host.recipe("written", "").data == {"file": f"r\t{TARGET}\tours", "end": "1"}
+    assert written() == {"file": f"r\t{TARGET}\tours", "hook": "", "heir": "", "end": "1"}
     host.write(TARGET, "theirs\n")
-    assert host.recipe("written", "").data == {"file": f"r\t{TARGET}\tchanged", "end": "1"}
+    assert written() == {"file": f"r\t{TARGET}\tchanged", "hook": "", "heir": "", "end": "1"}
     (host.root / TARGET.lstrip("/")).unlink()
     host.write("/var/lib/deepep-bootstrap/held/doca-ofed", "doca-kernel\ndoca-ofed\n")
-    assert host.recipe("written", "").data == {
+    assert written() == {
         "file": f"r\t{TARGET}\tours",
         "held": "doca-ofed\tdoca-kernel doca-ofed",
+        "hook": "",
+        "heir": "",
         "end": "1",
     }
 

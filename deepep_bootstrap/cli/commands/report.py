@@ -271,7 +271,7 @@ def collect(flags: Flags) -> tuple[dict[str, str], tuple[Problem, ...], tuple[st
     lock, file = Path(flags.lock or flags.root / "deepep.lock.toml"), os.path.expanduser(flags.hosts)
     files |= read_file(lock, "deepep.lock.toml", problems)
     try:
-        inventory, prefix = read_inventory(flags)
+        inventory, prefix = read_inventory(flags, apart=True)
     except Trouble as trouble:
         problems.extend(trouble.problems)
         files |= read_file(Path(file), "hosts.txt", problems) if os.path.isfile(file) else {}
