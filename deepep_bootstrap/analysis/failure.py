@@ -29,6 +29,9 @@ IGNORED = "Exception ignored"
 REFUSED = re.compile(r"(?:[\w./-]+/)?[\w.-]+: error: ")
 """How argparse refuses a command line, below its usage."""
 
+PROGRAM = re.compile(r"(?:[\w./-]+/)?[\w-]+\.py: error: ")
+"""The same without a usage, as the examples refuse to run where they cannot: only a program in Python says it so."""
+
 OF_IMPORT = re.compile(r"^(ImportError: .*?) \([^()]*\)$")
 """Where the module lies that lacks a name: the store's long path says nothing to a person."""
 
@@ -87,7 +90,7 @@ class _Stream(Struct):
             self.chained = True
         elif line.startswith("usage: "):
             self.usage = True
-        elif self.usage and REFUSED.match(line):
+        elif REFUSED.match(line) and (self.usage or PROGRAM.match(line)):
             self.found.append(_Found(STRONG, number, posixpath.basename(line)))
 
     def _end_traceback(self, number: int, line: str, traceback: _Traceback) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -17,8 +18,9 @@ import torch.distributed as dist
 Errors = dict[str, float]
 
 if not hasattr(torch, "autograd"):
+    program = os.path.basename(sys.argv[0])
     raise SystemExit(
-        f"the examples need PyTorch itself and GPUs: {torch.__name__} {torch.__version__} stands in for it"
+        f"{program}: error: the examples need PyTorch itself and GPUs: torch {torch.__version__} stands in for it"
     )
 
 
