@@ -161,7 +161,7 @@ def test_nodes_that_are_taken_over_while_the_question_is_shown_are_left_alone(en
     child.expect(r"Go on\? \[")
     plan = child.before
     assert "resume in Slurm" in plan
-    assert "driver options and reboot" in plan
+    assert "driver options and REBOOT" in plan
     lab.on_login("scontrol update nodename=n001 reason='disk swap, alice'")
     lab.on_login("scontrol update nodename=n002 state=drain reason='new fan, alice'")
     child.send("y\r")
