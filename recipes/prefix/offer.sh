@@ -33,9 +33,12 @@ receive() {
 # publish ENTRY…: give the stage the next free number. The lock keeps others away; a rename onto a number that was taken after all is
 # refused. What the manifest says of the entries is true from then on, so none of them is unproved.
 publish() {
-    local number name
+    local number name tried=0
     while true; do
         number="$(find_next)"
+        # A folder that cannot be listed looks empty: the same number would be tried for ever.
+        ((number > tried)) || die "cannot list ${GENERATIONS}: it holds ${number}, which the list does not show"
+        tried="${number}"
         sed -i "0,/\"generation\": [0-9]*/s//\"generation\": ${number}/" "${STAGE}/manifest.json"
         ! mv -T -- "${STAGE}" "${GENERATIONS}/${number}" || break
         [[ -e "${GENERATIONS}/${number}" ]] || die "cannot rename the offer to ${GENERATIONS}/${number}"
