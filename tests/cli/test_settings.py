@@ -18,12 +18,12 @@ NONE: dict[str, Any] = {"hosts": "", "lock": "", "prefix": "", "mirror": None}
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a hosts file, a source tree (`root`) and a user's own settings (`config/deepep-bootstrap`)."""
-    for name in ("root", "site", "work", "config/deepep-bootstrap"):
+    for name in ("root", "site", "start", "config/deepep-bootstrap"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root" / "tasks.py").touch()
     (tmp_path / "root" / "deepep.lock.toml").touch()
     (tmp_path / "site" / "hosts.txt").write_text("defaults partition=gpu\nn001\n")
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "start")
     return tmp_path
 
 
@@ -79,11 +79,11 @@ def test_a_prefix_that_the_hosts_file_states_is_the_prefix(place: Path) -> None:
 
 
 def test_the_lock_of_this_directory_then_the_packaged_one(place: Path) -> None:
-    (place / "work" / "deepep.lock.toml").touch()
+    (place / "start" / "deepep.lock.toml").touch()
     values, notes = settled(place)
-    assert values["lock"] == str(place / "work" / "deepep.lock.toml")
-    assert notes == "lock: /work/deepep.lock.toml (of this directory)"
-    (place / "work" / "deepep.lock.toml").unlink()
+    assert values["lock"] == str(place / "start" / "deepep.lock.toml")
+    assert notes == "lock: /start/deepep.lock.toml (of this directory)"
+    (place / "start" / "deepep.lock.toml").unlink()
     (place / "root" / "tasks.py").unlink()
     values, notes = settled(place)
     assert values["lock"] == ""
