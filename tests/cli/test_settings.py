@@ -116,7 +116,7 @@ def test_a_faulty_file_is_refused_with_its_line(place: Path, text: str, said: st
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
-@pytest.mark.parametrize("name", ["site/deepep.toml", "work/deepep.lock.toml"])
+@pytest.mark.parametrize("name", ["site/deepep.toml", "start/deepep.lock.toml"])
 def test_a_file_that_somebody_else_wrote_decides_nothing(place: Path, name: str) -> None:
     (place / name).touch()
     os.chown(place / name, 1234, -1)
