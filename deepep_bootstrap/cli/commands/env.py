@@ -8,11 +8,9 @@ from deepep_bootstrap.bootstrap.planning import read_lock
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.explain import Explanation, HostMap, Setting, explain
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory, read_tree
-from deepep_bootstrap.plan.decisions import hosts_to_build_for
-from deepep_bootstrap.prefix.entries import deepep_recipe
+from deepep_bootstrap.plan.decisions import PlanRequest, PreviousOffer, choose_network, hosts_to_build_for
 
 HEAD = ("GPU", "PCI address", "NIC", "Gb/s", "joined by")
 
@@ -34,9 +32,8 @@ def env(flags: Flags) -> int:
             *survey.problems,
         )
     texts = read_tree(flags.root / "env")
-    derived = network_env.derive(inventory.settings.profile, facts, texts, inventory.settings.archs)
-    if deepep_recipe(lock.sources[stack.deepep]) == "deepep-v2":
-        derived = network_env.adapt(derived)
+    request = PlanRequest(lock, stack, inventory, prefix, recipes={}, templates=texts)
+    derived = choose_network(request, facts, PreviousOffer())
     found = explain(derived, facts, texts)
     show(screen, stack.name, fold(facts), found)
     for problem in survey.problems:
