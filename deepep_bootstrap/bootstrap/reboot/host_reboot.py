@@ -27,6 +27,9 @@ ASKED_EVERY = 3
 """Tries to reach a host that boots for each look at its node in Slurm, whose periodic check for timeouts comes every
 30 s."""
 
+SHUTDOWN = 30.0
+"""Seconds that a host may take from the end of its slurmd to the end of its sshd when it shuts down."""
+
 OWN_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -51,7 +54,8 @@ class HostRebootRun:
         self.outcomes: list[Outcome] = []
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
         self._drain = wave.drain(order)
-        self._changed = self._rebooted = False
+        self._changed = self._rebooted = self._asked_slurm = False
+        self._without_slurmd: float | None = None
         self._back_at = ""
 
     def run(self) -> tuple[Outcome, ...]:
@@ -261,8 +265,12 @@ class HostRebootRun:
         refused = self._drain.reboot() if self._drain else "no node of Slurm"
         if not refused:
             self._say("rebooting through Slurm")
+            self._asked_slurm = True
             return
-        self._say(f"rebooting over SSH ({refused})")
+        self._reboot_over_ssh(before, refused)
+
+    def _reboot_over_ssh(self, before: str, why: str) -> None:
+        self._say(f"rebooting over SSH ({why})")
         try:
             control.reboot(self._wave.transport, self._host, before, self._order.node)
         except NotRebootedError:
@@ -282,6 +290,10 @@ class HostRebootRun:
                     self._say("back")
                     return
                 last = "still the boot id from before"
+                if self._slurmd_is_gone():
+                    self._take_back_request()
+                    self._reboot_over_ssh(before, "slurmd ended there before it heard of the reboot")
+                    deadline = time.monotonic() + self._policy.boot_timeout
             except Trouble as trouble:
                 last = trouble.problems[0].what
             tries += 1
@@ -291,6 +303,25 @@ class HostRebootRun:
             self._drain.forget_reboot()
         what = f"did not come back within {duration(self._policy.boot_timeout)} after its reboot"
         raise Trouble(Problem(self._host.name, what, last, try_="its console; then the same command again"))
+
+    def _slurmd_is_gone(self) -> bool:
+        """Return whether Slurm was asked for the reboot, and the slurmd that has to hear of it has ended, as one does
+        that waits in vain for GPUs without a driver. It takes slurmctld minutes to notice that (SlurmdTimeout). A host
+        that shuts down has no slurmd either, for a moment."""
+        if not self._asked_slurm:
+            return False
+        if "slurmd (" in control.slurm_processes(self._wave.transport, self._host):
+            self._without_slurmd = None
+            return False
+        self._without_slurmd = self._without_slurmd or time.monotonic()
+        return time.monotonic() - self._without_slurmd >= min(SHUTDOWN, self._policy.boot_timeout / 3)
+
+    def _take_back_request(self) -> None:
+        """Take the reboot back from Slurm, and keep the node out of use."""
+        self._asked_slurm = False
+        if self._drain:
+            self._drain.forget_reboot()
+            self._drain.keep_out(self._order.why)
 
     def _check(self) -> None:
         """Return when the host has what was wanted and its slurmd answers; Trouble when it has not in time. What

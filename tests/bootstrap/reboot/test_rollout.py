@@ -183,6 +183,29 @@ def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_o
     assert all("DRAIN" in state for _, state in actions.states), "a node was in use before it was looked at"
 
 
+def test_a_node_whose_slurmd_ends_when_slurm_was_asked_to_reboot_it_is_rebooted_over_ssh(actions: HostActions) -> None:
+    # slurmctld takes SlurmdTimeout to notice, and accepts the reboot until then.
+    before = actions.lab.boot_id("n001")
+
+    def end_slurmd(host: str, line: str) -> None:
+        if line == "write options":
+            without_slurm(actions.lab, host)
+
+    actions.on_line = end_slurmd
+    outcome = actions.roll(actions.order_both()[0], policy=replace(QUICK, boot_timeout=20))["n001"]
+    assert (outcome.state, outcome.detail) == ("done", "driver options")
+    assert [line for _, _, line in actions.lines] == [
+        "write options",
+        "rebooting through Slurm",
+        "rebooting over SSH (slurmd ended there before it heard of the reboot)",
+        "back",
+        "done: driver options; back in use",
+    ]
+    assert actions.lab.boot_id("n001") not in ("", before)
+    assert (actions.lab.node("n001").state, actions.lab.reason("n001")) == ("IDLE", "")
+    assert all("DRAIN" in state for _, state in actions.states), "a node was in use before it was looked at"
+
+
 def test_a_node_that_never_returns_stops_the_wave_and_the_next_run_goes_on(actions: HostActions) -> None:
     actions.lab.fake("n001", "no_return", "")
     before = actions.lab.boot_id("n002")
