@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
 from deepep_bootstrap.inventory.facts import Python
+from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.slurm import commands, nodes
 
 SCRATCH_MIB = 4096
 """A build tree of NVSHMEM and DeepEP takes about 2 GiB below TMPDIR; twice that leaves room for the compilers' own
 files."""
+
+WHY_COMPILER = "This stack compiles its kernels on each node when they are first used, with that node's compilers."
 
 GLIBC_FLOOR = (2, 28)
 """The locked wheels are of platform manylinux_2_28."""
@@ -148,6 +151,40 @@ def has_toolkit(seen: HostView) -> Iterator[Fault]:
         yield Fault(BLOCKING, found, f"CUDA {case.stack.cuda} with nvcc", fix)
 
 
+def has_host_compiler(seen: HostView) -> Iterator[Fault]:
+    """The host compiler is as new as the stack's kernels want it, where they are compiled on every node."""
+    needed, tools = seen.case.stack.needs.get("gcc", ""), dict(seen.facts.tools)
+    if not needed or ("g++" not in tools and seen.builds):
+        return
+    wanted = f"g++ {needed} or later on PATH"
+    fix = f"g++-{needed.split('.')[0]} or a newer toolset, first on PATH of login shells; or a newer distribution"
+    version = tools.get("g++", "")
+    if "g++" not in tools:
+        yield Fault(BLOCKING, "no g++", wanted, fix)
+    elif not version:
+        yield Fault(NOTE, "a g++ that does not say its version", wanted, "g++ --version, on the host")
+    elif numbers(version) < numbers(needed):
+        yield Fault(BLOCKING, f"g++ {version}", wanted, fix)
+
+
+def has_cuda_compiler(seen: HostView) -> Iterator[Fault]:
+    """A CUDA compiler as new as the stack's kernels want it is there, where they are compiled on every node."""
+    case, needed = seen.case, seen.case.stack.needs.get("nvcc", "")
+    if not needed:
+        return
+    wanted = f"nvcc {needed} or later of CUDA {case.stack.cuda}"
+    mine = [each for each in seen.facts.toolkits if not each.version or each.version.split(".")[0] == case.stack.cuda]
+    if any(numbers(each.version) >= numbers(needed) for each in mine):
+        return
+    silent = few(each.path for each in mine if not each.version)
+    if silent:
+        fix = f"{silent.split(', ')[0]}/bin/nvcc --version, on the host"
+        yield Fault(NOTE, f"an nvcc that does not say its version: {silent}", wanted, fix)
+        return
+    found = few(f"nvcc {each.version} in {each.path}" for each in seen.facts.toolkits) or "no nvcc"
+    yield Fault(BLOCKING, found, wanted, f"a CUDA toolkit {needed} or later in /usr/local on this host")
+
+
 def has_build_tools(seen: HostView) -> Iterator[Fault]:
     """The build host has compilers, cmake, ninja and the headers."""
     if not seen.builds:
@@ -231,6 +268,8 @@ ROWS = (
         has_toolkit,
         recipe="cuda-toolkit",
     ),
+    Row("host-compiler", WHY_COMPILER, has_host_compiler),
+    Row("cuda-compiler", WHY_COMPILER, has_cuda_compiler),
     Row("build-deps", "NVSHMEM and DeepEP are built from source on this host.", has_build_tools),
     Row("space", "A build that runs out of space is lost.", has_space),
     Row("kernel-headers", "DKMS builds kernel modules against them.", has_headers),

@@ -211,6 +211,10 @@ class _WheelForm(ValueForm, frozen=True):
 
 WHEEL_FILE = _WheelForm("", "a wheel's file name: name-version-python-abi-platform.whl")
 CUDA = ValueForm(r"[1-9][0-9]*", 'a CUDA major such as "12"')
+NEEDS = ("gcc", "nvcc", "libmlx5")
+"""What a stack can need of every GPU host in a lowest version: the host compiler, the CUDA compiler (both for kernels
+that are compiled where they run), and the newest symbol version of libmlx5 ("1.25" of MLX5_1.25)."""
+LOWEST = ValueForm(r"[0-9]{1,4}(\.[0-9]{1,4}){0,2}", 'a version of numbers such as "13.1"')
 
 
 class Wheel(Struct, frozen=True):
@@ -244,7 +248,7 @@ class Stack(Struct, frozen=True):
     """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels
     by target (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM
     that is not built from a source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the
-    wheels were resolved from."""
+    wheels were resolved from, `needs` the lowest version of each of NEEDS that every GPU host must have."""
 
     name: str
     deepep: str
@@ -255,6 +259,7 @@ class Stack(Struct, frozen=True):
     nvshmem_wheel: str = ""
     nccl_wheel: str = ""
     asked: WheelRequest = field(default_factory=WheelRequest)
+    needs: Mapping[str, str] = field(default_factory=dict)
 
     def pinned(self, name: str, target: str = "") -> Wheel | None:
         """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
@@ -404,9 +409,18 @@ def _stack(name: str, table: Table) -> Stack:
         if "nccl_wheel" in table.data
         else table.take("nccl_wheel", str, ""),
         asked=read_asked(table),
+        needs=_needs(table.inner("needs")),
     )
     table.close()
     return stack
+
+
+def _needs(table: Table) -> dict[str, str]:
+    """Read the lowest versions that a stack needs of every GPU host; it may need none."""
+    found = {name: table.text(name, LOWEST) for name in NEEDS if name in table.data}
+    table.known[:] = NEEDS
+    table.close()
+    return found
 
 
 def _closure(target: str, wheels: Table) -> tuple[Wheel, ...]:

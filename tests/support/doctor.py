@@ -277,6 +277,8 @@ def examined(data: Mapping[str, Any]) -> tuple[PlanRequest, Case, list[HostView]
     text = "\n".join([*lines, *(f"{name} role={role}" for name, role in roles.items())])
     wanted = request_of(text, data.get("stack", ""), data.get("external_python", ""))
     case = case_of(wanted, facts, "invoke bootstrap")
+    if "needs" in data:
+        case = replace(case, stack=replace(case.stack, needs=data["needs"]))
     blind = data.get("blind", [])
     seen = [HostView(name, roles[name], facts[name], None if name in blind else views[name], case) for name in facts]
     return wanted, case, seen, checks
