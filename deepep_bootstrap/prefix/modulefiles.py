@@ -28,6 +28,17 @@ SYSTEM_TOOLS = "/usr/sbin"
 ordinary users."""
 
 
+OTHER_CACHES = {
+    "DG_JIT_CACHE_DIR": "deep_gemm",  # DeepGEMM, csrc/jit/compiler.hpp: $HOME/.deep_gemm
+    "TRITON_CACHE_DIR": "triton",  # Triton, triton/knobs.py: ~/.triton/cache
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",  # TVM-FFI, tvm_ffi/cpp/extension.py: ~/.cache/tvm-ffi
+    "EP_JIT_CACHE_DIR": "deep_ep",  # a DeepEP V2 of the user's own: $HOME/.deep_ep, from 2.5 on $HOME/.dj
+    "DJ_JIT_CACHE_DIR": "deep_jit",  # DeepJIT, cache/disk.hpp, which DG_ and EP_ fall back to: $HOME/.dj
+}
+"""Where programs beside ours keep what they compile: the variable and our name of the folder. Each default lies in
+HOME, where many processes that write at once break on a network filesystem (DeepEP 683, DeepGEMM 301)."""
+
+
 class File(Struct, frozen=True):
     """One file of a generation: its bytes, and whether it may be run."""
 
@@ -166,6 +177,12 @@ def jit_cache(record: StackRecord) -> str:
     programs' caches get a name beside this one.
     """
     return f"jit-{record.deepep[:12]}" if record.nccl else ""
+
+
+def caches(record: StackRecord) -> tuple[str, ...]:
+    """Return the caches of other programs as words for `_deepep_caches`: NAME=FOLDER. DeepEP V2 of this stack has its
+    own (`jit_cache`)."""
+    return tuple(f"{k}={v}" for k, v in OTHER_CACHES.items() if not (record.nccl and k == "EP_JIT_CACHE_DIR"))
 
 
 def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
@@ -346,6 +363,7 @@ def _values(record: StackRecord) -> dict[str, object]:
         "host_variables": host_variables(record),
         "by_variable": by_variable(record),
         "jit_cache": jit_cache(record),
+        "caches": caches(record),
         "own_names": (*dict(variables(record)), *host_variables(record)),
         "gib": record.gib,
         "gib_libraries": gib_libraries(record),

@@ -16,6 +16,7 @@ from msgspec import to_builtins
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import modulefiles, offer, test_kinds
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_digest, offer_document, read_offer
+from tests.support import module_systems
 from tests.support import modules as support
 
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
@@ -288,6 +289,22 @@ def test_env_of_another_stack_takes_over(shell: list[str], generation: Path) -> 
     lists = {name: (mixed.get(name), alone.get(name)) for name in offer.LISTS}
     assert all(found == wanted for found, wanted in lists.values()), lists
     assert mixed["DEEPEP_STACK"] == "v1-cu13"
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_env_moves_caches_of_others_out_of_a_home_on_a_network_filesystem(
+    shell: list[str], generation: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "a place"
+    place.mkdir(mode=0o700)
+    script = module_systems.on_network_fs(tmp_path, str(tmp_path)) + f"set -eu; . '{generation}/env.sh'; env -0"
+    clean = {"PATH": "/usr/bin:/bin", "DEEPEP_CACHE_BASE": str(place), "TRITON_CACHE_DIR": "/mine"}
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, env=clean)
+    found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    (made,) = place.iterdir()
+    wanted = {name: f"{made}/caches/{folder}" for name, folder in modulefiles.OTHER_CACHES.items()}
+    assert {name: found[name] for name in wanted} == {**wanted, "TRITON_CACHE_DIR": "/mine"}
 
 
 @pytest.mark.usefixtures("programs")

@@ -346,6 +346,40 @@ def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
     assert differences(states["before"], states["after"]) == {}
 
 
+CACHES = dict(modulefiles.OTHER_CACHES)
+
+
+@pytest.mark.parametrize("kind", ["store", "v2"])
+def test_caches_of_others_leave_a_home_on_a_network_filesystem(variant: str, kind: str, tmp_path: Path) -> None:
+    record = RECORDS[kind](str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    home = tmp_path / "home"
+    home.mkdir()
+    users = "".join(
+        f"(export {name}=/mine; module load deepep; snapshot {name}; module unload deepep; snapshot {name}-after)\n"
+        for name in CACHES
+    )
+    loads = "snapshot before\nmodule load deepep\nsnapshot loaded\nmodule unload deepep\nsnapshot after\n"
+    here = "export TRITON_CACHE_DIR=\n" + module_systems.on_network_fs(tmp_path, str(home)) + loads
+    states = generation.run(variant, here + users).environments
+    ours = {"EP_JIT_CACHE_DIR"} if record.nccl else set()
+    base = Path(states["loaded"]["DG_JIT_CACHE_DIR"]).parent
+    assert re.fullmatch(rf"deepep-{os.getuid()}\.\w{{10}}/caches", str(base.relative_to(tmp_path / "session")))
+    for name in CACHES.keys() - ours:
+        assert states["loaded"][name] == f"{base}/{CACHES[name]}", name
+        assert (states[name][name], states[f"{name}-after"][name]) == ("/mine", "/mine"), name
+        moved = {other: states[name].get(other) for other in CACHES.keys() - ours - {name}}
+        assert moved == {other: f"{base}/{CACHES[other]}" for other in moved}, name
+    for name in ours:
+        assert states["loaded"][name] == f"{base.parent}/{modulefiles.jit_cache(record)}"
+    assert differences(states["before"], states["after"]) == {}
+
+
+def test_caches_of_others_stay_in_a_home_on_the_node(variant: str, generation: Generation) -> None:
+    states = generation.run(variant, "module load deepep\nsnapshot loaded\n").environments
+    assert not CACHES.keys() & states["loaded"].keys()
+
+
 def test_purge_restores_too(system: str, generation: Generation) -> None:
     session = generation.run(
         system, f"export {LIST}=/a:/a:\nsnapshot before\nmodule load deepep\nmodule purge\nsnapshot after\n"

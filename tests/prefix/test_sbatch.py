@@ -239,3 +239,18 @@ def test_v2_runs_its_own_test_with_a_cache_on_the_node(tmp_path: Path, system: s
     session, seen = prefix.run("", args="--num-tokens 128", system=system)
     assert (session.code, seen["args"]) == (0, ["--num-tokens", "128"])
     assert seen["env"]["EP_JIT_CACHE_DIR"] == str(folder), "jobs of one user share it"
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, ""])
+def test_caches_of_others_are_each_nodes_own(prefix: Prefix, tmp_path: Path, system: str) -> None:
+    # The submitting shell was on another node: what the module named there says nothing here, what its user named does.
+    home = tmp_path / "home"
+    home.mkdir()
+    there = f"/tmp/deepep-{os.getuid()}.0123456789/caches"
+    before = f"export TRITON_CACHE_DIR={there}/triton DG_JIT_CACHE_DIR=/mine\n"
+    session, seen = prefix.run(before + module_systems.on_network_fs(tmp_path, str(home)), system=system)
+    assert session.code == 0, session.err
+    assert seen["env"]["DG_JIT_CACHE_DIR"] == "/mine"
+    folders = {Path(seen["env"][name]) for name in modulefiles.OTHER_CACHES if name != "DG_JIT_CACHE_DIR"}
+    assert {folder.parent.name for folder in folders} == {"caches"}
+    assert all(folder.is_relative_to(tmp_path / "session") for folder in folders), folders

@@ -57,6 +57,19 @@ BOOKKEEPING = re.compile(
 """Variables that belong to the shell or to the module system itself."""
 
 
+NFS = "6969"  # NFS_SUPER_MAGIC, as `stat -f -c %t` prints it
+
+
+def on_network_fs(folder: Path, home: str) -> str:
+    """Return a line of shell after which `stat -f` says of `home` what it says of NFS, and of the rest the truth: no
+    network filesystem can be had here. `folder` takes the program."""
+    (folder / "nfs").mkdir(exist_ok=True)
+    program = folder / "nfs" / "stat"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" {home}/") echo {NFS}; exit ;; esac\nexec /usr/bin/stat "$@"\n')
+    program.chmod(0o755)
+    return f"export PATH={folder}/nfs:$PATH HOME={home}\n"
+
+
 @dataclass(frozen=True)
 class Session:
     """What a script left: exit code, both streams, and the environments it saved with `snapshot NAME`."""

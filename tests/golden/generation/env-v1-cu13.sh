@@ -4,6 +4,56 @@
 # For machines without a module system: `. env.sh` has the effect of `module load deepep/1.2.1-8a07e7e-v1-cu13`. Reading it twice, or after the
 # env.sh of another stack of this prefix, leaves one copy of each entry. It works under `set -eu`, in every POSIX shell.
 
+# _deepep_is_local FOLDER: succeed where FOLDER is on a filesystem of this node alone: ext, xfs, btrfs, zfs, tmpfs, ramfs, overlay, f2fs,
+# bcachefs, jfs, aufs. Many processes at once write to a cache, and a network filesystem is slow at that and shows files late.
+_deepep_is_local() {
+    case $(stat -f -c %t "$1/" 2>/dev/null) in
+        ef53 | 58465342 | 9123683e | 2fc12fc1 | 1021994 | 858458f6 | 794c7630 | f2f52010 | ca451a4e | 3153464a | 61756673) ;;
+        *) return 1 ;;
+    esac
+}
+
+# _deepep_cache NAME: print the folder NAME for what programs compile, made if need be: on this node, and in a folder that nobody but
+# its user can have made or can write in. What somebody else made beforehand, under whatever name, is passed over: only a folder of
+# the user's own, which is no link and open to nobody else, is taken, and it lies where others cannot rename it. All jobs of a user on
+# a node share it. DEEPEP_CACHE_BASE names another place than the usual ones. Read by sh, and by Lua and Tcl as a text.
+_deepep_cache() (
+    umask 077
+    user=$(id -u)
+    # A container that does not know all users of the node shows what belongs to its root as the kernel's overflow user.
+    root=0
+    grep -Eqs "^ *0 +0 +4294967295$" /proc/self/uid_map || root=$(cat /proc/sys/kernel/overflowuid 2>/dev/null) || root=0
+    for base in ${DEEPEP_CACHE_BASE:+"$DEEPEP_CACHE_BASE"} /tmp /var/tmp /dev/shm; do
+        safe=$(find "$base/" -maxdepth 0 -type d "(" -perm -1000 -o ! -perm /022 ")" "(" -uid 0 -o -uid "$user" -o -uid "$root" ")" 2>/dev/null)
+        if [ -n "$safe" ] && _deepep_is_local "$base"; then
+            made=$(find "$base/" -maxdepth 1 -name "deepep-$user.*" -type d -uid "$user" -perm -700 ! -perm /077 2>/dev/null | LC_ALL=C sort | head -n 1)
+            [ -n "$made" ] || made=$(mktemp -d "$base/deepep-$user.XXXXXXXXXX" 2>/dev/null)
+            if [ -n "$made" ] && mkdir -p "$made/$1" 2>/dev/null && [ -w "$made/$1" ]; then
+                printf "%s/%s" "$made" "$1"
+                exit 0
+            fi
+        fi
+        [ "$base" != "${DEEPEP_CACHE_BASE:-}" ] || echo "deepep: nothing can be kept in DEEPEP_CACHE_BASE=$base: another folder is taken" >&2
+    done
+    echo "deepep: no folder on $(uname -n) for compiled kernels: /tmp, /var/tmp and /dev/shm are full, on a network filesystem, or" >&2
+    echo "deepep: others may rename what is in them. DEEPEP_CACHE_BASE=/a/folder/of/this/node names another one" >&2
+    exit 1
+)
+
+# _deepep_caches NAME=FOLDER...: print NAME=(where FOLDER of the user is on this node), a line each, for the caches of other programs. They
+# would lie in HOME; where that is on this node, nothing is printed. What the user has set stays; a folder that this text named on
+# another node is no choice of the user.
+_deepep_caches() (
+    if _deepep_is_local "${HOME:-}"; then exit 0; fi
+    folder=$(_deepep_cache caches) || exit 0
+    for each in "$@"; do
+        value=$(printenv "${each%%=*}") || value=
+        case $value in
+            "" | */deepep-"$(id -u)".??????????/caches/*) printf "%s=%s/%s\n" "${each%%=*}" "$folder" "${each#*=}" ;;
+        esac
+    done
+)
+
 # _deepep_lead LIST ENTRIES: print LIST with ENTRIES in front and without what an earlier load from this prefix put there.
 _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
@@ -39,3 +89,11 @@ export NVSHMEM_HOME=/opt/deepep/store/5j1cf9vd8wphnv7j1sckta0q6fw2ai3n-nvshmem-3
 export CUDA_HOME=/usr/local/cuda
 export NVSHMEM_IB_GID_INDEX=5
 unset -f _deepep_lead
+# What other programs compile would lie in HOME; where that is on a network filesystem, it stays on the node too.
+while IFS= read -r _deepep_rest; do
+    [ -z "$_deepep_rest" ] || export "${_deepep_rest?}"
+done <<END
+$(_deepep_caches DG_JIT_CACHE_DIR=deep_gemm TRITON_CACHE_DIR=triton TVM_FFI_CACHE_DIR=tvm-ffi EP_JIT_CACHE_DIR=deep_ep DJ_JIT_CACHE_DIR=deep_jit)
+END
+unset _deepep_rest
+unset -f _deepep_is_local _deepep_cache _deepep_caches

@@ -42,6 +42,27 @@ local function put(name, value)
   if unloading and was and (now or false) == value then give_back(name, was) end
 end
 
+-- Set the variables of `text`, a line NAME=value each, which is known at the load alone; an unload has their names from
+-- __DEEPEP_SET_<key>.
+local function adopt(key, text)
+  local names = {}
+  if unloading then text = (recall("__DEEPEP_SET_", key) or ""):gsub(" ", "\n") end
+  for line in text:gmatch("[^\n]+") do
+    local name, value = line:match("^([A-Z0-9_]+)=?(.*)$")
+    put(name, unloading and (os.getenv(name) or false) or value)
+    names[#names + 1] = name
+  end
+  remember("__DEEPEP_SET_", key, #names > 0 and table.concat(names, " "))
+end
+
+-- What a text for sh prints when it gets `words`; nothing but at the load.
+local function ask(text, ...)
+  if mode() ~= "load" then return "" end
+  local words = { "deepep", ... }
+  for index, word in ipairs(words) do words[index] = quoted(word) end
+  return capture("sh -c " .. quoted(text) .. " " .. table.concat(words, " "))
+end
+
 -- The list `now` with `was` in place of `set`; nil where `set` is not a part of it any more, or nothing would be left.
 local function exchange(now, set, was)
   local first, last = (":" .. now .. ":"):find(":" .. set .. ":", 1, true)
@@ -98,10 +119,16 @@ put("NCCL_IB_SL", "0")
 put("EP_OVERRIDE_RDMA_SL", "0")
 put("EP_NIC_NAME", "mlx5_0")
 put("EP_SUPPRESS_NCCL_CHECK", false)
--- Kernels that DeepEP compiles when they are first used stay on the node, one folder for each user and build.
-local jit_cache = os.getenv("EP_JIT_CACHE_DIR") or false
-if mode() == "load" then
-  local find_cache = [==[
+local find_caches = [==[
+# _deepep_is_local FOLDER: succeed where FOLDER is on a filesystem of this node alone: ext, xfs, btrfs, zfs, tmpfs, ramfs, overlay, f2fs,
+# bcachefs, jfs, aufs. Many processes at once write to a cache, and a network filesystem is slow at that and shows files late.
+_deepep_is_local() {
+    case $(stat -f -c %t "$1/" 2>/dev/null) in
+        ef53 | 58465342 | 9123683e | 2fc12fc1 | 1021994 | 858458f6 | 794c7630 | f2f52010 | ca451a4e | 3153464a | 61756673) ;;
+        *) return 1 ;;
+    esac
+}
+
 # _deepep_cache NAME: print the folder NAME for what programs compile, made if need be: on this node, and in a folder that nobody but
 # its user can have made or can write in. What somebody else made beforehand, under whatever name, is passed over: only a folder of
 # the user's own, which is no link and open to nobody else, is taken, and it lies where others cannot rename it. All jobs of a user on
@@ -114,14 +141,7 @@ _deepep_cache() (
     grep -Eqs "^ *0 +0 +4294967295$" /proc/self/uid_map || root=$(cat /proc/sys/kernel/overflowuid 2>/dev/null) || root=0
     for base in ${DEEPEP_CACHE_BASE:+"$DEEPEP_CACHE_BASE"} /tmp /var/tmp /dev/shm; do
         safe=$(find "$base/" -maxdepth 0 -type d "(" -perm -1000 -o ! -perm /022 ")" "(" -uid 0 -o -uid "$user" -o -uid "$root" ")" 2>/dev/null)
-        # Filesystems of this node alone: ext, xfs, btrfs, zfs, tmpfs, ramfs, overlay, f2fs, bcachefs, jfs, aufs. Many processes at once
-        # write here, and a network filesystem is slow at that and shows files late.
-        case $safe:$(stat -f -c %t "$base/" 2>/dev/null) in
-            /*:ef53 | /*:58465342 | /*:9123683e | /*:2fc12fc1 | /*:1021994 | /*:858458f6 | /*:794c7630 | /*:f2f52010) ;;
-            /*:ca451a4e | /*:3153464a | /*:61756673) ;;
-            *) safe= ;;
-        esac
-        if [ -n "$safe" ]; then
+        if [ -n "$safe" ] && _deepep_is_local "$base"; then
             made=$(find "$base/" -maxdepth 1 -name "deepep-$user.*" -type d -uid "$user" -perm -700 ! -perm /077 2>/dev/null | LC_ALL=C sort | head -n 1)
             [ -n "$made" ] || made=$(mktemp -d "$base/deepep-$user.XXXXXXXXXX" 2>/dev/null)
             if [ -n "$made" ] && mkdir -p "$made/$1" 2>/dev/null && [ -w "$made/$1" ]; then
@@ -131,15 +151,33 @@ _deepep_cache() (
         fi
         [ "$base" != "${DEEPEP_CACHE_BASE:-}" ] || echo "deepep: nothing can be kept in DEEPEP_CACHE_BASE=$base: another folder is taken" >&2
     done
-    echo "deepep: no folder on $(uname -n) for what DeepEP compiles: /tmp, /var/tmp and /dev/shm are full, on a network filesystem, or" >&2
+    echo "deepep: no folder on $(uname -n) for compiled kernels: /tmp, /var/tmp and /dev/shm are full, on a network filesystem, or" >&2
     echo "deepep: others may rename what is in them. DEEPEP_CACHE_BASE=/a/folder/of/this/node names another one" >&2
     exit 1
 )
-_deepep_cache "$1"
+
+# _deepep_caches NAME=FOLDER...: print NAME=(where FOLDER of the user is on this node), a line each, for the caches of other programs. They
+# would lie in HOME; where that is on this node, nothing is printed. What the user has set stays; a folder that this text named on
+# another node is no choice of the user.
+_deepep_caches() (
+    if _deepep_is_local "${HOME:-}"; then exit 0; fi
+    folder=$(_deepep_cache caches) || exit 0
+    for each in "$@"; do
+        value=$(printenv "${each%%=*}") || value=
+        case $value in
+            "" | */deepep-"$(id -u)".??????????/caches/*) printf "%s=%s/%s\n" "${each%%=*}" "$folder" "${each#*=}" ;;
+        esac
+    done
+)
 ]==]
-  jit_cache = capture("sh -c " .. quoted(find_cache) .. " deepep " .. quoted("jit-6k2dg0we9xqi"))
+-- Kernels that DeepEP compiles when they are first used stay on the node, one folder for each user and build.
+local jit_cache = os.getenv("EP_JIT_CACHE_DIR") or false
+if mode() == "load" then
+  jit_cache = ask(find_caches .. '_deepep_cache "$1"', "jit-6k2dg0we9xqi")
   if jit_cache == "" then LmodError("deepep is not loaded") end
 elseif not unloading then
   jit_cache = "(a folder of yours on the node)/" .. "jit-6k2dg0we9xqi"
 end
 put("EP_JIT_CACHE_DIR", jit_cache)
+-- What other programs compile would lie in HOME; where that is on a network filesystem, it stays on the node too.
+adopt("CACHES", ask(find_caches .. '_deepep_caches "$@"', "DG_JIT_CACHE_DIR=deep_gemm", "TRITON_CACHE_DIR=triton", "TVM_FFI_CACHE_DIR=tvm-ffi", "DJ_JIT_CACHE_DIR=deep_jit"))
