@@ -278,7 +278,7 @@ def choose_python(
         )
         if fits:
             return target, next(python for python in here.pythons if python.path == path)
-    wanted = " or ".join(f"/usr/bin/python3.{minor_of(target)}" for target in targets)
+    wanted = " or ".join(dict.fromkeys(f"/usr/bin/python3.{minor_of(target)}" for target in targets))
     raise Trouble(
         *(
             Problem(

@@ -108,6 +108,11 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
         "stale rows",
         "DeepEP pull request 715) — found DeepEP 2.1.0 at dd758caf4518, wanted deepep has gin-world-fence",
     ),
+    "vLLM's commit of V2 without the fence between nodes": (
+        lambda: source(stack("v2-vllm"), "deepep-v2-vllm", substitutes=()),
+        "stale rows",
+        "DeepEP pull request 715) — found DeepEP 2.0.0 at d4f41e4e9360, wanted deepep has gin-world-fence",
+    ),
     "a V2 that nobody has looked at, without the fence": (
         lambda: source(stack("v2"), "deepep-v2", rev="f" * 40, substitutes=()),
         "stale rows",
@@ -234,7 +239,7 @@ def site(
 def test_every_stack_suits_hosts_of_every_network(name: str, link: str) -> None:
     problems, remarks = site(name, archs=("9.0", "10.0"), link_layer=link)
     assert problems == []
-    assert bool(remarks) == (name == "v2" and link == "Ethernet")
+    assert bool(remarks) == (name in {"v2", "v2-vllm"} and link == "Ethernet")
 
 
 def test_roce_needs_the_substitution() -> None:

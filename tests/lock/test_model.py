@@ -256,11 +256,11 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
 
 def test_the_lock_that_is_shipped() -> None:
     real = model.read_lock_file(REAL)
-    assert set(real.stacks) == {"v1", "v1-wheel", "v1-cu13", "v2"}
+    assert set(real.stacks) == {"v1", "v1-wheel", "v1-cu13", "v2", "v2-vllm"}
     assert real.default_stack == "v1"
     assert not real.indexes
     for stack in real.stacks.values():
-        assert set(stack.wheels) >= {"cp310-x86_64", "cp311-x86_64", "cp312-x86_64"}
+        assert set(stack.wheels) >= {"cp311-x86_64", "cp312-x86_64", "cp313-x86_64"}
         for target, wheels in stack.wheels.items():
             versions = {wheel.name: wheel.version for wheel in wheels}
             assert {"torch", "numpy", "setuptools", f"nvidia-nvshmem-cu{stack.cuda}"} <= set(versions), target
@@ -286,6 +286,24 @@ def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path)
             where = (source.name, each.file, each.reason)
             assert re.search(r"\b(issues?|pull request) [1-9]|\.patch\b|measured", each.reason), where
             assert each.reason.endswith("."), where
+
+
+def test_the_stack_for_vllm_is_what_vllm_takes() -> None:
+    """torch and its own NCCL and NVSHMEM with nothing put in their place, for both machines; vLLM's commit of DeepEP
+    has no st.bulk (counted), and for the barrier the same text as the other pin of V2."""
+    real = model.read_lock_file(REAL)
+    stack, source = real.stacks["v2-vllm"], real.sources["deepep-v2-vllm"]
+    assert stack.asked.overrides == ()
+    assert {(target[:5], target[6:]) for target in stack.wheels} == {
+        (python, machine) for python in ("cp311", "cp312", "cp313") for machine in ("x86_64", "aarch64")
+    }
+    for target, wheels in stack.wheels.items():
+        versions = {wheel.name: wheel.version for wheel in wheels}
+        wanted = {"torch": "2.14.0", "nvidia-nccl-cu13": "2.30.7", "nvidia-nvshmem-cu13": "3.4.5"}
+        assert {name: versions[name] for name in wanted} == wanted, target
+    of_barrier = tuple(each for each in real.sources["deepep-v2"].substitutes if each.file.endswith("comm.cuh"))
+    assert source.substitutes == of_barrier
+    assert len(of_barrier) == 3
 
 
 def test_the_demo_makes_the_substitutions_of_the_shipped_lock() -> None:

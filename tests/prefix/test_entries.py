@@ -301,7 +301,7 @@ def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
             ]
             recipes = {entry.kind: entry.recipe or entry.kind for entry in entries}
             assert recipes["nvshmem"] == ("nvshmem-wheel" if stack.nvshmem_wheel else "nvshmem")
-            assert recipes["deepep"] == ("deepep-v2" if stack.name == "v2" else "deepep")
+            assert recipes["deepep"] == ("deepep-v2" if stack.nccl_wheel else "deepep")
 
 
 RECORD = StackRecord(
