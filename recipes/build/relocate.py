@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -185,7 +186,10 @@ class Places:
 
 
 def relocate_file(path: str, places: Places) -> str:
-    """Rewrite one file in place where it names a build path; return what remains to be said of it, or an empty string."""
+    """Rewrite one file in place where it names a build path; return what remains to be said of it, or an empty string. Links and
+    special files stay as they are."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return ""
     with open(path, "rb") as file:
         start = file.read(64)
         binary = is_elf(start) or start.startswith(ARCHIVE)
@@ -225,19 +229,21 @@ def wanted(folder: str, entry: str) -> bool:
 def main(entry: str, store: str, scratch: str) -> int:
     """Relocate the tree; exit non-zero with one line a problem."""
     places = Places(entry, store, scratch)
-    problems = 0
-    for folder, _, names in os.walk(entry):
-        if not wanted(folder, entry):
-            continue
-        for name in sorted(names):
+    problems: list[str] = []
+
+    def fail(path: str, error: Exception) -> None:
+        problems.append(path)
+        why = error.strerror if isinstance(error, OSError) else error
+        print(f"{os.path.relpath(path, entry)}: cannot be made relocatable: {why}", file=sys.stderr)
+
+    for folder, _, names in os.walk(entry, onerror=lambda error: fail(error.filename, error)):
+        for name in sorted(names) if wanted(folder, entry) else ():
             path = os.path.join(folder, name)
-            if os.path.islink(path) or not os.path.isfile(path):
-                continue
             try:
                 remark = relocate_file(path, places)
-            except (ValueError, OverflowError, IndexError, struct.error) as error:
-                problems += 1
-                remark = f"cannot be made relocatable: {error}"
+            except (ValueError, OverflowError, IndexError, struct.error, OSError) as error:
+                fail(path, error)
+                continue
             if remark:
                 print(f"{os.path.relpath(path, entry)}: {remark}", file=sys.stderr)
     return 1 if problems else 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -144,6 +146,30 @@ def test_a_run_path_that_is_right_is_not_written(store: Path) -> None:
     inode = (entry / "bin/main").stat().st_ino
     assert run(entry, store).returncode == 0
     assert (entry / "bin/main").stat().st_ino == inode
+
+
+def test_what_cannot_be_read_is_named_in_one_line_each() -> None:
+    """As a disk that answers EIO makes it, here for a user who may not read: in a process of its own, since root may."""
+    folder = Path(tempfile.mkdtemp())
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv.pop()); import relocate; "
+        "os.geteuid() or os.setuid(65534); sys.exit(relocate.main(*sys.argv[1:]))"
+    )
+    try:
+        (folder / "lib/closed").mkdir(parents=True)
+        (folder / "lib/text").write_text("a\n")
+        for path, mode in ((folder, 0o755), (folder / "lib/text", 0), (folder / "lib/closed", 0)):
+            path.chmod(mode)
+        words = [folder / "lib", folder, folder / "scratch", PROGRAM.parent]
+        done = subprocess.run([sys.executable, "-B", "-c", script, *words], capture_output=True, text=True, check=False)
+    finally:
+        (folder / "lib/closed").chmod(0o700)
+        shutil.rmtree(folder)
+    assert done.returncode == 1
+    assert sorted(done.stderr.splitlines()) == [
+        "closed: cannot be made relocatable: Permission denied",
+        "text: cannot be made relocatable: Permission denied",
+    ]
 
 
 def test_a_run_path_without_room_is_an_error(store: Path, relocate: ModuleType) -> None:
