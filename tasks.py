@@ -7,7 +7,12 @@ it takes, and what every flag means.
 
 from __future__ import annotations
 
-from deepep_bootstrap.cli import app as _app
+import sys as _sys
+
+# Invoke forbids it while it reads this file, and then Python would compile all of this package for every command.
+_sys.dont_write_bytecode = bool(_sys.flags.dont_write_bytecode)
+
+from deepep_bootstrap.cli import app as _app  # noqa: E402
 
 namespace = _app.namespace()
 

@@ -29,7 +29,7 @@ from invoke.tasks import Task, task
 from msgspec import Struct
 from msgspec.structs import replace
 
-from deepep_bootstrap.cli import settings, usage
+from deepep_bootstrap.cli import usage
 from deepep_bootstrap.cli.verbs import (
     FURTHER,
     HELP,
@@ -45,20 +45,33 @@ from deepep_bootstrap.cli.verbs import (
 from deepep_bootstrap.core import program
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import READ_ONLY, guarded
-from deepep_bootstrap.inventory.survey import Flags
 
 OURS = frozenset(("invoke", "inv"))
 """Names of the program that reads a command line for us; a test runner that imports tasks.py has words of its own."""
 
 LIST = frozenset(("--list", "-l"))
+COMPLETES = "--complete"
+"""Invoke's own completion: every verb may be meant."""
 
 
 def namespace() -> Namespace:
     """Return the verbs as a collection of Invoke's tasks, as the words of this command line need them."""
     made = Namespace()
-    for name in VERBS:
+    for name in verbs_of(sys.argv):
         made.add_task(task_of(declared(name), sys.argv[1:]), name=name)
     return made
+
+
+def verbs_of(argv: Sequence[str]) -> Collection[str]:
+    """Return the verbs that a command line can be about: those among its words, all where there is none, and all for
+    Invoke's own completion. Reading the file of every verb takes longer than many a verb."""
+    named = [name for name in VERBS if name in argv[1:]]
+    return VERBS if not named or not argv or not is_ours(argv[0]) or COMPLETES in argv else named
+
+
+def is_ours(called: str) -> bool:
+    """Return whether the words of the command line are for us: the program is our own, or Invoke's."""
+    return program.called_as() == program.NAME or not OURS.isdisjoint(Path(called).parts[-2:])
 
 
 def task_of(verb: Declaration, argv: Sequence[str]) -> Any:
@@ -108,6 +121,10 @@ def run(verb: Declaration, given: Mapping[str, Any]) -> int:
     function = load(verb.verb.name)
     if not verb.takes_flags:
         return function(**given)
+    # Not at the top: help, lists and what is wrong with the words need no hosts file and no TOML.
+    from deepep_bootstrap.cli import settings
+    from deepep_bootstrap.inventory.flags import Flags
+
     root = program.data_root()
     settled = settings.settle(given, root, os.environ)
     if not given.get("json"):
@@ -176,7 +193,7 @@ def look_at_words(tasks: Namespace) -> None:
     only on stderr. To be called before Invoke reads them."""
     words = sys.argv[1:]
     own = program.called_as() == program.NAME
-    if not own and OURS.isdisjoint(Path(sys.argv[0]).parts[-2:]):
+    if not is_ours(sys.argv[0]):
         return
     # Until a verb runs, help and lists are printed: `invoke plan --help | head` is to end like any other program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -377,7 +394,7 @@ def check(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Problem, ...
     Nothing is said of words that ask for help, nor of Invoke's own flags before a verb."""
     for name, read in read_words(words, verbs):
         if name not in verbs:
-            near = get_close_matches(name, verbs, n=1)
+            near = get_close_matches(name, {**VERBS, **verbs}, n=1)
             remedy = f"invoke {near[0]}" if near else "invoke --list"
             return (Problem("invoke", "no such verb", ascii(name)[1:-1][:80], try_=remedy),)
         if any(word.asks_for_help for word in read):

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from msgspec import Struct
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepep_bootstrap.core.errors import REMEDY, Problem
+from deepep_bootstrap.core.guard import plain_streams, raw_stream
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, WorkClock
 from deepep_bootstrap.core.program import as_called
@@ -63,50 +64,12 @@ HOSTS_WIDTH = 24
 """Columns for the names of hosts; a set that folds badly is cut."""
 
 
-class PlainStream:
-    """stdout or stderr without what a terminal would obey."""
-
-    def __init__(self, raw: TextIO) -> None:
-        self.raw = raw
-
-    def write(self, text: str) -> int:
-        """Write a text as a terminal may have it."""
-        self.raw.write(as_called(plain(text)))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.raw, name)
-
-
-@contextmanager
-def plain_streams() -> Iterator[None]:
-    """Let nothing through stdout and stderr that a terminal would obey, while the body runs; one that is closed stays
-    so."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) if each else each for each in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-
-
-def _raw(stream: TextIO) -> TextIO:
-    while isinstance(stream, PlainStream):
-        stream = stream.raw
-    return stream
-
-
 class PlainConsole(Console):
     """A console of rich for stdout, or stderr, in which texts are texts: no markup, no names of emoji, and nothing that
     a terminal would obey but what rich itself draws with."""
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
-        file = _raw(sys.stderr if stderr else sys.stdout)
+        file = raw_stream(sys.stderr if stderr else sys.stdout)
         super().__init__(file=file, markup=False, emoji=False, highlight=False, **options)
 
     def on_broken_pipe(self) -> None:
@@ -490,7 +453,7 @@ def asking(hosts: Iterable[str]) -> Iterator[Callable[[str], None]]:
     """Say on stderr whom we wait for as long as the body runs and asks `hosts`: on a terminal after one second, as a
     line that changes and goes; elsewhere one line every LOG_EVERY seconds. Yield what hears of each host that
     answered. Where steps are shown live they say it themselves."""
-    stream = _raw(sys.stderr) if sys.stderr else None
+    stream = raw_stream(sys.stderr) if sys.stderr else None
     if stream is None or isinstance(stream, FileProxy):
         yield lambda host: None
         return

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TextIO, cast
 
-from deepep_bootstrap.core.console import plain_streams
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Problem, ToldInterrupt, Trouble
-from deepep_bootstrap.core.redact import scrub, secrets_of
+from deepep_bootstrap.core.program import as_called
+from deepep_bootstrap.core.text import plain
 
 READER_GONE = frozenset((errno.EPIPE, errno.EIO))
 """What writing to a pipe without a reader, or to a terminal that was closed, ends with."""
@@ -52,6 +52,45 @@ READ_ONLY = frozenset(
     ("plan", "facts", "doctor", "status", "generations", "diff", "verify", "results", "report", "diagnose")
 )
 """Verbs that look and change nothing: ^C ends them without many words."""
+
+
+class PlainStream:
+    """stdout or stderr without what a terminal would obey."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write a text as a terminal may have it."""
+        self.raw.write(as_called(plain(text)))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """Let nothing through stdout and stderr that a terminal would obey, while the body runs; one that is closed stays
+    so."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) if each else each for each in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def raw_stream(stream: TextIO) -> TextIO:
+    """Return the stream behind those that make texts plain."""
+    while isinstance(stream, PlainStream):
+        stream = stream.raw
+    return stream
 
 
 def state_dir() -> Path:
@@ -157,6 +196,9 @@ def _tell(
 def _write_bug_log(verb: str, folder: Path) -> Path:
     """Write what a report needs, for the account alone and without passwords: a flag, an address in the traceback or
     the value of a variable may hold one, and the file is made to be sent."""
+    # Not at the top: its patterns take long to compile, and most runs need none.
+    from deepep_bootstrap.core.redact import scrub, secrets_of
+
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{verb}-{os.getpid()}.log"
     facts = f"verb: {verb}\npython: {sys.version}\nplatform: {platform.platform()}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from deepep_bootstrap.core.errors import Trouble
@@ -65,6 +64,8 @@ def version() -> str:
     if is_source_tree():
         found = re.search(r'(?m)^version = "([^"]+)"', (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
         return found[1] if found else "unknown"
+    from importlib import metadata  # slow to import, and not for the source tree
+
     return metadata.version(NAME)
 
 

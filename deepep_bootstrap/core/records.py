@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 from msgspec import Struct, field
 
@@ -20,11 +21,11 @@ FAULTS = 5
 
 
 class ValueForm(Struct, frozen=True):
-    """What one field may hold: `pattern` matches all of it, and a number lies in `span`. `wanted` says so to people.
-    Without a pattern it is free text, which is for showing alone."""
+    """What one field may hold: `pattern`, a regular expression, matches all of it, and a number lies in `span`.
+    `wanted` says so to people. Without a pattern it is free text, which is for showing alone."""
 
     wanted: str
-    pattern: re.Pattern[str] | None
+    pattern: str | None
     longest: int = 256
     span: tuple[int, int] | None = None
 
@@ -37,9 +38,15 @@ class ValueForm(Struct, frozen=True):
         """Return whether a field may hold this text."""
         if self.pattern is None:
             return True
-        if len(text) > self.longest or not self.pattern.fullmatch(text):
+        if len(text) > self.longest or not _compiled(self.pattern).fullmatch(text):
             return False
         return self.span is None or not text.lstrip("-").isdecimal() or self.span[0] <= int(text) <= self.span[1]
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a compiled pattern. A command meets a few of a hundred: the rest are never compiled."""
+    return re.compile(pattern)
 
 
 Fields = tuple[ValueForm, ...]

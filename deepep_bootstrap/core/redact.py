@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-REMOVED = "[removed]"
-"""Stands where a secret was."""
+from deepep_bootstrap.core.text import REMOVED
 
 NAMES = (
     r"[A-Za-z0-9_.-]*(?:password|passwd|passphrase|secret|token(?!s|i)|credential|api[_-]?key|access[_-]?key"

@@ -12,6 +12,9 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 
 GIB = 1024**3
 
+REMOVED = "[removed]"
+"""Stands where a secret was."""
+
 LAST_SECOND = 253402300799
 """The end of the year 9999 in seconds since 1970: what comes later is no date for Python, nor for us."""
 

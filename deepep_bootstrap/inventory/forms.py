@@ -19,7 +19,7 @@ from deepep_bootstrap.core.records import Fields, RecordForm, ValueForm
 GIB = "/usr/local/gib/scripts/set_nccl_env.sh"
 """Google's script of NCCL settings, where its images have it. Users' shells read it: no host says where it is."""
 
-CANDIDATE = re.compile(r"@[A-Za-z0-9][\w.+-]*:[\w.+-]+|[A-Za-z0-9][A-Za-z0-9.+_-]*(=[0-9][0-9A-Za-z.+:~-]*)?")
+CANDIDATE = r"@[A-Za-z0-9][\w.+-]*:[\w.+-]+|[A-Za-z0-9][A-Za-z0-9.+_-]*(=[0-9][0-9A-Za-z.+:~-]*)?"
 """One word of `candidate`: a package with or without a version, or a module of dnf with its stream."""
 
 STEP = r"[A-Za-z0-9._+@%=,:~-]"
@@ -29,27 +29,25 @@ STEP = r"[A-Za-z0-9._+@%=,:~-]"
 def one_of(*values: str) -> ValueForm:
     """Return the form of a value that is one of a list ("" among them where it may be missing)."""
     named = [value or "nothing" for value in values]
-    return ValueForm(" or ".join(named), re.compile("|".join(map(re.escape, values))))
+    return ValueForm(" or ".join(named), "|".join(map(re.escape, values)))
 
 
 def number(low: int, high: int, also: str = "") -> ValueForm:
     """Return the form of a whole number in a range; `also` is a pattern of what may stand in its place."""
     pattern = rf"-?[0-9]{{1,15}}|{also}" if also else "-?[0-9]{1,15}"
-    return ValueForm(f"a whole number from {low} to {high}", re.compile(pattern), span=(low, high))
+    return ValueForm(f"a whole number from {low} to {high}", pattern, span=(low, high))
 
 
 def words(wanted: str, pattern: str, longest: int = 256) -> ValueForm:
     """Return the form that a pattern says, and that does not begin like an option; `wanted` names it."""
-    return ValueForm(wanted, re.compile(rf"(?!-)(?:{pattern})"), longest)
+    return ValueForm(wanted, rf"(?!-)(?:{pattern})", longest)
 
 
 UNKNOWN = r"|\[[A-Za-z/ ]{1,40}\]"
 """What nvidia-smi says in place of a value that it has not, such as [N/A]."""
 
 FREE = ValueForm("text", None)
-LINE = ValueForm(
-    "one line without control characters", re.compile("[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*"), 16_384
-)
+LINE = ValueForm("one line without control characters", "[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*", 16_384)
 NAME = words("a name of letters, digits and ._+-", r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 NAME_OR_NOT = words("a name of letters, digits and ._+-, or nothing", r"([A-Za-z0-9_][A-Za-z0-9._+-]*)?")
 HOSTNAME = words("a host's name", r"([A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -214,11 +212,7 @@ CHECK = RecordForm(
         "wanted": (FREE,),
         "note": (FREE,),
         "needs": (one_of("reboot"),),
-        "candidate": (
-            words(
-                "packages, with their versions or without", rf"({CANDIDATE.pattern})?( ({CANDIDATE.pattern}))* ?", 4096
-            ),
-        ),
+        "candidate": (words("packages, with their versions or without", rf"({CANDIDATE})?( ({CANDIDATE}))* ?", 4096),),
     }
 )
 """recipes/host/*.sh: their checks, and what they say after they acted."""

@@ -21,7 +21,7 @@ from typing import Protocol
 import paramiko
 
 from deepep_bootstrap.core.process import end_group
-from deepep_bootstrap.core.redact import REMOVED
+from deepep_bootstrap.core.text import REMOVED
 
 BLOCK = 256 * 1024
 GRACE = 8.0

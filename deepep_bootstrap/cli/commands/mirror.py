@@ -37,7 +37,7 @@ from deepep_bootstrap.fetch.mirror.index import (
     walk,
 )
 from deepep_bootstrap.fetch.mirror.selection import MirrorSelection, SelectionFlags, choose_contents, with_index
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Lock
 

@@ -32,6 +32,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
+from deepep_bootstrap.core.text import REMOVED
 from deepep_bootstrap.inventory.facts import facts_json
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
@@ -378,10 +379,7 @@ def readme(files: Mapping[str, str], problems: tuple[Problem, ...]) -> str:
         if name == "README.txt" or any(each.startswith(name) for each in files)
     ]
     lost = [f"  {problem}" for problem in problems]
-    secrets = (
-        f"Passwords, tokens and private keys were replaced by {redact.REMOVED}. Look through it before you "
-        f"give it away."
-    )
+    secrets = f"Passwords, tokens and private keys were replaced by {REMOVED}. Look through it before you give it away."
     return "\n".join(
         ["Made by `invoke report --bundle`.", secrets, "", *there, *(["", "Not to be had:", *lost] if lost else []), ""]
     )
@@ -401,5 +399,5 @@ def show_bundle(screen: Screen, path: Path, files: Mapping[str, str], *, dry_run
             count = f" ({len(inside)} files)" if name.endswith("/") else ""
             screen.say(f"  {name:<18} {what}{count}")
     screen.say(
-        f"Passwords, tokens and private keys are replaced by {redact.REMOVED}; look through it before you give it away."
+        f"Passwords, tokens and private keys are replaced by {REMOVED}; look through it before you give it away."
     )

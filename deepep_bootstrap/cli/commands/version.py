@@ -7,7 +7,7 @@ from pathlib import Path
 from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model
 
 SHORT = 7
