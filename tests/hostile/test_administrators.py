@@ -262,9 +262,9 @@ def modules(lab: LiveLab, host: str = "n001") -> set[str]:
     return set(lab.nsenter(host, "cat /run/modules.loaded").stdout.split())
 
 
-def slow_rmmod(lab: LiveLab) -> None:
+def slow_rmmod(lab: LiveLab, seconds: int) -> None:
     """Let rmmod take its time on n001, after each module."""
-    script = '#!/bin/bash\n/run/slow/rmmod "$@" && : >/run/slow/now && sleep 5\n'
+    script = f'#!/bin/bash\n/run/slow/rmmod "$@" && : >/run/slow/now && sleep {seconds}\n'
     done = lab.nsenter(
         "n001",
         "mkdir -p /run/slow && cp -P /usr/sbin/rmmod /run/slow/was && ln -sf /usr/share/lab/lab-kmod /run/slow/rmmod && "
@@ -278,12 +278,12 @@ def quick_rmmod(lab: LiveLab) -> None:
     lab.nsenter("n001", "cp -P --remove-destination /run/slow/was /usr/sbin/rmmod")
 
 
-def begin_reload(engine: Engine) -> tuple[subprocess.Popen[str], set[str]]:
-    """Start a bootstrap that loads the driver of n001 anew. Return it when the first module is gone, and all that were
-    there."""
+def begin_reload(engine: Engine, seconds: int) -> tuple[subprocess.Popen[str], set[str]]:
+    """Start a bootstrap that loads the driver of n001 anew. Return it when the first module is gone, with rmmod waiting
+    for `seconds`, and all modules that were there."""
     make_bare(engine.lab, "n001")
     before = modules(engine.lab)
-    slow_rmmod(engine.lab)
+    slow_rmmod(engine.lab, seconds)
     process = engine.start("bootstrap", "--limit=n001", "--reboot=rolling", "--reload-driver", "--yes")
     begun = engine.lab.nsenter
     wait_until(
@@ -295,7 +295,7 @@ def begin_reload(engine: Engine) -> tuple[subprocess.Popen[str], set[str]]:
 
 
 def test_a_reload_brings_the_modules_back_when_its_controller_is_killed(engine: Engine) -> None:
-    process, before = begin_reload(engine)
+    process, before = begin_reload(engine, 5)
     process.kill()
     process.communicate()
     quick_rmmod(engine.lab)
@@ -306,7 +306,7 @@ def test_a_reload_brings_the_modules_back_when_its_controller_is_killed(engine: 
 
 def test_a_reload_that_is_killed_on_its_host_is_put_right_by_the_next_run(engine: Engine) -> None:
     lab = engine.lab
-    process, before = begin_reload(engine)
+    process, before = begin_reload(engine, 600)  # all are killed long before
     process.send_signal(signal.SIGSTOP)
     # First the scripts, then what they wait for: none of them comes to its traps.
     listing = lab.nsenter("n001", "ps -ww -eo pid,args").stdout.splitlines()

@@ -131,10 +131,13 @@ def orphan(engine: Engine) -> str:
     process = start_until(engine, compiles)
     (job,) = builds(lab)
     session = owner_of_scratch(lab)
-    parent = lab.nsenter("n001", f"ps -o ppid= -p {session}").stdout.strip()
-    watchers = lab.nsenter("n001", f"ps -o pid= --ppid {parent}").stdout.split()
     os.killpg(process.pid, signal.SIGSTOP)  # else it sees that the session ended, and takes away what that held
-    lab.nsenter("n001", f"kill -KILL {parent} {' '.join(watchers)} {session}")
+    # Who is stopped starts nobody that is not in the list.
+    lab.nsenter(
+        "n001",
+        f"parent=$(ps -o ppid= -p {session}) && kill -STOP $parent && kill -KILL $parent $(ps -o pid= --ppid $parent) "
+        f"{session}",
+    )
     with suppress(ProcessLookupError):
         kill(process)
     wait_until(lambda: not pids(lab, "nvcc"), "the builds were ended by their own watchers")
