@@ -26,6 +26,7 @@ from deepep_bootstrap.analysis.results.model import (
     ABOVE,
     BELOW,
     FIGURE,
+    LOW_LATENCY_PARTS,
     NONE,
     OK,
     LowLatency,
@@ -68,6 +69,11 @@ NAMES: Mapping[str, str] = {
     "combine_gbs": "combine",
     "bus_gbs": "bus",
     "gpu_gbs": "each GPU",
+    "dispatch_combine_us": "dispatch and combine, time",
+    "dispatch_send_us": "dispatch, sending",
+    "dispatch_recv_us": "dispatch, receiving",
+    "combine_send_us": "combine, sending",
+    "combine_recv_us": "combine, receiving",
 }
 
 
@@ -91,19 +97,25 @@ def judge(
     limits: Limits | None = None,
 ) -> tuple[Verdict, ...]:
     """Return a verdict for every figure of the tests, in their order; but for what went between nodes where there is
-    one node.
+    one node, and for the times of LOW_LATENCY_PARTS where nothing is known of them.
 
     `gpu` is a type ("H200") or a product name, `fabric` one of reference_file.FABRICS ("" where nobody knows; tests on
     one node use NVLink whatever it says), `nodes` how many took part. `limits` of the hosts are left out where nobody
     asked the hosts.
     """
     setting = TestSetting(gpu_type(gpu) or gpu, fabric, max(nodes, 1), references, limits or Limits())
-    return tuple(
+    found = (
         _verdict(tested, figure, value, setting)
         for tested in tests
         for figure, value in figures_of(tested).items()
         if nodes_of(tested, nodes) > 1 or not figure.endswith(".so_gbs")
     )
+    return tuple(one for one in found if one.wanted is not None or not is_part(one.subject))
+
+
+def is_part(figure: str) -> bool:
+    """Return whether a figure is one of the times that few references have."""
+    return figure.rpartition(".")[2] in LOW_LATENCY_PARTS
 
 
 def figures_of(tested: Tested) -> dict[str, float]:
@@ -114,7 +126,8 @@ def figures_of(tested: Tested) -> dict[str, float]:
         found |= {f"best.{name}.{part}": getattr(best, part) for part in ("nvl_gbs", "rdma_gbs", "us")}
     if low := tested.low_latency:
         found |= _medians("low_latency", low, ("dispatch_combine_gbs", "dispatch_gbs", "combine_gbs"))
-        found |= {"low_latency.dispatch_us": low.dispatch_us, "low_latency.combine_us": low.combine_us}
+        times = ("dispatch_us", "combine_us", *LOW_LATENCY_PARTS)
+        found |= {f"low_latency.{part}": getattr(low, part) for part in times}
     for name, operation in tested.operations.items():
         found |= _medians(f"operations.{name}", operation, ("so_gbs", "su_gbs", "us", "bus_gbs", "gpu_gbs"))
     return {figure: value for figure, value in found.items() if value is not None}

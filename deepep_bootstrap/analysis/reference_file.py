@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.results.model import KINDS, OPERATIONS, OURS
+from deepep_bootstrap.analysis.results.model import KINDS, LOW_LATENCY_PARTS, OPERATIONS, OURS
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm, load_toml
 
@@ -47,11 +47,15 @@ PARTS = (
         "so_gbs",
     ),
     *("su_gbs", "bus_gbs", "gpu_gbs"),
+    *LOW_LATENCY_PARTS,
 )
 """Last parts of figures: what hints are about."""
 
 _BEST = rf"best\.({'|'.join(OPERATIONS)})\.(nvl_gbs|rdma_gbs|us)"
-_LOW_LATENCY = r"low_latency\.(dispatch_combine_gbs|dispatch_us|combine_us|dispatch_gbs|combine_gbs)"
+_LOW_LATENCY = (
+    r"low_latency\.(dispatch_combine_gbs|dispatch_us|combine_us|dispatch_gbs|combine_gbs"
+    rf"|{'|'.join(LOW_LATENCY_PARTS)})"
+)
 _OPERATION = r"operations\.[a-z][a-z0-9_]*\.(so_gbs|su_gbs|us|bus_gbs|gpu_gbs)"
 FIGURE = ValueForm(
     f"{_BEST}|{_LOW_LATENCY}|{_OPERATION}",

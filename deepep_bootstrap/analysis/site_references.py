@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tomlkit.items import AoT, Table
 
 from deepep_bootstrap.analysis import compare
-from deepep_bootstrap.analysis.compare import Limits, figures_of, nodes_of, settings_of
+from deepep_bootstrap.analysis.compare import Limits, figures_of, is_part, nodes_of, settings_of
 from deepep_bootstrap.analysis.reference_file import (
     CONFIG,
     FABRIC,
@@ -116,9 +116,10 @@ def recorded(
 
 def _with_figures(bare: Reference, tested: Tested) -> Iterator[Reference]:
     """Yield a reference for each figure of a test, all else as in `bare`; but for the layout kernel's, whose time is
-    short and printed in whole microseconds, so that runs differ by more than a site's tolerance."""
+    short and printed in whole microseconds, and for the halves of low latency's: runs differ there by more than a
+    site's tolerance."""
     for figure, value in figures_of(tested).items():
-        if value > 0 and not figure.startswith(f"operations.{LAYOUT}."):
+        if value > 0 and not figure.startswith(f"operations.{LAYOUT}.") and not is_part(figure):
             yield replace(bare, figure=figure, value=value)
 
 

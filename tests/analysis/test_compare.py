@@ -211,8 +211,8 @@ def test_the_logs_of_h200_are_as_expected() -> None:
         for path in sorted((ROOT / "tests/cases/analysis/references/h200").glob("*.log"))
     }
     found = judged(list(read.read_logs(logs)), gpu="NVIDIA H200", limits=compare.limits_of([host()], SHIPPED))
-    assert [(one.test, one.state) for one in found] == [("intranode", "ok")] * 7 + [("low-latency", "ok")] * 5
-    assert [one.percent for one in found] == pytest.approx([100] * 12)
+    assert [(one.test, one.state) for one in found] == [("intranode", "ok")] * 7 + [("low-latency", "ok")] * 10
+    assert [one.percent for one in found] == pytest.approx([100] * 17)
     assert all(0 < one.of_limit < 100 for one in found if one.of_limit is not None)
 
 

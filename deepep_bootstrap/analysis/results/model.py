@@ -55,14 +55,26 @@ class Spread(Struct, frozen=True):
 
 class LowLatency(Struct, frozen=True):
     """The low-latency kernels over all ranks: GB/s of dispatch and combine together, and the median of the ranks'
-    average microseconds of each (the largest rank is the one to look for in `ranks`)."""
+    average microseconds of each (the largest rank is the one to look for in `ranks`). The last five are medians, too:
+    of both together, and of the sending and the receiving half of each, as a program with a receive hook has them."""
 
     dispatch_combine_gbs: Spread | None = None
     dispatch_us: float | None = None
     combine_us: float | None = None
     dispatch_gbs: Spread | None = None
     combine_gbs: Spread | None = None
+    dispatch_combine_us: float | None = None
+    dispatch_send_us: float | None = None
+    dispatch_recv_us: float | None = None
+    combine_send_us: float | None = None
+    combine_recv_us: float | None = None
 
+
+LOW_LATENCY_PARTS = (
+    "dispatch_combine_us",
+    *(f"{operation}_{half}_us" for operation in ("dispatch", "combine") for half in ("send", "recv")),
+)
+"""Times that few references have: compared where one does, and said by `invoke results` alone elsewhere."""
 
 LAYOUT = "layout"
 """The operation of V1's tests that moves nothing: which token goes where."""

@@ -23,7 +23,16 @@ from deepep_bootstrap.analysis.results.collectors import (
     judge,
     sections,
 )
-from deepep_bootstrap.analysis.results.model import LAYOUT, OPERATIONS, Best, LowLatency, Operation, Pass, Tested
+from deepep_bootstrap.analysis.results.model import (
+    LAYOUT,
+    LOW_LATENCY_PARTS,
+    OPERATIONS,
+    Best,
+    LowLatency,
+    Operation,
+    Pass,
+    Tested,
+)
 from deepep_bootstrap.analysis.results.scanner import tokens
 
 RUN_LOG = re.compile(r"(?:(?P<job>job)|node-(?P<node>\d{1,4})-.*|rank-(?P<rank>\d{1,4}))\.log")
@@ -300,6 +309,7 @@ def _low_latency(figures: Mapping[int, Mapping[str, float]]) -> LowLatency | Non
         combine_us=middle(figures, "combine_us"),
         dispatch_gbs=spread(figures, "dispatch_gbs"),
         combine_gbs=spread(figures, "combine_gbs"),
+        **{name: middle(figures, name) for name in LOW_LATENCY_PARTS},
     )
 
 

@@ -158,13 +158,18 @@ def _low_latency(tested: Tested) -> Iterator[str]:
     if low is None:
         return
     if low.dispatch_combine_gbs is not None:
-        yield _row("dispatch + combine", f"{spread_text(low.dispatch_combine_gbs)} GB/s")
-    for name, spread, us in (
-        ("dispatch", low.dispatch_gbs, low.dispatch_us),
-        ("combine", low.combine_gbs, low.combine_us),
+        us = low.dispatch_combine_us
+        time = "" if us is None else f", {three_digits(us)} us"
+        yield _row("dispatch + combine", f"{spread_text(low.dispatch_combine_gbs)} GB/s{time}")
+    for name, spread, us, send, recv in (
+        ("dispatch", low.dispatch_gbs, low.dispatch_us, low.dispatch_send_us, low.dispatch_recv_us),
+        ("combine", low.combine_gbs, low.combine_us, low.combine_send_us, low.combine_recv_us),
     ):
         if spread is not None and us is not None:
-            yield _row(name, f"{spread_text(spread)} GB/s, {three_digits(us)} us")
+            halves = (
+                "" if send is None or recv is None else f" (send {three_digits(send)}, receive {three_digits(recv)})"
+            )
+            yield _row(name, f"{spread_text(spread)} GB/s, {three_digits(us)} us{halves}")
 
 
 def _ranks(ranks: Sequence[Rank]) -> Iterator[str]:
