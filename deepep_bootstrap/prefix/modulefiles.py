@@ -303,6 +303,7 @@ def help_text(record: StackRecord) -> str:
         "The name that stays when versions change": (f"deepep/{record.stack}, now {record.module}",),
         "Examples, with comments to be read": ("ls $DEEPEP_PREFIX/examples",),
         "Settings of DeepEP's kernels that were measured on this cluster": (tuned,),
+        "Limits": _limits(record),
         "Packages of your own beside these": (
             "deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE",
         ),
@@ -314,6 +315,26 @@ def help_text(record: StackRecord) -> str:
     }
     lines = [line for heading, texts in parts.items() for line in (f"{heading}:", *map(_wrapped, texts))]
     return "\n".join([*lines, ""])
+
+
+def _limits(record: StackRecord) -> tuple[str, ...]:
+    """Return what the kernels ask of a program. Whether a build has the fence its manifest says, not the record."""
+    if record.nccl:
+        return ("CUDA graphs: around a dispatch with do_cpu_sync=False or a known handle; for others the CPU waits",)
+    fence = "; fewer than 256 where `invoke verify` names this module" if any_blackwell(record.archs) else ""
+    return (
+        f"low-latency mode: at most 511 tokens a rank (more: NVSHMEM_QP_DEPTH, 2 x tokens + 2){fence}",
+        "CUDA graphs: around low-latency mode alone; for other dispatches the CPU waits",
+    )
+
+
+BLACKWELL = 10.0
+"""The lowest compute capability on which low latency needs DeepEP's pull request 642."""
+
+
+def any_blackwell(archs: Sequence[str]) -> bool:
+    """Return whether some of the GPU architectures are Blackwell or newer."""
+    return any(float(arch) >= BLACKWELL for arch in archs)
 
 
 def _wrapped(text: str) -> str:

@@ -7,6 +7,9 @@ What it shows: the same overlap of two halves of a batch as moe_decode.py, which
 their own for decoding and no hooks: communication runs on a stream of its own, on few SMs, and an event says when it is
 done. Tokens come in the layout of a grouped matrix product, one row for each expert that a token visits and one expert
 after the other, and no CPU waits for their number. Start it on several nodes as together.py says.
+
+Limits: a CUDA graph goes only around calls for which no CPU waits, as these with do_cpu_sync=False, and not around the
+first of them, which compiles the kernels. A rank sends no more tokens at once than its ElasticBuffer was made for.
 """
 
 from __future__ import annotations

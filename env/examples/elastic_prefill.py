@@ -6,6 +6,9 @@ DeepEP V2.
 What it shows: the same as moe_prefill.py, which is for DeepEP V1. V2 computes layout, number of SMs and queue pairs
 itself, so there is nothing to tune and one call less. Kernels are compiled when they are first used, so that the first
 call takes its time. Start it on several nodes as together.py says.
+
+Limit: no CUDA graph goes around a dispatch without a handle, for which the CPU waits (do_cpu_sync, the default). With
+do_cpu_sync=False, as in elastic_decode.py, or along a known handle it waits for nothing.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ What it shows: with return_recv_hook=True a dispatch or combine only sends, and 
 without any SM, so that the GPU is free for other work, until hook() takes them in. For that other work the batch is cut
 in two: while one half travels, the other computes. The tokens travel as FP8. The result is compared with the same
 layers in plain PyTorch. Start it on several nodes as together.py says.
+
+Limits: no more than 511 tokens of a rank travel at once with NVSHMEM_QP_DEPTH=1024, its default, since a queue pair
+holds two requests for each token and two more. On GPUs of compute capability 10.0 and above a build without the fence
+of DeepEP's pull request 642 gives back wrong rows from 256 tokens on: stay below that unless `invoke verify` names no
+module of yours. These kernels fit into a CUDA graph, those of moe_prefill.py do not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ What it shows: dispatch sends every token to the GPUs of its experts, combine ad
 a dispatch is a combine, and the gradient of a combine is a dispatch along the routes that are known already (the
 handle). Both run on a stream of their own while other work goes on. Output and gradients are compared with the same
 layer in plain PyTorch. Prefill, which is inference without a backward pass, uses the first half of it. Start it on
-several nodes as together.py says.
+several nodes as together.py says. No CUDA graph goes around this dispatch, since the CPU waits for the GPU to say how
+many tokens come; along a known handle, as in backward, it does not.
 """
 
 from __future__ import annotations

@@ -36,6 +36,17 @@ find_built() {
     find "${HOST_ROOT:-}/lib/modules/$(uname -r)/" -name 'gdrdrv.ko*' -print -quit 2>/dev/null || : # no such kernel folder: none
 }
 
+# find_driver_sources: the folder of the loaded driver's nv-p2p.c, which GDRCopy's module is compiled with. Left to itself its Makefile takes
+# the first driver that lies in /usr/src, which may be one that is not used any more.
+find_driver_sources() {
+    local -r source="${HOST_ROOT:-}/usr/src"
+    local version=""
+    [[ ! -r "${HOST_ROOT:-}/sys/module/nvidia/version" ]] || read -r version <"${HOST_ROOT:-}/sys/module/nvidia/version"
+    [[ -n "${version}" ]] || return 0
+    find "${source}"/nvidia-*"${version}"* "${source}"/kernel-modules/nvidia-*"${version}"* -name nv-p2p.c -printf '%h\n' -quit 2>/dev/null ||
+        : # a folder that is not there
+}
+
 kernel_major() {
     awk '$2 == "gdrdrv" { print $1; exit }' "${HOST_ROOT:-}/proc/devices" 2>/dev/null
 }
@@ -61,6 +72,8 @@ print_obstacle() {
         echo "the NVIDIA driver must be loaded first"
     elif [[ -z "$(find_built)" && ! -e "${HOST_ROOT:-}/lib/modules/$(uname -r)/build/Makefile" ]]; then
         echo "install the headers of the kernel $(uname -r) first"
+    elif [[ -z "$(find_built)" && -z "$(find_driver_sources)" ]]; then
+        echo "install the sources of the loaded NVIDIA driver first: no nv-p2p.c below /usr/src/nvidia-*$(cat -- "${HOST_ROOT:-}/sys/module/nvidia/version" 2>/dev/null) (Ubuntu: nvidia-kernel-source-…, others: the driver's DKMS package)"
     fi
 }
 
@@ -84,10 +97,12 @@ report_state() {
 print_dkms_conf() {
     cat <<FILE
 # Written by deepep-bootstrap (recipes/host/gdrdrv.sh).
+# NVIDIA_SRC_DIR names the sources of the driver that is loaded when this is built; where they are gone, GDRCopy's Makefile looks for itself.
 PACKAGE_NAME="gdrdrv"
 PACKAGE_VERSION="${GDRCOPY_VERSION}"
 AUTOINSTALL="yes"
-MAKE[0]="cd src/gdrdrv && make KVER=\${kernelver}"
+sources="\$(find /usr/src/nvidia-*"\$(cat /sys/module/nvidia/version)"* -name nv-p2p.c -printf '%h' -quit 2>/dev/null)"
+MAKE[0]="cd src/gdrdrv && make KVER=\${kernelver}\${sources:+ NVIDIA_SRC_DIR=\${sources}}"
 BUILT_MODULE_NAME[0]="gdrdrv"
 BUILT_MODULE_LOCATION[0]="src/gdrdrv"
 DEST_MODULE_LOCATION[0]="/updates/dkms"
@@ -110,7 +125,7 @@ build_with_dkms() {
 build_once() {
     local -r release="$(uname -r)" scratch="$(mktemp -d)"
     cp -R -- "${SRC}/." "${scratch}"
-    run_step "make driver" make -C "${scratch}" driver KVER="${release}"
+    run_step "make driver" make -C "${scratch}" driver KVER="${release}" NVIDIA_SRC_DIR="$(find_driver_sources)"
     install_file gdrdrv "/lib/modules/${release}/extra/gdrdrv.ko" 644 <"${scratch}/src/gdrdrv/gdrdrv.ko"
     rm -r -- "${scratch}"
     depmod "${release}" >&2

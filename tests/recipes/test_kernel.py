@@ -150,6 +150,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make devic
 @pytest.fixture
 def gdr(host: Host) -> Host:
     gpu_node(host, CLOSED, RELEASE)
+    host.write("/sys/module/nvidia/version", "580.95.05\n")
+    host.write("/usr/src/nvidia-535.1.2/nvidia/nv-p2p.c", "of a driver that is gone")
+    host.write("/usr/src/nvidia-srv-580.95.05/nvidia/nv-p2p.c", "of the driver that is loaded")
     host.write(f"/lib/modules/{RELEASE}/build/Makefile")
     host.write("/proc/devices", "Character devices:\n  1 mem\n")
     host.write("/dev/.keep")
@@ -212,6 +215,8 @@ def test_gdrdrv_is_built_loaded_and_taken_back(gdr: Host, dkms: bool) -> None:
         assert 'PACKAGE_VERSION="2.5.1"' in gdr.read("/usr/src/gdrdrv-2.5.1/dkms.conf")
     else:
         assert gdr.read(BUILT) == "module\n"
+        [made] = [call for call in calls if call.startswith("make ")]
+        assert made.endswith(f" NVIDIA_SRC_DIR={gdr.root}/usr/src/nvidia-srv-580.95.05/nvidia")
         assert f"depmod {RELEASE}" in calls
     assert major_of(gdr) == 511
     after = gdr.files()
@@ -224,6 +229,22 @@ def test_gdrdrv_is_built_loaded_and_taken_back(gdr: Host, dkms: bool) -> None:
     assert {name: text for name, (text, _, _) in gdr.files().items()} == {
         name: text for name, (text, _, _) in before.items()
     }
+
+
+@as_root
+@pytest.mark.parametrize("sources", [True, False])
+def test_dkms_builds_with_the_sources_of_the_driver_of_that_day(gdr: Host, sources: bool) -> None:
+    gdr.recipe("gdrdrv", "apply", **source(gdr))
+    if not sources:
+        (gdr.root / "usr/src/nvidia-srv-580.95.05/nvidia/nv-p2p.c").unlink()
+    conf = gdr.read("/usr/src/gdrdrv-2.5.1/dkms.conf")
+    for place in ("/usr/src/", "/sys/module/"):
+        conf = conf.replace(place, f"{gdr.root}{place}")
+    shown = subprocess.run(
+        ["bash", "-c", f'kernelver=6.9.0\n{conf}\necho "${{MAKE[0]}}"'], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    wanted = f" NVIDIA_SRC_DIR={gdr.root}/usr/src/nvidia-srv-580.95.05/nvidia" if sources else ""
+    assert shown == f"cd src/gdrdrv && make KVER=6.9.0{wanted}"
 
 
 def test_without_the_source_the_missing_input_is_named(gdr: Host) -> None:
@@ -268,12 +289,22 @@ def test_modprobe_makes_the_node_at_every_boot(gdr: Host) -> None:
 
 @pytest.mark.parametrize(
     ("lacking", "note"),
-    [("build", "install the headers of the kernel"), ("nvidia", "the NVIDIA driver must be loaded")],
+    [
+        ("build", "install the headers of the kernel"),
+        ("nvidia", "the NVIDIA driver must be loaded"),
+        (
+            "sources",
+            "install the sources of the loaded NVIDIA driver first: no nv-p2p.c below /usr/src/nvidia-*580.95.05 ",
+        ),
+    ],
 )
 def test_what_gdrdrv_needs_first_is_said(gdr: Host, lacking: str, note: str) -> None:
     if lacking == "build":
         (gdr.root / f"lib/modules/{RELEASE}/build/Makefile").unlink()
+    elif lacking == "sources":
+        (gdr.root / "usr/src/nvidia-srv-580.95.05/nvidia/nv-p2p.c").unlink()
     else:
+        (gdr.root / "sys/module/nvidia/version").unlink()
         gdr.unload("nvidia")
     said = gdr.recipe("gdrdrv", "check", **WANTED)
     assert (said.state, said.data["note"].startswith(note)) == ("blocked", True)
