@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor.findings import NOTE, WARNING, Finding, HostView, few
+from deepep_bootstrap.doctor.network import flow_control_words
 from deepep_bootstrap.inventory import nics
 
 
@@ -77,6 +78,13 @@ def firmware(seen: HostView) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def flow_control(seen: HostView) -> str:
+    """Return how the RoCE ports that GPUs use keep packets, where all of them tell the same."""
+    used = {nic.name for nic in seen.nics}
+    told = {flow_control_words(each) for each in seen.facts.prepared.flow_control if each.device in used}
+    return told.pop() if len(told) == 1 else ""
+
+
 def toolkits(seen: HostView) -> str:
     """Return the versions of the CUDA toolkits, oldest first."""
     found = {
@@ -132,6 +140,13 @@ PROPERTIES = (
         "Two ends agree on the smaller packets, or drop the larger ones.",
         "ip link set DEVICE mtu …  # on the odd ones",
         packets,
+    ),
+    Property(
+        "differing-flow-control",
+        WARNING,
+        "A host that does not take part in flow control or reports of congestion makes losses for those that do.",
+        "the site's own set-up of RoCE, on the odd ones",
+        flow_control,
     ),
     Property(
         "differing-os",

@@ -4,10 +4,12 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
 from deepep_bootstrap.inventory import nics
+from deepep_bootstrap.inventory.machine import FlowControl
+from deepep_bootstrap.lock.compatibility import numbers
 
 INBOX = ("rocep", "roceo", "rocex", "ibp", "ibs")
 """How rdma-core names the devices of the kernel's own driver: by kind and place. NVIDIA's OFED calls them mlx5_*."""
@@ -160,6 +162,105 @@ def has_one_user_space(seen: HostView) -> Iterator[Fault]:
         yield Fault(WARNING, found, "one libibverbs", fix)
 
 
+def has_new_libmlx5(seen: HostView) -> Iterator[Fault]:
+    """A libmlx5 is there that has the functions which the stack's NCCL asks for by their symbol version."""
+    needed = seen.case.stack.needs.get("libmlx5", "")
+    providers = [each for each in seen.facts.prepared.verbs if each.kind == "provider"]
+    if not (needed and seen.networked and providers):
+        return
+    wanted = f"libmlx5 with MLX5_{needed}"
+    if any(numbers(each.symbols) >= numbers(needed) for each in providers if each.symbols):
+        return
+    if any(not each.symbols for each in providers):
+        silent = few(each.path for each in providers if not each.symbols)
+        fix = f"grep -ao 'MLX5_[0-9.]*' {silent.split(', ')[0]}, on the host"
+        yield Fault(NOTE, f"symbol versions not known of {silent}", wanted, fix)
+        return
+    found = few(f"{each.path} up to MLX5_{each.symbols}" for each in providers)
+    fix = f"{seen.case.command('plan')}  # DOCA-OFED 3, or rdma-core 54 or later, on every host; then a reboot"
+    yield Fault(BLOCKING, found, wanted, fix)
+
+
+def loads_provider(seen: HostView) -> Iterator[Fault]:
+    """libibverbs has loaded its provider: programs see each device that the kernel has."""
+    if not seen.networked or not any(each.kind == "libibverbs" for each in seen.facts.prepared.verbs):
+        return
+    prepared, names = seen.facts.prepared, [device.name for device in seen.devices]
+    wanted = "each RDMA device of the kernel, in a program"
+    if not prepared.verbs_asked:
+        fix = f"{seen.case.bootstrap}  # or by hand: ibverbs-utils (Red Hat: libibverbs-utils)"
+        yield Fault(NOTE, "which devices programs see is not known: no ibv_devices", wanted, fix)
+        return
+    unseen = [name for name in names if name not in prepared.verbs_devices]
+    if unseen:
+        severity = BLOCKING if len(unseen) == len(names) else WARNING
+        fix = "ibv_devices, on the host, which says what it misses; then rdma-core and its providers from one origin"
+        yield Fault(severity, f"programs do not see {few(unseen)}", wanted, fix)
+
+
+def keeps_packets(seen: HostView) -> Iterator[Fault]:
+    """The RoCE ports that GPUs use keep packets from being lost in one way: flow control, reports of congestion."""
+    used = {nic.name for nic in seen.nics if nic.link == ETHERNET}
+    told = [each for each in seen.facts.prepared.flow_control if each.device in used]
+    groups: dict[str, list[str]] = {}
+    for each in told:
+        if says := flow_control_words(each):
+            groups.setdefault(says, []).append(each.device)
+    if len(groups) > 1:
+        ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+        found = "; ".join(f"{says} on {few(names)}" for says, names in ranked)
+        fix = "the site's own set-up of RoCE for these ports (mlnx_qos, /sys/class/net/*/ecn), and why it left some out"
+        yield Fault(WARNING, found, "the same on every NIC", fix)
+    elif told and all(is_unprotected(told)):
+        fix = "PFC or ECN as the switches have it (mlnx_qos -i DEVICE); nothing where the fabric has its own way"
+        yield Fault(NOTE, "neither PFC nor ECN on any priority", "one of them, as on the switches", fix)
+
+
+def is_unprotected(told: Sequence[FlowControl]) -> Iterator[bool]:
+    """Yield of each port whether it says that it has neither flow control nor reports of congestion."""
+    for each in told:
+        known = each.pfc and each.ecn_receiver and each.ecn_sender
+        yield bool(known) and "1" not in each.pfc + each.ecn_receiver + each.ecn_sender
+
+
+def flow_control_words(each: FlowControl) -> str:
+    """Return what a port tells, e.g. "PFC 3, ECN 3, routing forced"; "" where it tells nothing."""
+    ecn = "".join("1" if "1" in pair else "0" for pair in zip(each.ecn_receiver, each.ecn_sender, strict=False))
+    half = (
+        ", one side of it only"
+        if each.ecn_receiver and each.ecn_sender and each.ecn_receiver != each.ecn_sender
+        else ""
+    )
+    words = [f"PFC {_priorities(each.pfc)}" if each.pfc else "", f"ECN {_priorities(ecn)}{half}" if ecn else ""]
+    words += [{"1": "adaptive routing forced", "0": "adaptive routing not forced"}.get(each.adaptive_routing, "")]
+    return ", ".join(word for word in words if word)
+
+
+def _priorities(digits: str) -> str:
+    return " and ".join(str(place) for place, digit in enumerate(digits) if digit == "1") or "off"
+
+
+def maps_peers(seen: HostView) -> Iterator[Fault]:
+    """Where the IOMMU translates, the driver tells it of each GPU's memory that a NIC may reach (its option
+    DmaRemapPeerMmio, on by default; kernel-open/nvidia/nv-reg.h)."""
+    params, kinds = dict(seen.facts.nvidia_params), seen.facts.prepared.iommu.split(",")
+    if not (seen.networked and params) or params.get("DmaRemapPeerMmio") == "1":
+        return
+    fix = "NVreg_DmaRemapPeerMmio=0 out of /etc/modprobe.d, or iommu=pt on the kernel's command line, then a reboot"
+    there = "DmaRemapPeerMmio" in params
+    found = f"DmaRemapPeerMmio={params['DmaRemapPeerMmio']}" if there else "a driver without DmaRemapPeerMmio"
+    if any(kind.startswith("DMA") for kind in kinds):
+        yield Fault(
+            WARNING if there else NOTE,
+            f"{found} while the IOMMU translates",
+            "DmaRemapPeerMmio=1, or no translation",
+            fix,
+        )
+    elif "on" in kinds and params.get("DmaRemapPeerMmio") == "0":
+        what = f"{found}, and the kernel does not say whether its IOMMU translates"
+        yield Fault(NOTE, what, "DmaRemapPeerMmio=1, or no translation", fix)
+
+
 def has_gpu_handler(seen: HostView) -> Iterator[Fault]:
     """Doorbells are rung by the GPU."""
     if seen.networked and seen.case.handler.startswith(NVSHMEM_CPU):
@@ -220,6 +321,26 @@ ROWS = (
         has_single_links,
     ),
     Row("rdma-userspace", WHY_USER_SPACE, has_one_user_space, recipe="rdma-userspace"),
+    Row(
+        "libmlx5",
+        "NCCL's GIN asks libmlx5 for functions by symbol version; without them it finds no NIC (NCCL_GIN_TYPE_NONE).",
+        has_new_libmlx5,
+    ),
+    Row(
+        "rdma-provider",
+        "A provider that is on disk and does not load leaves programs without NICs, whatever the kernel has.",
+        loads_provider,
+    ),
+    Row(
+        "flow-control",
+        "RoCE answers a lost packet with a second's wait or less bandwidth; ports that differ make one rail slow.",
+        keeps_packets,
+    ),
+    Row(
+        "dma-remap",
+        "Untold, an IOMMU that translates stops what NICs read from and write to GPU memory (faults in dmesg).",
+        maps_peers,
+    ),
     Row("nic-handler", "With the CPU handler DeepEP V1 hangs (pull request 677 upstream).", has_gpu_handler),
     Row("gdrdrv", "The CPU handler writes doorbells through GDRCopy's kernel module.", has_gdrdrv, recipe="gdrdrv"),
     Row(

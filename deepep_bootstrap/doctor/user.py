@@ -4,9 +4,11 @@ shell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from deepep_bootstrap.doctor.findings import BLOCKING, EVERYWHERE, NOTE, WARNING, Fault, HostView, Row, few
+from deepep_bootstrap.inventory.machine import Library
 from deepep_bootstrap.plan.host_recipes import SHM_MIB
 
 GIB_KIB = 1024**2
@@ -19,6 +21,11 @@ SETTLED = {
         "not a transport NVSHMEM knows; IBGDA is switched on by DeepEP itself",
     ),
     "NVSHMEM_IBGDA_NIC_HANDLER": (("cpu",), WARNING, "with the CPU handler DeepEP V1 hangs"),
+    "NVSHMEM_DISABLE_CUDA_VMM": (
+        ("1", "true", "yes", "on"),
+        WARNING,
+        "a heap of fixed size, NVSHMEM_SYMMETRIC_SIZE, that DeepEP's buffers may not fit into; the module sets neither",
+    ),
 }
 """Variables that a login shell should not set to these values, and why."""
 
@@ -130,6 +137,37 @@ def has_clean_environment(seen: HostView) -> Iterator[Fault]:
         yield Fault(WARNING, f"LD_LIBRARY_PATH brings {few(view.libraries)}", "the system's libibverbs", fix)
 
 
+def names_drivers(seen: HostView) -> Iterator[Fault]:
+    """RDMAV_DRIVERS names providers that libibverbs can load. It loads them beside the configured ones: `mlx5`, or a
+    path to which it adds `-rdmav34.so`; a folder it does not search (rdma-core's libibverbs/dynamic_driver.c)."""
+    variables = dict(seen.view.variables) if seen.view else {}
+    name = next((each for each in ("RDMAV_DRIVERS", "IBV_DRIVERS") if each in variables), "")
+    if not name:
+        return
+    wanted = f"{name} unset"
+    fix = "removing it from the start-up files of the shell; providers belong into the system's own folder"
+    for word in filter(None, re.split("[:;]", variables[name])):
+        severity, says = judge_driver(word, seen.facts.prepared.verbs)
+        if severity:
+            yield Fault(severity, f"{name}={variables[name]}: {says}", wanted, fix)
+
+
+def judge_driver(word: str, verbs: Sequence[Library]) -> tuple[str, str]:
+    """Return how bad one driver of RDMAV_DRIVERS is, and what it is; empty texts where libibverbs can load it, or
+    where no library of RDMA is known at all."""
+    abis = {each.abi for each in verbs if each.kind == "libibverbs"}
+    providers = [each for each in verbs if each.kind == "provider"]
+    named = [each for each in providers if f"/lib{word}-rdmav" in each.path]
+    named += [each for each in providers if each.path.startswith(f"{word}-rdmav")]
+    if not verbs or any(each.abi in abis for each in named):
+        return "", ""
+    if any(each.path.startswith(f"{word.rstrip('/')}/") for each in verbs):
+        return WARNING, "a folder, which libibverbs does not search"
+    if named:
+        return WARNING, "a provider of another libibverbs"
+    return NOTE, "not known whether there is such a provider"
+
+
 def reads_prefix(seen: HostView) -> Iterator[Fault]:
     """The prefix answers, and the user may read it."""
     prefix, view = seen.facts.prefix, seen.view
@@ -212,6 +250,11 @@ ROWS = (
         "environment",
         "What a login shell sets reaches every job and stands over the module's own choice.",
         has_clean_environment,
+    ),
+    Row(
+        "rdma-drivers",
+        "What RDMAV_DRIVERS names and libibverbs cannot load leaves a warning in every log, and helps nobody.",
+        names_drivers,
     ),
     Row("prefix-access", "Everything a job runs is read from the prefix.", reads_prefix, roles=EVERYWHERE),
     Row("module-system", "Users load DeepEP with `module load deepep`.", has_module_system, roles=EVERYWHERE),

@@ -50,7 +50,8 @@ class HostMap(Struct, frozen=True):
 
 class Explanation(Struct, frozen=True):
     """The network settings of a set of hosts with their reasons; `why` is the reason of the profile, `gib` the script
-    that sets NCCL's variables when the module is loaded ("" for none)."""
+    that sets NCCL's variables when the module is loaded ("" for none), `left_out` variables that others set, and why
+    these settings do without."""
 
     profile: str
     why: str
@@ -58,6 +59,7 @@ class Explanation(Struct, frozen=True):
     maps: tuple[HostMap, ...]
     gib: str = ""
     notes: tuple[str, ...] = field(default=())
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def explain(derived: Derived, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> Explanation:
@@ -78,7 +80,8 @@ def explain(derived: Derived, facts: Mapping[str, Facts], texts: Mapping[str, st
         for name, value in sorted(values.items())
     ]
     maps = tuple(_maps(facts, profile))
-    return Explanation(derived.profile, derived.why, tuple(settings), maps, derived.gib, derived.notes)
+    left_out = {name: reason for name, reason in LEFT_OUT.items() if name not in {each.name for each in settings}}
+    return Explanation(derived.profile, derived.why, tuple(settings), maps, derived.gib, derived.notes, left_out)
 
 
 REASONS: Mapping[str, str] = {
@@ -93,6 +96,12 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(network_env.LEVELS, "the service level of the profile (0 without one), where V2's test takes 1"),
 }
 """Why a variable has the value that looking at the hosts gave it."""
+
+LEFT_OUT: Mapping[str, str] = {
+    "NVSHMEM_DISABLE_CUDA_VMM": "with it the symmetric heap has a fixed size (NVSHMEM_SYMMETRIC_SIZE, 1 GiB), which "
+    "DeepEP's buffers may exceed; without, it grows with them"
+}
+"""Variables that instructions on the web set, and why the module does not."""
 
 KIND_REASONS: Mapping[str, str] = {
     "NVSHMEM_IB_SL": "the profile's key service_level_low_latency",

@@ -82,6 +82,7 @@ FILE = words("a file's name", "[^/\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+
 SHA256 = words("a SHA-256 in hexadecimal digits, or nothing", r"([0-9a-f]{64})?")
 GENERATION = number(0, 10**9, "")
 STATE = words("a state word", r"[a-z]{1,20}")
+PRIORITIES = words("a digit 0 or 1 for each of eight priorities, or nothing", r"([01]{8})?")
 
 FACTS_LINES: Mapping[str, Fields] = {
     "facts": (NAME,),
@@ -122,6 +123,7 @@ FACTS_LINES: Mapping[str, Fields] = {
     "memlock": (LIMIT,),
     "slurmd_memlock": (LIMIT,),
     "shm_mib": (COUNT_OR_NOT,),
+    "verbs_asked": (FLAG,),
     "gib": (one_of(GIB),),
     "gdrdrv_major": (number(0, 10**6, ""),),
     "gdrdrv_node": (words("a hexadecimal number", "[0-9a-fA-F]{0,8}"),),
@@ -179,6 +181,9 @@ FACTS_ROWS: Mapping[str, Fields] = {
     "library": (PATH, PATH_OR_NOT),
     "library_abi": (PATH, words("a number", "[0-9]{1,6}")),
     "library_owner": (PATH, NAME),
+    "library_mlx5": (PATH, words("a symbol version of libmlx5", r"1\.[0-9]{1,4}")),
+    "verbs_device": (NAME,),
+    "flow_control": (NAME, PRIORITIES, PRIORITIES, PRIORITIES, FLAG),
     "resolved": (IP,),
     "address": (INTERFACE, CIDR),
     "route": (one_of("4", "6"), LINE),

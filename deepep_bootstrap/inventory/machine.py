@@ -17,13 +17,28 @@ from deepep_bootstrap.core.records import Records, decimal, natural, number
 class Library(Struct, frozen=True):
     """One file of the RDMA user space: `kind` is "libibverbs" or "provider" (libmlx5), `abi` the private ABI it
     states or needs ("34" of `IBVERBS_PRIVATE_34`, of `libmlx5-rdmav34.so`), `package` the package that owns it (""
-    for none; dpkg's are asked only where they are named after verbs, mlx5 or rdma)."""
+    for none; dpkg's are asked only where they are named after verbs, mlx5 or rdma), `symbols` the newest symbol version
+    of a libmlx5 ("1.25" of MLX5_1.25; "" where it does not say)."""
 
     kind: str
     path: str
     version: str
     abi: str
     package: str
+    symbols: str = ""
+
+
+class FlowControl(Struct, frozen=True):
+    """How a RoCE port keeps others from losing its packets: `pfc`, `ecn_receiver` (it reports marked packets) and
+    `ecn_sender` (it slows down on reports) have a digit 0 or 1 for each of the priorities 0 to 7, "" where the host
+    does not tell; `adaptive_routing` is "1" where all packets are sent as ones that switches may route apart, "0"
+    where not, "" where only root could tell or the tool (mlxreg) is missing."""
+
+    device: str
+    pfc: str = ""
+    ecn_receiver: str = ""
+    ecn_sender: str = ""
+    adaptive_routing: str = ""
 
 
 class Address(Struct, frozen=True):
@@ -76,7 +91,8 @@ class Machine(Struct, frozen=True):
       where it does not say.
     - `dmabuf`: GPU memory can be registered with RDMA devices as a dma-buf.
     - `packages`: installed ones of a short list in recipes/facts/machine.sh, with versions; `verbs`: the RDMA user
-      space, see Library.
+      space, see Library. `verbs_devices` are the RDMA devices that programs see, as far as `ibv_devices` was there to
+      say it (`verbs_asked`). `flow_control` is what RoCE ports tell, see FlowControl.
     - `address` is what the host's own name resolves to; `addresses` and `routes` are without loopback and link-local
       ones,
       `mtus` of the interfaces that have a device, and of bonds.
@@ -101,6 +117,9 @@ class Machine(Struct, frozen=True):
     dmabuf: bool = False
     packages: tuple[tuple[str, str], ...] = ()
     verbs: tuple[Library, ...] = ()
+    verbs_asked: bool = False
+    verbs_devices: tuple[str, ...] = ()
+    flow_control: tuple[FlowControl, ...] = ()
     address: str = ""
     addresses: tuple[Address, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -152,6 +171,9 @@ def parse_machine(records: Records) -> Machine:
         dmabuf=flavor == "open" and _kernel(records.text("kernel")) >= DMABUF_KERNEL,
         packages=tuple(sorted((name, installed) for name, installed in records.rows("package"))),
         verbs=_verbs(records),
+        verbs_asked=records.truth("verbs_asked"),
+        verbs_devices=tuple(sorted(records.words("verbs_device"), key=natural)),
+        flow_control=tuple(FlowControl(*row) for row in sorted(records.rows("flow_control"))),
         address=next(
             (str(found) for found in map(ipaddress.ip_address, records.words("resolved")) if _routable(found)), ""
         ),
@@ -225,7 +247,9 @@ def _fabric_state(records: Records) -> str:
 
 def _verbs(records: Records) -> tuple[Library, ...]:
     """Return libraries by path. A libmlx5.so.1 that is also there under a provider's name is not said twice."""
-    real, abi, owner = (_pairs(records, key) for key in ("library", "library_abi", "library_owner"))
+    real, abi, owner, mlx5 = (
+        _pairs(records, key) for key in ("library", "library_abi", "library_owner", "library_mlx5")
+    )
     named = {target for path, target in real.items() if "-rdmav" in path}
     found = []
     for path, target in sorted(real.items()):
@@ -236,7 +260,14 @@ def _verbs(records: Records) -> tuple[Library, ...]:
         package = next((owner[name] for name in (path, path.removeprefix("/usr")) if name in owner), "")
         kind = "libibverbs" if path.endswith("/libibverbs.so.1") else "provider"
         found.append(
-            Library(kind, path, version[1] if version else "", abi.get(path) or (stated[1] if stated else ""), package)
+            Library(
+                kind,
+                path,
+                version[1] if version else "",
+                abi.get(path) or (stated[1] if stated else ""),
+                package,
+                mlx5.get(path, ""),
+            )
         )
     return tuple(found)
 

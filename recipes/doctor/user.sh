@@ -6,7 +6,7 @@
 # module, visible, variable (name, value), library; end.
 
 # These say something of their own to NVSHMEM, DeepEP or NCCL, whatever the module sets. Compared with bash patterns.
-VARIABLES='NVSHMEM_*|DEEP_EP_*|TORCH_NCCL_USE_COMM_NONBLOCKING|LD_PRELOAD|LD_LIBRARY_PATH|RDMAV_DRIVERS'
+VARIABLES='NVSHMEM_*|DEEP_EP_*|TORCH_NCCL_USE_COMM_NONBLOCKING|LD_PRELOAD|LD_LIBRARY_PATH|RDMAV_DRIVERS|IBV_DRIVERS'
 
 # open_device PATH: prints why it cannot be opened for reading and writing, nothing when it can. The rights of a file do not tell: a
 # container may be refused the device all the same.

@@ -58,8 +58,8 @@ probe_daemons() {
         sed -n 's/^Max locked memory  *\([^ ]*\) .*/slurmd_memlock=\1/p' "${file%comm}limits"; break
     done
     [ -d "$root/run/systemd/system" ] || return 0 # what sd_booted(3) asks: in containers systemctl only takes time to fail
-    limit 5 systemctl show -p LoadState -p ActiveState nvidia-fabricmanager.service | while IFS='=' read -r name value; do
-        put fabric_manager "$name" "$value"
+    limit 5 systemctl show -p LoadState -p ActiveState nvidia-fabricmanager.service | while IFS='=' read -r name known; do
+        put fabric_manager "$name" "$known"
     done
 }
 is_child_of_slurmd() { # a fork that is about to become a step still bears the name of slurmd
@@ -112,9 +112,51 @@ probe_verbs() { # libibverbs and libmlx5 wherever the loader or an LD_LIBRARY_PA
         done
     done
     [ $# -gt 0 ] || return 0
+    # The newest symbol version of libmlx5 says what it can do: NCCL asks for functions by it.
+    grep -aoHE 'MLX5_1\.[0-9]+' "$@" | awk -F ':MLX5_1[.]' '
+        $2 + 0 > newest[$1] + 0 { newest[$1] = $2 } END { for (file in newest) print newest[file] " " file }' |
+        while read -r version file; do put library_mlx5 "${file#"$root"}" "1.$version"; done
     grep -aom 1 -HE 'IBVERBS_PRIVATE_[0-9]+' "$@" | while IFS=: read -r file abi; do put library_abi "${file#"$root"}" "${abi##*_}"; done
     name_owners
 }
+probe_verbs_devices() { # those that programs see: the kernel's, for which libibverbs has found a provider and loaded it
+    known=$(limit 5 ibv_devices) || return 0 # not there, or it cannot tell
+    put verbs_asked 1
+    printf '%s\n' "$known" | while read -r name guid; do
+        case $guid in '' | *[!0-9a-f]*) ;; *) put verbs_device "$name" ;; esac
+    done
+}
+probe_flow_control() { # of RoCE ports: priorities with PFC, with ECN at its receiver and at its sender, and forced adaptive routing
+    for device in "$root"/sys/class/infiniband/*; do
+        first_line "$device/ports/1/link_layer"; [ "$value" = Ethernet ] || continue
+        for net in "$device"/device/net/*; do
+            [ -e "$net" ] && probe_flow_control_of "${device##*/}" "${net##*/}" &
+            break
+        done
+    done
+    wait
+}
+probe_flow_control_of() { # DEVICE INTERFACE; the register can be read by root alone
+    PATH=$PATH:/usr/sbin:/sbin
+    digits=; forced=
+    for word in $(limit 5 dcb pfc show dev "$2" prio-pfc); do
+        case $word in [0-7]:on) digits=${digits}1 ;; [0-7]:off) digits=${digits}0 ;; esac
+    done
+    if [ "$(id -u)" = 0 ] && command -v mlxreg >/dev/null; then
+        pci=$(readlink -f "$root/sys/class/infiniband/$1/device")
+        forced=$(limit 5 mlxreg -d "${pci##*/}" --reg_name ROCE_ACCL --get |
+            sed -n 's/^adaptive_routing_forced_en *| *0x0*\([01]\) *$/\1/p')
+    fi
+    put flow_control "$1" "$(eight "$digits")" "$(ecn_priorities "$2" roce_np)" "$(ecn_priorities "$2" roce_rp)" "$forced"
+}
+ecn_priorities() { # INTERFACE SIDE
+    digits=
+    for number in 0 1 2 3 4 5 6 7; do
+        first_line "$root/sys/class/net/$1/ecn/$2/enable/$number"; digits=$digits$value
+    done
+    eight "$digits"
+}
+eight() { case $1 in [01][01][01][01][01][01][01][01]) printf '%s' "$1" ;; esac; } # a digit for each priority, or nothing
 name_owners() { # of `paths`; dpkg's lists, of packages that could, answer faster than dpkg-query. They may say /lib where that is a link
     if [ -d "$root/var/lib/dpkg/info" ]; then
         set -- "$root"/var/lib/dpkg/info/*verbs*.list "$root"/var/lib/dpkg/info/*mlx5*.list "$root"/var/lib/dpkg/info/*rdma*.list

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 FREE_KEYS = {
     "facts": {"hosts"},
+    "env": {"left_out"},
     "doctor": {"users"},
     "status": {"stacks", "environment", "hooks", "waiting", "drained", "records"},
     "remove": {"files"},

@@ -18,7 +18,7 @@ from deepep_bootstrap.doctor.examine import case_of, examine
 from deepep_bootstrap.doctor.findings import Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
 from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Prefix, Python, Rdma, Toolkit
-from deepep_bootstrap.inventory.machine import Address, Library, Machine, ReachedPort, Stamp
+from deepep_bootstrap.inventory.machine import Address, FlowControl, Library, Machine, ReachedPort, Stamp
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_document
@@ -28,6 +28,7 @@ CASES = ROOT / "tests" / "cases" / "doctor"
 BOOT = "8b4c3d0e-0000-4000-8000-000000000001"
 LINES = {
     "verbs": Library,
+    "flow_control": FlowControl,
     "nvlinks": ReachedPort,
     "stamps": Stamp,
     "addresses": Address,
@@ -98,11 +99,15 @@ PREPARED = Machine(
         Library(
             "provider",
             "/usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so",
-            "1.24.50.0",
+            "1.25.56.0",
             "34",
             "ibverbs-providers",
+            "1.25",
         ),
     ),
+    verbs_asked=True,
+    verbs_devices=tuple(f"mlx5_{index}" for index in range(8)),
+    flow_control=tuple(FlowControl(f"mlx5_{index}", "00010000", "00010000", "00010000", "0") for index in range(8)),
     address="10.8.0.7",
     addresses=(Address("eth0", "10.8.0.7/24"),),
     mtus=(("eth0", 1500), *((f"eth{index + 1}", 9000) for index in range(8))),
@@ -119,7 +124,7 @@ WELL = replace(
     boot_id=BOOT,
     glibc="2.39",
     gpus=tuple(gpu(index) for index in range(8)),
-    nvidia_params=(("EnableStreamMemOPs", "1"), ("RegistryDwords", "PeerMappingOverride=1")),
+    nvidia_params=(("EnableStreamMemOPs", "1"), ("DmaRemapPeerMmio", "1"), ("RegistryDwords", "PeerMappingOverride=1")),
     kernel_modules=("nvidia", "nvidia_uvm", "mlx5_core", "mlx5_ib", "ib_uverbs"),
     scratch_free_mib=1 << 20,
     prepared=PREPARED,
@@ -251,6 +256,7 @@ def cluster(data: Mapping[str, Any]) -> tuple[dict[str, Facts], dict[str, UserVi
         if data.get("offered"):
             facts[name] = changed(facts[name], ["prefix", "manifest"], MANIFEST)
     checks: dict[str, dict[str, Check]] = {}
+    named: set[str] = set()
     for change in data.get("change", []):
         for name in change["hosts"]:
             for path, new in change.get("facts", {}).items():
@@ -259,6 +265,9 @@ def cluster(data: Mapping[str, Any]) -> tuple[dict[str, Facts], dict[str, UserVi
                 views[name] = changed(views[name], path.split("."), new)
             for recipe, row in change.get("checks", {}).items():
                 checks.setdefault(name, {})[recipe] = Check(recipe, **row)
+            named.update(name for path in change.get("facts", {}) if path == "prepared.verbs_devices")
+    for name in facts.keys() - named:  # programs see what the kernel has, however a case renames it
+        facts[name] = changed(facts[name], ["prepared", "verbs_devices"], tuple(each.name for each in facts[name].rdma))
     return facts, views, checks
 
 

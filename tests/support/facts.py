@@ -49,7 +49,7 @@ def run_script(shell: str, *arguments: str, env: Mapping[str, str] | None = None
     return done.stdout
 
 
-FOREIGN = ("ip", "getent", "ldconfig", "dpkg-query", "rpm", "systemctl", "ofed_info")
+FOREIGN = ("ip", "getent", "ldconfig", "dpkg-query", "rpm", "systemctl", "ofed_info", "ibv_devices", "dcb", "mlxreg")
 """Programs that would answer for the machine that runs the test: a constructed machine has them only where its data
 say so."""
 

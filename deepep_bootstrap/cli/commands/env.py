@@ -51,6 +51,8 @@ def show(screen: Screen, stack: str, hosts: str, found: Explanation) -> None:
         screen.paragraph(f"NCCL's own variables: read from {found.gib} when the module is loaded")
     for setting in found.settings:
         _show_setting(screen, setting)
+    for name, reason in found.left_out.items():
+        screen.paragraph(f"{name} is left out: {reason}")
     for each in found.maps:
         screen.say()
         _show_map(screen, each)
