@@ -15,6 +15,7 @@ from msgspec.structs import fields
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.text import day, size
+from deepep_bootstrap.fetch.images import ImageRenewal
 from deepep_bootstrap.fetch.renew import Renewal
 from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.lock.model import (
@@ -55,6 +56,9 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
         lines += [
             f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()
         ]
+    if lock.images:
+        lines.append("images")
+        lines += [f"  {name} {pin.reference}: {pin.digest or 'no digest'}" for name, pin in lock.images.items()]
     return lines
 
 
@@ -67,6 +71,20 @@ def change_lines(renewal: Renewal) -> list[str]:
     version = f"version {before['version']} → {after['version']}" if before["version"] != after["version"] else ""
     line = "; ".join(filter(None, (f"{renewal.name}: {_state(before)} → {_state(after)}", *renewal.notes, version)))
     return [line, *([f"    {renewal.link}"] if renewal.link else [])]
+
+
+def image_line(renewal: ImageRenewal) -> str:
+    """Return what an update does to the pin of an image."""
+    before = renewal.before or "no digest"
+    change = f"{before} → {renewal.after}" if renewal.changed else f"{renewal.after}, unchanged"
+    return f"{renewal.name} {renewal.reference}: {change}"
+
+
+def image_json(renewal: ImageRenewal) -> Mapping[str, Any]:
+    """Return the change of an image's pin for the JSON document."""
+    values = ({"reference": renewal.reference, "digest": digest} for digest in (renewal.before, renewal.after))
+    head = {"kind": "image", "name": renewal.name, "changed": bool(renewal.changed)}
+    return {**head, "before": next(values), "after": next(values), "notes": [], "link": ""}
 
 
 def closure_lines(closure: WheelClosure) -> list[str]:

@@ -69,6 +69,9 @@ HELP = {
     "verbose": "say everything: each fact that differs (diff), also the notes that were shown before (plan, bootstrap)",
     "store": "compare every file of the store with what was published, and nothing else",
     "out": "the file to write: an archive, whose signature gets the same name and .sig (export); the plan (plan)",
+    "manifests.out": "the folder to write; one that manifests wrote before is replaced",
+    "for_": "the kind of cluster: gke-a4 (B200), gke-a3 (A3 Ultra, H200) or generic",
+    "settings": "what only the cluster's owner knows, a file like hosts/gke-a4.toml",
     "plan": "the file of `plan --out=FILE`: do exactly that, or say what has changed since",
     "generation": "the generation's number (default: the current one)",
     "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",
@@ -119,7 +122,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What": (
         *("stack", "lock", "python", "kind", "run", "to", "keep", "old", "new", "generation", "file", "store", "skip"),
         *("update", "ref", "version", "archs", "plan", "cluster", "list", "target", "logs", "log", "causes", "args"),
-        *("nodes", "action", "shell", "as_"),
+        *("nodes", "action", "shell", "as_", "for_", "settings"),
     ),
     "Where": (*HOSTS, "mirror", "directory", "out", "html", "junit", "bundle", "dir", "via"),
     "How": (),
@@ -324,6 +327,17 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
                 "import deepep.tar --prefix=/shared/deepep --allowed-signers=signers --dry-run",
             ),
             "docs/decisions/019-the-binary-cache.md",
+        ),
+        VerbText(
+            "manifests",
+            "manifests for Kubernetes: nodes, networks and tests",
+            ("stack", "lock", "json"),
+            (
+                "manifests --for=gke-a4 --settings=hosts/gke-a4.toml --out=manifests",
+                "manifests --for=generic --settings=cluster.toml --out=manifests --json",
+            ),
+            "docs/kubernetes.md",
+            meant="out",
         ),
         VerbText(
             "completion",

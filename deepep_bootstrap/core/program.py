@@ -31,7 +31,20 @@ VERBS = (
         "gc",
         "remove",
     ),
-    *("verify", "test", "report", "results", "diagnose", "lock", "mirror", "export", "import", "completion", "lab"),
+    *(
+        "verify",
+        "test",
+        "report",
+        "results",
+        "diagnose",
+        "lock",
+        "mirror",
+        "export",
+        "import",
+        "manifests",
+        "completion",
+        "lab",
+    ),
     "VERB",
 )
 OUR_COMMAND = re.compile(rf"\b{INVOKE} (?=(?:--list|{'|'.join(VERBS)})\b)")

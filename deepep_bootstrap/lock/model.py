@@ -280,10 +280,22 @@ class Stack(Struct, frozen=True):
         return wheel.version if wheel else ""
 
 
+IMAGE_REFERENCE = ValueForm(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "an image such as registry.example/name:tag")
+IMAGE_DIGEST = ValueForm(r"(sha256:[0-9a-f]{64})?", 'sha256: and 64 hexadecimal digits, or ""')
+
+
+class ImagePin(Struct, frozen=True):
+    """A container image of others: what is asked for (a tag), and the digest that a registry answered ("" while none
+    was asked)."""
+
+    reference: str
+    digest: str
+
+
 class Lock(Struct, frozen=True):
     """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names
-    to addresses. `text` is what was read: whoever keeps or hashes the lock of a run takes it from here, because the
-    file may change while that run goes on."""
+    to addresses, `images` the names of images (`gib`, `base.NAME`) to pins. `text` is what was read: whoever keeps or
+    hashes the lock of a run takes it from here, because the file may change while that run goes on."""
 
     path: str
     version: int
@@ -294,6 +306,7 @@ class Lock(Struct, frozen=True):
     tools: Mapping[str, tuple[Wheel, ...]]
     indexes: Mapping[str, str]
     text: str = ""
+    images: Mapping[str, ImagePin] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return where it is from: its text is no help in a message."""
@@ -333,12 +346,30 @@ def parse_lock(text: str, path: str) -> Lock:
         tools={name: _tool(table) for name, table in top.named("tool")},
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
         text=text,
+        images=_images(top.inner("image")),
     )
     top.close()
     _check_references(lock, top)
     if problems:
         raise Trouble(*problems)
     return lock
+
+
+def _images(table: Table) -> dict[str, ImagePin]:
+    """Return the images of others: gIB's installer, and those that an image of ours is built on."""
+    found = {f"base.{name}": _image(inner) for name, inner in table.named("base")}
+    if "gib" in table.data:
+        found["gib"] = _image(table.inner("gib"))
+    else:
+        table.known.append("gib")
+    table.close()
+    return found
+
+
+def _image(table: Table) -> ImagePin:
+    pin = ImagePin(table.text("reference", IMAGE_REFERENCE), table.text("digest", IMAGE_DIGEST))
+    table.close()
+    return pin
 
 
 def _check_references(lock: Lock, top: Table) -> None:

@@ -16,11 +16,21 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from deepep_bootstrap.cli.lock_view import change_json, change_lines, closure_json, closure_lines, overview, pins_json
+from deepep_bootstrap.cli.lock_view import (
+    change_json,
+    change_lines,
+    closure_json,
+    closure_lines,
+    image_json,
+    image_line,
+    overview,
+    pins_json,
+)
 from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch import check, locations, resolver
+from deepep_bootstrap.fetch.images import ImageRenewal, renew_image
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.renew import CheckedPin, PinRequest, Renewal, check_source, renew_source
 from deepep_bootstrap.fetch.resolver import WheelClosure
@@ -31,6 +41,8 @@ from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import PYTHON, Lock, Wheel, used
 
 EVERY = "all"
+IMAGE = "image."
+"""What stands before the name of an image's pin. `all` leaves images out: they want a program of their own."""
 
 
 class _Work(Struct, frozen=True):
@@ -155,10 +167,11 @@ def _unresolved(work: _Work) -> list[Problem]:
 
 
 class _Renewed(Struct):
-    """What came of renewing pins: sources, closures of wheels, and what could not be renewed. Grows while it is
-    filled."""
+    """What came of renewing pins: sources, images, closures of wheels, and what could not be renewed. Grows while it
+    is filled."""
 
     sources: list[Renewal] = field(default_factory=list)
+    images: list[ImageRenewal] = field(default_factory=list)
     closures: list[WheelClosure] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -179,7 +192,8 @@ def renew(work: _Work, pin: str, request: PinRequest) -> int:
         work.screen.problem(problem)
     _sum_up(work, new != text, bool(problems))
     code = TROUBLE if problems else OK
-    changes = [*map(change_json, renewed.sources), *map(closure_json, renewed.closures)]
+    changes = [*map(change_json, renewed.sources), *map(image_json, renewed.images)]
+    changes += map(closure_json, renewed.closures)
     work.screen.document(
         code, problems, **pins_json(locks.read_lock_file(path), work.stacks), checks=[], changes=changes
     )
@@ -195,6 +209,10 @@ def _renew_pins(work: _Work, names: Sequence[str], request: PinRequest) -> _Rene
                 closures = _resolved(work)
                 renewed.closures += closures
                 lines = [line for closure in closures for line in closure_lines(closure)]
+            elif name.startswith(IMAGE):
+                image = renew_image(name, work.lock.images[name.removeprefix(IMAGE)])
+                renewed.images.append(image)
+                lines = [image_line(image)]
             else:
                 renewal = _renewed_source(work, name, request)
                 renewed.sources.append(renewal)
@@ -232,6 +250,7 @@ def _broken(work: _Work, new: Lock, resolved: Sequence[WheelClosure]) -> Sequenc
 def _rewritten(text: str, renewed: _Renewed, path: str) -> str:
     """Return the text of the lock with what has changed."""
     changed = {place: value for renewal in renewed.sources for place, value in renewal.changed.items()}
+    changed |= {place: value for image in renewed.images for place, value in image.changed.items()}
     lists = {(each.stack, each.target): each.after for each in renewed.closures if each.changes}
     new = edit.rewrite(text, changed, path) if changed else text
     return edit.put_wheels(new, lists, path) if lists else new
@@ -264,7 +283,7 @@ def _contradictions(check: bool, update: str, request: PinRequest) -> list[Probl
     if check and update:
         problems.append(Problem("--check", "checks the lock as it is and does not go with --update"))
     for flag, value in (("--ref", request.ref), ("--version", request.version)):
-        if value and update in {"", EVERY, PYTHON}:
+        if value and (update in {"", EVERY, PYTHON} or update.startswith(IMAGE)):
             problems.append(Problem(flag, "is for one pin", wanted=f"--update=NAME {flag}={value}"))
     return problems
 
@@ -281,6 +300,7 @@ def _names(work: _Work, pin: str) -> list[str]:
                 "--update", "no stack here says what its wheels are resolved from", ", ".join(work.stacks), try_=remedy
             )
         )
+    names += [f"{IMAGE}{name}" for name in work.lock.images]
     if pin not in names:
         near = get_close_matches(pin, names, 1)
         remedy = f"--update={near[0]}" if near else ""
