@@ -51,14 +51,7 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
     lines.append("stacks")
     for name in stacks:
         lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
-    if lock.tools:
-        lines.append("tools")
-        lines += [
-            f"  {name} {wheels[0].version}: {len(wheels)} wheels, one a platform" for name, wheels in lock.tools.items()
-        ]
-    if lock.images:
-        lines.append("images")
-        lines += [f"  {name} {pin.reference}: {pin.digest or 'no digest'}" for name, pin in lock.images.items()]
+    lines += _tool_lines(lock)
     return lines
 
 
@@ -71,6 +64,16 @@ def change_lines(renewal: Renewal) -> list[str]:
     version = f"version {before['version']} → {after['version']}" if before["version"] != after["version"] else ""
     line = "; ".join(filter(None, (f"{renewal.name}: {_state(before)} → {_state(after)}", *renewal.notes, version)))
     return [line, *([f"    {renewal.link}"] if renewal.link else [])]
+
+
+def _tool_lines(lock: Lock) -> Iterator[str]:
+    """Yield the lines of tools and of images of others, where the lock has any."""
+    if lock.tools:
+        yield "tools"
+        yield from (f"  {name} {own[0].version}: {len(own)} wheels, one a platform" for name, own in lock.tools.items())
+    if lock.images:
+        yield "images"
+        yield from (f"  {name} {pin.reference}: {pin.digest or 'no digest'}" for name, pin in lock.images.items())
 
 
 def image_line(renewal: ImageRenewal) -> str:
