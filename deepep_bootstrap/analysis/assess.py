@@ -29,6 +29,10 @@ MOST_WORDS = 4
 """Findings of a program of ours that an outcome repeats; its log has all."""
 
 
+YOUR_ARGS = "(your --args)"
+"""Stands behind the line of a failure where argparse refused words that somebody gave the test."""
+
+
 class AssessmentRules(Struct, frozen=True):
     """What runs are judged by: references with hints and error counters, and the rules of `diagnose`."""
 
@@ -92,7 +96,7 @@ def _refused_words(line: Evidence | None, args: Sequence[str]) -> Evidence | Non
     """Return a failure's line; where argparse refused words that somebody gave the test, it says whose they are."""
     if line is None or ": error: " not in line.text or not any(word in line.text for word in args if word):
         return line
-    return replace(line, text=f"{line.text} (your --args)")
+    return replace(line, text=f"{line.text} {YOUR_ARGS}")
 
 
 def own_words(run: TestRun) -> tuple[str, ...]:

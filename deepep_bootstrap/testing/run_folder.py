@@ -3,6 +3,7 @@ over the connection, and files added to it.
 
 <run>/run.env                     data lines: the test and its exit code (RUN_KEYS)
 <run>/verdict.json                the verdict on the run and why (Judgement), where somebody followed it to its end
+<run>/passing_nodes.txt           nodes that are well, and failing_nodes.txt, those at fault: for sbatch
 <run>/job.log                     output of the job itself
 <run>/node-<index>-<host>.log     output of one node's test
 <run>/rank-<number>.log           output of one rank, where the test starts its ranks through torch
@@ -372,9 +373,15 @@ def keep_files(
         raise Trouble(Problem(place.host.name, f"{folder} cannot be added to", last_lines(reply.err)))
 
 
-def keep_judgement(transport: Transport, place: PrefixHandle, folder: str, judgement: Judgement) -> None:
-    """Add the verdict to a run's folder; Trouble where that cannot be."""
-    keep_files(transport, place, folder, files={VERDICT: judgement_text(judgement).encode()})
+def keep_judgement(
+    transport: Transport,
+    place: PrefixHandle,
+    folder: str,
+    judgement: Judgement,
+    more: Mapping[str, bytes] | None = None,
+) -> None:
+    """Add the verdict to a run's folder, and more files by name; Trouble where that cannot be."""
+    keep_files(transport, place, folder, files={VERDICT: judgement_text(judgement).encode(), **(more or {})})
 
 
 def read_site(transport: Transport, place: PrefixHandle, name: str) -> str:

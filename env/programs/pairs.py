@@ -9,6 +9,10 @@ lines say GB/s each way, of all GPUs together:
 
     [pairs] round 1: node1 node4 361.20 GB/s
 
+With --cross-rail every GPU, and so its network card, meets every GPU of every other node: GPU i meets GPU i, then i+1
+and so on, and there are as many times more rounds as GPUs. DeepEP's low-latency kernels send over all of these links; a
+fabric that joins only network cards of equal number passes without it.
+
 At the end comes what those below a fraction of the median have in common: a node all of whose pairs are slow, a GPU (or
 its network card) that is slow towards every node, else the pair itself. A pair that does not answer in time is named,
 its processes are ended, and the next round begins with fresh ones. Exit code 0 if all pairs are alike, else 1.
@@ -20,8 +24,8 @@ import argparse
 import sys
 
 import launching
-from pairs_judge import describe, judge, rounds
-from pairs_run import conduct, keep, serve
+from pairs_judge import describe, judge
+from pairs_run import conduct, keep, meetings, serve, shifts
 
 SIZES = ("64M", "16M", "1M", "256K")
 
@@ -36,6 +40,9 @@ def main(words: list[str]) -> int:
         "--size",
         type=launching.size,
         help=f"bytes of one message (default: {SIZES[0]}; less where GPUs do not hold so much)",
+    )
+    parser.add_argument(
+        "--cross-rail", action="store_true", help="every GPU with every other, as low-latency kernels need it"
     )
     parser.add_argument(
         "--repeats", type=int, default=20, metavar="N", help="messages that are timed together (default: 20)"
@@ -70,13 +77,12 @@ def main(words: list[str]) -> int:
         seen = conduct(store, place, chosen)
     finally:
         launching.stop(context)
-    verdict = judge(seen.rates, place.nodes, chosen.fraction)
+    verdict = judge(seen.rates, place.nodes, chosen.fraction, shifts=shifts(place, chosen))
     for line in describe(verdict, seen.names, seen.absent):
         launching.say("pairs", line)
     good = not verdict.findings and not seen.absent and not seen.faults
-    passed = (
-        f"passed: {launching.count(len(seen.rates), 'pair')} in {launching.count(len(rounds(place.nodes)), 'round')}"
-    )
+    many = launching.count(len(meetings(place, chosen)), "round")
+    passed = f"passed: {launching.count(len(seen.rates), 'pair')} in {many}"
     launching.say("pairs", passed if good else "failed", error=not good)
     return 0 if good else 1
 

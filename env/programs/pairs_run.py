@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import launching
-from pairs_judge import Pair, rounds
+from pairs_judge import Pair, partner, rounds
 
 AGAIN = 75  # exit code of a worker that wants a fresh one in its place (EX_TEMPFAIL)
 SLACK = 20.0  # seconds beyond the limit of an exchange until what a worker says about it must have come
@@ -31,6 +31,16 @@ FOREVER = datetime.timedelta(days=1)  # the limits are ours
 BLOCKS = 5
 LARGEST_BYTE = 251
 PR_SET_PDEATHSIG = 1
+MAP = "DEEP_EP_DEVICE_TO_HCA_MAPPING"  # `gpu:nic:port` for every GPU; the module sets it
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One round: which nodes meet, and how far the GPUs of each pair's second node are shifted against those of the
+    first (0: equal ones meet)."""
+
+    pairs: list[Pair]
+    shift: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,16 @@ class Seen:
     rates: dict[Pair, tuple[float | None, ...]]
     absent: tuple[int, ...]
     faults: tuple[str, ...]
+
+
+def shifts(place: launching.Place, chosen: argparse.Namespace) -> int:
+    """Return how often a pair meets: once, or, where every GPU is to meet every other, as often as there are GPUs."""
+    return place.local_ranks if chosen.cross_rail else 1
+
+
+def meetings(place: launching.Place, chosen: argparse.Namespace) -> list[Meeting]:
+    """Return all rounds: those of the nodes, each as often as GPUs shift."""
+    return [Meeting(pairs, shift) for pairs in rounds(place.nodes) for shift in range(shifts(place, chosen))]
 
 
 def serve(place: launching.Place, chosen: argparse.Namespace) -> Any:
@@ -68,7 +88,7 @@ def connect(place: launching.Place, chosen: argparse.Namespace) -> Any:
 
 def conduct(store: Any, place: launching.Place, chosen: argparse.Namespace) -> Seen:
     """Run all rounds as the first node's launcher, a line for every pair."""
-    plan = rounds(place.nodes)
+    plan = meetings(place, chosen)
     many = launching.count(len(plan), "round")
     launching.say(
         "pairs",
@@ -78,17 +98,20 @@ def conduct(store: Any, place: launching.Place, chosen: argparse.Namespace) -> S
     names = [str(node) for node in range(place.nodes)]
     rates: dict[Pair, tuple[float | None, ...]] = {}
     faults: list[str] = []
-    for number, pairs in enumerate(plan):
+    for number, meeting in enumerate(plan):
         absent |= missing(store, place, number, absent, chosen.start_timeout)
         names = unlike([host(store, node) for node in range(place.nodes)])
         store.set(f"go/{number}", json.dumps(sorted(absent)))
-        meeting = [pair for pair in pairs if not absent & {*pair}]
-        told = {done(number, place, node, gpu) for pair in meeting for node in pair for gpu in range(place.local_ranks)}
+        present = [pair for pair in meeting.pairs if not absent & {*pair}]
+        told = {done(number, place, node, gpu) for pair in present for node in pair for gpu in range(place.local_ranks)}
         wait(store, told, chosen.timeout + SLACK)
-        for pair in meeting:
-            rates[pair], said = result(store, place, number, pair)
+        for pair in present:
+            found, said = result(store, place, number, pair, meeting.shift)
+            rates[pair] = (*rates.get(pair, ()), *found)
             faults += said
-            report(number, [names[node] for node in pair], rates[pair], said)
+            report(number, [names[node] for node in pair], found, said, meeting.shift)
+        for pair in {*meeting.pairs} & rates.keys() - {*present}:
+            rates[pair] = (*rates[pair], *(None for _ in range(place.local_ranks)))
     return Seen(tuple(names), rates, tuple(sorted(absent)), tuple(faults))
 
 
@@ -130,41 +153,45 @@ def unlike(names: list[str]) -> list[str]:
     return [f"{name}#{index}" if names.count(name) > 1 else name for index, name in enumerate(names)]
 
 
-def result(store: Any, place: launching.Place, number: int, pair: Pair) -> tuple[tuple[float | None, ...], list[str]]:
-    """Return the rate of each GPU of a pair, the lower of what both ends saw, and what the ends say went wrong, once
-    each."""
+def result(
+    store: Any, place: launching.Place, number: int, pair: Pair, shift: int = 0
+) -> tuple[tuple[float | None, ...], list[str]]:
+    """Return the rate of each GPU of a pair's first node, the lower of what both ends saw, and what the ends say went
+    wrong, once each."""
     rates: list[float | None] = []
     said: dict[str, None] = {}
     for gpu in range(place.local_ranks):
         ends: list[float | None] = []
-        for key in (done(number, place, node, gpu) for node in pair):
+        there = partner(gpu, shift, place.local_ranks)
+        for key in (done(number, place, pair[0], gpu), done(number, place, pair[1], there)):
             answer: dict[str, Any] = (
                 json.loads(store.get(key)) if store.check([key]) else {"error": "nothing was heard of it"}
             )
             if "error" in answer:
-                said[f"GPU {gpu}: {answer['error']}"] = None
+                said[f"GPU {f'{gpu}-{there}' if shift else gpu}: {answer['error']}"] = None
             ends.append(answer.get("rate"))
         answered = [end for end in ends if end is not None]
         rates.append(min(answered) if len(answered) == len(ends) else None)
     return tuple(rates), list(said)
 
 
-def report(number: int, names: list[str], rates: tuple[float | None, ...], said: list[str]) -> None:
+def report(number: int, names: list[str], rates: tuple[float | None, ...], said: list[str], shift: int = 0) -> None:
     """Say what a pair's exchange came to; the rate of single GPUs only where they differ much."""
     known = [rate for rate in rates if rate is not None]
-    text = f"round {number + 1}: {names[0]} {names[1]} " + (f"{sum(known):.2f} GB/s" if known else "no answer")
+    pair = f"round {number + 1}{f', GPU +{shift}' if shift else ''}: {names[0]} {names[1]}"
+    text = f"{pair} " + (f"{sum(known):.2f} GB/s" if known else "no answer")
     if known and (len(known) < len(rates) or min(known) < max(known) * 0.8):
         text += f" (by GPU: {', '.join('none' if rate is None else f'{rate:.2f}' for rate in rates)})"
     launching.say("pairs", text)
     for line in said:
-        launching.say("pairs", f"round {number + 1}: {names[0]} {names[1]}: {line}", error=True)
+        launching.say("pairs", f"{pair}: {line}", error=True)
 
 
 def keep(local_rank: int, place: launching.Place, chosen: argparse.Namespace) -> None:
     """Run one GPU's worker through all rounds, a fresh one after each that ended early."""
     launching.end_by_signal()
     method = multiprocessing.get_context("spawn")
-    number, last = method.Value("i", 0, lock=False), len(rounds(place.nodes))
+    number, last = method.Value("i", 0, lock=False), len(meetings(place, chosen))
     while number.value < last:
         worker = method.Process(target=work, args=(local_rank, place, chosen, number), daemon=True)
         worker.start()
@@ -187,23 +214,37 @@ def work(local_rank: int, place: launching.Place, chosen: argparse.Namespace, nu
         os._exit(AGAIN)  # it went before the kernel was told
     store = connect(place, chosen)
     store.set(f"host/{place.node}", os.uname().nodename.split(".")[0])
-    plan = rounds(place.nodes)
+    if chosen.cross_rail:
+        pin_nic(local_rank)
+    plan = meetings(place, chosen)
     while number.value < len(plan):
         store.set(f"ready/{number.value}/{place.rank(local_rank)}", "")
         absent = set(json.loads(store.get(f"go/{number.value}")))
         if place.node in absent:
             return
-        for pair in plan[number.value]:
+        for pair in plan[number.value].pairs:
             if place.node in pair and not absent & {*pair}:
-                meet(store, local_rank, place, chosen, (number.value, pair))
+                end = pair.index(place.node)
+                # Both ends call the exchange by the GPU of the first node.
+                first = partner(local_rank, -end * plan[number.value].shift, place.local_ranks)
+                meet(store, local_rank, place, chosen, (number.value, f"{pair[0]}/{first}", end))
         number.value += 1
 
 
+def pin_nic(local_rank: int) -> None:
+    """Let NCCL use the NIC that DeepEP uses for this GPU, where the module's map says one and the user says nothing: a
+    GPU that goes by another one's NIC would not try the link that is asked about."""
+    nics = {gpu: f"={nic}" for gpu, _, nic in (each.partition(":") for each in os.environ.get(MAP, "").split(","))}
+    if str(local_rank) in nics:
+        os.environ.setdefault("NCCL_IB_HCA", nics[str(local_rank)])
+
+
 def meet(
-    store: Any, local_rank: int, place: launching.Place, chosen: argparse.Namespace, round_of: tuple[int, Pair]
+    store: Any, local_rank: int, place: launching.Place, chosen: argparse.Namespace, meeting: tuple[int, str, int]
 ) -> None:
-    """Exchange with the same GPU of the other node, and say what came of it; ends the process where it went wrong."""
-    number, pair = round_of
+    """Exchange with a GPU of the other node, and say what came of it; ends the process where it went wrong. `meeting`
+    is the round, the name that both ends have for the exchange, and which end this is, 0 or 1."""
+    number, name, end = meeting
     key, other = done(number, place, place.node, local_rank), connect(place, chosen)
 
     def give_up() -> None:
@@ -214,7 +255,7 @@ def meet(
     timer.daemon = True
     timer.start()
     try:
-        answer = exchange(store, f"pair/{number}/{pair[0]}/{local_rank}", pair.index(place.node), local_rank, chosen)
+        answer = exchange(store, f"pair/{number}/{name}", end, local_rank, chosen)
     except RuntimeError as error:
         answer = {"error": f"rank {place.rank(local_rank)}: {(str(error).strip().splitlines() or ['?'])[0]}"}
     timer.cancel()

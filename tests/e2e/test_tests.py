@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 SMALL = "--args=--num-processes 2 --num-experts 8"
 NODES = ("n001", "n002")
 NO_KERNEL = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+BAD_MEMORY = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,8 @@ def test_between_nodes(ready: Engine) -> None:
     assert (tested["test"], tested["ok"], tested["cases"]) == ("internode", True, {"passed": 32, "failed": 0})
     assert set(tested["best"]) == {"dispatch_fp8", "dispatch_bf16", "combine"}
     assert [len(found) for found in states(document, "nic").values()] == [2]
+    assert document["nodes"] == {"passing": [*NODES], "failing": []}
+    assert submitted(ready, document, "--nodes=2 --nodelist", "passing_nodes.txt") == "n[001-002]"
     assert "n001 all 8 NICs carried traffic" in states(document, "nic")["ok"][0]
     # What it kept: its folder, its settings for later programs, its figures for later runs.
     folder = ready.lab.shared / Path(document["run"]["folder"]).relative_to("/shared")
@@ -165,15 +168,31 @@ def test_a_nic_that_carries_nothing_and_no_slurm(ready: Engine, tmp_path: Path) 
     assert "mlx5_5/1 sent nothing of the test" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("via", ["slurm", "ssh"])
-def test_a_failing_node_is_named_and_its_log_explained(via: str, ready: Engine) -> None:
-    with fault(ready, FAIL_NODE="1", FAIL_SAYS=NO_KERNEL):
+@pytest.mark.parametrize(
+    ("via", "said", "cause", "failing"),
+    [("slurm", BAD_MEMORY, "gpu-hardware-fault", ["n002"]), ("ssh", NO_KERNEL, "arch-mismatch-build", [])],
+)
+def test_a_failing_node_is_named_and_its_log_explained(
+    via: str, said: str, cause: str, failing: list[str], ready: Engine
+) -> None:
+    with fault(ready, FAIL_NODE="1", FAIL_SAYS=said):
         document = ready.json("test", "--kind=internode", f"--via={via}", SMALL)
     assert (document["exit"], outcome(document)[:2]) == (VERDICT, ("failed", VERDICT))
-    assert [finding["cause"] for finding in document["findings"]] == ["arch-mismatch-build"]
+    assert document["findings"][0]["cause"] == cause
     evidence = document["findings"][0]["evidence"][0]
-    assert (evidence["file"], evidence["line"], evidence["text"]) == ("node-1-n002.log", 2, NO_KERNEL)
+    shown = evidence.get("file", "node-1-n002.log")  # it stands there where lines of several logs are shown
+    assert (shown, evidence["line"], evidence["text"]) == ("node-1-n002.log", 2, said)
     assert document["kept"] == {"tuned": [], "references": 0}
+    assert document["nodes"] == {"passing": [], "failing": failing}
+    if failing:
+        assert submitted(ready, document, "--exclude", "failing_nodes.txt") == "n001"
+
+
+def submitted(engine: Engine, document: dict[str, Any], option: str, file: str) -> str:
+    """The nodes of a job that a real sbatch placed by one of the files in a run's folder."""
+    sbatch = f"sbatch --parsable --wait --output=/dev/null {option}={document['run']['folder']}/{file} --wrap=true"
+    done = engine.lab.ssh("login1", f"job=$({sbatch}) && scontrol -o show job $job | grep -o ' NodeList=[^ ]*'")
+    return done.stdout.strip().removeprefix("NodeList=") or done.stderr
 
 
 def test_one_that_hangs_ends_at_its_time_limit(ready: Engine) -> None:
@@ -337,7 +356,8 @@ def test_submitted_by_hand(ready: Engine) -> None:
 @pytest.mark.parametrize("kind", ["nccl", "pairs"])
 def test_our_own_kinds_pass_on_the_stand_ins(kind: str, ready: Engine) -> None:
     """Messages go over TCP, of a size that the stand-in's GPUs hold; the counters of the network cards grow."""
-    document = ready.json("test", f"--kind={kind}")
+    more = ["--args=--cross-rail"] if kind == "pairs" else []
+    document = ready.json("test", f"--kind={kind}", *more)
     assert (document["exit"], outcome(document)[0]) == (OK, "done"), document["outcome"]
     assert {nic["host"] for nic in document["traffic"]} == {*NODES}
 

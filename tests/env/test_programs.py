@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -344,6 +344,63 @@ def test_every_bad_link_is_explained_and_no_good_one_blamed(nodes: int, gpus: in
     assert blamed == {link for link, rate in links.items() if rate is None or rate < verdict.limit}
 
 
+def crossing(case: Mapping[str, Any]) -> dict[tuple[int, int], list[float | None]]:
+    """The rates of every GPU of each pair's first node, shift by shift."""
+    gpus, bad = case["gpus"], {tuple(link): rate for *link, rate in case["bad"]}
+
+    def rate(one: int, two: int, gpu: int, other: int) -> float | None:
+        apart = case.get("apart", [])
+        if gpu != other and (apart == "all" or sorted((gpu, other)) in apart):
+            return None
+        return bad.get((one, gpu, two, other), case["usual"])
+
+    return {
+        (one, two): [rate(one, two, gpu, (gpu + shift) % gpus) for shift in range(gpus) for gpu in range(gpus)]
+        for one, two in combinations(range(case["nodes"]), 2)
+    }
+
+
+@pytest.mark.parametrize("case", json.loads((CASES / "crossings.json").read_text()), ids=lambda case: case["name"])
+def test_what_bad_links_across_rails_have_in_common(case: Mapping[str, Any]) -> None:
+    verdict = pairs_judge.judge(crossing(case), case["nodes"], 0.8, shifts=case["gpus"])
+    names = [f"n{node}" for node in range(case["nodes"])]
+    assert list(pairs_judge.describe(verdict, names)) == case["lines"]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_across_rails_every_gpu_meets_every_other(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, chosen = launching.Place(0, nodes, 3, "h", 1), Namespace(cross_rail=True)
+    met: list[tuple[str, tuple[int, int]]] = []
+    plan = pairs_run.meetings(place, chosen)
+    store = Store(**{f"go_{number}": [] for number in range(len(plan))})
+    monkeypatch.setattr(pairs_run, "connect", lambda *_: store)
+    monkeypatch.setattr(pairs_run.ctypes, "CDLL", lambda _: Namespace(prctl=lambda *_: None))
+    monkeypatch.setattr(
+        pairs_run, "meet", lambda _store, gpu, here, _chosen, meeting: met.append((str(meeting[:2]), (here.node, gpu)))
+    )
+    for node in range(nodes):
+        for gpu in range(3):
+            pairs_run.work(gpu, launching.Place(node, nodes, 3, "h", 1), chosen, Namespace(value=0))
+    by_name: dict[str, list[tuple[int, int]]] = {}
+    for name, end in met:
+        by_name.setdefault(name, []).append(end)
+    ends = [(node, gpu) for node in range(nodes) for gpu in range(3)]
+    wanted = sorted((one, two) for one, two in combinations(ends, 2) if one[0] != two[0])
+    assert sorted(tuple(sorted(each)) for each in by_name.values()) == wanted
+    assert len(pairs_run.meetings(place, Namespace(cross_rail=False))) == len(plan) / 3
+
+
+def test_across_rails_a_gpu_uses_the_nic_of_the_modules_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(pairs_run.MAP, "0:mlx5_0:1,1:mlx5_3:2")
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    pairs_run.pin_nic(2)
+    assert "NCCL_IB_HCA" not in os.environ
+    pairs_run.pin_nic(1)
+    assert os.environ["NCCL_IB_HCA"] == "=mlx5_3:2"
+    pairs_run.pin_nic(0)
+    assert os.environ["NCCL_IB_HCA"] == "=mlx5_3:2", "a value that is there stays"
+
+
 class Store:
     """What pairs.py asks of torch's TCPStore, in memory."""
 
@@ -355,6 +412,9 @@ class Store:
 
     def get(self, key: str) -> bytes:
         return self.values[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
 
 
 def test_both_ends_of_a_pair_are_heard(capfd: pytest.CaptureFixture[str]) -> None:
@@ -371,6 +431,8 @@ def test_both_ends_of_a_pair_are_heard(capfd: pytest.CaptureFixture[str]) -> Non
         (None, None),
         ["GPU 0: nothing was heard of it", "GPU 1: nothing was heard of it"],
     )
+    crossed, _ = pairs_run.result(Store(done_1_0={"rate": 40.0}, done_1_5={"rate": 39.0}), place, 1, (0, 2), 1)
+    assert crossed == (39.0, None), "GPU 0 met GPU 1"
     for given_rates, more in (((40.0, 39.0), []), (rates, said), ((None, None), [])):
         pairs_run.report(0, ["a", "b"], given_rates, more)
     out, err = capfd.readouterr()
@@ -408,9 +470,13 @@ def test_what_programs_print_is_what_results_read(capfd: pytest.CaptureFixture[s
     for line in pairs_judge.describe(pairs_judge.judge({(0, 1): rates}, 2, 0.8), ["a", "b"], [1]):
         launching.say("pairs", line)
     launching.say("pairs", "failed")
+    launching.say("pairs", "2 nodes x 2 GPUs, 2 rounds, 67108864 bytes a message")
+    pairs_run.report(0, ["a", "b"], (45.0, 45.0), [])
+    pairs_run.report(1, ["a", "b"], (None, None), ["GPU 0-1: no answer in 60 s"], 1)
     launching.say("nccl", "1 node x 8 ranks, gloo, torch 2.11.0")
     launching.say("nccl", str(nccl.Figure("all_to_all", 10**9, 0.01, 8)))
-    reduce, pair = own_programs.read_own_programs({"a.out": capfd.readouterr().out})
+    reduce, pair, across = own_programs.read_own_programs({"a.out": capfd.readouterr().out})
+    assert (across.passed, across.failed, across.operations["pair"].gpu_gbs) == (1, 1, Spread(45.0, 45.0, 45.0))
     assert (reduce.operations["all_to_all"].bus_gbs, reduce.ended, reduce.passed) == (
         Spread(87.5, 87.5, 87.5),
         False,

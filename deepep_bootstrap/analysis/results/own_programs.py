@@ -43,11 +43,13 @@ COLLECTIVE = re.compile(
     rf"(?:best )?(all_reduce|all_to_all) (\d{{1,15}}) bytes: {NUMBER} GB/s \(algorithm\), {NUMBER} GB/s \(bus\), "
     rf"{NUMBER} us"
 )
-PAIR = re.compile(rf"round \d{{1,4}}: (\S+ \S+) (?:{NUMBER} GB/s(?: \(by GPU: ([\d., none]*)\))?|no answer)")
+PAIR = re.compile(
+    rf"round \d{{1,4}}(?:, GPU (\+\d{{1,3}}))?: (\S+ \S+) (?:{NUMBER} GB/s(?: \(by GPU: ([\d., none]*)\))?|no answer)"
+)
 MEDIAN = re.compile(rf"median {NUMBER} GB/s a GPU; a link is slow below {NUMBER} GB/s")
 RIGHT = re.compile(r"(dispatch|combine): right on rank 0")
 WRONG = re.compile(r"rank \d{1,6}: (?:(all_reduce|all_to_all) (\d{1,15}) bytes|(dispatch|combine)): .+")
-FAULT = re.compile(r"(?:failed|slow|no answer|absent): .+|round \d{1,4}: \S+ \S+: .+")
+FAULT = re.compile(r"(?:failed|slow|no answer|absent): .+|round \d{1,4}(?:, GPU \+\d{1,3})?: \S+ \S+: .+")
 
 ERRORS_MAX = 20
 """Errors that are kept of one test, as of upstream's."""
@@ -132,7 +134,7 @@ class _Run(Struct):
             self.rates[found[1], int(found[2])] = float(found[4])
             self.right.add(f"{found[1]} {found[2]}")
         elif found := PAIR.fullmatch(text):
-            self._take_pair(found[1], found[2], found[3])
+            self._take_pair(f"{found[2]} {found[1] or ''}".rstrip(), found[3], found[4])
         elif found := MEDIAN.fullmatch(text):
             self.median = float(found[1])
         elif found := RIGHT.fullmatch(text):

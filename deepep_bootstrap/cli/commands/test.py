@@ -17,12 +17,14 @@ from deepep_bootstrap.analysis import assess, compare, reference_file, site_refe
 from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
+from deepep_bootstrap.analysis.node_lists import FAILING, NodeLists, list_nodes
 from deepep_bootstrap.analysis.results import model
 from deepep_bootstrap.analysis.tuning import shelf, sweep
 from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time, size
 from deepep_bootstrap.inventory.facts import Facts, facts_json
@@ -100,6 +102,7 @@ class TestSummary(Struct, frozen=True):
     remarks: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     judgement: Judgement | None = None
+    nodes: NodeLists = NodeLists()
 
     def document(self) -> dict[str, Any]:
         """Return the keys of the JSON document that a finished test has; empty ones without."""
@@ -115,6 +118,7 @@ class TestSummary(Struct, frozen=True):
             "traffic": [{**structs.asdict(nic), "errors": dict(nic.errors)} for nic in found.traffic],
             **engine.as_json(found.diagnosis),
             "silent": list(self.silent),
+            "nodes": {"passing": list(self.nodes.passing), "failing": list(self.nodes.failing)},
             "kept": {"tuned": list(self.kept.tuned), "references": self.kept.references},
             "remarks": list(self.remarks),
         }
@@ -255,7 +259,8 @@ def conclude(context: TestContext, request: TestRequest, run_result: TestRunResu
     silent = slurm_run.silent(run_result.last_output, run.nodes)
     judgement = judged(run, run_result, found, silent)
     outcome = outcome_of(run_result, judgement)
-    run_folder.keep_judgement(context.transport, place, run_result.place, judgement)
+    nodes = list_nodes(run, facts, found, judgement, rules.causes)
+    run_folder.keep_judgement(context.transport, place, run_result.place, judgement, nodes.files())
     result = Result(run, facts, found, rules, site)
     unkept = summary.unkept(run_result.outcome.code, found) if save else ""
     kept, remarks = keep_result(context, place, result, save=save and not unkept)
@@ -273,11 +278,13 @@ def conclude(context: TestContext, request: TestRequest, run_result: TestRunResu
     screen.say()
     screen.outcomes([outcome])
     screen.say(f"\nLogs and counters: {run_result.place} on {run_result.host.name}")
+    if nodes.failing:
+        screen.say(f"At fault: {fold(nodes.failing)}; without: sbatch --exclude={run_result.place}/{FAILING} …")
     flags = (("hosts", context.flags.hosts), ("limit", context.flags.limit), ("prefix", context.flags.prefix))
     report = shlex.join(["invoke", "report", request.name, *(f"--{name}={value}" for name, value in flags if value)])
     again = "" if judgement.verdict is RunVerdict.PASSED else load.rerun(context.flags, run)
     screen.next_commands([report, *([f"{again}    # the same test again"] if again else [])])
-    return TestSummary(outcome, result, run_result.place, silent, kept, remarks, judgement=judgement)
+    return TestSummary(outcome, result, run_result.place, silent, kept, remarks, judgement=judgement, nodes=nodes)
 
 
 def bring_back(
