@@ -25,6 +25,7 @@ HELP = {
     "test.stack": "which stack (default: what `module load deepep` gives)",
     "remove.stack": "this stack only (default: the whole offer)",
     "lock.stack": "this stack only (default: all)",
+    "wheel.stack": "which stack (default: what `module load deepep` gives)",
     "mirror.stack": "for these stacks, joined by commas (default: all)",
     "prefix": "the shared directory everything is installed under (default: the hosts file's)",
     "mirror": "PREFIX=REPLACEMENT, index:NAME=DIR_OR_URL, or the DIR_OR_URL of what invoke mirror wrote; may be "
@@ -73,6 +74,7 @@ HELP = {
     "for_": "the kind of cluster: gke-a4 (B200), gke-a3 (A3 Ultra, H200) or generic",
     "settings": "what only the cluster's owner knows, a file like hosts/gke-a4.toml",
     "plan": "the file of `plan --out=FILE`: do exactly that, or say what has changed since",
+    "output": "the folder to write the wheel to (default: the current one)",
     "generation": "the generation's number (default: the current one)",
     "sign": "sign with this SSH key: the file of a private key, or of a public one that ssh-agent knows",
     "file": "an archive that `invoke export` wrote",
@@ -124,7 +126,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("update", "ref", "version", "archs", "plan", "cluster", "list", "target", "logs", "log", "causes", "args"),
         *("nodes", "action", "shell", "as_", "for_", "settings"),
     ),
-    "Where": (*HOSTS, "mirror", "directory", "out", "html", "junit", "bundle", "dir", "via"),
+    "Where": (*HOSTS, "mirror", "directory", "out", "output", "html", "junit", "bundle", "dir", "via"),
     "How": (),
     "Connection": CONNECTION,
 }
@@ -327,6 +329,14 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
                 "import deepep.tar --prefix=/shared/deepep --allowed-signers=signers --dry-run",
             ),
             "docs/decisions/019-the-binary-cache.md",
+        ),
+        VerbText(
+            "wheel",
+            "a stack of the prefix as one wheel for pip",
+            (*READING, "stack"),
+            ("wheel v1-cu13 --hosts=hosts/b200.txt", "wheel --stack=v1-cu13 --prefix=/shared/deepep --output=dist"),
+            "docs/wheel.md",
+            natural="stack",
         ),
         VerbText(
             "manifests",

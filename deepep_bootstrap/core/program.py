@@ -31,20 +31,8 @@ VERBS = (
         "gc",
         "remove",
     ),
-    *(
-        "verify",
-        "test",
-        "report",
-        "results",
-        "diagnose",
-        "lock",
-        "mirror",
-        "export",
-        "import",
-        "manifests",
-        "completion",
-        "lab",
-    ),
+    *("verify", "test", "report", "results", "diagnose"),
+    *("lock", "mirror", "export", "import", "wheel", "manifests", "completion", "lab"),
     "VERB",
 )
 OUR_COMMAND = re.compile(rf"\b{INVOKE} (?=(?:--list|{'|'.join(VERBS)})\b)")

@@ -40,7 +40,7 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         names = sorted(holdings.closure(chosen.names))
         facts = gather_one(flags, reached.transport, place.host, place.prefix)
         trees = transfer.list_trees(reached.transport, place, names)
-        unrecorded = check_records(trees, holdings, place.prefix)
+        unrecorded = transfer.check_records(trees, holdings, place.prefix)
         built = built_on(chosen, holdings.entries, facts)
         # What is signed says the sum of every record, also where an earlier version published the generation.
         manifest = {**chosen.manifest, "records": {tree.name: record_sum(tree) for tree in trees}}
@@ -117,26 +117,6 @@ def choose_generation(holdings: Holdings, wanted: int) -> Generation:
             )
         )
     return found
-
-
-def check_records(trees: Sequence[Tree], holdings: Holdings, prefix: str) -> list[str]:
-    """Return the entries whose record no generation knows; Trouble for those whose record was made anew since a
-    generation named it."""
-    known = {tree.name: holdings.record_sum(tree.name) for tree in trees}
-    problems = [
-        Problem(
-            f"{prefix}/store/{tree.name}",
-            f"it is not as it was published: its record was made anew since generation {record.generation}",
-            record_sum(tree),
-            record.sha256,
-            "invoke verify --store",
-        )
-        for tree in trees
-        if (record := known[tree.name]) and record.sha256 != record_sum(tree)
-    ]
-    if problems:
-        raise Trouble(*problems)
-    return [name for name, record in known.items() if record is None]
 
 
 def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: Facts) -> Built:

@@ -4,8 +4,9 @@ bounded memory.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from deepep_bootstrap.core.text import size
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.archive import index, stream
 from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, ArchiveMember, Tree
+from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
@@ -181,6 +183,47 @@ def _pieces(names: Iterable[bytes]) -> Iterator[bytes]:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece)
+
+
+def check_records(trees: Sequence[Tree], holdings: Holdings, prefix: str) -> list[str]:
+    """Return the entries whose record no generation knows; Trouble for those whose record was made anew since a
+    generation named it."""
+    known = {tree.name: holdings.record_sum(tree.name) for tree in trees}
+    problems = [
+        Problem(
+            f"{prefix}/store/{tree.name}",
+            f"it is not as it was published: its record was made anew since generation {record.generation}",
+            index.record_sum(tree),
+            record.sha256,
+            REMEDY,
+        )
+        for tree in trees
+        if (record := known[tree.name]) and record.sha256 != index.record_sum(tree)
+    ]
+    if problems:
+        raise Trouble(*problems)
+    return [name for name, record in known.items() if record is None]
+
+
+def read_files(
+    transport: Transport, place: PrefixHandle, wanted: Mapping[str, Sequence[ArchiveMember]]
+) -> dict[tuple[str, str], bytes]:
+    """Return the contents of some files, by the name of the entry and the path in it; Trouble where one is not what the
+    entry's record says. They are held in memory."""
+    trees = [Tree(name, tuple(files)) for name, files in wanted.items() if files]
+    came = bytearray()
+    pull(transport, place, trees, came.extend)
+    found: dict[tuple[str, str], bytes] = {}
+    at = 0
+    for tree in trees:
+        for thing in tree.files:
+            data = bytes(came[at : at + thing.size])
+            at += thing.size
+            if hashlib.sha256(data).hexdigest() != thing.sha256:
+                where = f"{place.host.name} {place.prefix}/store/{tree.name}/{thing.path}"
+                raise Trouble(Problem(where, "it is not as it was published", try_=REMEDY))
+            found[tree.name, thing.path] = data
+    return found
 
 
 def look_for_room(transport: Transport, place: PrefixHandle, names: Iterable[str]) -> Room:
