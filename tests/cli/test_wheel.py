@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.cli.commands.wheel import wheel
 from deepep_bootstrap.core.errors import OK, Trouble
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from tests.support.paths import ROOT
 from tests.support.store import Prefix, entry_name
 from tests.support.wheel import build_stack

@@ -12,7 +12,7 @@ import pytest
 
 from deepep_bootstrap.cli.commands.wheel import wheel
 from deepep_bootstrap.core.toml import load_toml
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support import wheel as support
 from tests.support.build import HERE, make_prefix

@@ -21,7 +21,7 @@ from packaging.utils import parse_wheel_filename
 from deepep_bootstrap.cli.commands.wheel import wheel
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.toml import load_toml
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix.elf import Relocator
 from deepep_bootstrap.prefix.wheel import guarded
 from tests.support.paths import ROOT

@@ -13,7 +13,8 @@ from msgspec import to_builtins
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import defects, provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
