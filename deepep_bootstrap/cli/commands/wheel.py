@@ -19,8 +19,8 @@ from deepep_bootstrap.prefix import defects, provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
 from deepep_bootstrap.prefix.contents import Generation, find_generation
-from deepep_bootstrap.prefix.elf import Relocator
-from deepep_bootstrap.prefix.wheel import GUARD_SOURCE, BuiltStack, WheelFile, make_wheel
+from deepep_bootstrap.prefix.wheel.elf import Relocator
+from deepep_bootstrap.prefix.wheel.make import GUARD_SOURCE, BuiltStack, WheelFile, make_wheel
 
 
 def wheel(flags: Flags, *, output: str = "") -> int:

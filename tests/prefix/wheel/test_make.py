@@ -22,8 +22,8 @@ from deepep_bootstrap.cli.commands.wheel import wheel
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.prefix.elf import Relocator
-from deepep_bootstrap.prefix.wheel import guarded
+from deepep_bootstrap.prefix.wheel.elf import Relocator
+from deepep_bootstrap.prefix.wheel.make import guarded
 from tests.support.paths import ROOT
 from tests.support.store import Prefix, entry_name
 from tests.support.wheel import PYTHON, SUFFIX, build_stack, lock

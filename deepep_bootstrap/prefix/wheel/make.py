@@ -30,7 +30,7 @@ from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Source
 from deepep_bootstrap.prefix.archive.index import ArchiveMember, Tree
 from deepep_bootstrap.prefix.contents import StoreEntry
-from deepep_bootstrap.prefix.elf import Relocator, platform_tag
+from deepep_bootstrap.prefix.wheel.elf import Relocator, platform_tag
 
 NAME = "deep_ep"
 PACKAGE = "lib/python/"

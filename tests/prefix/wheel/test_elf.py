@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.prefix.elf import Relocator, platform_tag
+from deepep_bootstrap.prefix.wheel.elf import Relocator, platform_tag
 from tests.support.paths import ROOT
 from tests.support.wheel import shared
 
