@@ -23,6 +23,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.flags import OWN_NCCL
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, gather, read_tree
 from deepep_bootstrap.lock import compatibility, model
@@ -154,6 +155,7 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
         recipes=read_tree(flags.root / "recipes"),
         templates=read_tree(flags.root / "env"),
         external_python=flags.python,
+        own_nccl=flags.nccl == OWN_NCCL,
         on_busy_host=flags.on_busy_host,
         control_has_slurm=asks_slurm_here(survey),
         skip=tuple(skip),

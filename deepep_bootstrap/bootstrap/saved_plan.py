@@ -29,7 +29,7 @@ KIND = "deepep-bootstrap plan"
 LARGEST = 16 * 1024**2
 """Bytes of a plan that is read; the steps of 1000 hosts have less than 1 MiB."""
 
-WORDS = ("hosts", "limit", "lock", "stack", "prefix", "mirror", "python", "on_busy_host")
+WORDS = ("hosts", "limit", "lock", "stack", "prefix", "mirror", "python", "nccl", "on_busy_host")
 """Common flags that decide a plan; they come from the file."""
 
 INPUTS = {
@@ -187,6 +187,7 @@ class _Words(Struct, frozen=True):
     prefix: str = ""
     mirror: tuple[str, ...] = ()
     python: str = ""
+    nccl: str = ""
     on_busy_host: str = "leave"
 
 

@@ -13,6 +13,7 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.core.text import HostText
 from deepep_bootstrap.inventory.forms import MODULE
+from deepep_bootstrap.prefix.modulefiles import nvshmem_folder
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
@@ -36,8 +37,8 @@ class LoadVerdict(Struct, frozen=True):
     """What a user gets on one host. `loaded` is the module's full name ("" without one), `printed` what the module
     system printed; `imported` is None where nothing was imported, `error` why it failed; `deep_ep` and `nvshmem` are
     the files really used, with links followed, `deepep_entry` and `nvshmem_entry` the store entries in the same
-    form, `nccl` and `nccl_version` the NCCL that DeepEP V2 calls ("" for V1). `stale` is what `current` leads to as
-    this host sees it and where it should, () where that is the same."""
+    form (of torch's own NVSHMEM its folder), `nccl` and `nccl_version` the NCCL that DeepEP V2 calls ("" for V1).
+    `stale` is what `current` leads to as this host sees it and where it should, () where that is the same."""
 
     module_system: bool
     loaded: str
@@ -65,7 +66,7 @@ def load_job(
         "USE": f"{record.prefix}/modulefiles" if load.without_hook else "",
         "ENV_FILE": f"{record.prefix}/current/env-{record.stack}.sh",
         "DEEPEP": f"{record.prefix}/store/{record.deepep}",
-        "NVSHMEM": f"{record.prefix}/store/{record.nvshmem}",
+        "NVSHMEM": nvshmem_folder(record),
         "PYTHON": record.external_python,
         "IMPORT": "yes" if imports else "no",
         "GENERATION": str(generation),
@@ -128,7 +129,7 @@ def _wrong_module(host: str, verdict: LoadVerdict, record: StackRecord) -> Itera
 def _failed_import(host: str, verdict: LoadVerdict, record: StackRecord) -> Iterator[Problem]:
     if verdict.imported is False:
         what = "import deep_ep fails"
-        if record.external_python and not verdict.driver:
+        if record.external_python and record.nvshmem and not verdict.driver:
             what += "; this host has no NVIDIA driver, so our NVSHMEM is not preloaded into the external Python"
         yield Problem(host, what, str(verdict.error), "no error")
 

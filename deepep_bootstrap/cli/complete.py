@@ -196,5 +196,6 @@ KNOWN: Mapping[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "new": generations,
     "run": runs,
     "stack": lock_names("stack"),
+    "nccl": lambda _words: ("own",),
     "update": lambda words: (*lock_names("source")(words), "python", "all"),
 }

@@ -16,6 +16,7 @@ from deepep_bootstrap.doctor import user_view
 from deepep_bootstrap.doctor.examine import Checks, case_of, examine, join, ordered
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
+from deepep_bootstrap.inventory.flags import OWN_NCCL
 from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, read_tree
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
@@ -78,9 +79,10 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
     for name in names or [lock.default_stack]:
         record = offer.stacks.get(name) if offer else None
         python = flags.python or (record.external_python if record else "")
+        nccl = flags.nccl or (OWN_NCCL if record and record.own_nccl and python == record.external_python else "")
         # Where there is nothing to tell apart, the advice stays as short as what was typed.
         plain = not flags.stack and name == lock.default_stack and len(names) < 2
-        yield replace(flags, stack="" if plain else name, python=python)
+        yield replace(flags, stack="" if plain else name, python=python, nccl=nccl)
 
 
 def judge(

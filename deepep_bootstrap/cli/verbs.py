@@ -34,6 +34,7 @@ HELP = {
     "target": "wheels for these targets only, joined by commas: cp312-x86_64,cp311-x86_64 (default: all of the lock)",
     "prune": "remove what the mirror holds beside what is wanted now",
     "python": "path of an existing interpreter with torch on the hosts, instead of the locked wheels",
+    "nccl": "`own`: with --python and DeepEP V2, the lock's NCCL in place of the one that its torch brings",
     "dry_run": "say what would be done and change nothing",
     "yes": "do not ask before something is changed; needed where nobody can be asked: without a terminal, with --json",
     "json": "one JSON document on stdout and nothing else",
@@ -122,7 +123,22 @@ CONNECTION = ("accept_new_host_keys", "sudo_password_prompt", "forks")
 HOSTS = ("hosts", "limit", "prefix")
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What": (
-        *("stack", "lock", "python", "kind", "run", "to", "keep", "old", "new", "generation", "file", "store", "skip"),
+        *(
+            "stack",
+            "lock",
+            "python",
+            "nccl",
+            "kind",
+            "run",
+            "to",
+            "keep",
+            "old",
+            "new",
+            "generation",
+            "file",
+            "store",
+            "skip",
+        ),
         *("update", "ref", "version", "archs", "plan", "cluster", "list", "target", "logs", "log", "causes", "args"),
         *("nodes", "action", "shell", "as_", "for_", "settings"),
     ),
@@ -147,7 +163,7 @@ class VerbText(Struct, frozen=True):
     meant: str = ""
 
 
-ALL = (*HOSTS, "stack", "lock", "mirror", "python", "on_busy_host", "json", *CONNECTION)
+ALL = (*HOSTS, "stack", "lock", "mirror", "python", "nccl", "on_busy_host", "json", *CONNECTION)
 READING = (*HOSTS, "json", *CONNECTION)
 CHANGING = (*READING, "dry_run", "yes")
 

@@ -103,6 +103,17 @@ class Python(Struct, frozen=True):
     header: bool = False
 
 
+class TorchLibrary(Struct, frozen=True):
+    """A library that torch finds beside itself, with its headers: `kind` is "nccl" or "nvshmem", `name` the
+    distribution that brought it ("" where nobody says), `version` that of its headers, `folder` holds include and
+    lib."""
+
+    kind: str
+    name: str
+    version: str
+    folder: str
+
+
 class Gid(Struct, frozen=True):
     """One entry of a port's GID table; `kind` is "IB/RoCE v1" or "RoCE v2", `netdev` the network device behind it."""
 
@@ -174,7 +185,8 @@ class Facts(Struct, frozen=True):
     space are in MiB; `scratch_free_mib` is that of TMPDIR; `gpu_problem` says why nvidia-smi, although installed,
     gave no list. Whole numbers among `nvidia_params` are decimal whatever the driver's spelling. `machine` is
     "x86_64"; `prepared` how far the host is prepared. `external_packages` are name and version of setuptools and
-    numpy beside the external Python's torch, as far as they are there."""
+    numpy beside the external Python's torch, as far as they are there, `external_libraries` the NCCL and NVSHMEM of
+    that torch."""
 
     os_id: str = ""
     os_version: str = ""
@@ -206,6 +218,7 @@ class Facts(Struct, frozen=True):
     scratch_free_mib: int = 0
     default_route: bool = False
     external_packages: tuple[tuple[str, str], ...] = ()
+    external_libraries: tuple[TorchLibrary, ...] = ()
     gpu_problem: HostText = NO_TEXT
     prepared: Machine = field(default_factory=Machine)
 
@@ -281,6 +294,7 @@ def _facts(records: Records) -> Facts:
         ),
         external_python=next((_external(f, text) for f, text in records.rows_with_text("external_python")), None),
         external_packages=tuple(sorted((name, version) for name, version in records.rows("external_package"))),
+        external_libraries=tuple(TorchLibrary(*fields) for fields in sorted(records.rows("external_library"))),
         rdma=_rdma(records),
         kernel_modules=records.words("kernel_module"),
         gdrdrv=records.truth("gdrdrv"),

@@ -13,6 +13,9 @@ from msgspec.structs import replace
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory import hostsfile
 
+OWN_NCCL = "own"
+"""What --nccl calls the lock's NCCL, in place of the one that the torch of --python brings."""
+
 
 class Flags(Struct, frozen=True):
     """The common flags of a verb, as given. `root` is the folder of tasks.py with recipes/, env/ and the lock."""
@@ -25,6 +28,7 @@ class Flags(Struct, frozen=True):
     prefix: str = ""
     mirror: tuple[str, ...] = ()
     python: str = ""
+    nccl: str = ""
     dry_run: bool = False
     yes: bool = False
     json: bool = False
@@ -49,6 +53,8 @@ class Flags(Struct, frozen=True):
             raise Trouble(
                 Problem("--on-busy-host", "unknown value", found=flags.on_busy_host or "nothing", wanted="leave or use")
             )
+        if flags.nccl not in {"", OWN_NCCL}:
+            raise Trouble(Problem("--nccl", "unknown value", flags.nccl, f"{OWN_NCCL}, or no --nccl: that of torch"))
         if flags.prefix:
             hostsfile.check_prefix(flags.prefix, "--prefix")
             flags = replace(flags, prefix=hostsfile.normal_prefix(flags.prefix))

@@ -176,6 +176,7 @@ FACTS_ROWS: Mapping[str, Fields] = {
         words("names of limits", r"[A-Za-z_, ()]*"),
     ),
     "external_package": (one_of("setuptools", "numpy"), VERSION),
+    "external_library": (one_of("nccl", "nvshmem"), NAME_OR_NOT, VERSION, PATH),
     "device": (one_of("gpu", "mellanox", "nvswitch"), PCI, words("an IOMMU domain", "[A-Za-z-]*")),
     "package": (NAME, VERSION),
     "library": (PATH, PATH_OR_NOT),

@@ -23,7 +23,7 @@ FILE = "rules/compatibility.toml"
 """Below env/."""
 
 OF_LOCK = ("deepep", "nvshmem", "nccl", "torch", "setuptools", "cuda", "wheels_cuda", "target")
-OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python", "nic_map")
+OF_HOSTS = ("toolkit", "toolkit_major", "archs", "link_layer", "python", "torch_nccl", "nic_map")
 CONTAINS = ("has", "lacks")
 SENTENCE = ValueForm(r"[a-z_]+ (>=|>|<=|<|is|has|lacks) \S+", "THING OPERATOR VALUE, such as `nvshmem >= 3.5.19`")
 REV = ValueForm(r"[0-9a-f]{40}", "a full commit id")
@@ -42,7 +42,7 @@ class Sentence(Struct, frozen=True):
 
 class Rule(Struct, frozen=True):
     """Where every sentence of `when` is true, every sentence of `needs` must be; `refuse` says whether breaking it
-    ends a run."""
+    ends a run, `remedy` what to try ("" for what is usual)."""
 
     name: str
     when: tuple[Sentence, ...]
@@ -50,6 +50,7 @@ class Rule(Struct, frozen=True):
     reason: str
     source: str
     refuse: bool
+    remedy: str = ""
 
 
 class Contents(Struct, frozen=True):
@@ -128,6 +129,7 @@ def _rule(table: Table, features: set[str]) -> Rule:
         reason=table.text("reason", SOME),
         source=table.text("source", SOME),
         refuse=table.take("refuse", bool, default=True),
+        remedy=table.text("remedy", SOME) if "remedy" in table.data else table.take("remedy", str, ""),
     )
     if not rule.needs:
         table.complain("needs", "is missing or empty", wanted=SENTENCE.words)
@@ -175,13 +177,17 @@ class StackFacts(Struct, frozen=True):
 
 class SiteFacts(Struct, frozen=True):
     """What the hosts say: version of the CUDA toolkit, architectures ("9.0"), link layer of the profile ("" without a
-    network), for an external Python its torch ("" otherwise), and whether a map from GPU to NIC is set."""
+    network), for an external Python its torch ("" otherwise), whether a map from GPU to NIC is set, and for DeepEP V2
+    beside an external Python the versions of "nccl" and "nvshmem" that this torch brings, and whether the lock's NCCL
+    is taken in place of the former."""
 
     toolkit: str
     archs: tuple[str, ...]
     link_layer: str
     external_torch: str = ""
     nic_map: bool = False
+    external_libraries: Mapping[str, str] = field(default_factory=dict)
+    own_nccl: bool = False
 
 
 def check_lock(lock: Lock, texts: Mapping[str, str], stacks: Sequence[str] = ()) -> tuple[Problem, ...]:
@@ -212,9 +218,16 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
         "link_layer": (site.link_layer,) if site.link_layer else (),
         "nic_map": ("set",) if site.nic_map else (),
         "python": (OWN if target else EXTERNAL,),
-        **({} if target else {"torch": (site.external_torch,)}),
+        **({} if target else _external_values(stack, site)),
     }
-    names = {**of_lock.names, "archs": capabilities(site.archs), "nic_map": "the map from GPU to NIC"}
+    names = {
+        **of_lock.names,
+        "archs": capabilities(site.archs),
+        "nic_map": "the map from GPU to NIC",
+        "torch_nccl": f"NCCL {site.external_libraries.get('nccl') or 'none'} of the external Python",
+    }
+    if "nvshmem" in site.external_libraries:
+        names["nvshmem"] = f"NVSHMEM {site.external_libraries['nvshmem']} of the external Python"
     known, where = replace(of_lock, values=values, names=names), f"stack {stack.name}"
     problems: list[Problem] = []
     remarks: list[str] = []
@@ -225,6 +238,15 @@ def check_site(lock: Lock, stack: Stack, target: str, *, site: SiteFacts, texts:
         else:
             remarks.append(f"{where}: {problem.what}")
     return tuple(problems), tuple(remarks)
+
+
+def _external_values(stack: Stack, site: SiteFacts) -> dict[str, tuple[str, ...]]:
+    """Return what is known of an external Python in place of wheels: its torch, for DeepEP V2 also the NVSHMEM that
+    this torch brings, and the NCCL that is used: that torch's, or the lock's, which is `nccl` as in a lock."""
+    found = site.external_libraries
+    values = {"torch": (site.external_torch,), **({"nvshmem": (found["nvshmem"],)} if "nvshmem" in found else {})}
+    own = stack.pinned(stack.nccl_wheel) if site.own_nccl and stack.nccl_wheel else None
+    return {**values, **({"nccl": (own.version,)} if own else {"torch_nccl": _value_or_none(found.get("nccl", ""))})}
 
 
 def stack_facts(rule_set: RuleSet, lock: Lock, stack: Stack, target: str) -> StackFacts:
@@ -291,7 +313,7 @@ def _wrong_problem(broken: BrokenRule, known: StackFacts, where: str) -> Problem
     found = ", ".join(_shown(thing, known) for thing in things)
     wanted = " and ".join(str(replace(sentence, value=_value(sentence, known))) for sentence in wrong)
     is_toolkit = all(sentence.thing == "toolkit" for sentence in wrong)
-    remedy = NEWER if is_toolkit else "invoke lock, or another --stack"
+    remedy = rule.remedy or (NEWER if is_toolkit else "invoke lock, or another --stack")
     return Problem(where, f"{rule.reason} ({rule.source})", found, wanted, remedy)
 
 

@@ -15,7 +15,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory import network_env
-from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.network_env import AUTO, Derived, ascending, read_profile, short_name
 from deepep_bootstrap.lock import compatibility
@@ -35,7 +35,7 @@ class PlanRequest(Struct, frozen=True):
     """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by
     relative path. `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get
     the lock's package repositories; `take_over` names the modulefiles directories of other prefixes whose hook ours
-    may replace (ANY for every one)."""
+    may replace (ANY for every one); `own_nccl`: beside an external Python DeepEP V2 takes the lock's NCCL."""
 
     lock: Lock
     stack: Stack
@@ -44,6 +44,7 @@ class PlanRequest(Struct, frozen=True):
     recipes: Mapping[str, str]
     templates: Mapping[str, str]
     external_python: str = ""
+    own_nccl: bool = False
     on_busy_host: str = "leave"
     control_has_slurm: bool = False
     skip: tuple[str, ...] = ()
@@ -95,13 +96,15 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     notes += (f"profile {network.profile}: {network.why}", *network.notes)
     notes += absences(load, build_host, request.inventory, facts)
 
+    check_own_nccl(request)
     target, python = choose_python(request, gpu_hosts, here, previous)
+    libraries = () if target else here.external_libraries
     toolkit, toolkit_notes = choose_toolkit(
         ToolkitRequest(
             request.stack.cuda,
             build_host,
             gpu_hosts,
-            judge_by(request, network, target, python),
+            judge_by(request, network, target, python, libraries),
             compiles=compiles_on_nodes(request),
             path=previous.record.cuda_home if previous.record and previous.decides else "",
         )
@@ -109,9 +112,21 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     notes += toolkit_notes
 
     entries = name_entries(
-        EntryInputs(request.lock, request.stack, request.recipes, network.archs, here, toolkit, python, target)
+        EntryInputs(
+            request.lock,
+            request.stack,
+            request.recipes,
+            network.archs,
+            here,
+            toolkit,
+            python,
+            target,
+            libraries,
+            request.own_nccl,
+        )
     )
-    record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts))
+    notes += own_nccl_notes(request, libraries)
+    record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts), libraries)
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -169,13 +184,24 @@ def compiles_on_nodes(request: PlanRequest) -> bool:
     return deepep_recipe(request.lock.sources[request.stack.deepep]) == "deepep-v2"
 
 
-def judge_by(request: PlanRequest, network: Derived, target: str, python: Python) -> Callable[[Toolkit], Judgement]:
-    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks."""
+def judge_by(
+    request: PlanRequest, network: Derived, target: str, python: Python, libraries: Sequence[TorchLibrary] = ()
+) -> Callable[[Toolkit], Judgement]:
+    """Return what says of a toolkit why the stack cannot work with it on these hosts, and remarks. `libraries` are
+    those that the torch of an external Python brings."""
     link = read_profile(network.profile, request.templates).link
     nic_map = any(network_env.MAP in values for values in (network.environment, *network.by_host.values()))
 
     def judge(toolkit: Toolkit) -> Judgement:
-        site = compatibility.SiteFacts(toolkit.version, network.archs, link, "" if target else python.torch, nic_map)
+        site = compatibility.SiteFacts(
+            toolkit.version,
+            network.archs,
+            link,
+            "" if target else python.torch,
+            nic_map,
+            versions_of(request, libraries),
+            request.own_nccl,
+        )
         return compatibility.check_site(request.lock, request.stack, target, site=site, texts=request.templates)
 
     return judge
@@ -259,7 +285,7 @@ def choose_python(
     """Return target (`cp312-x86_64`; "" for an external Python) and interpreter: the newest that all hosts have, or
     the one that `known` hosts, which cannot be asked now, are known to have."""
     if request.external_python:
-        return "", check_external(request.external_python, request.stack, gpu_hosts, here, request.templates)
+        return "", check_external(request, gpu_hosts, here)
     machines = {seen.machine for seen in gpu_hosts.values()}
     if len(machines) > 1:
         raise Trouble(
@@ -319,18 +345,20 @@ def make_record(
     toolkit: Toolkit,
     python: Python,
     site: SiteSettings,
+    libraries: Sequence[TorchLibrary] = (),
 ) -> StackRecord:
-    """Return what a generation says of the stack."""
+    """Return what a generation says of the stack; `libraries` are those that the torch of an external Python brings."""
     names = {entry.kind: entry.name for entry in entries}
     torch = next((entry.version for entry in entries if entry.kind == "python"), python.torch)
-    nccl = next((entry.env["NCCL_VERSION"] for entry in entries if "NCCL_VERSION" in entry.env), "")
+    deepep = entries[-1].env
+    versions = {each.kind: each.version for each in libraries if deepep.get(f"TORCH_{each.kind.upper()}")}
     source = request.lock.sources[request.stack.deepep]
     return StackRecord(
         stack=request.stack.name,
         module=f"deepep/{source.version}-{source.rev[:7]}-{request.stack.name}",
         prefix=request.prefix,
         deepep=names["deepep"],
-        nvshmem=names["nvshmem"],
+        nvshmem=names.get("nvshmem", ""),
         gdrcopy=names.get("gdrcopy", ""),
         python=names.get("python", ""),
         external_python=request.external_python,
@@ -343,9 +371,13 @@ def make_record(
         by_host=network.by_host,
         by_kind=network.by_kind,
         gib=network.gib,
-        nccl=nccl,
+        nccl=deepep.get("NCCL_VERSION", ""),
         torch=torch,
         cuda=toolkit.version,
+        torch_nccl=deepep.get("TORCH_NCCL", ""),
+        torch_nvshmem=deepep.get("TORCH_NVSHMEM", ""),
+        nvshmem_version=versions.get("nvshmem", ""),
+        own_nccl=names.get("nccl", ""),
     )
 
 
@@ -364,17 +396,17 @@ def merge_offer(request: PlanRequest, current: Offer | None, record: StackRecord
     return Offer(default, dict(sorted(stacks.items())), recipes.digest(rendered))
 
 
-def check_external(
-    path: str, stack: Stack, gpu_hosts: Mapping[str, Facts], here: Facts, texts: Mapping[str, str]
-) -> Python:
-    """Return the interpreter at `path` as the build host sees it; Trouble where a host lacks it or it does not fit.
-    `gpu_hosts` are facts by name, `here` those of the build host, `texts` the files of env/ by relative path."""
+def check_external(request: PlanRequest, gpu_hosts: Mapping[str, Facts], here: Facts) -> Python:
+    """Return the interpreter of --python as the build host sees it; Trouble where a host lacks it or it does not fit.
+    `gpu_hosts` are facts by name, `here` those of the build host."""
+    path = request.external_python
     problems: list[Problem] = []
     for name, seen in gpu_hosts.items():
-        problems.extend(_misfits(name, path, seen, stack, here))
+        problems.extend(_misfits(name, path, seen, request.stack, here))
     if not problems:
         for name, seen in gpu_hosts.items():
-            problems.extend(_lacks(name, path, seen, texts))
+            problems.extend(_lacks(name, path, seen, request.templates))
+            problems.extend(_lacks_libraries(name, seen, here, request) if compiles_on_nodes(request) else ())
     if problems or here.external_python is None:
         raise Trouble(*problems)
     return here.external_python
@@ -412,6 +444,62 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
         yield Problem(name, f"--python={path}: {problem.what}", problem.found, problem.wanted, install)
     if "numpy" not in packages:
         yield Problem(name, f"--python={path}: DeepEP's tests import numpy", "no numpy", "numpy", install)
+
+
+def _lacks_libraries(name: str, seen: Facts, here: Facts, request: PlanRequest) -> Iterator[Problem]:
+    """Yield what DeepEP V2 needs of the libraries that the external Python's torch brings, and where they are not those
+    of the build host, with which it is built."""
+    path, kinds = request.external_python, ("nvshmem",) if request.own_nccl else ("nccl", "nvshmem")
+    found = {each.kind: each for each in seen.external_libraries}
+    others = {each.kind: each for each in here.external_libraries}
+    for kind in kinds:
+        what, wheel = kind.upper(), f"nvidia-{kind}-cu{request.stack.cuda}"
+        remedy = f"a torch from PyPI, which brings {wheel}"
+        if kind == "nccl":
+            remedy = f"{remedy}, or --nccl=own, the NCCL {_locked_nccl(request.stack)} of the lock"
+        if kind not in found:
+            problem = f"--python={path}: DeepEP V2 is built against torch's {what}, headers and library"
+            yield Problem(name, problem, f"no wheel of {what} beside torch", wheel, remedy)
+        elif kind in others and found[kind] != others[kind]:
+            yield Problem(
+                name,
+                f"the {what} of the external Python differs between hosts",
+                f"{found[kind].version} in {found[kind].folder}",
+                f"{others[kind].version} in {others[kind].folder} as on the build host",
+            )
+
+
+def versions_of(request: PlanRequest, libraries: Sequence[TorchLibrary]) -> dict[str, str]:
+    """Return the versions of the libraries that DeepEP V2 takes from an external Python, by kind; V1 takes none."""
+    return {each.kind: each.version for each in libraries} if compiles_on_nodes(request) else {}
+
+
+def check_own_nccl(request: PlanRequest) -> None:
+    """Raise Trouble where --nccl=own means nothing: the stack's own Python has the lock's NCCL, V1 uses none."""
+    if not request.own_nccl:
+        return
+    if not compiles_on_nodes(request) or not request.stack.nccl_wheel:
+        found = f"stack {request.stack.name}"
+        raise Trouble(Problem("--nccl=own", "is for stacks of DeepEP V2", found, "--stack=v2 or --stack=v2-vllm"))
+    if not request.external_python:
+        what = "is for --python: the stack's own Python has the lock's NCCL anyway"
+        raise Trouble(Problem("--nccl=own", what, wanted="--python=/path/to/python, or no --nccl"))
+
+
+def own_nccl_notes(request: PlanRequest, libraries: Sequence[TorchLibrary]) -> Iterator[str]:
+    """Yield what an NCCL of ours means for whatever else runs in a process of the external Python."""
+    if request.own_nccl:
+        theirs = versions_of(request, libraries).get("nccl", "another")
+        yield (
+            f"--nccl=own: with the module loaded every process of {request.external_python} has NCCL "
+            f"{_locked_nccl(request.stack)} in place of the {theirs} that its torch was made with, torch.distributed "
+            f"and what else brings an NCCL too; a program that finds two of them may refuse to start (SGLang does)"
+        )
+
+
+def _locked_nccl(stack: Stack) -> str:
+    wheel = stack.pinned(stack.nccl_wheel) if stack.nccl_wheel else None
+    return wheel.version if wheel else ""
 
 
 def _setuptools(rule_set: RuleSet, known: compatibility.StackFacts) -> str:

@@ -76,7 +76,9 @@ def _of_stack(holdings: Holdings, offered: Offered, rule_set: RuleSet, bootstrap
         return
     known = _known(holdings, stack, record, rule_set)
     external = str(record.get("external_python") or "")
-    fix = " ".join([bootstrap, f"--stack={stack}", *([shlex.quote(f"--python={external}")] if external else [])])
+    python = [shlex.quote(f"--python={external}")] if external else []
+    nccl = ["--nccl=own"] if record.get("own_nccl") else []
+    fix = " ".join([bootstrap, f"--stack={stack}", *python, *nccl])
     for broken in broken_rules(rule_set, known):
         problem = broken_problem(broken, known, f"stack {stack}")
         found, wanted = _difference(problem, known)
@@ -155,5 +157,5 @@ def look_at_offers(flags: Flags, transport: Transport, survey: Survey) -> tuple[
 def current_defects(flags: Flags, holdings: Holdings) -> tuple[Defect, ...]:
     """Return the known defects of the current generation."""
     generation = holdings.get(holdings.current)
-    command = command_for(replace(flags, stack="", python=""))
+    command = command_for(replace(flags, stack="", python="", nccl=""))
     return defects(holdings, generation, read_tree(flags.root / "env"), command) if generation else ()

@@ -30,6 +30,7 @@ RECORD_WORDS = {
     "nvshmem",
     "gdrcopy",
     "python",
+    "own_nccl",
     "prefix",
     "stack",
     "environment",
@@ -162,7 +163,7 @@ def offer_facts(offer: Offer, inputs: Mapping[str, Mapping[str, object]]) -> Fac
 
 def record_facts(stack: str, record: Mapping[str, Any]) -> dict[Place, str]:
     """Return what the record of a stack says as facts, its variables and the site's settings by themselves."""
-    words = {key: value for key, value in record.items() if key not in RECORD_WORDS}
+    words = {key: value for key, value in record.items() if key not in RECORD_WORDS and value not in ("", [], {})}
     found = _placed("stack", stack, _values(words))
     found |= _placed("site", stack, _values(record.get("site")))
     variables = ((key, value or "(unset)") for key, value in _values(record.get("environment")))
@@ -268,7 +269,13 @@ def _cut(text: str) -> str:
 # In short
 
 ADDED, CHANGED, REMOVED = "+", "~", "-"
-PROJECTS = {"deepep": "DeepEP", "nvshmem": "NVSHMEM", "gdrcopy": "GDRCopy", "python": "Python environment"}
+PROJECTS = {
+    "deepep": "DeepEP",
+    "nvshmem": "NVSHMEM",
+    "gdrcopy": "GDRCopy",
+    "nccl": "NCCL",
+    "python": "Python environment",
+}
 """Entries of the store and sources of a lock as a person calls them, by the first word of their names."""
 
 COUNTED = {"option": "build options", "substitution": "substitutions", "recipe": "recipes", "toolchain": "toolchain"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import digest, text_digest
-from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
 
 COMMON_RECIPES = (
@@ -25,7 +26,8 @@ COMMON_RECIPES = (
 OWN_RECIPES = {
     "gdrcopy": ("build/gdrcopy.sh",),
     "nvshmem": ("build/nvshmem.sh",),
-    "nvshmem-wheel": ("build/nvshmem-wheel.sh",),
+    "nvshmem-wheel": ("build/wheel.sh", "build/nvshmem-wheel.sh"),
+    "nccl-wheel": ("build/wheel.sh", "build/nccl-wheel.sh"),
     "python": ("build/python.sh",),
     "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
     "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v2.sh"),
@@ -33,7 +35,9 @@ OWN_RECIPES = {
 """The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP
 V1 or V2."""
 
-UNCOMPILED = ("python", "nvshmem-wheel")
+PLACES_OF_V2 = ("PYTHON_ENTRY", "NVSHMEM", "NCCL", "TORCH_NCCL", "TORCH_NVSHMEM")
+"""What the recipe of DeepEP V2 gets, each empty where it is not used: entries, and folders beside an external torch."""
+UNCOMPILED = ("python", "nvshmem-wheel", "nccl-wheel")
 RELOCATOR = "build/relocate.py"
 
 
@@ -70,7 +74,8 @@ class Entry(Struct, frozen=True):
 class EntryInputs(Struct, frozen=True):
     """What decides the entries of one stack: the lock, the recipe texts by path, GPU architectures ("9.0"), and of
     the build host its facts, CUDA toolkit and Python. `target` names the wheel list (`cp312-x86_64`); "" means
-    `python` is an external one."""
+    `python` is an external one, whose torch brings `libraries`; with `own_nccl` DeepEP V2 takes the lock's NCCL in
+    place of that torch's."""
 
     lock: Lock
     stack: Stack
@@ -80,6 +85,17 @@ class EntryInputs(Struct, frozen=True):
     toolkit: Toolkit
     python: Python
     target: str
+    libraries: tuple[TorchLibrary, ...] = ()
+    own_nccl: bool = False
+
+    @property
+    def joins_torch(self) -> bool:
+        """Whether DeepEP V2 is built against what the torch of an external Python brings."""
+        return not self.target and deepep_recipe(self.lock.sources[self.stack.deepep]) == "deepep-v2"
+
+    def library(self, kind: str) -> TorchLibrary:
+        """Return the library "nccl" or "nvshmem" of the external Python's torch."""
+        return next(each for each in self.libraries if each.kind == kind)
 
 
 def recipe_names(recipe: str) -> tuple[str, ...]:
@@ -89,8 +105,11 @@ def recipe_names(recipe: str) -> tuple[str, ...]:
 
 def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
     """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python
-    (unless external), deepep."""
+    (unless external), deepep. DeepEP V2 beside an external Python takes NVSHMEM from there: then they are deepep, and
+    before it nccl where ours is wanted."""
     stack, sources = wanted.stack, wanted.lock.sources
+    if wanted.joins_torch:
+        return _beside_torch(wanted)
     made = [_built(wanted, "gdrcopy", sources[stack.gdrcopy], {})] if stack.gdrcopy else []
     if stack.nvshmem_wheel:
         made.append(_unpacked(wanted, "nvshmem", "nvshmem-wheel", stack.nvshmem_wheel))
@@ -109,6 +128,27 @@ def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
         recipe=deepep_recipe(sources[stack.deepep]),
     )
     return (*made, deepep)
+
+
+def _beside_torch(wanted: EntryInputs) -> tuple[Entry, ...]:
+    """Return the entries of DeepEP V2 for an external Python: it is built against the NVSHMEM of that Python's torch,
+    and against its NCCL or the lock's."""
+    made = [_unpacked(wanted, "nccl", "nccl-wheel", wanted.stack.nccl_wheel)] if wanted.own_nccl else []
+    nvshmem = wanted.library("nvshmem")
+    used = [nvshmem] if made else [wanted.library("nccl"), nvshmem]
+    deepep = _built(
+        wanted,
+        "deepep",
+        wanted.lock.sources[wanted.stack.deepep],
+        {"NCCL": made[0].name} if made else {},
+        recipe="deepep-v2",
+    )
+    inputs = {"libraries": [[each.kind, each.name, each.version, each.folder] for each in used]}
+    env = {
+        **{f"TORCH_{each.kind.upper()}": each.folder for each in used},
+        "NCCL_VERSION": (made[0] if made else wanted.library("nccl")).version,
+    }
+    return (*made, replace(deepep, inputs={**deepep.inputs, **inputs}, env={**deepep.env, **env}))
 
 
 def _unpacked(wanted: EntryInputs, kind: str, recipe: str, name: str) -> Entry:
@@ -168,6 +208,9 @@ def _built(
         "SOURCE_DATE_EPOCH": str(source.last_modified),
     }
     if recipe == "deepep-v2":
+        # All of them are said, so that nothing of the account's own environment is taken for one.
+        env = dict.fromkeys(PLACES_OF_V2, "") | env
+    if recipe == "deepep-v2" and wanted.target:
         env["NCCL_VERSION"] = wanted.stack.nccl_version(wanted.target)
     return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env, recipe=recipe)
 

@@ -123,10 +123,11 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     entries.
 
     The prefix's own commands (deepep-venv) are on PATH. An environment of ours comes before them and holds our NVSHMEM
-    in place of torch's. Somebody else's stays as it is: DeepEP joins by PYTHONPATH, and our NVSHMEM by LD_PRELOAD,
-    since torch would bring its own otherwise. NCCL opens gIB's plugin by name.
+    in place of torch's. Somebody else's stays as it is: DeepEP joins by PYTHONPATH, and a library of ours by
+    LD_PRELOAD, since torch would bring its own otherwise: V1's NVSHMEM, and V2's NCCL where it was asked for. V2
+    without that works with what torch brings, and nothing is preloaded. NCCL opens gIB's plugin by name.
     """
-    nvshmem = f"{entry(record, record.nvshmem)}/lib"
+    nvshmem = f"{nvshmem_folder(record)}/lib"
     gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
     # A site's own NCCL on this list, gIB's too, would win over the one that V2 was built with.
     nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
@@ -139,16 +140,23 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
         ),
         Lead("PYTHONPATH", (f"{entry(record, record.deepep)}/lib/python", tuned_folder(record))),
         Lead("LD_LIBRARY_PATH", libraries),
-        Lead(
-            "LD_PRELOAD", () if record.python else (f"{nvshmem}/libnvshmem_host.so.3",), driver_only=not record.python
-        ),
+        Lead("LD_PRELOAD", preloaded(record), driver_only=bool(preloaded(record))),
     )
+
+
+def preloaded(record: StackRecord) -> tuple[str, ...]:
+    """Return the libraries that are to be in a process before torch opens its own ones."""
+    if record.own_nccl:
+        return (f"{nccl_folder(record)}/lib/libnccl.so.2",)
+    if record.python or record.nccl:
+        return ()
+    return (f"{nvshmem_folder(record)}/lib/libnvshmem_host.so.3",)
 
 
 def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
     """Return the variables a stack sets, in order; an empty value says that the variable is unset while the module
     is loaded."""
-    nvshmem = entry(record, record.nvshmem)
+    nvshmem = nvshmem_folder(record)
     ours = {
         "DEEPEP_PREFIX": record.prefix,
         "DEEPEP_STACK": record.stack,
@@ -164,9 +172,22 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
 
 
 def nccl_folder(record: StackRecord) -> str:
-    """Return where NCCL is in the stack's own Python environment."""
+    """Return where the NCCL of DeepEP V2 is (include, lib): in an entry of its own, beside the torch of an external
+    Python, or in the stack's own Python environment."""
+    if record.own_nccl or record.torch_nccl:
+        return entry(record, record.own_nccl) if record.own_nccl else record.torch_nccl
     minor = ".".join(record.python_version.split(".")[:2])
     return f"{entry(record, record.python)}/lib/python{minor}/site-packages/nvidia/nccl"
+
+
+def nvshmem_folder(record: StackRecord) -> str:
+    """Return where NVSHMEM is (include, lib): in its entry, or beside the torch of an external Python."""
+    return entry(record, record.nvshmem) if record.nvshmem else record.torch_nvshmem
+
+
+def nvshmem_version(record: StackRecord) -> str:
+    """Return the version of NVSHMEM."""
+    return _version_of(record.nvshmem) or record.nvshmem_version
 
 
 def jit_cache(record: StackRecord) -> str:
@@ -346,7 +367,7 @@ def _contents(record: StackRecord) -> tuple[str, ...]:
     source, _, revision = record.module.removeprefix("deepep/").removesuffix(f"-{record.stack}").rpartition("-")
     versions = {
         "DeepEP": f"{source} ({revision})",
-        "NVSHMEM": _version_of(record.nvshmem),
+        "NVSHMEM": nvshmem_version(record),
         "GDRCopy": _version_of(record.gdrcopy),
         "NCCL": record.nccl,
         "torch": record.torch,
@@ -364,7 +385,7 @@ def _version_of(name: str) -> str:
 
 def _values(record: StackRecord) -> dict[str, object]:
     version = record.module.removeprefix("deepep/")
-    libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}{record.nvshmem.partition('-')[2]}"
+    libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}nvshmem-{nvshmem_version(record)}"
     return {
         "header": _header,
         "module": record.module,
@@ -388,6 +409,8 @@ def _values(record: StackRecord) -> dict[str, object]:
         "own_names": (*dict(variables(record)), *host_variables(record)),
         "gib": record.gib,
         "gib_libraries": gib_libraries(record),
+        "own_nccl": record.own_nccl,
+        "outside": tuple(f"{folder}/lib" for folder in (record.torch_nccl, record.torch_nvshmem) if folder),
     }
 
 

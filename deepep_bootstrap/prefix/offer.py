@@ -108,7 +108,9 @@ def offered_stack(survey: Survey, stack: str) -> StackRecord:
 
 def command_for(flags: Flags) -> str:
     """Return the command that prepares the same hosts, as a person would type it."""
-    given = [(name, str(getattr(flags, name))) for name in ("hosts", "limit", "lock", "stack", "prefix", "python")]
+    given = [
+        (name, str(getattr(flags, name))) for name in ("hosts", "limit", "lock", "stack", "prefix", "python", "nccl")
+    ]
     given += [("mirror", value) for value in flags.mirror]
     return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
 
@@ -132,8 +134,10 @@ class StackRecord(Struct, frozen=True):
     names (`python` is "" where `external_python` holds an interpreter's path); `environment` the profile's variables in
     order; `by_host` those that differ, by the nodes' short names, `by_kind` those that one kind of test changes, `gib`
     the script that sets up NCCL on Google's network ("" for none), `nccl` the version of NCCL that DeepEP V2 works with
-    ("" for V1, which has no use for it), `torch` and `cuda` the versions of torch and of the CUDA toolkit. What came
-    later has a default, so that manifests of earlier versions can be read.
+    ("" for V1, which has no use for it), `torch` and `cuda` the versions of torch and of the CUDA toolkit. V2 beside an
+    external Python has no `nvshmem`: `torch_nccl` and `torch_nvshmem` are the folders (include, lib) of what that torch
+    brings, `nvshmem_version` the version of the latter, `own_nccl` the entry that the module loads in place of the
+    former ("" for none). What came later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str
@@ -156,6 +160,10 @@ class StackRecord(Struct, frozen=True):
     nccl: str = ""
     torch: str = ""
     cuda: str = ""
+    torch_nccl: str = ""
+    torch_nvshmem: str = ""
+    nvshmem_version: str = ""
+    own_nccl: str = ""
 
 
 class Offer(Struct, frozen=True):
@@ -185,7 +193,7 @@ def offer_document(offer: Offer) -> dict[str, Any]:
 
 def named_entries(offer: Offer) -> tuple[str, ...]:
     """Return the store entries that an offer names, sorted; what these need is not among them."""
-    kinds = ("deepep", "nvshmem", "gdrcopy", "python")
+    kinds = ("deepep", "nvshmem", "gdrcopy", "python", "own_nccl")
     return tuple(sorted({name for each in offer.stacks.values() for kind in kinds if (name := getattr(each, kind))}))
 
 
@@ -288,20 +296,27 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     yield from _check_paths(where, record)
     hosts = [name for name in record.by_host if not _HOST.fullmatch(name)]
     yield from (Problem(where, "not the short name of a host", repr(name)) for name in hosts)
-    if record.nccl and not record.python:
-        yield Problem(where, "DeepEP V2 needs an environment of its own", record.external_python, "the store's Python")
-    numbers = (record.python_version, record.nccl, record.torch, record.cuda)
+    if record.nccl and not record.python and not ((record.torch_nccl or record.own_nccl) and record.torch_nvshmem):
+        what = "DeepEP V2 beside an external Python needs the NCCL and NVSHMEM of its torch"
+        yield Problem(where, what, record.external_python, "the folders of both")
+    numbers = (record.python_version, record.nccl, record.torch, record.cuda, record.nvshmem_version)
     versions = [text for text in numbers if not _VERSION.fullmatch(text)]
     versions += [text for text in record.archs if not _CAPABILITY.fullmatch(text)]
     yield from (Problem(where, "not a version", repr(text)) for text in versions)
-    entries = filter(None, (record.deepep, record.nvshmem, record.gdrcopy, record.python))
+    entries = filter(None, (record.deepep, record.nvshmem, record.gdrcopy, record.python, record.own_nccl))
     yield from (Problem(where, "not the name of a store entry", repr(n)) for n in entries if not _STACK.fullmatch(n))
 
 
 def _check_paths(where: str, record: StackRecord) -> Iterator[Problem]:
     """Yield the paths that path lists and files cannot hold, and those that are missing: the prefix always, the
     Python where the store has none."""
-    paths = {"prefix": record.prefix, "python": record.external_python, "CUDA_HOME": record.cuda_home}
+    paths = {
+        "prefix": record.prefix,
+        "python": record.external_python,
+        "CUDA_HOME": record.cuda_home,
+        "torch's NCCL": record.torch_nccl,
+        "torch's NVSHMEM": record.torch_nvshmem,
+    }
     needed = {"prefix"} if record.python else {"prefix", "python"}
     for what, path in paths.items():
         if not _PATH.fullmatch(path) and (path or what in needed):

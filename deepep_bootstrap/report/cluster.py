@@ -309,7 +309,9 @@ def offered(generation: Generation | None) -> tuple[Offered, ...]:
             module=text(record, "module"),
             default=generation is not None and name == generation.default_stack,
             parts=tuple(
-                entry_title(text(record, kind)) for kind in ("deepep", "nvshmem", "gdrcopy") if record.get(kind)
+                entry_title(text(record, kind))
+                for kind in ("deepep", "nvshmem", "gdrcopy", "own_nccl")
+                if record.get(kind)
             ),
             python=text(record, "external_python") or text(record, "python_version"),
             cuda=text(record, "cuda_home"),

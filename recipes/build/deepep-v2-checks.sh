@@ -1,17 +1,25 @@
 # shellcheck shell=bash
 # The health checks of an entry of DeepEP V2. It stands between build/deepep-checks.sh, from which it takes with_entry and the look at the
 # device code, and build/deepep-v2.sh.
-# Inputs: those of build/deepep-checks.sh, and NCCL_VERSION.
+# Inputs: those of build/deepep-checks.sh, NCCL_VERSION, and those of build/deepep-v2.sh for an external PYTHON.
 
 check_entry() {
     local word
-    wait_for_entry "${NVSHMEM}"
-    wait_for_entry "${PYTHON_ENTRY}"
-    # shellcheck disable=SC2034 # read by with_entry
-    RUN_PYTHON="${PREFIX}/store/${PYTHON_ENTRY}/bin/python" PRELOAD=""
+    local environment=""
+    wait_for_libraries
+    RUN_PYTHON="${PYTHON}" PRELOAD=""
+    if [[ -n "${PYTHON_ENTRY:-}" ]]; then
+        wait_for_entry "${PYTHON_ENTRY}"
+        environment="${PREFIX}/store/${PYTHON_ENTRY}"
+        # shellcheck disable=SC2034 # read by with_entry
+        RUN_PYTHON="${environment}/bin/python"
+    elif [[ -n "${NCCL:-}" ]]; then
+        # shellcheck disable=SC2034 # read by with_entry
+        PRELOAD="${PREFIX}/store/${NCCL}/lib/libnccl.so.2" # torch would open its own before DeepEP can
+    fi
     EXTENSION="$(find "${OUT}/lib/python/deep_ep" -maxdepth 1 -name '_C*.so')"
     [[ -n "${EXTENSION}" ]] || die "DeepEP's build made no deep_ep/_C*.so"
-    EP_NCCL_ROOT_DIR="$(find_nccl "${PREFIX}/store/${PYTHON_ENTRY}")"
+    EP_NCCL_ROOT_DIR="$(find_nccl "${environment}")"
     # Importing prepares the compiler of kernels, which wants to know where it may write.
     export EP_NCCL_ROOT_DIR EP_JIT_CACHE_DIR="${SCRATCH}/jit-${ENTRY}" CUDA_HOME
     check_headers
@@ -19,7 +27,7 @@ check_entry() {
         case "${word}" in
         import) check_import ;;
         device-code) check_device_code ;;
-        nvshmem-symbols) check_symbol nvshmem_malloc "${PREFIX}/store/${NVSHMEM}/lib" ;;
+        nvshmem-symbols) check_symbol nvshmem_malloc "$(find_nvshmem)/lib" ;;
         nccl-version) check_nccl_version ;;
         *) die "unknown check '${word}': known are import, device-code, nvshmem-symbols, nccl-version" ;;
         esac
@@ -27,9 +35,27 @@ check_entry() {
     done
 }
 
-# find_nccl ENVIRONMENT: print the folder of NCCL (include, lib) in a Python environment.
+# wait_for_libraries: NVSHMEM and NCCL where they are entries.
+wait_for_libraries() {
+    local library
+    for library in ${NVSHMEM:-} ${NCCL:-}; do
+        wait_for_entry "${library}"
+    done
+}
+
+# find_nvshmem: print the folder of NVSHMEM (include, lib).
+find_nvshmem() {
+    if [[ -n "${NVSHMEM:-}" ]]; then printf '%s\n' "${PREFIX}/store/${NVSHMEM}"; else printf '%s\n' "${TORCH_NVSHMEM}"; fi
+}
+
+# find_nccl ENVIRONMENT: print the folder of NCCL (include, lib): an entry, what an external torch brings, or that of the stack's own Python
+# environment.
 find_nccl() {
     local folder
+    if [[ -n "${NCCL:-}${TORCH_NCCL:-}" ]]; then
+        if [[ -n "${NCCL:-}" ]]; then printf '%s\n' "${PREFIX}/store/${NCCL}"; else printf '%s\n' "${TORCH_NCCL}"; fi
+        return 0
+    fi
     for folder in "$1"/lib/python3*/site-packages/nvidia/nccl; do
         [[ -e "${folder}/lib/libnccl.so.2" ]] || die "NCCL: found nothing at ${folder}, wanted the wheel of the stack"
         printf '%s\n' "${folder}"

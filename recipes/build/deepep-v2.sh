@@ -1,18 +1,19 @@
 # shellcheck shell=bash
 # DeepEP V2, built by its own setup.py against the NCCL of the Python environment and our NVSHMEM (for its legacy half), with upstream's
-# tests beside it. Most of its kernels are compiled on the nodes, when they are first used.
+# tests beside it. Most of its kernels are compiled on the nodes, when they are first used. Beside an external Python both are what its
+# torch brings; for NCCL an entry of ours may stand in.
 # Inputs besides those of prefix/publish.sh: SRC (submodules filled in), VERSION, CUDA_HOME, CUDA_VERSION, ARCHS ("9.0 10.0"), OPTIONS
-# (NAME=VALUE for setup.py's environment, one a line), CHECKS (words), NVSHMEM (entry), PYTHON_ENTRY (entry), NCCL_VERSION, SPLIT_COMPILE.
+# (NAME=VALUE for setup.py's environment, one a line), CHECKS (words), NVSHMEM (entry), PYTHON_ENTRY (entry), NCCL_VERSION, SPLIT_COMPILE. For an
+# external PYTHON in place of these two entries: TORCH_NVSHMEM and TORCH_NCCL (folders with include and lib), or for the latter NCCL (entry).
 
 WORK="${SCRATCH}/build/${ENTRY}"
 
 build_entry() {
-    [[ -n "${PYTHON_ENTRY:-}" ]] || die "DeepEP V2 needs an environment of its own: torch's NCCL is replaced in it"
     [[ " ${CHECKS:-} " != *" device-code "* ]] || need_command "${CUDA_HOME}/bin/cuobjdump"
     [[ -e "${SRC}/third-party/fmt/include/fmt/format.h" ]] || die "the source has no third-party/fmt: the lock's pin must say submodules = true"
     mkdir -p -- "${WORK}"
     choose_python
-    wait_for_entry "${NVSHMEM}"
+    wait_for_libraries
     export_settings
     check_version
     write_compilers
@@ -24,6 +25,8 @@ build_entry() {
 # choose_python: what this run is building is used from scratch as soon as it serves for compiling.
 choose_python() {
     local -r early="${SCRATCH}/early"
+    ENVIRONMENT="" BUILD_PYTHON="${PYTHON}"
+    [[ -n "${PYTHON_ENTRY:-}" ]] || return 0
     wait_for_entry "${PYTHON_ENTRY}" "${early}/${PYTHON_ENTRY}.ready"
     ENVIRONMENT="${early}/${PYTHON_ENTRY}"
     if is_published "${PYTHON_ENTRY}" || ! can_import_torch "${ENVIRONMENT}/bin/python"; then
@@ -35,19 +38,22 @@ choose_python() {
 
 # export_settings: what setup.py and torch read from the environment, and nothing inherited.
 export_settings() {
-    local name option nccl
+    local name option nccl nvshmem
     for name in "${!EP_@}" "${!NCCL_@}" "${!DEEP_EP_@}"; do
         [[ "${name}" == NCCL_VERSION ]] || unset "${name}"
     done
     nccl="$(find_nccl "${ENVIRONMENT}")"
-    export EP_NCCL_ROOT_DIR="${nccl}" EP_NVSHMEM_ROOT_DIR="${PREFIX}/store/${NVSHMEM}" NVSHMEM_DIR="${PREFIX}/store/${NVSHMEM}"
+    nvshmem="$(find_nvshmem)"
+    [[ -n "${NVSHMEM:-}" ]] || complete_nvshmem "${nvshmem}" "${WORK}/nvshmem"
+    export EP_NCCL_ROOT_DIR="${nccl}" EP_NVSHMEM_ROOT_DIR="${nvshmem}"
+    [[ -n "${NVSHMEM:-}" ]] || EP_NVSHMEM_ROOT_DIR="${WORK}/nvshmem"
+    export NVSHMEM_DIR="${EP_NVSHMEM_ROOT_DIR}"
     export TORCH_CUDA_ARCH_LIST="${ARCHS// /;}" MAX_JOBS="${JOBS}"
     export GIT_CEILING_DIRECTORIES="${SCRATCH}" GIT_DIR="${WORK}/no-repository" # the version must not depend on a git above us
     export PATH="${CUDA_HOME}/bin:${PATH}"
     unset CFLAGS CXXFLAGS # for setuptools they would replace Python's own flags; the compilers below add ours
-    # Where the libraries are, seen from where the extension will lie.
-    # shellcheck disable=SC2016 # $ORIGIN is for the loader
-    export LDFLAGS='-Wl,-rpath,$ORIGIN/../../../../'"${PYTHON_ENTRY}${nccl#"${ENVIRONMENT}"}/lib"' -Wl,-rpath,$ORIGIN/../../../../'"${NVSHMEM}/lib"
+    LDFLAGS="-Wl,-rpath,$(print_run_path "${nccl}/lib") -Wl,-rpath,$(print_run_path "${nvshmem}/lib")"
+    export LDFLAGS
     # setup.py names NCCL's library without a folder: ours comes ahead of one that the system may have.
     export LIBRARY_PATH="${nccl}/lib"
     offer_driver "${WORK}/driver"
@@ -56,6 +62,33 @@ export_settings() {
     while IFS= read -r option; do
         [[ "${option}" != *=* ]] || export "${option?}"
     done <<<"${OPTIONS:-}"
+}
+
+# print_run_path FOLDER: print where a folder is, seen from where the extension will lie; one outside the store as it is.
+print_run_path() {
+    local -r store="${PREFIX}/store"
+    local folder="$1"
+    if [[ -n "${ENVIRONMENT}" && "${folder}" == "${ENVIRONMENT}"/* ]]; then
+        folder="${store}/${PYTHON_ENTRY}${folder#"${ENVIRONMENT}"}"
+    fi
+    if [[ "${folder}" == "${store}"/* ]]; then
+        # shellcheck disable=SC2016 # $ORIGIN is for the loader
+        folder='$ORIGIN/../../../..'"${folder#"${store}"}"
+    fi
+    printf '%s\n' "${folder}"
+}
+
+# complete_nvshmem FOLDER TREE: make a tree of links to a wheel's NVSHMEM, with the names without a number that linkers ask for.
+complete_nvshmem() {
+    local -r folder="$1" tree="$2"
+    local library name
+    mkdir -p -- "${tree}/lib"
+    ln -sfn -- "${folder}/include" "${tree}/include"
+    for library in "${folder}"/lib/*; do
+        name="${library##*/}"
+        ln -sfn -- "${library}" "${tree}/lib/${name}"
+        [[ "${name}" != *.so.* ]] || ln -sfn -- "${library}" "${tree}/lib/${name%.so.*}.so"
+    done
 }
 
 # check_version: the tree must be of the version that the lock promises; setup.py may add a local part.

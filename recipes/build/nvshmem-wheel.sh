@@ -1,33 +1,17 @@
 # shellcheck shell=bash
 # NVSHMEM as its wheel brings it, without a build: headers and libraries in the tree that an installation would make, completed by the
 # names that a linker asks for. The wheels are NVIDIA's own builds with IBGDA; their libraries look for each other beside themselves.
-# Inputs besides those of prefix/publish.sh: SCRATCH/bin/uv, SCRATCH/wheels, VERSION, WHEEL (a line of pip's requirements with the hash);
-# ONLINE=1 where the wheel comes from the index and not from SCRATCH/wheels, with the addresses of the indexes in INDEXES (one a line;
-# the first is the default one, empty: uv's own). The hash decides in either case.
+# Inputs besides those of prefix/publish.sh: VERSION, and those of build/wheel.sh.
 
 WORK="${SCRATCH}/build/${ENTRY}"
 
 build_entry() {
     local -r tree="${WORK}/site/nvidia/nvshmem"
     mkdir -p -- "${WORK}"
-    install_wheel
+    install_wheel "${WORK}"
     [[ -d "${tree}/include" && -d "${tree}/lib" ]] || die "the wheel of NVSHMEM ${VERSION} has no nvidia/nvshmem/include and lib"
     cp -a -- "${tree}/include" "${tree}/lib" "${OUT}/"
     link_plain_names
-}
-
-# install_wheel: uv unpacks the one file that has the hash, for whatever interpreter: nothing in it depends on Python.
-install_wheel() {
-    local -ra quiet=(--no-progress --cache-dir "${SCRATCH}/uv-cache")
-    local -a from=(--offline --no-config --no-index --find-links "${SCRATCH}/wheels")
-    export UV_PYTHON_DOWNLOADS=never
-    if [[ -n "${ONLINE:-}" ]]; then
-        from=(--index-strategy unsafe-best-match) # the site's own uv settings (mirrors, proxies) hold here
-        name_indexes "${INDEXES:-}"
-    fi
-    printf '%s\n' "${WHEEL}" >"${WORK}/wheel.txt"
-    "${SCRATCH}/bin/uv" pip install "${quiet[@]}" "${from[@]}" --python "${PYTHON}" --target "${WORK}/site" \
-        --no-deps --require-hashes --no-build --link-mode copy -r "${WORK}/wheel.txt"
 }
 
 # link_plain_names: a wheel carries each library once, under the name that programs load. Linkers want it without the number, and a

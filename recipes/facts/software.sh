@@ -35,9 +35,10 @@ probe_pythons() {
     done
 }
 # What one --python must say, without importing torch (seconds) and without single quotes: its version module is a few assignments, its
-# C++ ABI stands in the CMake file it ships, or else in the names of the C++ library.
+# C++ ABI stands in the CMake file it ships, or else in the names of the C++ library. NCCL and NVSHMEM are those that torch finds by its
+# run path, beside itself; they count only with their headers, which say their versions.
 torch_questions='
-import importlib.metadata, importlib.util, os, platform, re, runpy, sysconfig
+import glob, importlib.metadata, importlib.util, os, platform, re, runpy, sysconfig
 for name in ("setuptools", "numpy"):
     try:
         print("%s\t%s" % (name, importlib.metadata.version(name)))
@@ -58,6 +59,24 @@ if home:
         problem = "its torch is not complete: %s" % error
 if home and not problem and not known.get("cuda"):
     problem = "its torch is built without CUDA"
+site = os.path.dirname(home)
+owners = {}
+for each in importlib.metadata.distributions(path=[site]) if home else ():
+    known_as = str(each.metadata["Name"] or "").lower().replace("_", "-")
+    if re.match(r"nvidia-(nccl|nvshmem)-cu[0-9]+$", known_as):
+        owners[known_as.split("-")[1]] = known_as
+def library(kind, file, header, define):
+    root = os.path.join(site, "nvidia", kind)
+    headers = glob.glob(os.path.join(glob.escape(root), "include", "**", header), recursive=True)
+    if not home or not headers or not os.path.exists(os.path.join(root, "lib", file)):
+        return
+    with open(sorted(headers)[0], errors="replace") as text:
+        lines = text.read()
+    numbers = [re.findall(r"define\s+%s\s+(\d+)" % (define % part), lines)[:1] for part in ("MAJOR", "MINOR", "PATCH")]
+    if all(numbers):
+        print("\t".join((kind, owners.get(kind, ""), ".".join(number[0] for number in numbers), root)))
+library("nccl", "libnccl.so.2", "nccl.h", "NCCL_%s")
+library("nvshmem", "libnvshmem_host.so.3", "nvshmem_version.h", "NVSHMEM_VENDOR_%s_VERSION")
 header = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 fields = [platform.python_version(), sysconfig.get_config_var("SOABI"), known.get("__version__"), known.get("git_version"), known.get("cuda")]
 print("\t".join(" ".join(str(field or "").split()) for field in fields + [abi, str(int(header)), problem]))
@@ -72,6 +91,7 @@ probe_external() {
         printf '%s\n' "$answer" | grep -E "^(setuptools|numpy)$tab" | while IFS=$tab read -r name version; do
             put external_package "$name" "$version"
         done
+        printf '%s\n' "$answer" | sed -n "/^nccl$tab/s/^/external_library=/p; /^nvshmem$tab/s/^/external_library=/p"
         answer=$(printf '%s\n' "$answer" | tail -n 1)
         put external_python "$python" "${answer:-${blank}does not run as a Python interpreter}"
     fi

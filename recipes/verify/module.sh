@@ -2,8 +2,9 @@
 # Looks at what a user gets on this host: loads the module in a login shell, imports DeepEP, and asks which NVSHMEM it would call.
 #
 # Reads: LOAD (what to say to `module load`), USE (modulefiles that no hook leads to, "" where one does), ENV_FILE (the same for hosts
-# without a module system), DEEPEP and NVSHMEM (the entries it should lead to), PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py),
-# GENERATION (the current one, where that was just published; 0 for whatever is seen here), SECONDS_TO_SEE (default 60).
+# without a module system), DEEPEP and NVSHMEM (the entries it should lead to; NVSHMEM may be a folder beside an external torch),
+# PYTHON (an external interpreter, "" for the module's own), IMPORT (yes or no), PROBE (the text of probe.py), GENERATION (the current
+# one, where that was just published; 0 for whatever is seen here), SECONDS_TO_SEE (default 60).
 # Changes nothing.
 # Data lines: stale; module, loaded, said; import, error, deep_ep, torch, nvshmem, nccl, nccl_version; deepep_entry, nvshmem_entry; driver; end.
 

@@ -18,12 +18,14 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import wheels
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.fetch.sources import fetch_source
+from deepep_bootstrap.inventory.facts import parse_facts
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.prefix import entries
-from deepep_bootstrap.prefix.entries import Entry, name_entries
+from deepep_bootstrap.prefix.entries import Entry, EntryInputs, name_entries
 from tests.support import stacks as stacks_support
 from tests.support import standins
 from tests.support.build import health, make_prefix, store_names
+from tests.support.facts import run_script
 from tests.support.paths import ROOT
 from tests.support.stacks import Stacks
 from tests.support.standins import Prepared
@@ -168,11 +170,7 @@ def test_v2_uses_its_nccl_and_keeps_no_place_of_the_build(built: Place, tmp_path
     cache = tmp_path / "jit"
     done = python(built, "v2", code, EP_NCCL_ROOT_DIR=str(nccl(built)), EP_JIT_CACHE_DIR=str(cache))
     assert (done.stdout.strip(), cache.is_dir()) == (f"{stacks_support.NCCL} {{}}", True), done.stderr
-    entry = built.prefix / "store" / built.entries("v2")["deepep"].name
-    extension = next((entry / "lib/python/deep_ep").glob("_C*.so"))
-    dynamic = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
-    (line,) = [line for line in dynamic.splitlines() if "RUNPATH" in line]
-    found = line.split("[")[1].rstrip("]").split(":")
+    found = run_paths(built, built.entries("v2")["deepep"])
     names = {kind: entry.name for kind, entry in built.entries("v2").items()}
     behind = nccl(built).relative_to(built.prefix / "store" / names["python"])
     assert found == [
@@ -201,6 +199,66 @@ def test_v2_refuses_another_nccl_in_the_process(built: Place, tmp_path: Path) ->
     }
     done = python(built, "v2", "import deep_ep", **more)
     assert "NCCL 2.28.9 is loaded, but deep_ep was built with 2.30.4" in done.stderr
+
+
+def beside(place: Place, python: Path, *, own_nccl: bool = False) -> EntryInputs:
+    """Return what is wanted of the stack v2-vllm for an external Python, as the facts of a host tell it."""
+    prepared = place.of("v2-vllm")
+    asked = prepared.wanted(prepared.toolkit(TOOLKITS["v2"]), str(python))
+    facts = parse_facts(run_script("dash", "/nowhere", str(python)), "test")
+    assert facts.external_python is not None
+    assert not facts.external_python.problem
+    return replace(asked, python=facts.external_python, libraries=facts.external_libraries, own_nccl=own_nccl)
+
+
+def build_beside(place: Place, asked: EntryInputs) -> dict[str, Entry]:
+    outcomes = standins.run(place.of("v2-vllm").request(place.prefix, asked))
+    assert {outcome.state for outcome in outcomes.values()} == {"done"}, outcomes
+    return {entry.kind: entry for entry in name_entries(asked)}
+
+
+def run_paths(place: Place, entry: Entry) -> list[str]:
+    (extension,) = (place.prefix / "store" / entry.name / "lib/python/deep_ep").glob("_C*.so")
+    dynamic = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in dynamic.splitlines() if "RUNPATH" in line]
+    return line.split("[")[1].rstrip("]").split(":")
+
+
+def test_v2_is_built_beside_an_external_torch_with_that_ones_libraries(built: Place, tmp_path: Path) -> None:
+    """Into the environment nothing is written; in the process are the environment's NCCL and NVSHMEM alone."""
+    python = stacks_support.make_environment(built.stacks, tmp_path / "vllm", "/usr/bin/python3")
+    before = sorted(path for path in (tmp_path / "vllm").rglob("*") if "__pycache__" not in path.parts)
+    asked = beside(built, python)
+    entries = build_beside(built, asked)
+    assert set(entries) == {"deepep"}
+    after = sorted(path for path in (tmp_path / "vllm").rglob("*") if "__pycache__" not in path.parts)
+    assert after == before
+    nvidia = next((tmp_path / "vllm").glob("lib/python3*/site-packages/nvidia"))
+    assert run_paths(built, entries["deepep"]) == [f"{nvidia}/nccl/lib", f"{nvidia}/nvshmem/lib"]
+    code = (
+        "import deep_ep._C as c; print(c.nccl_version()); "
+        "print(sorted({line.split()[-1] for line in open('/proc/self/maps') if 'libnccl' in line or 'nvshmem_host' in line}))"
+    )
+    environment = {
+        "PYTHONPATH": f"{built.prefix}/store/{entries['deepep'].name}/lib/python",
+        "EP_NCCL_ROOT_DIR": f"{nvidia}/nccl",
+        "EP_JIT_CACHE_DIR": str(tmp_path / "jit"),
+    }
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    files = [f"{nvidia}/nccl/lib/libnccl.so.2", f"{nvidia}/nvshmem/lib/libnvshmem_host.so.3"]
+    assert done.stdout.splitlines() == [stacks_support.NCCL_OF_VLLM, str(files)], done.stderr
+    health(built.prefix, entries["deepep"], tmp_path / "scratch")
+
+
+def test_an_nccl_of_ours_is_unpacked_and_stands_in_for_an_older_one(built: Place, tmp_path: Path) -> None:
+    python = stacks_support.make_environment(built.stacks, tmp_path / "vllm", "/usr/bin/python3", nccl="2.28.9")
+    asked = beside(built, python, own_nccl=True)
+    assert asked.library("nccl").version == "2.28.9"
+    entries = build_beside(built, asked)
+    assert set(entries) == {"nccl", "deepep"}
+    assert run_paths(built, entries["deepep"])[0] == f"$ORIGIN/../../../../{entries['nccl'].name}/lib"
+    for entry in entries.values():
+        health(built.prefix, entry, tmp_path / "scratch")
 
 
 def test_a_moved_prefix_passes_every_health_check(built: Place, tmp_path: Path) -> None:

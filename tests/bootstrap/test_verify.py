@@ -51,7 +51,7 @@ class Machine:
         )
         (path / "current").symlink_to("generations/1")
         (path / "modulefiles").symlink_to("current/modulefiles")
-        library = path / "store" / record.nvshmem / "lib" / "libnvshmem_host.so.3"
+        library = Path(modulefiles.nvshmem_folder(record)) / "lib" / "libnvshmem_host.so.3"
         build_library(
             library, "void *nvshmem_malloc(unsigned long n) { return 0; }", "-Wl,-soname,libnvshmem_host.so.3"
         )
@@ -64,7 +64,7 @@ class Machine:
         caller = "void *nvshmem_malloc(unsigned long); void *use(void) { return nvshmem_malloc(1); }"
         (self.package / "deep_ep").mkdir(parents=True)
         if record.nccl:
-            self.nccl = path / modulefiles.nccl_folder(record) / "lib" / "libnccl.so.2"
+            self.nccl = Path(modulefiles.nccl_folder(record)) / "lib" / "libnccl.so.2"
             self.build_nccl(record.nccl)
             build_library(extension, caller + NCCL_CALLER, str(library), str(self.nccl))
             (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep._C\n")
@@ -151,6 +151,44 @@ def test_v2_is_asked_for_its_nccl_too(system: str, tmp_path: Path) -> None:
     (wrong,) = verify.problems("host", machine.look(system), machine.record)
     assert (wrong.what, wrong.wanted) == ("DeepEP would call another NCCL", "2.30.4, with which it was built")
     assert wrong.found == f"2.28.9 {os.path.realpath(machine.nccl)}"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_v2_beside_an_external_torch_uses_that_ones_libraries(system: str, tmp_path: Path) -> None:
+    """Nothing is preloaded, on nodes with a driver neither; an NCCL that pip put in that one's place is named."""
+    site = tmp_path / "vllm/site-packages/nvidia"
+    record = support.v2_beside_torch(
+        str(tmp_path),
+        external_python="/usr/bin/python3",
+        torch_nccl=str(site / "nccl"),
+        torch_nvshmem=str(site / "nvshmem"),
+    )
+    machine = Machine(tmp_path, record)
+    verdict = machine.look(system, driver=True)
+    assert verify.problems("host", verdict, record) == ()
+    assert verdict.nvshmem == os.path.realpath(site / "nvshmem/lib/libnvshmem_host.so.3")
+    assert (verdict.nccl, verdict.nccl_version) == (os.path.realpath(machine.nccl), "2.30.7")
+    machine.build_nccl("2.28.9")
+    (wrong,) = verify.problems("host", machine.look(system), record)
+    assert (wrong.what, wrong.wanted) == ("DeepEP would call another NCCL", "2.30.7, with which it was built")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("driver", [True, False])
+def test_an_nccl_of_ours_wins_over_the_one_that_an_external_torch_opens(
+    system: str, driver: bool, tmp_path: Path
+) -> None:
+    """On a node with a driver it is preloaded; elsewhere it is the first that is found by name."""
+    site = tmp_path / "vllm/site-packages/nvidia"
+    record = support.v2_own_nccl(str(tmp_path), external_python="/usr/bin/python3", torch_nvshmem=str(site / "nvshmem"))
+    machine = Machine(tmp_path, record)
+    theirs = site / "nccl/lib/libnccl.so.2"
+    build_library(theirs, "int ncclGetVersion(int *v) { *v = 22809; return 0; }", "-Wl,-soname,libnccl.so.2")
+    loader = f"import ctypes\nctypes.CDLL({str(theirs)!r}, ctypes.RTLD_GLOBAL)\n" if driver else ""
+    (machine.package / "torch.py").write_text(f"__version__ = '2.13.0'\n{loader}")
+    verdict = machine.look(system, driver=driver)
+    assert verify.problems("host", verdict, record) == ()
+    assert (verdict.nccl, verdict.nccl_version) == (os.path.realpath(machine.nccl), "2.30.7")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

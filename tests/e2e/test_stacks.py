@@ -1,11 +1,12 @@
 """DeepEP V1 and V2 in one prefix on the embedded cluster: `module load` chooses, jobs of each find their own
-libraries."""
+libraries. V2 for vLLM, in an environment of the store and beside one that somebody has."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +57,52 @@ def test_v2_beside_v1(engine: Engine, tmp_path: Path) -> None:
     assert f"NCCL {stacks_support.NCCL}" in passed.out
     cache = f"/tmp/deepep-0.*/jit-{v2['deepep'][:12]}"
     assert engine.lab.ssh("n002", f"stat -c %a {cache}").stdout.strip() == "700"
+
+
+def offered(engine: Engine) -> dict[str, Any]:
+    """Return what the current generation says of the stack v2-vllm."""
+    record = json.loads((engine.on_disk / "current" / "manifest.json").read_text())["offer"]["stacks"]["v2-vllm"]
+    assert isinstance(record, dict)
+    return record
+
+
+def test_v2_for_vllm_and_beside_its_own_environment(engine: Engine, tmp_path: Path) -> None:
+    assert engine.built
+    stacks = stacks_support.make_stacks(next(engine.built.glob("*-nvshmem-*")), tmp_path)
+    for host in ("n001", "n002"):
+        assert engine.lab.nsenter(host, "bash /usr/local/cuda/install /usr/local/cuda-13.0 13.0.88").returncode == 0
+    mine = Engine(engine.lab, engine.sources, stacks.lock)
+    index = f"--mirror=index:{stacks_support.INDEX}={stacks.wheels}"
+    words = "--args=--num-tokens 128 --num-processes 2 --num-experts 8"
+    ended = mine.run("bootstrap", "--stack=v2-vllm", index)
+    assert ended.code == 0, ended.text
+    passed = mine.run("test", "--kind=internode", "--stack=v2-vllm", words)
+    assert passed.code == 0, passed.text
+    assert f"NCCL {stacks_support.NCCL_OF_VLLM}" in passed.out
+    record = offered(mine)
+    assert (record["torch"], record["nccl"]) == (stacks_support.TORCH_OF_VLLM, stacks_support.NCCL_OF_VLLM)
+    # The same stack for a Python that has all of it already: nothing but DeepEP is built, nothing is preloaded.
+    stacks_support.make_environment(stacks, engine.lab.shared / "vllm", "/usr/bin/python3")
+    python = "/shared/vllm/bin/python"
+    before = set(mine.store())
+    ended = mine.run("bootstrap", "--stack=v2-vllm", f"--python={python}", index)
+    assert ended.code == 0, ended.text
+    (made,) = set(mine.store()) - before
+    record = offered(mine)
+    assert (record["deepep"], record["nvshmem"], record["nccl"]) == (made, "", stacks_support.NCCL_OF_VLLM)
+    look = "import deep_ep, deep_ep._C as c, os; print(c.nccl_version(), os.environ.get('LD_PRELOAD'))"
+    shown = engine.lab.ssh("n002", "bash -lc " + json.dumps(f'module load deepep/v2-vllm; {python} -c "{look}"'))
+    assert shown.stdout.split() == [stacks_support.NCCL_OF_VLLM, "None"], shown.stderr
+    passed = mine.run("test", "--kind=internode", "--stack=v2-vllm", words)
+    assert passed.code == 0, passed.text
+    # An NCCL that is too old is refused with both ways out; ours is then an entry.
+    stacks_support.make_environment(stacks, engine.lab.shared / "older", "/usr/bin/python3", nccl="2.28.9")
+    older = ("--stack=v2-vllm", "--python=/shared/older/bin/python", index)
+    refused = mine.run("plan", *older)
+    assert refused.code == 1
+    assert "a torch of 2.14 or newer" in refused.text
+    ended = mine.run("bootstrap", *older, "--nccl=own")
+    assert ended.code == 0, ended.text
+    passed = mine.run("test", "--kind=internode", "--stack=v2-vllm", words)
+    assert passed.code == 0, passed.text
+    assert f"NCCL {stacks_support.NCCL_OF_VLLM}" in passed.out

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.records import driver_value
 from deepep_bootstrap.inventory import facts
-from deepep_bootstrap.inventory.facts import Facts, parse_facts
+from deepep_bootstrap.inventory.facts import Facts, TorchLibrary, parse_facts
 from deepep_bootstrap.inventory.forms import FACTS
 from tests.support import facts as facts_support
 from tests.support.facts import CASES, SHELLS, Machine, read_tree_file, run_script
@@ -69,7 +69,7 @@ def ask(machine: Machine | None = None, prefix: str = "/nowhere/deepep", python:
 def test_recorded_answer(path: Path) -> None:
     # Older recordings say nothing of how far the host is prepared, of packages beside torch, nor of stacks that were
     # never seen to work.
-    silent = {key: plain(Facts())[key] for key in ("prepared", "external_packages")}
+    silent = {key: plain(Facts())[key] for key in ("prepared", "external_packages", "external_libraries")}
     wanted = silent | json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     wanted["prefix"] = {"unproved": []} | wanted["prefix"]
     assert plain(parse_facts(path.read_text(encoding="utf-8"), path.stem)) == wanted
@@ -522,6 +522,44 @@ def test_what_torch_needs_beside_it_is_told_with_its_version(environment: Path) 
     assert seen.external_packages == (("numpy", "2.4.6"), ("setuptools", "81.0.0")), known
     assert seen.external_python is not None
     assert seen.external_python.torch == "2.11.0+cu130"
+
+
+def put_library(site: Path, kind: str, version: str, *, header: bool = True) -> Path:
+    """Put what the wheel of NVIDIA's NCCL or NVSHMEM brings beside torch; return its folder."""
+    name, file, text = {
+        "nccl": ("libnccl.so.2", "nccl.h", "#define NCCL_{} {}\n"),
+        "nvshmem": ("libnvshmem_host.so.3", "non_abi/nvshmem_version.h", "#define NVSHMEM_VENDOR_{}_VERSION {}\n"),
+    }[kind]
+    root = site / "nvidia" / kind
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / name).write_text("")
+    if header:
+        lines = [text.format(*pair) for pair in zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)]
+        (root / "include" / file).parent.mkdir(parents=True)
+        (root / "include" / file).write_text("".join(lines))
+    folder = site / f"nvidia_{kind}_cu13-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia_{kind}_cu13\nVersion: {version}\n")
+    return root
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("header", [True, False])
+def test_the_libraries_of_torch_are_told_with_folder_and_version(environment: Path, header: bool) -> None:
+    """Those beside torch, where its run path leads. One without headers is none: nothing can be built against it."""
+    put_torch(environment, {"__init__.py": IMPORTED, "version.py": TORCH, CONFIG: "", "lib/libc10.so": b""})
+    (site,) = environment.glob("lib/python3.*/site-packages")
+    try:
+        nccl = put_library(site, "nccl", "2.30.7", header=header)
+        nvshmem = put_library(site, "nvshmem", "3.4.5")
+        seen = ask(python=str(environment / "bin" / "python"))
+    finally:
+        subprocess.run(["rm", "-r", str(site / "nvidia"), *map(str, site.glob("nvidia_*.dist-info"))], check=True)
+    wanted = [TorchLibrary("nccl", "nvidia-nccl-cu13", "2.30.7", str(nccl))] if header else []
+    wanted.append(TorchLibrary("nvshmem", "nvidia-nvshmem-cu13", "3.4.5", str(nvshmem)))
+    assert seen.external_libraries == tuple(wanted)
+    assert seen.external_python is not None
+    assert not seen.external_python.problem
 
 
 @pytest.mark.usefixtures("programs")

@@ -320,12 +320,43 @@ def test_what_the_toolkit_must_know(archs: tuple[str, ...], toolkit: str, wanted
     assert [text.rpartition("wanted ")[2].partition(". Try")[0] for text in problems] == ([wanted] if wanted else [])
 
 
-def test_an_external_python_is_judged_by_its_torch_and_never_serves_v2() -> None:
+def test_an_external_python_is_judged_by_its_torch() -> None:
     assert site("v1-wheel", target="", external_torch="2.4.0") == ([], ())
-    (problem,), _ = site("v2", target="", external_torch="2.11.0")
-    assert "wanted python is own" in problem
     problems, _ = site("v2", target="", external_torch="2.9.0+cu130")
     assert [text for text in problems if "found torch 2.9.0+cu130" in text]
+
+
+@pytest.mark.parametrize("name", ["v2", "v2-vllm"])
+@pytest.mark.parametrize(
+    ("libraries", "own", "wrong"),
+    [
+        ({"nccl": "2.30.7", "nvshmem": "3.4.5"}, False, []),
+        ({"nccl": "2.31.2", "nvshmem": "3.4.5"}, False, []),
+        ({"nccl": "2.29.7", "nvshmem": "3.4.5"}, False, ["NCCL 2.29.7 of the external Python"]),
+        ({"nvshmem": "3.4.5"}, False, ["NCCL none of the external Python"]),
+        ({"nccl": "2.29.7", "nvshmem": "3.4.5"}, True, []),
+        ({"nvshmem": "3.4.5"}, True, []),
+        ({"nccl": "2.30.7", "nvshmem": "3.7.2"}, False, ["NVSHMEM 3.7.2 of the external Python"]),
+        ({"nccl": "2.29.7", "nvshmem": "3.7.2"}, True, ["NVSHMEM 3.7.2 of the external Python"]),
+    ],
+)
+def test_v2_takes_the_nccl_and_nvshmem_of_an_external_torch(
+    name: str, libraries: dict[str, str], own: bool, wrong: list[str]
+) -> None:
+    """Where they are new enough, and not too new: V2's legacy half does not know NVSHMEM 3.5.19 and newer."""
+    problems, _ = site(name, target="", external_torch="2.14.0", external_libraries=libraries, own_nccl=own)
+    assert len(problems) == len(wrong), problems
+    assert all(each in problem for each, problem in zip(wrong, problems, strict=True))
+    if wrong and "NCCL" in wrong[0]:
+        assert "wanted torch_nccl >= 2.30.4. Try: a torch of 2.14 or newer in that Python" in problems[0]
+        assert problems[0].endswith("or --nccl=own")
+
+
+def test_an_nccl_of_ours_that_is_too_old_is_refused_too() -> None:
+    old = wheel(SHIPPED, "nvidia-nccl-cu13", "2.29.7")
+    libraries = {"nccl": "2.30.7", "nvshmem": "3.4.5"}
+    problems, _ = site("v2", old, "", external_torch="2.14.0", external_libraries=libraries, own_nccl=True)
+    assert ["found nccl 2.29.7" in problem for problem in problems] == [True]
 
 
 def test_a_plan_is_refused_before_it_is_made() -> None:

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap.planning import with_prefix
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.inventory.facts import Facts, Python, Slurm
+from deepep_bootstrap.inventory.facts import Facts, Python, Slurm, TorchLibrary
 from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions, steps
-from deepep_bootstrap.plan.decisions import absences
+from deepep_bootstrap.plan.decisions import PlanRequest, absences
 from deepep_bootstrap.prefix import modulefiles
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from tests.support.paths import TESTS
@@ -186,6 +186,93 @@ def test_what_an_external_python_lacks_is_named_with_the_command_that_brings_it(
         decisions.make_decisions(request(stack="v1-cu13", external_python="/opt/venv/bin/python"), facts)
     assert len(caught.value.problems) == 1
     assert re.search(f"{said}/opt/venv/bin/python -m pip install 'setuptools<82' numpy", str(caught.value))
+
+
+CUDA13 = (changed(READY.toolkits[0], {"version": "13.0.88"}),)
+NVIDIA = "/opt/venv/lib/python3.12/site-packages/nvidia"
+
+
+def with_torch(nccl: str = "2.30.7", nvshmem: str = "3.4.5", folder: str = NVIDIA) -> dict[str, Any]:
+    """Return the changes of a host whose external Python has a torch that brings these ("" for none)."""
+    libraries = tuple(
+        TorchLibrary(kind, f"nvidia-{kind}-cu13", version, f"{folder}/{kind}")
+        for kind, version in (("nccl", nccl), ("nvshmem", nvshmem))
+        if version
+    )
+    return {**with_external("80.10.2"), "external_libraries": libraries, "toolkits": CUDA13}
+
+
+def v2_request(**more: Any) -> PlanRequest:
+    return request(stack="v2-vllm", external_python="/opt/venv/bin/python", **more)
+
+
+def test_v2_joins_an_external_python_whose_torch_brings_a_new_nccl() -> None:
+    choice = decisions.make_decisions(v2_request(), cluster(n001=with_torch(), n002=with_torch()))
+    record = choice.record
+    assert [entry.kind for entry in choice.entries] == ["deepep"]
+    assert (record.nccl, record.torch_nccl, record.own_nccl) == ("2.30.7", f"{NVIDIA}/nccl", "")
+    assert (record.nvshmem, record.torch_nvshmem, record.nvshmem_version) == ("", f"{NVIDIA}/nvshmem", "3.4.5")
+    assert not [note for note in choice.notes if "--nccl" in note]
+
+
+def test_an_nccl_of_ours_beside_an_external_torch_is_an_entry_with_a_warning() -> None:
+    facts = cluster(n001=with_torch("2.28.9"), n002=with_torch("2.28.9"))
+    choice = decisions.make_decisions(v2_request(own_nccl=True), facts)
+    nccl, deepep = choice.entries
+    assert deepep.needs == (nccl.name,)
+    record = choice.record
+    assert (record.nccl, record.torch_nccl, record.own_nccl) == ("2.30.7", "", nccl.name)
+    (note,) = [note for note in choice.notes if note.startswith("--nccl=own: ")]
+    assert "has NCCL 2.30.7 in place of the 2.28.9 that its torch was made with" in note
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more", "said"),
+    [
+        (
+            with_torch("2.28.9"),
+            with_torch("2.28.9"),
+            {},
+            "NCCL 2.28.9 of the external Python.* a torch of 2.14 or newer",
+        ),
+        (
+            with_torch(""),
+            with_torch(""),
+            {},
+            (
+                "headers and library — found no wheel of NCCL beside torch, wanted nvidia-nccl-cu13. Try: a torch from "
+                "PyPI, which brings nvidia-nccl-cu13, or --nccl=own, the NCCL 2.30.7 of the lock"
+            ),
+        ),
+        (with_torch("", nvshmem=""), with_torch(), {"own_nccl": True}, "found no wheel of NVSHMEM beside torch"),
+        (
+            with_torch(),
+            with_torch("2.31.2"),
+            {},
+            "n002: the NCCL of the external Python differs between hosts — found 2.31.2 in",
+        ),
+        (with_torch(), with_torch(folder="/srv/nvidia"), {}, "NVSHMEM of the external Python differs between hosts"),
+    ],
+)
+def test_what_keeps_v2_from_an_external_python(
+    first: dict[str, Any], second: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Trouble) as caught:
+        decisions.make_decisions(v2_request(**more), cluster(n001=first, n002=second))
+    assert re.search(said, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stack", "python", "said"),
+    [
+        ("v1-cu13", "/opt/venv/bin/python", "--nccl=own: is for stacks of DeepEP V2 — found stack v1-cu13"),
+        ("v2", "", "--nccl=own: is for --python: the stack's own Python has the lock's NCCL anyway"),
+    ],
+)
+def test_an_nccl_of_ours_is_refused_where_it_means_nothing(stack: str, python: str, said: str) -> None:
+    facts = cluster(n001=with_torch(), n002=with_torch())
+    with pytest.raises(Trouble, match=said):
+        decisions.make_decisions(request(stack=stack, external_python=python, own_nccl=True), facts)
 
 
 def test_external_python_needs_no_wheels_and_names_misfits() -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.recipes import strip_comments
-from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.prefix import entries, offer
@@ -79,6 +79,24 @@ def wanted(**changes: Any) -> EntryInputs:
 def external(**changes: str) -> EntryInputs:
     python = Python("/opt/torch/bin/python", "3.12.3", "cpython-312-x86_64-linux-gnu", "2.11.0", "abc", "13.0", "1")
     return wanted(target="", python=replace(python, **changes))
+
+
+LIBRARIES = (
+    TorchLibrary("nccl", "nvidia-nccl-cu13", "2.30.7", "/opt/torch/site-packages/nvidia/nccl"),
+    TorchLibrary("nvshmem", "nvidia-nvshmem-cu13", "3.4.5", "/opt/torch/site-packages/nvidia/nvshmem"),
+)
+NCCL = Wheel("nvidia-nccl-cu13", "2.30.8", "pypi", "nccl.whl", f"sha256-{'A' * 43}=", 3)
+
+
+def beside_torch(*libraries: TorchLibrary, own_nccl: bool = False) -> EntryInputs:
+    """Return what is wanted of a DeepEP V2 for an external Python whose torch brings `libraries`."""
+    base = external()
+    sources = {**base.lock.sources, "deepep": replace(base.lock.sources["deepep"], version="2.1.0")}
+    stack = Stack(
+        "v2", "deepep", "", "", "13", {"cp312-x86_64": (*WHEELS, NCCL)}, "nvidia-nvshmem-cu13", "nvidia-nccl-cu13"
+    )
+    lock = replace(base.lock, sources=sources, stacks={"v2": stack})
+    return replace(base, lock=lock, stack=stack, libraries=libraries or LIBRARIES, own_nccl=own_nccl)
 
 
 def names(asked: EntryInputs) -> dict[str, str]:
@@ -185,6 +203,37 @@ def test_an_external_python_makes_no_python_entry() -> None:
     assert "PYTHON_ENTRY" not in entries[-1].env
 
 
+def test_v2_beside_an_external_python_takes_both_libraries_from_its_torch() -> None:
+    """Nothing is built but DeepEP; the places of the libraries go to its recipe."""
+    (deepep,) = name_entries(beside_torch())
+    assert (deepep.kind, deepep.recipe, deepep.needs) == ("deepep", "deepep-v2", ())
+    places = {name: value for name, value in deepep.env.items() if value and name.startswith(("TORCH_", "NCCL"))}
+    assert places == {
+        "NCCL_VERSION": "2.30.7",
+        "TORCH_NCCL": "/opt/torch/site-packages/nvidia/nccl",
+        "TORCH_NVSHMEM": "/opt/torch/site-packages/nvidia/nvshmem",
+    }
+
+
+def test_an_nccl_of_ours_is_an_entry_that_v2_needs() -> None:
+    nccl, deepep = name_entries(beside_torch(own_nccl=True))
+    assert (nccl.kind, nccl.recipe, nccl.version, nccl.wheels) == ("nccl", "nccl-wheel", "2.30.8", (NCCL,))
+    assert deepep.needs == (nccl.name,)
+    assert (deepep.env["NCCL"], deepep.env["NCCL_VERSION"]) == (nccl.name, "2.30.8")
+    assert deepep.env["TORCH_NCCL"] == ""
+
+
+@pytest.mark.parametrize("key", ["name", "version", "folder"])
+@pytest.mark.parametrize("kind", ["nccl", "nvshmem"])
+def test_the_libraries_of_an_external_torch_count(kind: str, key: str) -> None:
+    """But for the NCCL where ours stands in its place. V1 takes none of them."""
+    other = tuple(replace(each, **{key: "other"}) if each.kind == kind else each for each in LIBRARIES)
+    assert names(beside_torch(*other)) != names(beside_torch())
+    counts = names(beside_torch(*other, own_nccl=True)) != names(beside_torch(own_nccl=True))
+    assert counts == (kind == "nvshmem")
+    assert names(replace(external(), libraries=other)) == names(external())
+
+
 def test_entries_come_after_what_they_need() -> None:
     seen: set[str] = set()
     for entry in entries.name_entries(wanted()):
@@ -272,13 +321,16 @@ def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
 
 def shipped_names() -> dict[str, list[str]]:
     """Return the entries of the shipped lock by stack and target on one made-up build host; without a target, those
-    beside an external Python."""
+    beside an external Python, of V2 also with --nccl=own."""
     shipped, found = model.read_lock_file(ROOT / "deepep.lock.toml"), {}
     for stack in shipped.stacks.values():
         for target in (*stack.wheels, ""):
-            base = wanted() if target else external()
+            base = wanted() if target else replace(external(), libraries=LIBRARIES)
             asked = replace(base, lock=shipped, stack=stack, recipes=RECIPES, target=target)
             found[f"{stack.name} {target}".rstrip()] = [entry.name for entry in name_entries(asked)]
+            if asked.joins_torch:
+                own = name_entries(replace(asked, own_nccl=True))
+                found[f"{stack.name} --nccl=own"] = [entry.name for entry in own]
     return found
 
 

@@ -91,6 +91,10 @@ def test_an_offer_of_another_prefix_is_refused() -> None:
         ({"gib": "/home/mallory/gib/scripts/x.sh"}, "another place than Google's"),
         ({"environment": {"LD_PRELOAD": "/tmp/evil.so"}}, "LD_PRELOAD is set by the module itself"),
         ({"stack": "v2"}, "the record is of another stack"),
+        ({"nccl": "2.30.7", "python": "", "external_python": "/opt/v/bin/python"}, "needs the NCCL and NVSHMEM of its"),
+        ({"torch_nccl": "/opt/v/$(id)"}, "the path of torch's NCCL cannot be written"),
+        ({"torch_nvshmem": "/opt/a:/opt/b"}, "the path of torch's NVSHMEM cannot be written"),
+        ({"own_nccl": "../../tmp/evil"}, "not the name of a store entry"),
     ],
 )
 def test_an_offer_is_checked_whenever_it_is_read(changes: dict[str, object], said: str) -> None:

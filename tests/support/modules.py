@@ -128,6 +128,44 @@ def v2_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
     )
 
 
+def v2_beside_torch(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """DeepEP V2 beside an external Python, with the NCCL and NVSHMEM that its torch brings."""
+    site = "/opt/vllm/lib/python3.12/site-packages/nvidia"
+    return v2_record(
+        prefix,
+        **{
+            "stack": "v2-vllm",
+            "module": "deepep/2.0.0-d4f41e4-v2-vllm",
+            "deepep": "9n5gj3zh2atlrz1n5wgoxe4uaj0em7xs-deepep-2.0.0",
+            "nvshmem": "",
+            "python": "",
+            "external_python": "/opt/vllm/bin/python",
+            "torch": "2.14.0",
+            "nccl": "2.30.7",
+            "torch_nccl": f"{site}/nccl",
+            "torch_nvshmem": f"{site}/nvshmem",
+            "nvshmem_version": "3.4.5",
+        }
+        | changes,
+    )
+
+
+def v2_own_nccl(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """DeepEP V2 beside an external Python whose torch brings an older NCCL: the store's is loaded first."""
+    return v2_beside_torch(
+        prefix,
+        **{
+            "stack": "v2-own-nccl",
+            "module": "deepep/2.0.0-d4f41e4-v2-own-nccl",
+            "deepep": "0p6hk40i3bumsa2p6xhpyf5vbk1fn8yz-deepep-2.0.0",
+            "torch": "2.13.0",
+            "torch_nccl": "",
+            "own_nccl": "1q7il51j4cvntb3q7yiqzg6wcl2gp9za-nccl-2.30.7",
+        }
+        | changes,
+    )
+
+
 def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     stacks = records or (record(prefix), external_record(prefix))
     return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
@@ -136,7 +174,10 @@ def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
 def golden() -> dict[str, modulefiles.File]:
     """The files that tests/golden/generation records: one stack of each sort."""
     return modulefiles.render_offer(
-        offer("/opt/deepep", record(), external_record(), cloud_record(), v2_record()), templates()
+        offer(
+            "/opt/deepep", record(), external_record(), cloud_record(), v2_record(), v2_beside_torch(), v2_own_nccl()
+        ),
+        templates(),
     )
 
 

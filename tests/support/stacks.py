@@ -1,4 +1,4 @@
-"""The stand-in stacks v1-wheel and v2: libraries that were built here, packed as wheels like the real ones, and a lock
+"""The stand-in stacks v1-wheel, v2 and v2-vllm: libraries that were built here, packed as wheels like the real ones, and a lock
 that pins them.
 
 Compilers differ, so the hashes of these wheels are of today and stand in no file of the repository.
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomlkit
+import uv
 
 from deepep_bootstrap.lock import model
 from tests.upstreams import make
 
 INDEX = "built"
 NCCL = "2.30.4"
+TORCH_OF_VLLM, NCCL_OF_VLLM = "2.14.0", "2.30.7"
 NCCL_SOURCE = """
 int ncclGetVersion(int *version) { *version = NUMBER; return 0; }
 """
@@ -59,10 +61,41 @@ def make_stacks(nvshmem: Path, folder: Path) -> Stacks:
         "cuda": "13",
         "wheels": {target: exchange(closure, pins["13"], nccl) for target, closure in second["wheels"].items()},
     }
+    torch = torch_wheel(folder, wheels)
+    nccl = pack(wheels, "nvidia-nccl-cu13", NCCL_OF_VLLM, nccl_files(folder / "nccl-of-vllm", NCCL_OF_VLLM))
+    document["stack"]["v2-vllm"] = {
+        **document["stack"]["v2"],
+        "wheels": {target: exchange(closure, torch, pins["13"], nccl) for target, closure in second["wheels"].items()},
+    }
     path = folder / "stacks.lock.toml"
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
     model.read_lock_file(path)
     return Stacks(path, wheels)
+
+
+def torch_wheel(folder: Path, wheels: Path) -> dict[str, object]:
+    """Put the stand-in of vLLM's torch among the wheels and return its line of the lock."""
+    made = make.make_wheel(make.torch_of(TORCH_OF_VLLM, "13.0"), folder)
+    file = Path(shutil.move(made, wheels))
+    return pin("torch", TORCH_OF_VLLM, file)
+
+
+def make_environment(stacks: Stacks, folder: Path, python: str, *, nccl: str = NCCL_OF_VLLM) -> Path:
+    """Make a Python environment as somebody has it who installed vLLM: its torch, with the NCCL and NVSHMEM that this
+    one brings, numpy and setuptools. Return its interpreter. With another `nccl` the NCCL is of that version."""
+    uv_program = uv.find_uv_bin()
+    interpreter = folder / "bin" / "python"
+    subprocess.run([uv_program, "venv", "-q", "--no-project", "--python", python, folder], check=True)
+    files = [next(stacks.wheels.glob(f"{name}-*.whl")) for name in ("torch", "nvidia_nvshmem_cu13")]
+    files.append(stacks.wheels / f"nvidia_nccl_cu13-{NCCL_OF_VLLM}-py3-none-any.whl")
+    words = [uv_program, "pip", "install", "-q", "--python", interpreter]
+    subprocess.run([*words, "--no-deps", "--no-index", *files], check=True)
+    subprocess.run([*words, "--only-binary", ":all:", "numpy", "setuptools<82"], check=True)
+    if nccl != NCCL_OF_VLLM:
+        (site,) = folder.glob("lib/python3.*/site-packages")
+        for name, content in nccl_files(folder / "other-nccl", nccl).items():
+            (site / name).write_bytes(content)
+    return interpreter
 
 
 def exchange(closure: list[dict], *pins: dict) -> list[dict]:
@@ -112,13 +145,18 @@ def pack(folder: Path, name: str, version: str, files: dict[str, bytes]) -> dict
     with zipfile.ZipFile(target, "w") as archive:
         for path, content in {**files, **{path: text.encode() for path, text in metadata.items()}}.items():
             archive.writestr(path, content)
-    digest = base64.b64encode(hashlib.sha256(target.read_bytes()).digest()).decode()
-    size = target.stat().st_size
+    return pin(name, version, target)
+
+
+def pin(name: str, version: str, file: Path) -> dict[str, object]:
+    """Return the line of the lock for a wheel of this index."""
+    digest = base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
+    size = file.stat().st_size
     return {
         "name": name,
         "version": version,
         "index": INDEX,
-        "file": target.name,
+        "file": file.name,
         "hash": f"sha256-{digest}",
         "size": size,
     }

@@ -106,7 +106,8 @@ REPOSITORIES = (
 )
 
 
-def _torch(version: str, cuda: str) -> Wheel:
+def torch_of(version: str, cuda: str) -> Wheel:
+    """Return the stand-in of a torch for a CUDA."""
     words = (
         ("VERSION", version),
         ("CUDA", cuda),
@@ -125,7 +126,7 @@ def _nvshmem(major: str) -> Wheel:
     )
 
 
-WHEELS = (_torch("2.10.0", "12.8"), _torch("2.11.0", "13.0"), _nvshmem("12"), _nvshmem("13"))
+WHEELS = (torch_of("2.10.0", "12.8"), torch_of("2.11.0", "13.0"), _nvshmem("12"), _nvshmem("13"))
 
 
 def git(*arguments: str, folder: Path, text: str = "", **environment: str) -> str:
