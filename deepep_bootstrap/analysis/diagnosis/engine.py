@@ -44,6 +44,10 @@ WORD = re.compile(r"[^\W\d_]{3}")
 SECOND_SIGN, SECOND_SIGNS = 0.03, 2
 """What every further sign of a cause adds, and how many of them count."""
 
+GOES_ON = 3
+"""Lines of progress after which a run has got over what stands before them: fewer come from processes that had not
+heard of it yet."""
+
 SHOWN = 3
 """Signs shown as evidence, beside one line of context."""
 
@@ -86,11 +90,12 @@ class Diagnosis(Struct, frozen=True):
 
 class _LogEnd(Struct, frozen=True):
     """One log with the line from which on it counts: after the last line that says all went well, where nothing
-    failed later."""
+    failed later; and the line before which all its ranks got over whatever it tells, -1 for none."""
 
     log: Log
     start: int
     failure: Hit | None
+    over: int
 
 
 class _Found(Struct, frozen=True):
@@ -107,6 +112,12 @@ class _Found(Struct, frozen=True):
         _, part, hit = self.signs[0]
         return part, min((each.line for _, other, each in self.signs if other == part), default=hit.line)
 
+    @property
+    def roots(self) -> list[tuple[int, Hit]]:
+        """Where its strongest sign first stands in each log."""
+        most = self.signs[0][0]
+        return [(place, hit) for weight, place, hit in self.signs if weight == most]
+
 
 def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     """Return the causes of a failure in the logs (name → text, in the order in which they count), by `rules`."""
@@ -117,7 +128,8 @@ def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     ranked = _rank(found)
     findings = tuple(_finding(each, parts) for each in ranked)
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found}))
-    first = first_error([part.log for part in parts], [part.start for part in parts], rules) if failed else None
+    roots = [root for each in ranked[:1] if each.confidence >= SURE for root in each.roots]
+    first = first_error([part.log for part in parts], [part.start for part in parts], rules, roots) if failed else None
     return Diagnosis(findings, notes, first)
 
 
@@ -221,13 +233,31 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
-    well = max((log.last(pattern) for pattern in ending.well), default=-1)
-    start = well + 1
-    if start and (
-        _failure(log, ending, start) or (_died(log, ending.fatal, well) and not _earliest(log, ending.again))
-    ):
+    start = max(_last(log, ending.well), _went_on(log, ending)) + 1
+    if start and (_failure(log, ending, start) or _died(log, ending, start)):
         start = 0
-    return _LogEnd(log, start, _failure(log, ending, start))
+    return _LogEnd(log, start, _failure(log, ending, start), _got_over(log, ending.together))
+
+
+def _went_on(log: Log, ending: Ending) -> int:
+    """Return the last line of a run that went on to the end of its log, -1 where it did not, or told too little."""
+    going = (*ending.going, *ending.together)
+    failed = _last(log, ending.badly)
+    return _last(log, going) if _got_over(log, going) > failed else -1
+
+
+def _got_over(log: Log, patterns: Sequence[Pattern]) -> int:
+    """Return the line after which enough lines of progress stand, -1 where they are fewer."""
+    line: int | None = None
+    for _ in range(GOES_ON):
+        line = _last(log, patterns, line)
+        if line < 0:
+            break
+    return -1 if line is None else line
+
+
+def _last(log: Log, patterns: Sequence[Pattern], before: int | None = None) -> int:
+    return max((log.last(pattern, before) for pattern in patterns), default=-1)
 
 
 def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
@@ -245,9 +275,10 @@ def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
     return any(pattern.regex.search(log.lines[hit.line], 0, 2 * WINDOW) for pattern in patterns)
 
 
-def _died(log: Log, fatal: Sequence[Pattern], before: int) -> bool:
-    hit = _earliest(log, fatal)
-    return hit is not None and hit.line < before
+def _died(log: Log, ending: Ending, before: int) -> bool:
+    """Return whether something ended for good before a line, and was not tried again."""
+    hit = _earliest(log, ending.fatal, but=ending.mild)
+    return hit is not None and hit.line < before and not _earliest(log, ending.again)
 
 
 class _Look(Struct, frozen=True):
@@ -305,7 +336,8 @@ class _Look(Struct, frozen=True):
         for place, part in enumerate(self.parts):
             for hit in part.log.find(sign.find, 0 if lasting else part.start):
                 quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise)
-                quiet = quiet or (not self.failed and _is(self.ending.mild, part.log, hit))
+                quiet = quiet or (not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit))
+                quiet = quiet or (not lasting and self.failed and hit.line < part.over)
                 if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
                     yield place, hit
                     break

@@ -30,7 +30,16 @@ FRAMES = 400
 BACK = 200
 """Lines above an error in which its process may have said the time."""
 
+CHAIN = 60
+"""Lines above an exception in which it may be said that another one was its cause."""
+
+AT_ONCE = 10.0
+"""Seconds within which the order of a log's lines says more than their times: clocks and buffers differ by as much."""
+
 MOST_ENDS, MOST_ASKS = 4, 3
+
+FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
+LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
 RANK = (
     re.compile(r"\[?\brank[ _:]{0,2}(\d+)\b", re.IGNORECASE),
@@ -150,14 +159,22 @@ class _Candidate(Struct, frozen=True):
     time: str
 
 
-def first_error(logs: Sequence[Log], starts: Sequence[int], rules: CauseSet) -> FirstError | None:
+def first_error(
+    logs: Sequence[Log], starts: Sequence[int], rules: CauseSet, roots: Sequence[tuple[int, Hit]] = ()
+) -> FirstError | None:
     """Return the first error in the logs, each read from its start on; None where nothing failed, or nothing but what
-    a program went on after."""
+    a program went on after. `roots` are lines of a cause that is sure, each with its log's place: errors whatever their
+    words."""
     found = [each for place, log in enumerate(logs) for each in _candidates(place, log, starts[place], rules.ending)]
     grade = min((each.grade for each in found), default=WENT_ON)
     if grade == WENT_ON:
         return None
-    first = _earliest([each for each in found if each.grade == grade])
+    known = [
+        _Candidate(ERROR, stamp, place, hit, time)
+        for place, hit in roots
+        for time, stamp in [_time(logs[place], hit.line)]
+    ]
+    first = _earliest([*known, *(each for each in found if each.grade == (ERROR if known else grade))])
     log = logs[first.place]
     line = _exception(log, first.hit.line)
     text = bare(log.lines[line])[:LONGEST] or first.hit.text
@@ -176,24 +193,40 @@ def first_error(logs: Sequence[Log], starts: Sequence[int], rules: CauseSet) -> 
     )
 
 
-def _candidates(place: int, log: Log, start: int, ending: Ending) -> Iterator[_Candidate]:
-    seen: set[int] = set()
-    for pattern in ending.badly:
+def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candidate]:
+    """Return the lines of a log that tell of an error, in order."""
+    hits: dict[int, Hit] = {}
+    for pattern in (*ending.badly, *ending.errors):
         for hit in log.find(pattern, start):
-            line = log.lines[hit.line][:2000]
             # What goes over the end of a line is looked for in words of causes, not in those of any error.
-            if (
-                hit.line in seen
-                or not pattern.regex.search(line)
-                or _fits(ending.mild, line)
-                or _fits(ending.noise, line)
-                or _fits(ending.fine, line)
-            ):
-                continue
-            seen.add(hit.line)
-            grade = max(_grade(line, ending), _grade(log.lines[_exception(log, hit.line)][:2000], ending))
-            time, stamp = _time(log, hit.line)
-            yield _Candidate(grade, stamp, place, hit, time)
+            if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
+                hits[hit.line] = hit
+    found: list[_Candidate] = []
+    for line, hit in sorted(hits.items()):
+        text = log.lines[line][:2000]
+        if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)) or _is_frame(text):
+            continue
+        grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
+        if grade == ERROR and (
+            _is_chained(log, line) or (_fits(ending.thrown, text) and any(each.grade <= WAITED for each in found))
+        ):
+            grade = FOLLOWED
+        time, stamp = _time(log, line)
+        found.append(_Candidate(grade, stamp, place, hit, time))
+    return found
+
+
+def _is_frame(line: str) -> bool:
+    """Return whether a line is of a traceback's frames, whatever level stands before it."""
+    text = bare(line, keep_indent=True)
+    return FRAME.search(line) is not None or (text.startswith("  ") and LEVELLED.search(line) is not None)
+
+
+def _is_chained(log: Log, line: int) -> bool:
+    """Return whether an exception was made from another one above it, which says more."""
+    above = range(line, max(-1, line - CHAIN), -1)
+    label = log.label(line)
+    return any("was the direct cause of the following" in log.lines[n] for n in above if log.label(n) == label)
 
 
 def _grade(line: str, ending: Ending) -> int:
@@ -207,12 +240,22 @@ def _fits(patterns: Sequence[Pattern], line: str) -> bool:
 
 
 def _earliest(found: Sequence[_Candidate]) -> _Candidate:
-    """Return the first of them: by time where all say it, else in the order of the logs and lines."""
+    """Return the first of them: by time where all say it, of those of one log at about that time the first line; else
+    in the order of the logs and lines."""
     timed = all(each.stamp is not None for each in found)
     years = {len(each.stamp or ()) for each in found}
-    if timed and len(years) == 1:
-        return min(found, key=lambda each: (each.stamp or (), each.place, each.hit.line))
-    return min(found, key=lambda each: (each.place, each.hit.line))
+    if not timed or len(years) != 1:
+        return min(found, key=lambda each: (each.place, each.hit.line))
+    first = min(found, key=lambda each: (each.stamp or (), each.place, each.hit.line))
+    until = _seconds(first.stamp or ()) + AT_ONCE
+    alike = [each for each in found if each.place == first.place and _seconds(each.stamp or ()) <= until]
+    return min(alike, key=lambda each: each.hit.line)
+
+
+def _seconds(stamp: tuple[float, ...]) -> float:
+    """Return a time as seconds, months being of 31 days: good for short differences."""
+    *_, month, day, hour, minute, second = (0.0, *stamp)
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second
 
 
 def _time(log: Log, line: int) -> tuple[str, tuple[float, ...] | None]:

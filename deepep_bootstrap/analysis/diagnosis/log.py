@@ -26,7 +26,7 @@ LABEL = re.compile(
 """What srun -l, mpirun, torchrun, Ray, vLLM, pdsh and compose put before the lines of one process."""
 
 TIME = re.compile(
-    r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?"
+    r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?"
     r"(?: (?:DP|TP|EP|PP)\d+){0,4}\]?[:,]?\s?"
 )
 LEVEL = re.compile(
@@ -110,11 +110,13 @@ class Log:
         label = LABEL.match(TIME.sub("", self.lines[line][:LONGEST_LABEL], 1))
         return label[0].strip() if label else ""
 
-    def last(self, pattern: Pattern) -> int:
-        """Return the number of the last line that fits, -1 without one. Looks from the end."""
+    def last(self, pattern: Pattern, before: int | None = None) -> int:
+        """Return the number of the last line that fits, of those `before` a line where one is given, -1 without one.
+        Looks from the end."""
         found = -1
+        end = len(self._small) if before is None else self._ends[before - 1] if before > 0 else 0
         for word in pattern.words:
-            at, tries = len(self._small) if self._place(word, 0) >= 0 else 0, 0
+            at, tries = end if self._place(word, 0) >= 0 else 0, 0
             while (at := self._small.rfind(word, 0, at)) >= 0 and tries < MOST_CANDIDATES:
                 tries += 1
                 line = bisect_right(self._ends, at)

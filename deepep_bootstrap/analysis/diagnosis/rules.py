@@ -136,15 +136,16 @@ FILE = "rules/causes.toml"
 
 KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
-ON_LINES = ("noise", "mild", "followed", "waited", "lesser", "fine")
+ON_LINES = ("noise", "mild", "thrown", "followed", "waited", "lesser", "fine")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
 class Sign(Struct, frozen=True):
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
     there, a few lines before or after; with `decides` that line singles the cause out. `hint`: it counts only in a log
-    that also shows a failure. `noisy`: also on a line of noise. `needs`, `never`: it counts only where a line anywhere
-    in the logs fits one of the first, and none fits one of the second."""
+    that also shows a failure. `noisy`: also on a line of noise. `warned`: also on a warning of a program that goes on,
+    in a log that shows a failure. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the
+    first, and none fits one of the second."""
 
     find: Pattern
     weight: float
@@ -152,6 +153,7 @@ class Sign(Struct, frozen=True):
     decides: bool = False
     hint: bool = False
     noisy: bool = False
+    warned: bool = False
     needs: tuple[Pattern, ...] = ()
     never: tuple[Pattern, ...] = ()
 
@@ -195,19 +197,24 @@ class Harmless(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """The lines by which the end of a run is known: lines that say that it went well, and lines that say it did not;
-    among these the `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that
-    print what they look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and
-    signs on them are hints. For the first error of a failure: lines that `followed` from another one's, those of a
-    process that only `waited`, `lesser` ones that a program goes on after, and such as are `fine` although they have
-    the words."""
+    """The lines by which the end of a run is known: lines that say that it went well, those of a run that is `going`
+    on, those that it prints when all ranks have done a step `together`, and lines that say it did not; among these the
+    `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that print what they
+    look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and none is a sign
+    unless the sign is `warned`. For the first error of a failure also lines that tell `errors` where there was one;
+    lines that `followed` from another one's, the message of what was `thrown` and not caught, lines of a process that
+    only `waited`, `lesser` ones that a program goes on after, and such as are `fine` although they have the words."""
 
     well: tuple[Pattern, ...] = ()
+    going: tuple[Pattern, ...] = ()
+    together: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
     fatal: tuple[Pattern, ...] = ()
     again: tuple[Pattern, ...] = ()
     noise: tuple[Pattern, ...] = ()
     mild: tuple[Pattern, ...] = ()
+    errors: tuple[Pattern, ...] = ()
+    thrown: tuple[Pattern, ...] = ()
     followed: tuple[Pattern, ...] = ()
     waited: tuple[Pattern, ...] = ()
     lesser: tuple[Pattern, ...] = ()
@@ -315,6 +322,7 @@ def _sign(table: Table) -> Sign:
         decides=table.take("decides", bool, default=False),
         hint=table.take("hint", bool, default=False),
         noisy=table.take("noisy", bool, default=False),
+        warned=table.take("warned", bool, default=False),
         needs=_patterns(table, "needs"),
         never=_patterns(table, "never"),
     )

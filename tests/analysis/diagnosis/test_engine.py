@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import outcomes
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, advice, as_json, brief, diagnose
@@ -178,6 +179,40 @@ def test_warnings_of_torch_are_signs_only_of_what_failed() -> None:
     assert found.failure.log == "other"
 
 
+def test_a_warning_is_a_sign_only_where_its_rule_says_so() -> None:
+    own = load_causes(
+        MINIMAL.replace("}]", '}, { find = "a crack was seen", weight = 0.8, warned = true }]'), "own.toml"
+    )
+    book = join(replace(BOOK, causes=()), own)
+    for level in ("WARNING 11-12 09:00:00 [a.py:3] ", "[W1112 09:00:00.1 a.cpp:3] ", "libfabric:1:a():3<warn> "):
+
+        def causes(words: str, end: str, level: str = level) -> list[str]:
+            return [each.cause for each in diagnose({"log": f"{level}{words}\n{end}\n"}, book).findings]
+
+        assert causes("it broke in two", "KeyError: 'a'") == []
+        assert causes("a crack was seen", "KeyError: 'a'") == ["a-cause"]
+        assert causes("a crack was seen", "fine") == []
+    assert [each.cause for each in diagnose({"log": "n1 NCCL WARN it broke in two\n"}, book).findings] == ["a-cause"]
+
+
+STEPS = "".join(f"iteration {number}/900 loss: 2.1\n" for number in range(3))
+
+
+def test_three_steps_of_all_ranks_end_what_stands_before_them() -> None:
+    flap = "n3:7:9 [2] NCCL WARN NET/IB : Got async event : port error\n"
+    assert told(flap) == told(flap + "iteration 1/900 loss: 2.1\n") == ["nic-port-went-down"]
+    assert told(flap + STEPS) == told(flap + STEPS + "KeyError: 'a'\n") == []
+    assert told(STEPS + flap) == ["nic-port-went-down"]
+    found = diagnose({"log": flap + STEPS}, BOOK)
+    assert (found.first, [note.about for note in found.notes]) == (None, ["nic-port-went-down"])
+
+
+def test_what_died_is_not_alive_by_the_lines_of_others() -> None:
+    died = "Traceback (most recent call last):\nKeyError: 'a'\n"
+    assert diagnose({"log": died + STEPS}, BOOK).first
+    assert diagnose({"log": died + "restarting worker group\n" + STEPS}, BOOK).first is None
+
+
 def test_what_a_run_got_over_is_a_note() -> None:
     text = read(CASES / "failing" / "ibgda-driver-config.log").replace("Fatal Python error: Segmentation fault", "")
     well = "[tuning] Best combine: SMs 24, NVL chunk 2, RDMA chunk 12: 57.02 GB/s (RDMA), 186.10 GB/s (NVL)\n"
@@ -268,14 +303,18 @@ def test_logs_written_by_somebody_else_are_judged_right(name: str) -> None:
     assert len(wrong) <= 0.1 * len([name for name in index if index[name]]), wrong
 
 
+GOT_OVER = {"megatron-port-flap", "elastic-restart"}
+"""Their lines are benign only because the run went on after them."""
+
 BENIGN = [
     line
     for path in cases("healthy")
     for line in read(path).splitlines()
     # A traffic class is well on Ethernet; beside `link_layer: InfiniBand` of another log it is a cause of its own.
-    if line and "Best " not in line and "TRAFFIC_CLASS" not in line
+    if line and "Best " not in line and "TRAFFIC_CLASS" not in line and path.stem not in GOT_OVER
 ]
-WELL = re.compile("|".join(pattern.regex.pattern for pattern in BOOK.ending.well), re.IGNORECASE)
+GOES_WELL = (*BOOK.ending.well, *BOOK.ending.going, *BOOK.ending.together)
+WELL = re.compile("|".join(pattern.regex.pattern for pattern in GOES_WELL), re.IGNORECASE)
 QUIET = [line for line in BENIGN if not WELL.search(line)]
 
 

@@ -13,13 +13,25 @@ import pytest
 from deepep_bootstrap.analysis.diagnosis.engine import as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import BOOK, CASES, cases_of_set
+from tests.support.diagnosis import BOOK, CASES, cases_of_rules, cases_of_set
 from tests.support.paths import ROOT
 
-FOLDER = CASES / "blind-2026"
-INDEX = load_toml((FOLDER / "index.toml").read_text(encoding="utf-8"), "blind-2026/index.toml")
-WANTED = {name: entry["first"] for name, entry in INDEX.items() if "first" in entry}
-HEALTHY = [name for name, entry in INDEX.items() if "first" not in entry]
+YEARS = ("blind-2026", "outsider-2026")
+"""Sets of logs from public threads that no rule came from, with the line of their first error."""
+
+INDEX = {
+    (name, file): entry
+    for name in YEARS
+    for file, entry in load_toml(
+        (CASES / name / "index.toml").read_text(encoding="utf-8"), f"{name}/index.toml"
+    ).items()
+}
+WANTED = {key: entry["first"] for key, entry in INDEX.items() if "first" in entry}
+HEALTHY = [key for key, entry in INDEX.items() if "first" not in entry]
+
+
+def text_of(name: str, file: str) -> str:
+    return (CASES / name / file).read_text(encoding="utf-8")
 
 
 def first(**logs: str) -> FirstError:
@@ -28,28 +40,67 @@ def first(**logs: str) -> FirstError:
     return found
 
 
-@pytest.mark.parametrize("name", WANTED)
-def test_the_first_error_of_a_log_of_2026(name: str) -> None:
-    assert WANTED[name] in first(log=(FOLDER / name).read_text(encoding="utf-8")).evidence.text
+@pytest.mark.parametrize(("name", "file"), WANTED)
+def test_the_first_error_of_a_log_of_2026(name: str, file: str) -> None:
+    assert WANTED[name, file] in first(log=text_of(name, file)).evidence.text
 
 
-@pytest.mark.parametrize("name", HEALTHY)
-def test_what_went_well_has_neither_cause_nor_first_error(name: str) -> None:
-    found = diagnose({name: (FOLDER / name).read_text(encoding="utf-8")}, BOOK)
+@pytest.mark.parametrize(("name", "file"), HEALTHY)
+def test_what_went_well_has_neither_cause_nor_first_error(name: str, file: str) -> None:
+    found = diagnose({file: text_of(name, file)}, BOOK)
     assert (found.findings, found.first) == ((), None)
 
 
-def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly() -> None:
-    """13 of 38 were before the rules were mended by them, and 3 were named wrongly with 0.8 and more."""
-    cases = [case for case in cases_of_set("blind-2026") if case.path.name in WANTED]
+@pytest.mark.parametrize("path", cases_of_rules("healthy"), ids=lambda path: path.stem)
+def test_a_healthy_log_has_no_first_error(path: Path) -> None:
+    assert diagnose({path.name: path.read_text(encoding="utf-8")}, BOOK).first is None
+
+
+@pytest.mark.parametrize(("name", "failing", "healthy"), [("blind-2026", 30, 10), ("outsider-2026", 30, 7)])
+def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(name: str, failing: int, healthy: int) -> None:
+    """How many were before the rules were mended by them is told at the head of each index."""
+    cases = [case for case in cases_of_set(name) if (name, case.path.name) in WANTED]
     found = {case: diagnose({case.path.name: case.text}, BOOK).findings for case in cases}
     right = [case for case, findings in found.items() if findings and findings[0].cause == case.cause]
-    assert len(cases) >= 30
-    assert len(HEALTHY) >= 10
+    assert len(cases) >= failing
+    assert len([key for key in HEALTHY if key[0] == name]) >= healthy
     assert len(right) >= 0.6 * len(cases)
     wrong = [case.name for case, findings in found.items() if findings and case not in right]
     sure = [case.name for case, findings in found.items() if findings and findings[0].confidence >= 0.8]
     assert set(wrong) & set(sure) == set()
+
+
+CHAINED = """1: Traceback (most recent call last):
+1: OSError: shard 3 is cut short
+1: The above exception was the direct cause of the following exception:
+1: Traceback (most recent call last):
+1: RuntimeError: loading did not work
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (CHAINED, 2),
+        ("FAILED: build/a.o\nsrc/a.cu(3): error: no such type\nninja: build stopped: subcommand failed.\n", 2),
+        ("train.py FAILED\nsrun: error: n1: task 0: Exited with exit code 1\nKeyError: 'a'\n", 3),
+        ("  FAILED tests/a.py::test_b - Exception\nValueError: odd\n==== 1 failed, 3 passed in 2.1s ====\n", 2),
+        ("[W602 06:01:03.1 a.cpp:7] [c10d] could not do it\n[E602 06:01:03.2 a.cpp:9] it broke\nKeyError: 'a'\n", 2),
+        ("9: DeepEP dispatch timeout, channel: 1\nterminate called\n  what():  Failed: CUDA error a.cu:3 'odd'\n", 1),
+        ("terminate called\n  what():  Failed: CUDA error a.cu:3 'odd'\nsrun: error: n1: task 0: Aborted\n", 2),
+        ("libfabric:9:1::core:core:f():4<warn> Failed to dlopen libx.so\nKeyError: 'a'\n", 2),
+        ("2026-06-19 16:18 [rank5]: Traceback (most recent call last):\n2026-06-19 16:18 [rank5]: KeyError: 'a'\n", 2),
+        ("WARN: device x_0 is not enumerated as an mlx5 device. Skipping...\nRuntimeError: CUDA error: odd\n", 1),
+    ],
+)
+def test_a_summary_a_warning_or_a_consequence_is_not_first(text: str, line: int) -> None:
+    assert first(log=text).evidence.line == line
+
+
+def test_of_one_log_the_order_counts_within_seconds() -> None:
+    near = "2026-11-20T10:00:08.1Z ERROR: disk odd\n2026-11-20T10:00:05.2Z ERROR: job odd\n"
+    assert first(log=near).evidence.line == 1
+    assert first(log=near.replace("10:00:08", "10:00:48")).evidence.line == 2
 
 
 TRACEBACK = """2: Traceback (most recent call last):
