@@ -334,13 +334,19 @@ class _Look(Struct, frozen=True):
         if sign.hint and not self.failed:
             return
         for place, part in enumerate(self.parts):
-            for hit in part.log.find(sign.find, 0 if lasting else part.start):
-                quiet = not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise)
-                quiet = quiet or (not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit))
-                quiet = quiet or (not lasting and self.failed and hit.line < part.over)
-                if not quiet and (sign.near is None or part.log.near(sign.near, hit.line, NEAR)):
-                    yield place, hit
-                    break
+            hits = part.log.find(sign.find, 0 if lasting else part.start)
+            if hit := next((each for each in hits if self._counts(sign, part, each, lasting=lasting)), None):
+                yield place, hit
+
+    def _counts(self, sign: Sign, part: _LogEnd, hit: Hit, *, lasting: bool) -> bool:
+        """Return whether the line that fits a sign is one: no noise, no warning, nothing that the run got over."""
+        if not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise):
+            return False
+        if not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit):
+            return False
+        if self.failed and not lasting and hit.line < part.over:
+            return False
+        return sign.near is None or part.log.near(sign.near, hit.line, NEAR)
 
 
 def _held(confidence: float, most: float) -> float:

@@ -195,14 +195,8 @@ def first_error(
 
 def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candidate]:
     """Return the lines of a log that tell of an error, in order."""
-    hits: dict[int, Hit] = {}
-    for pattern in (*ending.badly, *ending.errors):
-        for hit in log.find(pattern, start):
-            # What goes over the end of a line is looked for in words of causes, not in those of any error.
-            if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
-                hits[hit.line] = hit
     found: list[_Candidate] = []
-    for line, hit in sorted(hits.items()):
+    for line, hit in sorted(_hits(log, start, ending).items()):
         text = log.lines[line][:2000]
         if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)) or _is_frame(text):
             continue
@@ -214,6 +208,17 @@ def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candi
         time, stamp = _time(log, line)
         found.append(_Candidate(grade, stamp, place, hit, time))
     return found
+
+
+def _hits(log: Log, start: int, ending: Ending) -> dict[int, Hit]:
+    """Return the lines that fit a pattern of errors by their numbers."""
+    hits: dict[int, Hit] = {}
+    for pattern in (*ending.badly, *ending.errors):
+        for hit in log.find(pattern, start):
+            # What goes over the end of a line is looked for in words of causes, not in those of any error.
+            if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
+                hits[hit.line] = hit
+    return hits
 
 
 def _is_frame(line: str) -> bool:
