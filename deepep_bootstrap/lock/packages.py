@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.toml import Table, ValueForm
 
@@ -28,6 +29,11 @@ NEED_HEADERS = ("doca-ofed", "nvidia-driver")
 KERNEL = "{kernel}"
 """Stands for the running kernel (`uname -r`) in a package name."""
 
+MACHINE = "{machine}"
+"""Stands in a repository's addresses for what it calls the kind of machine (NVIDIA: `x86_64`, and `sbsa` for aarch64).
+"""
+MACHINES = ("x86_64", "aarch64")
+
 ABSENT = "-"
 """Stands for an empty field in a line of REPOSITORIES; no field can be this itself."""
 
@@ -47,6 +53,7 @@ FINGERPRINT = ValueForm(
     r"[0-9A-F]{40}", "the full fingerprint of the primary key: 40 hexadecimal digits in capitals, without spaces"
 )
 PURPOSE = ValueForm("|".join(PURPOSES), " or ".join(PURPOSES))
+FOLDER = ValueForm(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a folder's name such as sbsa")
 BY_HAND = ValueForm(r"[^\x00-\x1f\x7f]+", "one line of text")
 
 
@@ -55,7 +62,8 @@ class Repository(Struct, frozen=True):
 
     `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components.
     `priority` is apt's Pin-Priority for everything in it (0: apt's own, 500); 100 keeps it from replacing what the
-    distribution has.
+    distribution has. `machines` says what `{machine}` in its addresses is for each kind of machine that it is for; one
+    without them is for all.
     """
 
     name: str
@@ -66,6 +74,7 @@ class Repository(Struct, frozen=True):
     suite: str = ""
     components: tuple[str, ...] = ()
     priority: int = 0
+    machines: Mapping[str, str] = field(default_factory=dict)
 
 
 class System(Struct, frozen=True):
@@ -81,6 +90,20 @@ class System(Struct, frozen=True):
     hold: tuple[str, ...] = ()
     repositories: tuple[Repository, ...] = ()
     by_hand: Mapping[str, str] | None = None
+
+    def on(self, machine: str) -> System:
+        """Return the row as it is for one kind of machine: its repositories alone, with its name in their addresses."""
+        mine = tuple(
+            replace(
+                entry,
+                url=entry.url.replace(MACHINE, entry.machines.get(machine, "")),
+                key_url=entry.key_url.replace(MACHINE, entry.machines.get(machine, "")),
+                machines={},
+            )
+            for entry in self.repositories
+            if not entry.machines or machine in entry.machines
+        )
+        return replace(self, repositories=mine)
 
 
 def read_system(name: str, table: Table) -> System:
@@ -127,6 +150,7 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         table.complain(
             "components", "do not fit the suite", " ".join(components) or "none", flat if components else "at least one"
         )
+    machines = table.inner("machines")
     repository = Repository(
         name=name,
         url=table.address("url", URL),
@@ -136,7 +160,13 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         suite=suite,
         components=components,
         priority=priority,
+        machines={each: machines.text(each, FOLDER) for each in MACHINES if each in machines.data},
     )
+    machines.known[:] = MACHINES
+    machines.close()
+    if (MACHINE in repository.url or MACHINE in repository.key_url) != bool(repository.machines):
+        what = f"do not fit the addresses, where {MACHINE} stands for it"
+        table.complain("machines", what, repository.url, f"both or none of machines and {MACHINE}")
     if not repository.purposes:
         table.complain("purposes", "is empty", wanted="what this repository is for")
     table.close()

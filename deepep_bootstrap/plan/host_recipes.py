@@ -246,6 +246,7 @@ def system_for(request: PlanRequest, seen: Facts) -> System | None:
     if system is None:
         return None
     place = request.mirrors.packages
+    system = system.on(seen.machine)
     moved = (replace(entry, url=place(entry.url), key_url=place(entry.key_url)) for entry in system.repositories)
     return replace(system, repositories=tuple(moved))
 
@@ -258,7 +259,7 @@ def from_mirrors(request: PlanRequest, facts: Mapping[str, Facts], preparation: 
         lines = preparation.inputs.get(host, {}).get(check.recipe, {}).get("REPOSITORIES", "").splitlines()
         system = request.lock.systems.get(system_id(facts[host])) if lines else None
         addresses = {line.split()[0]: line.split()[1] for line in lines}
-        for entry in system.repositories if system else ():
+        for entry in system.on(facts[host].machine).repositories if system else ():
             address = addresses.get(entry.name, entry.url)
             if address != entry.url:
                 groups.setdefault(f"repository {entry.name} from {shown(address)}, instead of {entry.url}", []).append(

@@ -144,6 +144,21 @@ def test_a_good_table() -> None:
         ),
         ("by-hand.cuda-toolkit-12", "by-hand.cuda", "by-hand.cuda: unknown key"),
         ('manager = "apt"', 'manager = "dnf"', "repository.doca.suite: unknown key"),
+        (
+            'suite = "./"',
+            'suite = "./"\nmachines = { x86_64 = "x86_64" }',
+            "repository.doca.machines: do not fit the addresses, where {machine} stands for it",
+        ),
+        (
+            "example.invalid/doca/3.2.1",
+            "example.invalid/doca/3.2.1/{machine}",
+            "repository.doca.machines: do not fit the addresses",
+        ),
+        (
+            "example.invalid/doca/3.2.1",
+            'example.invalid/{machine}"\nmachines = { arm64 = "sbsa" }\nx = "',
+            "repository.doca.machines.arm64: unknown key",
+        ),
     ],
 )
 def test_faults_name_table_and_key(old: str, new: str, said: str) -> None:
@@ -177,6 +192,30 @@ def test_recipes_get_packages_and_repositories_of_their_purpose() -> None:
     )
     assert "HEADERS" not in recipe_env(good(), "doca-ofed", ""), "headers of a kernel that is not known"
     assert "REPOSITORIES" not in recipe_env(replace(good(), repositories=()), "doca-ofed", "")
+
+
+CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "address"),
+    [
+        ("ubuntu-22_04", "x86_64", f"{CUDA}/ubuntu2204/x86_64"),
+        ("ubuntu-24_04", "x86_64", f"{CUDA}/ubuntu2404/x86_64"),
+        ("ubuntu-24_04", "aarch64", f"{CUDA}/ubuntu2404/sbsa"),
+        ("rhel-9", "x86_64", f"{CUDA}/rhel9/x86_64"),
+        ("rhel-9", "aarch64", f"{CUDA}/rhel9/sbsa"),
+        ("debian-12", "x86_64", f"{CUDA}/debian12/x86_64"),
+        ("debian-12", "aarch64", ""),
+        ("ubuntu-24_04", "riscv64", ""),
+    ],
+)
+def test_a_host_gets_the_repositories_of_its_kind_of_machine(system: str, machine: str, address: str) -> None:
+    row = model.read_lock_file(REAL).systems[system].on(machine)
+    lines = [line.split() for line in recipe_env(row, "cuda-toolkit-13", "").get("REPOSITORIES", "").splitlines()]
+    assert [line[1] for line in lines] == ([address] if address else [])
+    assert all(line[4].startswith(f"{address}/") and "{" not in " ".join(line) for line in lines)
+    assert good().on(machine) == good(), "a repository that says nothing of machines is for all"
 
 
 def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:

@@ -326,6 +326,8 @@ def shipped_names() -> dict[str, list[str]]:
     for stack in shipped.stacks.values():
         for target in (*stack.wheels, ""):
             base = wanted() if target else replace(external(), libraries=LIBRARIES)
+            machine = target.partition("-")[2] or base.facts.machine
+            base = replace(base, facts=replace(base.facts, machine=machine))
             asked = replace(base, lock=shipped, stack=stack, recipes=RECIPES, target=target)
             found[f"{stack.name} {target}".rstrip()] = [entry.name for entry in name_entries(asked)]
             if asked.joins_torch:
@@ -338,6 +340,14 @@ def test_the_entries_of_the_shipped_lock_have_the_recorded_names() -> None:
     """Another name makes each site build the entry again. A change of the lock or of a recipe's code has new names
     recorded (the JSON text of shipped_names, indent 1); a move of files never does."""
     assert shipped_names() == json.loads((ROOT / "tests/golden/entries.json").read_text(encoding="utf-8"))
+
+
+def test_each_kind_of_machine_has_entries_of_its_own() -> None:
+    names = shipped_names()
+    for stack in ("v1-cu13", "v2", "v2-vllm"):
+        mine, theirs = (set(names[f"{stack} cp312-{machine}"]) for machine in ("x86_64", "aarch64"))
+        assert mine.isdisjoint(theirs)
+    assert not any(name.endswith("aarch64") for name in names if name.startswith(("v1 ", "v1-wheel"))), "CUDA 12"
 
 
 def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
