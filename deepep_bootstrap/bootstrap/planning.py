@@ -207,7 +207,7 @@ class BootstrapContext(Struct, frozen=True):
     def is_unproved(self) -> bool:
         """Whether an earlier run offered this stack and did not see it work."""
         choice = self.plan.choice
-        return choice.record.stack in self.survey.facts[choice.prefix_host].prefix.unproved
+        return choice.record.key in self.survey.facts[choice.prefix_host].prefix.unproved
 
 
 def look_again(context: BootstrapContext) -> BootstrapContext:

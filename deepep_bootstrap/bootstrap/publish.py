@@ -250,23 +250,24 @@ def manifest(context: BootstrapContext, offer: Offer, survey: Survey, records: M
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"{getpass.getuser()} as {here.user}@{context.prefix_host.name}",
         lock_digest=recipes.digest({"lock": context.request.lock.text}),
-        hosts=tuple(dict.fromkeys((*survey.facts, *context.plan.choice.absent))),
+        hosts=tuple(dict.fromkeys((*survey.facts, *context.plan.choice.absent, *context.plan.choice.elsewhere))),
         records=records,
     )
 
 
 def note_proof(context: BootstrapContext, *, proved: bool) -> None:
     """Say in the prefix whether the stack was seen to work."""
-    generations.note_proof(context.transport, context.place, [context.plan.choice.record.stack], proved=proved)
+    generations.note_proof(context.transport, context.place, [context.plan.choice.record.key], proved=proved)
 
 
 def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Load the module and import deep_ep on every host that answered. Whatever changed, also where nothing is left
     to do after it."""
-    hosts = context.survey.reached
-    context.screen.started("verify", [host.name for host in hosts])
     record = context.plan.choice.record
-    name = "deepep" if context.plan.choice.offer.default_stack == record.stack else record.module
+    hosts = verify.of_machine(context.survey, record)
+    context.screen.started("verify", [host.name for host in hosts])
+    default = context.plan.choice.offer.stacks[context.plan.choice.offer.default_stack]
+    name = "deepep" if default.module == record.module else record.module
     load = verify.Load(name, without_hook=HOOK in context.request.skip)
 
     generation = generations.current(context.transport, context.place)

@@ -13,8 +13,9 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.core.text import HostText
 from deepep_bootstrap.inventory.forms import MODULE
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.prefix.modulefiles import nvshmem_folder
-from deepep_bootstrap.prefix.offer import StackRecord
+from deepep_bootstrap.prefix.offer import X86, StackRecord, machine_of
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
@@ -153,6 +154,12 @@ def _foreign_libraries(host: str, verdict: LoadVerdict, record: StackRecord) -> 
     if record.nccl and verdict.nccl_version != record.nccl:
         seen = f"{verdict.nccl_version or 'none'} {verdict.nccl}".rstrip()
         yield Problem(host, "DeepEP would call another NCCL", seen, f"{record.nccl}, with which it was built")
+
+
+def of_machine(survey: Survey, record: StackRecord) -> list[Host]:
+    """Return the hosts that answered on which a record's build runs; on others the module says that it does not."""
+    wanted = record.machine or X86
+    return [host for host in survey.reached if machine_of(survey.facts[host.name]) == wanted]
 
 
 def verify_all(

@@ -24,7 +24,7 @@ from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.prefix.access import WANTED, candidates, find_unsafe
 from deepep_bootstrap.prefix.defects import Defect, find_defects
 from deepep_bootstrap.prefix.generations import PrefixHandle
-from deepep_bootstrap.prefix.offer import command_for, find_offer, stack_names
+from deepep_bootstrap.prefix.offer import command_for, find_offer, gpu_machine, of_machine, stack_names
 from deepep_bootstrap.remote.fleet import ConnectionPool
 
 
@@ -74,10 +74,11 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
     """Yield the flags with which each stack that the hosts are judged by would be bootstrapped: with the Python that
     it was made with, where it came from outside."""
     offer = find_offer(survey)
-    offered = [name for name in (stack_names(offer) if offer else ()) if name in lock.stacks]
+    records = of_machine(offer, gpu_machine(survey)) if offer else {}
+    offered = [name for name in records if name in lock.stacks]
     names = [flags.stack] if flags.stack else offered
     for name in names or [lock.default_stack]:
-        record = offer.stacks.get(name) if offer else None
+        record = records.get(name)
         python = flags.python or (record.external_python if record else "")
         nccl = flags.nccl or (OWN_NCCL if record and record.own_nccl and python == record.external_python else "")
         # Where there is nothing to tell apart, the advice stays as short as what was typed.
@@ -125,7 +126,11 @@ def findings_of(judged: Sequence[Judged], looks: Mapping[str, UserView], *, as_a
 def not_in_lock(survey: Survey, lock: Lock, flags: Flags) -> tuple[Finding, ...]:
     """Return a note for the offered stacks that this lock does not have, by which nobody can judge the hosts."""
     offer = find_offer(survey)
-    missing = [] if offer is None or flags.stack else [name for name in stack_names(offer) if name not in lock.stacks]
+    missing = (
+        []
+        if offer is None or flags.stack
+        else [record.stack for key in stack_names(offer) if (record := offer.stacks[key]).stack not in lock.stacks]
+    )
     why = "The hosts are judged by what the lock says of a stack."
     wanted, fix = (
         f"a lock that has it, not {lock.path}",

@@ -20,7 +20,7 @@ from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.plan.steps import MIB, UNPACKED
 from deepep_bootstrap.prefix.defects import CHECK
-from deepep_bootstrap.prefix.offer import prefix_host, read_offer
+from deepep_bootstrap.prefix.offer import X86, machine_of, of_machine, prefix_host, read_offer
 from deepep_bootstrap.slurm import commands
 
 ROWS: tuple[Row, ...] = (*gpu.ROWS, *network.ROWS, *host.ROWS, *user.ROWS)
@@ -57,6 +57,7 @@ def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) ->
     profile, link, handler = profile_of(request, gpu_hosts)
     via = prefix_host(request.inventory, facts)
     offer = read_offer(facts[via].prefix.manifest) if via else None
+    machine = next((machine_of(seen) for seen in gpu_hosts.values()), X86)
     target = max(request.stack.wheels.values(), key=len, default=())
     try:
         build_host = decisions.choose_build_host(request, gpu_hosts, [])
@@ -71,7 +72,7 @@ def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) ->
         build_host=build_host,
         bootstrap=bootstrap,
         external_python=request.external_python,
-        offered=offer is not None and request.stack.name in offer.stacks,
+        offered=offer is not None and request.stack.name in of_machine(offer, machine),
         alone=len(gpu_hosts) < 2,
         gres=request.inventory.settings.gres,
         reservation=commands.reservation_of(request.inventory.settings.sbatch_args),

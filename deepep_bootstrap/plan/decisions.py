@@ -22,7 +22,17 @@ from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
 from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
-from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, check_manifests, read_offer
+from deepep_bootstrap.prefix.offer import (
+    X86,
+    Offer,
+    SiteSettings,
+    StackRecord,
+    check_manifests,
+    machine_of,
+    mixed_machines,
+    of_machine,
+    read_offer,
+)
 from deepep_bootstrap.prefix.test_kinds import COPIED
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.identity import choose_slurm_host
@@ -69,6 +79,8 @@ class Decisions(Struct, frozen=True):
     offer: Offer
     notes: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    """Hosts of other kinds of machine that the prefix has builds for."""
 
     def entry(self, kind: str) -> Entry | None:
         """Return the entry of one kind, or None."""
@@ -82,6 +94,7 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
         wanted = "at least one host with role=gpu, or archs=9.0 to build where no GPU is"
         raise Trouble(Problem(request.inventory.path, "no GPU host answered", fold(facts), wanted))
     check_shared(request.prefix, facts)
+    check_one_machine(request, gpu_hosts)
 
     notes: list[str] = []
     build_host = choose_build_host(request, gpu_hosts, notes)
@@ -90,7 +103,9 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     here = facts[build_host]
     check_manifests(request.prefix, facts, prefix_host)
 
-    previous = earlier(request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name)
+    previous = earlier(
+        request.inventory, facts, facts[prefix_host].prefix.manifest, request.stack.name, machine_of(here)
+    )
     network = choose_network(request, gpu_hosts, previous)
     load = f"{request.prefix}/current/env-{request.stack.name}.sh"
     notes += (f"profile {network.profile}: {network.why}", *network.notes)
@@ -127,6 +142,8 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     )
     notes += own_nccl_notes(request, libraries)
     record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts), libraries)
+    if machine_of(here) != X86:
+        record = replace(record, machine=machine_of(here), hosts=tuple(dict.fromkeys((*gpu_hosts, *previous.absent))))
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -141,6 +158,7 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
         offer=merge_offer(request, previous.offer, record),
         notes=tuple(notes),
         absent=previous.absent,
+        elsewhere=previous.elsewhere,
     )
 
 
@@ -229,6 +247,22 @@ def check_shared(prefix: str, facts: Mapping[str, Facts]) -> None:
         )
 
 
+def check_one_machine(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> None:
+    """Raise Trouble where the hosts to build for are of several kinds of machine, with where each would be built."""
+    groups: dict[str, list[str]] = {}
+    for name, seen in gpu_hosts.items():
+        groups.setdefault(machine_of(seen), []).append(name)
+    if len(groups) < 2:
+        return
+    said = {}
+    for machine, names in groups.items():
+        try:
+            said[machine] = f"built on {choose_build_host(request, {name: gpu_hosts[name] for name in names}, [])}"
+        except Trouble as trouble:
+            said[machine] = f"no build host of this kind ({trouble.problems[0].what})"
+    raise mixed_machines(groups, said)
+
+
 def named_host(inventory: Inventory, key: str, facts: Mapping[str, Facts]) -> str:
     """Return the host a setting of the hosts file names, or "" where it names none."""
     name: str = getattr(inventory.settings, key)
@@ -286,13 +320,6 @@ def choose_python(
     the one that `known` hosts, which cannot be asked now, are known to have."""
     if request.external_python:
         return "", check_external(request, gpu_hosts, here)
-    machines = {seen.machine for seen in gpu_hosts.values()}
-    if len(machines) > 1:
-        raise Trouble(
-            Problem(
-                fold(gpu_hosts), "hosts of different architectures", " and ".join(sorted(machines)), "one", "--limit"
-            )
-        )
     theirs = known.record.python_version if known.record and known.decides else ""
     targets = sorted(
         request.stack.wheels, key=lambda target: (theirs == f"3.{minor_of(target)}", minor_of(target)), reverse=True
@@ -386,14 +413,22 @@ def merge_offer(request: PlanRequest, current: Offer | None, record: StackRecord
     kept = {
         name: replace(old, prefix=request.prefix)
         for name, old in (current.stacks.items() if current else ())
-        if name != record.stack
+        if name != record.key
     }
-    stacks = {**kept, record.stack: record}
-    default = request.lock.default_stack if request.lock.default_stack in stacks else record.stack
+    stacks = {**kept, record.key: record}
+    wanted = [key for key, one in sorted(stacks.items()) if one.stack == request.lock.default_stack]
+    default = wanted[0] if wanted else default_of(current, stacks, record)
     rendered = {
         name: text for name, text in request.templates.items() if name.endswith(".j2") or name.startswith(COPIED)
     }
     return Offer(default, dict(sorted(stacks.items())), recipes.digest(rendered))
+
+
+def default_of(current: Offer | None, stacks: Mapping[str, StackRecord], record: StackRecord) -> str:
+    """Return the key of the default where the lock's own is not offered: the stack of this run; beside builds for
+    another kind of machine, the default of those stays."""
+    others = current is not None and any(one.machine != record.machine for one in stacks.values())
+    return current.default_stack if current and others and current.default_stack in stacks else record.key
 
 
 def check_external(request: PlanRequest, gpu_hosts: Mapping[str, Facts], here: Facts) -> Python:
@@ -693,12 +728,14 @@ def _all(seen: Facts) -> str:
 
 class PreviousOffer(Struct, frozen=True):
     """What the prefix offers now, and a stack's record in it (None where there is none yet), the hosts that the
-    offer was made for, and those of them that this run does not see."""
+    offer was made for, and those of them that this run does not see. Hosts of other kinds of machine are `elsewhere`
+    and decide nothing."""
 
     offer: Offer | None = None
     record: StackRecord | None = None
     hosts: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def decides(self) -> bool:
@@ -706,9 +743,11 @@ class PreviousOffer(Struct, frozen=True):
         return self.record is not None and bool(self.absent)
 
 
-def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: str) -> PreviousOffer:
-    """Return what is offered of a stack by the generation whose manifest.json has the text `manifest` ("" for none
-    yet).
+def earlier(
+    inventory: Inventory, facts: Collection[str], manifest: str, stack: str, machine: str = X86
+) -> PreviousOffer:
+    """Return what is offered of a stack for one kind of machine by the generation whose manifest.json has the text
+    `manifest` ("" for none yet).
 
     A host that is no longer in the hosts file is not absent but gone. A node set on the command line says nothing about
     the others.
@@ -716,11 +755,24 @@ def earlier(inventory: Inventory, facts: Collection[str], manifest: str, stack: 
     offer = read_offer(manifest)
     if offer is None:
         return PreviousOffer()
-    made_for = tuple(str(name) for name in json.loads(manifest).get("hosts", ()))
+    told = tuple(str(name) for name in json.loads(manifest).get("hosts", ()))
+    theirs = hosts_by_machine(offer, told)
+    made_for = theirs.get(machine, ())
     roles = {host.name: host.role for host in (*inventory.hosts, *inventory.left_out)}
     others = "gpu" if inventory.path == "--hosts" else ""
     absent = tuple(name for name in made_for if name not in facts and roles.get(name, others) == "gpu")
-    return PreviousOffer(offer, offer.stacks.get(stack), made_for, absent)
+    elsewhere = tuple(name for name in told if name not in made_for and name not in facts)
+    return PreviousOffer(offer, of_machine(offer, machine).get(stack), made_for, absent, elsewhere)
+
+
+def hosts_by_machine(offer: Offer, told: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the hosts of a manifest by kind of machine: a record of another kind than x86_64 names its own."""
+    theirs: dict[str, tuple[str, ...]] = {}
+    for record in offer.stacks.values():
+        if record.machine:
+            theirs[record.machine] = tuple(dict.fromkeys((*theirs.get(record.machine, ()), *record.hosts)))
+    named = {name for names in theirs.values() for name in names}
+    return {**theirs, X86: tuple(name for name in told if name not in named)}
 
 
 def keep(derived: Derived, known: PreviousOffer, facts: Mapping[str, Facts], profile: str) -> Derived:

@@ -141,7 +141,7 @@ def make_plan(
         check_writable(request, choice, facts[choice.prefix_host])
         steps.insert(0, prefix_step(request, choice, facts))
     check_space(request, choice, facts, missing)
-    if steps or choice.record.stack in facts[choice.prefix_host].prefix.unproved:
+    if steps or choice.record.key in facts[choice.prefix_host].prefix.unproved:
         steps.append(verify_step(request, choice, facts))
     wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
     return Plan(tuple(steps), choice, (*choice.notes, *notes), wheels, int(wheels * UNPACKED), preparation)
@@ -347,8 +347,7 @@ def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence
     if current is None or offer.offer_digest(current) != offer.offer_digest(choice.offer):
         found = f"generation {prefix.generation}, which offers something else" if current else "nothing offered"
         wanted = (
-            f"{choice.record.module} as "
-            f"{'default' if choice.offer.default_stack == choice.record.stack else 'one more'}"
+            f"{choice.record.module} as {'default' if choice.offer.default_stack == choice.record.key else 'one more'}"
         )
     elif missing or any(entry.name in prefix.unproved for entry in choice.entries):
         found = f"generation {prefix.generation}, which keeps the records of what was there before"
@@ -369,9 +368,10 @@ def offer_steps(choice: Decisions, facts: Mapping[str, Facts], missing: Sequence
 def offer_sentence(choice: Decisions, current: Offer | None) -> str:
     """Return what becomes of the modules: added beside others, or changed."""
     record, default = choice.record, choice.offer.stacks[choice.offer.default_stack]
-    stays = "the default" if record.stack == default.stack else f"default stays {default.module}"
-    new = current is None or record.stack not in current.stacks
-    return f"publish modules: {'add' if new else 'change'} {record.module} ({stays})"
+    stays = "the default" if record.key == default.key else f"default stays {default.module}"
+    new = current is None or record.key not in current.stacks
+    machine = f" for {record.machine}" if record.machine else ""
+    return f"publish modules: {'add' if new else 'change'} {record.module}{machine} ({stays})"
 
 
 def offer_changes(
@@ -382,7 +382,7 @@ def offer_changes(
     yield f"{CHANGED} generation {prefix.generation} → a new one" if current else f"{ADDED} the first generation"
     inputs = {entry.name: entry.inputs for entry in choice.entries}
     old_facts = {} if current is None else offer_facts(current, {})
-    added = current is None or choice.record.stack not in current.stacks
+    added = current is None or choice.record.key not in current.stacks
     changes = difference(old_facts, offer_facts(choice.offer, inputs if added else {}))
     yield from brief(changes, "" if current is None else hosts_since(choice, current, prefix.manifest, facts))
     if current and not changes:
@@ -393,18 +393,23 @@ def offer_changes(
 def hosts_since(choice: Decisions, current: Offer, manifest: str, facts: Mapping[str, Facts]) -> str:
     """Return which hosts joined or left since the manifest of the current offer, where that may be why a variable
     changed; else ""."""
-    before = current.stacks.get(choice.record.stack)
+    before = current.stacks.get(choice.record.key)
     if before is None or (before.profile, before.deepep) != (choice.record.profile, choice.record.deepep):
         return ""
     earlier = set(json.loads(manifest).get("hosts", ()))
-    seen = {*facts, *choice.absent}
+    seen = {*facts, *choice.absent, *choice.elsewhere}
     parts = ((seen - earlier, "joined"), (earlier - seen, "left"))
     return ", ".join(f"{fold(sorted(hosts))} {how}" for hosts, how in parts if hosts)
 
 
 def verify_step(request: PlanRequest, choice: Decisions, facts: Mapping[str, Facts]) -> Step:
     """Return the check at the end of every run that changed something, and of the next one where it was not passed."""
-    hosts = tuple(host.name for host in request.inventory.hosts if host.name in facts)
+    machine = choice.record.machine or offer.X86
+    hosts = tuple(
+        host.name
+        for host in request.inventory.hosts
+        if host.name in facts and offer.machine_of(facts[host.name]) == machine
+    )
     reason = Reason("not seen to work since the last change", f"{choice.record.module} loads and deep_ep imports")
     sentence = f"load {choice.record.module} and import deep_ep on {fold(hosts)}"
     return Step("verify", "verify", "verify", hosts, reason, sentence=sentence)

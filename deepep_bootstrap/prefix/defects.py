@@ -70,7 +70,8 @@ def defects(
 
 
 def _of_stack(holdings: Holdings, offered: Offered, rule_set: RuleSet, bootstrap: str) -> Iterator[Defect]:
-    stack, record = offered
+    key, record = offered
+    stack = str(record.get("stack") or key)
     entry, module = str(record.get("deepep", "")), str(record.get("module", ""))
     if not _inputs(holdings, entry):
         return

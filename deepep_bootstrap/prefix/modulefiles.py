@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import jinja2
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import test_kinds
-from deepep_bootstrap.prefix.offer import Offer, StackRecord, check_offer, offer_digest, offer_document
+from deepep_bootstrap.prefix.offer import X86, Offer, StackRecord, check_offer, offer_digest, offer_document
 from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind, Pass
 
 PROGRAM = "deepep-bootstrap"
@@ -67,12 +67,13 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
         raise Trouble(*problems)
     jinja, table = environment(templates), test_kinds.read_passes(templates)
     files: dict[str, File] = {}
-    for stack, record in sorted(offer.stacks.items()):
-        files |= _render_stack(jinja, record, table, folder=f"sbatch/{stack}")
+    for key, record in sorted(offer.stacks.items()):
+        files |= _render_tests(jinja, record, table, folder=f"sbatch/{key}")
+        files |= _render_module(jinja, record, offer)
     chosen = offer.stacks[offer.default_stack]
     files["env.sh"] = files[f"env-{chosen.stack}.sh"]
     for kind in kinds_of(chosen):
-        files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.stack}/{_file_name(kind.name)}"]
+        files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.key}/{_file_name(kind.name)}"]
     files |= {
         path: File(text.encode(), text.startswith("#!")) for path, text in templates.items() if path.startswith(COPIED)
     }
@@ -82,10 +83,11 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
 def _names_of_modules(offer: Offer) -> dict[str, File]:
     """Return the two files that give modules further names: the default, and each stack's own, which stays when
     versions change. Lmod reads the first, Environment Modules the second."""
-    names = [(offer.stacks[offer.default_stack].module, "default")]
-    names += [(record.module, stack) for stack, record in sorted(offer.stacks.items())]
-    lua = [_header("-- "), *(f'module_version("{module}", "{name}")' for module, name in names)]
-    tcl = ["#%Module1.0", _header("# "), *(f"module-version {module} {name}" for module, name in names)]
+    names = {"default": offer.stacks[offer.default_stack].module}
+    for _, record in sorted(offer.stacks.items()):
+        names.setdefault(record.stack, record.module)
+    lua = [_header("-- "), *(f'module_version("{module}", "{name}")' for name, module in names.items())]
+    tcl = ["#%Module1.0", _header("# "), *(f"module-version {module} {name}" for name, module in names.items())]
     return {
         "modulefiles/deepep/.modulerc.lua": File("\n".join([*lua, ""]).encode()),
         "modulefiles/deepep/.modulerc": File("\n".join([*tcl, ""]).encode()),
@@ -267,24 +269,70 @@ def _header(comment: str) -> str:
     )
 
 
-def _render_stack(jinja: Environment, record: StackRecord, table: Sequence[Pass], *, folder: str) -> dict[str, File]:
-    values = _values(record)
+def _render_module(jinja: Environment, record: StackRecord, offer: Offer) -> dict[str, File]:
+    """Return the modulefiles and the env.sh of a module's name, which choose by `uname -m` among all records that have
+    this name; where the whole offer is for x86_64, they do not ask."""
+    records = [one for _, one in sorted(offer.stacks.items())]
+    named = [one for one in records if one.module == record.module]
+    of_stack = [one for one in records if one.stack == record.stack]
 
-    def fill(template: str, **more: object) -> bytes:
-        return jinja.get_template(template).render(**values, **more).encode()
+    def fill(ending: str, settings: str, group: Sequence[StackRecord], *, every_list: bool = False) -> File:
+        values = _values_of_machines(jinja.get_template(settings), group, records, every_list=every_list)
+        return File(jinja.get_template(f"templates/{ending}").render(**values).encode())
 
-    used = tuple(item for item in lists(record) if item.entries)
-    files = {
-        f"modulefiles/{record.module}.lua": File(fill("templates/modulefile.lua.j2", lists=used)),
-        f"modulefiles/{record.module}": File(fill("templates/modulefile.tcl.j2", lists=used)),
-        f"env-{record.stack}.sh": File(fill("templates/env.sh.j2", lists=lists(record))),
+    return {
+        f"modulefiles/{record.module}.lua": fill("modulefile.lua.j2", "templates/settings.lua.j2", named),
+        f"modulefiles/{record.module}": fill("modulefile.tcl.j2", "templates/settings.tcl.j2", named),
+        f"env-{record.stack}.sh": fill("env.sh.j2", "templates/settings.sh.j2", of_stack, every_list=True),
     }
+
+
+def _values_of_machines(
+    settings: Template, group: Sequence[StackRecord], records: Sequence[StackRecord], *, every_list: bool
+) -> dict[str, object]:
+    """Return the values of a file for the records of `group`, one for each kind of machine: the first one's, and the
+    `settings` of each as text. `every_list`: also those lists that a record leaves alone."""
+    bodies = []
+    for one in group:
+        used = tuple(item for item in lists(one) if item.entries or every_list)
+        bodies.append((machine_name(one), settings.render(**_values(one), lists=used)))
+    dispatch = any(one.machine for one in records)
+    return {
+        **_values(group[0]),
+        **_no_machine(group, records),
+        "help_text": help_text(group[0], [name for name, _ in bodies] if dispatch else ()),
+        "gib": next((one.gib for one in group if one.gib), ""),
+        "host_groups": tuple(each for one in group for each in host_groups(one)),
+        "machines": bodies,
+        "dispatch": dispatch,
+    }
+
+
+def machine_name(record: StackRecord) -> str:
+    """Return what `uname -m` says where a record's build runs."""
+    return record.machine or X86
+
+
+def _no_machine(same: Sequence[StackRecord], records: Sequence[StackRecord]) -> dict[str, str]:
+    """Return what a module says on a machine for which it has no build: the text before and behind its kind."""
+    kinds = [machine_name(one) for one in same]
+    others = [f"{one.module} is for {machine_name(one)}" for one in records if machine_name(one) not in kinds]
+    hint = "; ".join(others) or f"load it in a job there; sbatch files are in {same[0].prefix}/sbatch"
+    return {
+        "no_machine": f"{same[0].module} is built for {' and '.join(kinds)}, and this machine is ",
+        "instead_of_it": f": {hint}",
+    }
+
+
+def _render_tests(jinja: Environment, record: StackRecord, table: Sequence[Pass], *, folder: str) -> dict[str, File]:
+    """Return the sbatch files of a record."""
+    files = {}
     for kind in kinds_of(record):
         more = _test_values(kind, record) | _pass_values(kind, record, table)
-        text = fill(
-            "templates/test.sbatch.j2", lists=lists(record), directives=tuple(_directives(kind, record)), **more
+        text = jinja.get_template("templates/test.sbatch.j2").render(
+            **_values(record), lists=lists(record), directives=tuple(_directives(kind, record)), **more
         )
-        files[f"{folder}/{_file_name(kind.name)}"] = File(text, executable=True)
+        files[f"{folder}/{_file_name(kind.name)}"] = File(text.encode(), executable=True)
     return files
 
 
@@ -315,12 +363,14 @@ def _pass_values(kind: Kind, record: StackRecord, table: Sequence[Pass]) -> dict
     return {"passes": options, "shown_passes": own, "capability": capability, "asks_gpus": bool(own) and not capability}
 
 
-def help_text(record: StackRecord) -> str:
-    """Return what `module help` says: what is in the module, and what a user does with it."""
+def help_text(record: StackRecord, machines: Sequence[str] = ()) -> str:
+    """Return what `module help` says: what is in the module, and what a user does with it. `machines` are the kinds
+    that each have a build of their own, where that is to be said."""
     kinds = ", ".join(kind.name for kind in kinds_of(record))
     tuned = "none are needed: DeepEP V2 computes them" if record.nccl else "import deepep_tuned"
     parts = {
         SUMMARY: (", ".join(_contents(record)),),
+        **({"Kinds of machine, each with a build of its own": (", ".join(machines),)} if machines else {}),
         "The name that stays when versions change": (f"deepep/{record.stack}, now {record.module}",),
         "Examples, with comments to be read": ("ls $DEEPEP_PREFIX/examples",),
         "Settings of DeepEP's kernels that were measured on this cluster": (tuned,),
@@ -329,7 +379,7 @@ def help_text(record: StackRecord) -> str:
             "deepep-venv ~/my-env && . ~/my-env/bin/activate && pip install PACKAGE",
         ),
         "Tests, from a directory that the nodes share: output and logs are left there": (
-            f"sbatch $DEEPEP_PREFIX/sbatch/{record.stack}/{_file_name('internode')}",
+            f"sbatch $DEEPEP_PREFIX/sbatch/{record.key}/{_file_name('internode')}",
             f"({kinds})",
         ),
         "Whom to ask": (record.site.contact or "those who look after this cluster",),
@@ -390,6 +440,7 @@ def _values(record: StackRecord) -> dict[str, object]:
         "header": _header,
         "module": record.module,
         "stack": record.stack,
+        "machine": record.machine,
         "modulefiles": f"{record.prefix}/modulefiles",
         "version": version,
         "summary": SUMMARY,

@@ -95,10 +95,14 @@ def stack_names(offer: Offer) -> tuple[str, ...]:
 
 def offered_stacks(survey: Survey, stack: str) -> tuple[StackRecord, ...]:
     """Return the record of the stack that was asked for, or those of all that are offered, the default one first."""
-    offer = current_offer(survey)
-    if stack and stack not in offer.stacks:
-        raise Trouble(Problem("--stack", "this stack is not offered", found=stack, wanted=" or ".join(offer.stacks)))
-    return tuple(offer.stacks[name] for name in ([stack] if stack else stack_names(offer)))
+    machine = gpu_machine(survey)
+    records = of_machine(current_offer(survey), machine)
+    if not records:
+        what, remedy = "nothing is offered there for this kind of machine", "invoke bootstrap, for hosts of this kind"
+        raise Trouble(Problem(survey.prefix, what, machine, try_=remedy))
+    if stack and stack not in records:
+        raise Trouble(Problem("--stack", "this stack is not offered", found=stack, wanted=" or ".join(records)))
+    return (records[stack],) if stack else tuple(records.values())
 
 
 def offered_stack(survey: Survey, stack: str) -> StackRecord:
@@ -113,6 +117,45 @@ def command_for(flags: Flags) -> str:
     ]
     given += [("mirror", value) for value in flags.mirror]
     return shlex.join(["invoke", "bootstrap", *(f"--{name}={value}" for name, value in given if value)])
+
+
+X86 = "x86_64"
+"""What `uname -m` says where a record, or what is known of a host, says nothing: that of all earlier versions."""
+
+
+def machine_of(seen: Facts) -> str:
+    """Return the kind of machine that a host is, as `uname -m` says it."""
+    return seen.machine or X86
+
+
+def gpu_machine(survey: Survey) -> str:
+    """Return the kind of machine of the GPU hosts that answered, else of all; Trouble where they are of several, since
+    what is offered was built for one."""
+    roles = {host.name: host.role for host in survey.inventory.hosts}
+    names = [name for name in survey.facts if roles.get(name) == "gpu"] or list(survey.facts)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(machine_of(survey.facts[name]), []).append(name)
+    if len(groups) > 1:
+        raise mixed_machines(groups)
+    return next(iter(groups), X86)
+
+
+def mixed_machines(groups: Mapping[str, Collection[str]], said: Mapping[str, str] = {}) -> Trouble:
+    """Return the Trouble of hosts that are of several kinds of machine, each with what else is `said` of it."""
+    what = "hosts of several kinds of machine, each of which gets a build of its own in the same prefix"
+    return Trouble(
+        *(
+            Problem(
+                fold(names),
+                what,
+                machine + (f", {said[machine]}" if machine in said else ""),
+                "one kind at a time",
+                f"the same command with --limit={fold(names).partition(' ')[0]}",
+            )
+            for machine, names in sorted(groups.items())
+        )
+    )
 
 
 class SiteSettings(Struct, frozen=True):
@@ -137,7 +180,10 @@ class StackRecord(Struct, frozen=True):
     ("" for V1, which has no use for it), `torch` and `cuda` the versions of torch and of the CUDA toolkit. V2 beside an
     external Python has no `nvshmem`: `torch_nccl` and `torch_nvshmem` are the folders (include, lib) of what that torch
     brings, `nvshmem_version` the version of the latter, `own_nccl` the entry that the module loads in place of the
-    former ("" for none). What came later has a default, so that manifests of earlier versions can be read.
+    former ("" for none). `machine` is what
+    `uname -m` says on its hosts ("" for x86_64), and `hosts` are its GPU hosts, where it says one: what is offered for
+    other kinds of machine is no matter of theirs. What came later has a default, so that manifests of earlier versions
+    can be read.
     """
 
     stack: str
@@ -164,15 +210,29 @@ class StackRecord(Struct, frozen=True):
     torch_nvshmem: str = ""
     nvshmem_version: str = ""
     own_nccl: str = ""
+    machine: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in an offer and in files of its own: the stack's, with the machine where that is not x86_64."""
+        return f"{self.stack}-{self.machine}" if self.machine else self.stack
 
 
 class Offer(Struct, frozen=True):
-    """The whole offer of a prefix: the stacks by name, and which one plain `module load deepep` means."""
+    """The whole offer of a prefix: the records of its stacks by their keys, and the key of the one that plain `module
+    load deepep` means."""
 
     default_stack: str
     stacks: Mapping[str, StackRecord]
     templates: str
     """Digest of the template texts, so that a changed template is a changed offer."""
+
+
+def of_machine(offer: Offer, machine: str) -> dict[str, StackRecord]:
+    """Return what an offer has for one kind of machine, by stack; the default one first, then by name."""
+    records = [offer.stacks[key] for key in stack_names(offer)]
+    return {record.stack: record for record in records if (record.machine or X86) == machine}
 
 
 def control_has_slurm(prefix: str, prefix_id: str) -> bool:
@@ -280,8 +340,8 @@ def check_offer(offer: Offer) -> Iterator[Problem]:
         )
     for stack, record in sorted(offer.stacks.items()):
         where = f"stack {stack}"
-        if stack != record.stack:
-            yield Problem(where, "the record is of another stack", record.stack, stack)
+        if stack != record.key:
+            yield Problem(where, "the record is of another stack", record.key, stack)
         yield from _check_names(where, record)
         for environment in (record.environment, *record.by_host.values(), *record.by_kind.values()):
             yield from _check_environment(f"profile {record.profile} of {where}", environment)
@@ -291,6 +351,8 @@ def check_offer(offer: Offer) -> Iterator[Problem]:
 def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     if not _STACK.fullmatch(record.stack):
         yield Problem(where, "a stack's name is used in file names", repr(record.stack), "letters, digits and ._+-")
+    if record.machine not in {"", "aarch64"}:
+        yield Problem(where, "not a kind of machine that DeepEP is built for", repr(record.machine), "aarch64")
     if not _MODULE.fullmatch(record.module):
         yield Problem(where, "not a module name", repr(record.module), "deepep/ and letters, digits and ._+-")
     yield from _check_paths(where, record)

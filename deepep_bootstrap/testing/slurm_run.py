@@ -67,7 +67,7 @@ class TestRequest(Struct, frozen=True):
     @property
     def file(self) -> str:
         """Return the sbatch file on the prefix."""
-        return f"{self.record.prefix}/sbatch/{self.record.stack}/{self.kind.name}-test.sbatch"
+        return f"{self.record.prefix}/sbatch/{self.record.key}/{self.kind.name}-test.sbatch"
 
     @property
     def env(self) -> dict[str, str]:

@@ -493,7 +493,7 @@ def test_the_shipped_lock_has_wheels_for_what_it_asks() -> None:
         grace = {f"cp3{minor}-aarch64" for minor in (11, 12, 13)} if stack.cuda == "13" else set()
         assert set(stack.wheels) == set(stack.asked.targets) == {f"cp3{minor}-x86_64" for minor in minors} | grace
         for requirement in (*stack.asked.python, *stack.asked.overrides):
-            name, equals, version = requirement.partition("==")
+            _, equals, version = requirement.partition("==")
             found = [stack.pinned(requirement_name(requirement), target) for target in stack.wheels]
             assert all(wheel and (not equals or wheel.version == version) for wheel in found), (stack.name, requirement)
     assert uv.tool_wheel(lock, "uv", "x86_64")

@@ -48,6 +48,31 @@ def test_files_are_as_recorded() -> None:
     assert found == expected, "if the change is meant: python -m tests.support.modules"
 
 
+@pytest.mark.usefixtures("programs")
+def test_files_of_a_prefix_with_two_kinds_of_machine_are_as_recorded() -> None:
+    folder = GOLDEN.with_name("machines")
+    expected = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    found = {name: file.content.decode() for name, file in support.golden_of_machines().items()}
+    assert {name: text for name, text in found.items() if name in expected or support.is_of_machines(name)} == expected
+    subprocess.run(
+        [
+            Path(sys.executable).parent / "shellcheck",
+            "--severity=style",
+            *folder.rglob("*.sh"),
+            *folder.rglob("*.sbatch"),
+        ],
+        check=True,
+    )
+
+
+def test_a_prefix_of_one_kind_of_machine_that_is_no_x86_asks_too() -> None:
+    files = rendered(support.offer("/opt/deepep", support.grace_record()))
+    assert set(files) >= {"env-v2.sh", "sbatch/v2-aarch64/ep-test.sbatch", "sbatch/ep-test.sbatch"}
+    for name in ("modulefiles/deepep/2.1.0-dd758ca-v2.lua", "modulefiles/deepep/2.1.0-dd758ca-v2", "env-v2.sh"):
+        assert "x86_64" not in files[name]
+        assert "aarch64" in files[name], name
+
+
 def test_defaults_are_the_default_stacks_files() -> None:
     files = rendered()
     assert files["env.sh"] == files["env-v1.sh"]

@@ -319,6 +319,73 @@ def test_stacks_exclude_each_other(variant: str, driver: bool, tmp_path: Path) -
     assert differences(states["before"], states["after"]) == {}
 
 
+class Machines(Generation):
+    """A prefix with builds for x86_64 and for aarch64."""
+
+    def __init__(self, prefix: Path, variant: str) -> None:
+        super().__init__(
+            prefix, *support.offers_of_machines(str(prefix)).stacks.values(), pushenv="without" not in variant
+        )
+        (prefix / "session").mkdir()
+
+    def on(self, machine: str) -> str:
+        return module_systems.on_machine(self.prefix / "session", machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_each_kind_of_machine_gets_its_own(variant: str, machine: str, tmp_path: Path) -> None:
+    generation = Machines(tmp_path, variant)
+    record = {"x86_64": support.v2_record, "aarch64": support.grace_record}[machine](str(tmp_path))
+    script = generation.on(machine) + exports({LIST: "/a:/a:", "EP_NIC_NAME": ""})
+    script += "snapshot before\nmodule load deepep\nsnapshot loaded\nmodule unload deepep\nsnapshot after\n"
+    session = generation.run(variant, script, host="tray2")
+    states = session.environments
+    assert session.code == 0, session.err
+    assert states["loaded"]["DEEPEP_PYTHON"] == f"{tmp_path}/store/{record.python}/bin/python"
+    assert states["loaded"]["EP_NIC_NAME"] == ("mlx5_1" if machine == "aarch64" else "mlx5_0")
+    others = {"x86_64": support.grace_record, "aarch64": support.v2_record}[machine](str(tmp_path))
+    assert not [name for name, value in states["loaded"].items() if others.python in value or others.deepep in value]
+    assert differences(states["before"], states["after"]) == {}
+    shell = f"{generation.on(machine)}. {tmp_path}/current/env.sh\nsnapshot loaded\n"
+    loaded = generation.run("", shell, host="tray2").environments["loaded"]
+    assert loaded["DEEPEP_PYTHON"] == f"{tmp_path}/store/{record.python}/bin/python"
+
+
+def test_an_unload_on_another_kind_of_machine_takes_out_what_the_load_put_in(variant: str, tmp_path: Path) -> None:
+    # sbatch takes the environment of an x86_64 login host along to a Grace node.
+    generation = Machines(tmp_path, variant)
+    script = generation.on("x86_64") + exports({LIST: "/a"}) + "snapshot before\nmodule load deepep\n"
+    script += f"{generation.on('aarch64')}module unload deepep\nsnapshot after\nmodule load deepep\nsnapshot there\n"
+    states = generation.run(variant, script, host="tray1").environments
+    left = {name for name in differences(states["before"], states["after"]) if name != "PATH"}
+    assert left == set()
+    assert "/store/" not in states["after"]["PATH"]
+    assert states["there"]["DEEPEP_PYTHON"].split("/")[-3] == support.grace_record().python
+
+
+@pytest.mark.parametrize(
+    ("machine", "module", "said"),
+    [
+        ("riscv64", "deepep", "is built for x86_64 and aarch64, and this machine is riscv64: load it in a job there"),
+        (
+            "aarch64",
+            "deepep/v1",
+            "is built for x86_64, and this machine is aarch64: deepep/2.1.0-dd758ca-v2 is for aarch64",
+        ),
+    ],
+)
+def test_a_machine_without_a_build_is_told_and_gets_nothing(
+    system: str, machine: str, module: str, said: str, tmp_path: Path
+) -> None:
+    generation = Machines(tmp_path, system)
+    session = generation.run(system, f"{generation.on(machine)}module load {module}\nsnapshot after\n")
+    assert said in " ".join((session.out + session.err).split()), session
+    assert not {"DEEPEP_PREFIX", "NVSHMEM_DIR", "__DEEPEP_SET_MACHINE"} & set(session.environments["after"])
+    env = "env.sh" if module == "deepep" else "env-v1.sh"
+    session = generation.run("", f"{generation.on(machine)}. {tmp_path}/current/{env} || exit 9\n")
+    assert (session.code, said in session.err) == (9, True), session
+
+
 def test_v1_and_v2_side_by_side(variant: str, tmp_path: Path) -> None:
     v1, v2 = support.record(str(tmp_path)), support.v2_record(str(tmp_path))
     generation = Generation(tmp_path, v1, v2, pushenv=not variant.endswith("without pushenv"))

@@ -70,6 +70,17 @@ def on_network_fs(folder: Path, home: str) -> str:
     return f"export PATH={folder}/nfs:$PATH HOME={home}\n"
 
 
+def on_machine(folder: Path, machine: str) -> str:
+    """Return a line of shell after which `uname -m` says that this is another kind of machine: none is to be had here.
+    `folder` takes the program."""
+    place = folder / f"machine-{machine}"
+    place.mkdir(exist_ok=True)
+    program = place / "uname"
+    program.write_text(f'#!/bin/sh\ncase "$*" in -m) echo {machine} ;; *) exec /usr/bin/uname "$@" ;; esac\n')
+    program.chmod(0o755)
+    return f'PATH={place}:$(printf %s "$PATH" | sed "s|^{folder}/machine-[^:]*:||"); hash -r\n'
+
+
 @dataclass(frozen=True)
 class Session:
     """What a script left: exit code, both streams, and the environments it saved with `snapshot NAME`."""

@@ -168,7 +168,7 @@ def v2_own_nccl(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
 
 def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     stacks = records or (record(prefix), external_record(prefix))
-    return Offer(default_stack=stacks[0].stack, stacks={one.stack: one for one in stacks}, templates="sha256-test")
+    return Offer(default_stack=stacks[0].key, stacks={one.key: one for one in stacks}, templates="sha256-test")
 
 
 def golden() -> dict[str, modulefiles.File]:
@@ -179,6 +179,38 @@ def golden() -> dict[str, modulefiles.File]:
         ),
         templates(),
     )
+
+
+def grace_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """DeepEP V2 for Grace machines, four GPUs a node, beside that of `v2_record` in one prefix."""
+    return v2_record(
+        prefix,
+        **{
+            "deepep": "9n5gj3zh2atlrz1n5wgoxe4u0ja6em7s-deepep-2.1.0",
+            "nvshmem": "0p6hk40i3bumsa2p6xhpyf5v1kb7fn8t-nvshmem-3.4.5",
+            "python": "1q7il51j4cvntb3q7yiqzg6w2lc8gp9v-python-2.11.0",
+            "archs": ("10.0",),
+            "profile": "gb200",
+            "environment": {"NCCL_IB_SL": "0", "EP_OVERRIDE_RDMA_SL": "0", "NCCL_MNNVL_ENABLE": "1"},
+            "by_host": {"tray1": {"EP_NIC_NAME": "mlx5_0"}, "tray2": {"EP_NIC_NAME": "mlx5_1"}},
+            "site": SiteSettings(partition="grace", gres="gpu:4"),
+            "machine": "aarch64",
+            "hosts": ("tray1", "tray2"),
+        }
+        | changes,
+    )
+
+
+def golden_of_machines() -> dict[str, modulefiles.File]:
+    """The files that tests/golden/machines records: an x86_64 and an aarch64 build of one stack, and a stack that
+    only one of the two has."""
+    return modulefiles.render_offer(offers_of_machines(), templates())
+
+
+def offers_of_machines(prefix: str = "/opt/deepep") -> Offer:
+    """An x86_64 and an aarch64 offer in one prefix."""
+    records = (v2_record(prefix), grace_record(prefix), record(prefix))
+    return Offer(default_stack="v2", stacks={one.key: one for one in records}, templates="sha256-test")
 
 
 def write(folder: Path, files: dict[str, modulefiles.File]) -> None:
@@ -200,10 +232,20 @@ def is_copy(name: str) -> bool:
         "sbatch/v1-gcp/low-latency",
     )
     kept = (*stacks, "sbatch/v1-cu13/pressure", "sbatch/v2/internode", "sbatch/v2/ep", "sbatch/v2/smoke")
+    kept += ("sbatch/v2-aarch64/internode",)
     copied = name.startswith(("programs/", "examples/", "bin/"))
     return copied or name == "env.sh" or (name.startswith("sbatch/") and not name.startswith(kept))
+
+
+def is_of_machines(name: str) -> bool:
+    """Whether tests/golden/machines keeps a file: one that several kinds of machine make another."""
+    return name.startswith(("modulefiles/", "env-", "sbatch/v2-aarch64/")) and not is_copy(name)
 
 
 if __name__ == "__main__":
     GOLDEN = REPOSITORY / "tests" / "golden" / "generation"
     write(GOLDEN, {name: file for name, file in golden().items() if not is_copy(name)})
+    write(
+        GOLDEN.with_name("machines"),
+        {name: file for name, file in golden_of_machines().items() if is_of_machines(name)},
+    )

@@ -395,13 +395,13 @@ def keep_logs(state: RunState) -> str:
 def next_commands(request: PlanRequest, made: Plan) -> list[str]:
     """Return what a person types after a successful run."""
     choice, prefix, stack = made.choice, request.prefix, made.choice.record.stack
-    by_default = choice.offer.default_stack == stack
+    by_default = choice.offer.default_stack == choice.record.key
     load = "module load deepep" if by_default else f"module load deepep/{stack}"
     if any("no module system" in note for note in made.notes):
         load = f". {prefix}/current/env-{stack}.sh"
     elif HOOK in request.skip:
         load = f"module use {prefix}/modulefiles; {load}"
-    tests = "$DEEPEP_PREFIX/sbatch" if by_default else f"$DEEPEP_PREFIX/sbatch/{stack}"
+    tests = "$DEEPEP_PREFIX/sbatch" if by_default else f"$DEEPEP_PREFIX/sbatch/{choice.record.key}"
     if not choice.slurm_host:
         return [load, f"bash {tests}/intranode-test.sbatch"]
     login = [] if choice.slurm_host == THIS_MACHINE.name else [f"ssh {choice.slurm_host}"]

@@ -350,8 +350,10 @@ def manifest(offer: Offer, number: int, name: str, survey: Survey, records: Mapp
     by = f"{getpass.getuser()} as {survey.facts[name].user}@{name}, invoke remove"
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     before = decisions.earlier(survey.inventory, survey.facts, survey.facts[name].prefix.manifest, "")
+    others = [name for record in offer.stacks.values() for name in record.hosts]
+    hosts = tuple(dict.fromkeys((*before.hosts, *others)))
     return modulefiles.manifest(
-        offer, generation=number, created=created, by=by, lock_digest="", hosts=before.hosts, records=records
+        offer, generation=number, created=created, by=by, lock_digest="", hosts=hosts, records=records
     )
 
 

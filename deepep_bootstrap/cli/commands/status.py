@@ -96,10 +96,11 @@ def tell_offer(screen: Screen, manifest: Mapping[str, Any] | None) -> None:
         screen.say("  nothing is offered yet: `invoke bootstrap` builds and offers")
         return
     screen.say(f"  generation {manifest['generation']}, made {manifest['created']} by {manifest['by']}")
-    for record in manifest["offer"]["stacks"].values():
-        is_default = record["stack"] == manifest["offer"]["default_stack"]
+    for key, record in manifest["offer"]["stacks"].items():
+        is_default = key == manifest["offer"]["default_stack"]
+        machine = f" for {record['machine']}" if record.get("machine") else ""
         screen.say(
-            f"  module {record['module']}: CUDA in {record['cuda_home']}, GPUs of compute "
+            f"  module {record['module']}{machine}: CUDA in {record['cuda_home']}, GPUs of compute "
             f"{', '.join(record['archs'])}, profile {record['profile']}"
             f"{' (what `module load deepep` gives)' if is_default else ''}"
         )

@@ -70,15 +70,16 @@ def _load_modules(
     flags: Flags, connections: Transport, survey: Survey, records: Sequence[StackRecord]
 ) -> list[Outcome]:
     """Load the module of each stack on every host that answered; with several stacks each outcome names its own."""
-    default = current_offer(survey).default_stack
+    offer = current_offer(survey)
+    default = offer.stacks[offer.default_stack].module
     generation = _current_generation(survey)
     recipes = read_tree(flags.root / "recipes")
     outcomes: list[Outcome] = []
     for record in records:
-        load = proof.Load("deepep" if default == record.stack else record.module)
+        load = proof.Load("deepep" if default == record.module else record.module)
         done = proof.verify_all(
             connections,
-            survey.reached,
+            proof.of_machine(survey, record),
             record,
             recipes,
             load=load,
