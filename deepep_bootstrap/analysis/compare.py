@@ -330,7 +330,8 @@ BITS = 8
 class Limits(Struct, frozen=True):
     """What one host can move at most in one direction, in GB/s (10^9 bytes per second), the least of all hosts; None
     where the facts do not say it. `nvlink_gbs` is of one GPU, `node_gbs` of all NICs of a host for GPUs together,
-    `nic_gbs` the share of one GPU in it. `gpus` and `nics` are per host. `why` says how they were found."""
+    `nic_gbs` the share of one GPU in it. `gpus` and `nics` are per host. `why` says how they were found, `joined`
+    that NVLink joins the hosts (one clique of a GB200 rack, with IMEX): what goes between them may go over either."""
 
     nvlink_gbs: float | None = None
     node_gbs: float | None = None
@@ -338,6 +339,13 @@ class Limits(Struct, frozen=True):
     gpus: int = 0
     nics: int = 0
     why: tuple[str, ...] = ()
+    joined: bool = False
+
+    def between(self) -> tuple[float | None, str]:
+        """Return the most that one GPU can send to other hosts, in GB/s, and over what."""
+        if self.joined and self.nvlink_gbs:
+            return max(self.nvlink_gbs, self.nic_gbs or 0.0), "NVLink between the nodes"
+        return self.nic_gbs, "the NICs"
 
 
 SLACK = 1.05
@@ -378,25 +386,27 @@ def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | 
     if part in ("bus_gbs", "gpu_gbs"):
         return _plain_ceiling(figure, nodes, ranks, limits)
     up = part in ("nvl_gbs", "su_gbs") or (part not in ("rdma_gbs", "so_gbs") and nodes == 1)
-    line, peers, of = (limits.nvlink_gbs, ranks, "NVLink") if up else (limits.nic_gbs, nodes, "the NICs")
+    line, of = (limits.nvlink_gbs, "NVLink") if up else limits.between()
+    peers = ranks if up else nodes
     return Ceiling(line, line * peers / (peers - 1), of) if line and peers > 1 else None
 
 
 def _plain_ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
     """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs
     (pairs)."""
-    slack = SLACK
+    slack, slow = SLACK, None
     if figure.endswith("all_reduce.bus_gbs"):
         slack = ADDED_UP
     if nodes == 1:
         most, of = limits.nvlink_gbs, "NVLink"
-    elif figure.endswith("gpu_gbs"):
-        most, of = limits.nic_gbs, "the NICs"
+    elif figure.endswith("gpu_gbs") or (limits.joined and limits.nvlink_gbs):
+        (most, of), slow = limits.between(), limits.nic_gbs
     elif figure.endswith("all_reduce.bus_gbs"):
         most, of = _all_reduce_most(ranks, limits)
     else:
         most, of = _all_to_all_most(nodes, ranks, limits), "the NICs"
-    return Ceiling(most, most, of, slack, LEAST_SHARE * most) if most else None
+    # NCCL may take the NICs although NVLink is there: slow is what is slow for them.
+    return Ceiling(most, most, of, slack, LEAST_SHARE * (slow or most)) if most else None
 
 
 def _all_reduce_most(ranks: float, limits: Limits) -> tuple[float | None, str]:
@@ -436,9 +446,23 @@ def fabric_of(facts: Iterable[Facts], nodes: int) -> str:
     return "gib" if hosts and all(host.prepared.gib for host in hosts) else "roce"
 
 
+def are_joined(hosts: Iterable[Facts]) -> bool:
+    """Return whether NVLink joins several hosts: their GPUs are in one clique of one domain, and IMEX runs."""
+    known = [host.prepared for host in hosts if host.gpus]
+    cliques = {each.cliques for each in known}
+    return (
+        len(known) > 1
+        and len(cliques) == 1
+        and len(next(iter(cliques))) == 1
+        and all(each.imex == "active" for each in known)
+    )
+
+
 def gpu_nics(facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:
     """Return the NICs that GPUs use, as "mlx5_3:1", by host: what `traffic.judge_traffic` expects. Hosts without
-    GPUs are left out."""
+    GPUs are left out; those that NVLink joins have none, since nothing says that NICs carry anything there."""
+    if are_joined(facts.values()):
+        return {name: () for name, host in facts.items() if host.gpus}
     link = LINKS_OF_FABRICS.get(fabric_of(facts.values(), 2), "")
     hosts = {
         name: nics.assign_nics(host.gpus, nics.sort_out(host, link).used) for name, host in facts.items() if host.gpus
@@ -468,6 +492,9 @@ def limits_of(facts: Sequence[Facts], references: ReferenceSet) -> Limits:
     rate, gpus, count = rates[slowest], len(hosts[slowest].gpus), len(used_nics[slowest])
     if rate:
         why.append(f"{count} NICs of {rate * BITS / count:g} Gb/s for {gpus} GPUs")
+    joined = are_joined(hosts)
+    if joined:
+        why.append("NVLink between the nodes: one clique, IMEX runs")
     return Limits(
         nvlink_gbs=nvlink,
         node_gbs=rate or None,
@@ -475,6 +502,7 @@ def limits_of(facts: Sequence[Facts], references: ReferenceSet) -> Limits:
         gpus=gpus,
         nics=count,
         why=tuple(why),
+        joined=joined,
     )
 
 

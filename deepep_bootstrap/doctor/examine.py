@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.doctor import gpu, host, network, user
+from deepep_bootstrap.doctor import gpu, grace, host, network, user
 from deepep_bootstrap.doctor.consistency import compare
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Case, Fault, Finding, HostView, Row
 from deepep_bootstrap.inventory import network_env
@@ -23,7 +23,7 @@ from deepep_bootstrap.prefix.defects import CHECK
 from deepep_bootstrap.prefix.offer import X86, machine_of, of_machine, prefix_host, read_offer
 from deepep_bootstrap.slurm import commands
 
-ROWS: tuple[Row, ...] = (*gpu.ROWS, *network.ROWS, *host.ROWS, *user.ROWS)
+ROWS: tuple[Row, ...] = (*gpu.ROWS, *grace.ROWS, *network.ROWS, *host.ROWS, *user.ROWS)
 """Every check of a single host; a new one is a row in one of these tables."""
 
 TO_DO = {
@@ -99,7 +99,8 @@ def examine(request: PlanRequest, case: Case, seen: Sequence[HostView], checks: 
     what the checks of the host recipes said, by host and recipe."""
     single = [(host.name, finding) for host in seen for finding in examine_host(host, checks.get(host.name, {}))]
     gpu_hosts = [host for host in seen if host.role == "gpu"]
-    together = [*share_prefix(case, seen), *have_slurm(case, seen), *share_python(case, gpu_hosts), *compare(gpu_hosts)]
+    together = [*share_prefix(case, seen), *have_slurm(case, seen), *share_python(case, gpu_hosts)]
+    together += [*grace.share_clique(gpu_hosts), *compare(gpu_hosts)]
     built = known_defects(case, gpu_hosts)
     found = ordered([*built, *folded(single), *together], [host.name for host in request.inventory.hosts])
     return tuple(replace(finding, stacks=(request.stack.name,)) for finding in found)

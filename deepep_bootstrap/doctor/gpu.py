@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Case, Fault, HostView, Row, few
+from deepep_bootstrap.doctor.grace import GRACE
 from deepep_bootstrap.inventory.machine import FABRIC_WELL, Machine
 
 GPUS_PER_NODE = 8
@@ -70,16 +71,17 @@ def shows_all_gpus(seen: HostView) -> Iterator[Fault]:
 
 
 def has_eight(seen: HostView) -> Iterator[Fault]:
-    """V1 is made for eight GPUs a node; one node alone can run with fewer processes."""
+    """The normal kernels of V1 are made for eight GPUs a node; one node alone can run with fewer processes, and so can
+    the low-latency kernels, and V2."""
     count = len(seen.facts.gpus)
-    if not count or count == GPUS_PER_NODE or count < seen.facts.prepared.gpu_devices:
+    if not count or count == GPUS_PER_NODE or count < seen.facts.prepared.gpu_devices or seen.case.stack.nccl_wheel:
         return
-    fix = (
-        f"{seen.case.command('test')} --kind=intranode --args='--num-processes {count}'"
-        if count < GPUS_PER_NODE
-        else "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
-    )
-    yield Fault(BLOCKING if seen.case.link else WARNING, f"{count} GPUs", f"{GPUS_PER_NODE} GPUs", fix)
+    alone = f"{seen.case.command('test')} --kind=intranode --args='--num-processes {count}'"
+    fix = alone if count < GPUS_PER_NODE else "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
+    if seen.case.link and count < GPUS_PER_NODE:
+        fix = f"{seen.case.with_stack('v2')}  # or V1 for low latency and single nodes alone: {alone}"
+    wanted = f"{GPUS_PER_NODE} GPUs, for V1's normal mode between nodes" if seen.case.link else f"{GPUS_PER_NODE} GPUs"
+    yield Fault(BLOCKING if seen.case.link else WARNING, f"{count} GPUs", wanted, fix)
 
 
 def has_equal_gpus(seen: HostView) -> Iterator[Fault]:
@@ -181,9 +183,10 @@ def fabric_fix(prepared: Machine) -> str:
 
 
 def has_options(seen: HostView) -> Iterator[Fault]:
-    """The driver runs with the options that let a GPU ring a NIC's doorbell."""
+    """The driver runs with the options that let a GPU ring a NIC's doorbell. They are for x86_64: on Grace GPU and NIC
+    are coherent with the processor's memory, and NVSHMEM's notes ask for them on x86 alone."""
     params = dict(seen.facts.nvidia_params)
-    if not (seen.networked and params) or seen.case.handler.startswith("cpu"):
+    if not (seen.networked and params) or seen.case.handler.startswith("cpu") or seen.facts.machine == GRACE:
         return
     lacking = [f"{name}={value}" for name, value in OPTIONS.items() if params.get(name) != value]
     dwords = params.get("RegistryDwords", "")
@@ -229,7 +232,11 @@ ROWS = (
         always=True,
     ),
     Row("gpu-missing", "A GPU that does not answer keeps every job of this node from starting.", shows_all_gpus),
-    Row("gpu-count", "DeepEP V1 is compiled for eight GPUs a node and counts nodes by it.", has_eight),
+    Row(
+        "gpu-count",
+        "DeepEP V1's normal kernels between nodes are compiled for eight GPUs a node and count nodes by it.",
+        has_eight,
+    ),
     Row(
         "gpu-models",
         "The ranks of a node wait for the slowest GPU, and kernels are tuned for one kind.",

@@ -101,6 +101,9 @@ class Machine(Struct, frozen=True):
     - `fabric_manager` is systemd's word ("active", "inactive", "failed"), "absent" without such a unit; `fabric_state`
       what the GPUs say
       of their NVLink fabric: "Completed/Success", "In Progress", different ones joined by commas.
+    - On Grace machines `imex` is systemd's word for the service of that name ("absent" without such a unit, "" where
+      nobody can say), `imex_channels` counts its channel devices, `cliques` are the NVLink domain and clique of the
+      GPUs, each pair once. `page_kib` is the size of a memory page in KiB, 0 where it is not known.
     - `gib` is the path of Google's script of NCCL settings, `reboot_required` the distribution's own flag.
     - `slurm_reason` is the node's Reason with the "[user@time]" that Slurm puts behind it.
     """
@@ -132,6 +135,10 @@ class Machine(Struct, frozen=True):
     fabric_manager: str = ""
     fabric_state: str = ""
     nvlinks: tuple[ReachedPort, ...] = ()
+    page_kib: int = 0
+    imex: str = ""
+    imex_channels: int = 0
+    cliques: tuple[tuple[str, str], ...] = ()
     gib: str = ""
     uptime_s: int = 0
     reboot_required: bool = False
@@ -191,6 +198,12 @@ def parse_machine(records: Records) -> Machine:
         fabric_state=_fabric_state(records),
         nvlinks=tuple(
             sorted((_reached(*row) for row in records.rows("reached")), key=lambda pair: (pair.gpu, pair.other))
+        ),
+        page_kib=records.number("page_kib"),
+        imex=_fabric_manager(_pairs(records, "imex")),
+        imex_channels=records.number("imex_channels"),
+        cliques=tuple(
+            sorted({(domain, clique) for domain, clique in records.rows("clique") if domain[:1] not in {"", "[", "N"}})
         ),
         gib=records.text("gib"),
         uptime_s=int(decimal(records.text("uptime"))),

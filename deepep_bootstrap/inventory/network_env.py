@@ -23,6 +23,8 @@ from deepep_bootstrap.inventory.nics import cards as cards_of
 SINGLE = "single-node"
 BY_LINK = {"Ethernet": "roce", "InfiniBand": "infiniband"}
 GCP_B200 = "gcp-b200"
+RACKS = {"GB200": "gb200", "GB300": "gb300"}
+"""Profiles of NVLink racks on InfiniBand, by what their GPUs are called."""
 
 MAP = "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 INTERFACES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -104,8 +106,11 @@ def choose_profile(profile: str, facts: Mapping[str, Facts]) -> tuple[str, str, 
     link = max(speeds, key=lambda name: speeds[name])
     why = f"active {DRIVER} ports with link layer {link}"
     notes = tuple(_link_notes(link, speeds, active))
-    if link == "Ethernet" and _all_b200(facts) and any(seen.prepared.gib for seen in facts.values()):
+    if link == "Ethernet" and _all_are("B200", facts) and any(seen.prepared.gib for seen in facts.values()):
         return GCP_B200, f"{why}, B200 GPUs and Google's gIB", notes
+    rack = next((name for kind, name in RACKS.items() if _all_are(kind, facts)), "")
+    if link == "InfiniBand" and rack:
+        return rack, f"{why}, {rack.upper()} GPUs", notes
     return BY_LINK[link], why, notes
 
 
@@ -128,9 +133,9 @@ def _link_notes(link: str, speeds: Mapping[str, float], active: Mapping[str, Seq
         yield f"NICs of another kind ({', '.join(others)}) are left alone: {link} has more bandwidth"
 
 
-def _all_b200(facts: Mapping[str, Facts]) -> bool:
+def _all_are(kind: str, facts: Mapping[str, Facts]) -> bool:
     names = [gpu.name for seen in facts.values() for gpu in seen.gpus]
-    return bool(names) and all(re.search(r"\bB200\b", name) for name in names)
+    return bool(names) and all(re.search(rf"\b{kind}\b", name) for name in names)
 
 
 class HostNetwork(Struct, frozen=True):

@@ -17,7 +17,7 @@ from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.network_env import AUTO, Derived, ascending, read_profile, short_name
+from deepep_bootstrap.inventory.network_env import AUTO, GPUS_PER_NODE, Derived, ascending, read_profile, short_name
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
@@ -143,7 +143,8 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     notes += own_nccl_notes(request, libraries)
     record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts), libraries)
     if machine_of(here) != X86:
-        record = replace(record, machine=machine_of(here), hosts=tuple(dict.fromkeys((*gpu_hosts, *previous.absent))))
+        hosts = tuple(dict.fromkeys((*gpu_hosts, *previous.absent)))
+        record = replace(record, machine=machine_of(here), hosts=hosts, gpus=gpus_of_a_node(gpu_hosts))
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -261,6 +262,13 @@ def check_one_machine(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> N
         except Trouble as trouble:
             said[machine] = f"no build host of this kind ({trouble.problems[0].what})"
     raise mixed_machines(groups, said)
+
+
+def gpus_of_a_node(gpu_hosts: Mapping[str, Facts]) -> int:
+    """Return how many GPUs each host has, where that is not the eight that DeepEP's tests start by themselves; 0 where
+    it is, or hosts differ."""
+    counts = {len(seen.gpus) for seen in gpu_hosts.values()} - {0}
+    return counts.pop() if len(counts) == 1 and counts != {GPUS_PER_NODE} else 0
 
 
 def named_host(inventory: Inventory, key: str, facts: Mapping[str, Facts]) -> str:

@@ -158,7 +158,9 @@ def meant_for(request: PlanRequest, seen: Facts, floor: str) -> set[str]:
         meant.add("cuda-toolkit")
     if request.inventory.settings.profile == network_env.SINGLE or not has_nics(seen):
         return meant
-    meant |= {"driver-options", "rdma-userspace", "limits"}
+    meant |= {"rdma-userspace", "limits"}
+    if seen.machine != "aarch64":  # options of the driver that NVSHMEM asks for on x86_64 alone
+        meant.add("driver-options")
     if lacks_ofed(seen):
         meant.add("doca-ofed")
     if seen.gpus:

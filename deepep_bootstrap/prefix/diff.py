@@ -163,7 +163,7 @@ def offer_facts(offer: Offer, inputs: Mapping[str, Mapping[str, object]]) -> Fac
 
 def record_facts(stack: str, record: Mapping[str, Any]) -> dict[Place, str]:
     """Return what the record of a stack says as facts, its variables and the site's settings by themselves."""
-    words = {key: value for key, value in record.items() if key not in RECORD_WORDS and value not in ("", [], {})}
+    words = {key: value for key, value in record.items() if key not in RECORD_WORDS and value not in ("", [], {}, 0)}
     found = _placed("stack", stack, _values(words))
     found |= _placed("site", stack, _values(record.get("site")))
     variables = ((key, value or "(unset)") for key, value in _values(record.get("environment")))

@@ -343,10 +343,12 @@ def _test_values(kind: Kind, record: StackRecord) -> dict[str, object]:
     variables = record.by_kind.get(run.variables or kind.name, {})
     # What V2 needs on one node is another question than what it needs among nodes: the user decides about that with -N.
     alone = record.by_kind.get("intranode", {}) if record.nccl and not run.variables and kind.most != 1 else {}
+    # Upstream's tests start eight processes by themselves, ours one for each GPU.
+    processes = ("--num-processes", str(record.gpus)) if record.gpus and not kind.ours else ()
     return {
         "kind": kind,
         "script_name": run.script,
-        "always": shlex.join(run.always),
+        "always": shlex.join((*processes, *run.always)),
         "instead": shlex.join(run.instead),
         "kind_variables": tuple(variables.items()),
         "alone_variables": tuple(alone.items()),

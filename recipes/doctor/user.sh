@@ -22,7 +22,7 @@ open_device() {
 report_devices() {
     local -r root="${HOST_ROOT:-}"
     local path
-    for path in "${root}"/dev/nvidia[0-9]* "${root}"/dev/{nvidiactl,nvidia-uvm,gdrdrv} "${root}"/dev/infiniband/{uverbs*,rdma_cm}; do
+    for path in "${root}"/dev/nvidia[0-9]* "${root}"/dev/{nvidiactl,nvidia-uvm,gdrdrv,nvidia-caps-imex-channels/channel0} "${root}"/dev/infiniband/{uverbs*,rdma_cm}; do
         [[ -e "${path}" ]] || continue
         data device "${path#"${root}"}"$'\t'"$(open_device "${path}")" &
     done

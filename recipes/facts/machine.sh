@@ -10,6 +10,7 @@ probe_state() { # files alone: nothing here can be slow
     [ -r "$file" ] && put secure_boot "$(tail -c 1 "$file" | od -An -tu1 | tr -d ' ')"
     [ -e "$root/run/reboot-required" ] && put reboot_required 1
     first_line "$root/proc/uptime"; put uptime "${value%% *}"
+    put page_kib $(($(getconf PAGESIZE || echo 0) / 1024))
     # shellcheck disable=SC3045  # dash, bash and busybox know it; where it is unknown, nothing is said
     put memlock "$(ulimit -l)"
     file=/usr/local/gib/scripts/set_nccl_env.sh; [ -e "$root$file" ] && put gib "$file"
@@ -83,6 +84,23 @@ probe_nvswitch() { # have GPUs joined their NVLink fabric? On four H200 the fiel
         inside && /^ *State *:/ { state = $0; sub(/.*: */, "", state) }
         inside && /^ *Status *:/ { sub(/.*: */, ""); print state ", " $0; inside = 0 }') ;; esac
     printf '%s\n' "$known" | while IFS=, read -r state status; do [ -n "$status" ] && put fabric_state "$state" "${status# }"; done
+}
+
+probe_imex() { # NVLink between nodes: the service that hands memory over, its channels, and which GPUs belong together. Grace alone has it
+    [ "$machine" = aarch64 ] || return 0
+    set -- "$root"/dev/nvidia-caps-imex-channels/channel*
+    [ -e "$1" ] || set --
+    put imex_channels $#
+    [ -d "$root/run/systemd/system" ] && limit 5 systemctl show -p LoadState -p ActiveState nvidia-imex.service | while IFS='=' read -r name known; do
+        put imex "$name" "$known"
+    done
+    command -v nvidia-smi >/dev/null || return 0
+    known=$(ask_gpus 20 --query-gpu=fabric.clusterUuid,fabric.cliqueId --format=csv,noheader)
+    case ${known##*code=} in 0 | 124 | 137) ;; *) known=$(ask_gpus 15 -q | awk '
+        /^ *Fabric *$/ { inside = 1 }
+        inside && /^ *CliqueId *:/ { clique = $0; sub(/.*: */, "", clique) }
+        inside && /^ *ClusterUUID *:/ { sub(/.*: */, ""); print $0 ", " clique; inside = 0 }') ;; esac
+    printf '%s\n' "$known" | while IFS=, read -r domain clique; do [ -n "$clique" ] && put clique "$domain" "${clique# }"; done
 }
 
 # In single quotes: these are patterns of the package manager, of which Debian and Red Hat each know some.

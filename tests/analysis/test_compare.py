@@ -455,6 +455,39 @@ def test_the_nics_that_gpus_use() -> None:
     assert compare.gpu_nics({}) == {}
 
 
+def tray(**changes: Any) -> Facts:
+    """Return facts of a compute tray of a GB200 rack: four GPUs, four NICs, IMEX runs."""
+    seen = host("NVIDIA GB200", gpus=4, nics=4)
+    clique = {"imex": "active", "cliques": (("2e3a1f7c", "32766"),), **changes}
+    return replace(seen, prepared=replace(seen.prepared, **clique))
+
+
+def test_limits_of_trays_that_nvlink_joins() -> None:
+    found = compare.limits_of([tray(), tray()], SHIPPED)
+    assert (found.nvlink_gbs, found.node_gbs, found.nic_gbs) == (pytest.approx(956.25), 200.0, 50.0)
+    assert (found.gpus, found.nics, found.joined) == (4, 4, True)
+    assert found.why[-1] == "NVLink between the nodes: one clique, IMEX runs"
+    most = compare.ceiling("best.dispatch.so_gbs", 2, 4, found)
+    assert most is not None
+    assert (most.line, most.of) == (pytest.approx(956.25), "NVLink between the nodes")
+    pairs = compare.ceiling("pairs.gpu_gbs", 2, 4, found)
+    assert pairs is not None
+    assert (pairs.counted, pairs.least) == (pytest.approx(956.25), 25.0), "NCCL may take the NICs all the same"
+    assert compare.gpu_nics({"t1": tray(), "t2": tray()}) == {"t1": (), "t2": ()}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [tray(imex="failed"), tray(cliques=(("2e3a1f7c", "32767"),)), tray(cliques=()), host(), None],
+    ids=["failed", "clique", "unknown", "x86", "alone"],
+)
+def test_trays_that_nvlink_does_not_join_have_their_nics(other: Facts | None) -> None:
+    hosts = [tray(), *([other] if other else [])]
+    found = compare.limits_of(hosts, SHIPPED)
+    assert (found.joined, found.between()[1]) == (False, "the NICs")
+    assert all(compare.gpu_nics({str(number): each for number, each in enumerate(hosts)}).values())
+
+
 def test_every_error_that_a_node_counts_is_explained() -> None:
     node = (ROOT / "env/programs/node.sh").read_text(encoding="utf-8")
     found = re.search(r"FAULTS=\(([^)]*)\)", node)

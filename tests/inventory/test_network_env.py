@@ -130,7 +130,9 @@ def test_every_derived_variable_is_a_known_one() -> None:
 # --- profiles --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["single-node", "roce", "infiniband", "gcp-b200", "gcp-roce-cpu-handler"])
+@pytest.mark.parametrize(
+    "name", ["single-node", "roce", "infiniband", "gb200", "gb300", "gcp-b200", "gcp-roce-cpu-handler"]
+)
 def test_shipped_profiles_are_right(name: str) -> None:
     assert network_env.read_profile(name, TEXTS).name == name
 
@@ -202,7 +204,7 @@ def test_all_faults_of_a_profile_are_told_at_once() -> None:
 def test_an_unknown_profile_names_the_known_ones() -> None:
     with pytest.raises(
         Trouble,
-        match="found rose, wanted auto or gcp-b200 or gcp-roce-cpu-handler or infiniband or roce or single-node",
+        match="found rose, wanted auto or gb200 or gb300 or gcp-b200 or gcp-roce-cpu-handler or infiniband or roce or single-node",
     ):
         derive("rose", {"h": recorded("roce-b200")}, TEXTS)
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Port, Python, Rdma, Toolkit
+from deepep_bootstrap.plan import host_recipes
 from deepep_bootstrap.plan.decisions import Decisions, make_decisions
 from deepep_bootstrap.plan.steps import offer_sentence
 from deepep_bootstrap.prefix import modulefiles
@@ -49,7 +50,7 @@ def test_what_is_made_for_one_kind_of_machine_leaves_the_others_offer() -> None:
     assert (first.record.machine, first.record.key, first.offer.default_stack) == ("", "v2", "v2")
     both = decided(GRACE, "tray1", "tray2", offer=first.offer, hosts=("x1", "x2", "login1"))
     assert (both.record.machine, both.record.key) == ("aarch64", "v2-aarch64")
-    assert both.record.hosts == ("tray1", "tray2")
+    assert (both.record.hosts, both.record.gpus) == (("tray1", "tray2"), 4)
     assert both.target == "cp312-aarch64"
     assert both.build_host == "tray1"
     assert dict(both.offer.stacks) == {"v2": first.record, "v2-aarch64": both.record}
@@ -105,6 +106,13 @@ def test_a_plan_for_two_kinds_at_once_says_where_each_would_be_built(
         "the same command with --limit=tray[1-2]",
         "the same command with --limit=x[1-2]",
     ]
+
+
+def test_driver_options_of_x86_are_not_asked_for_on_grace() -> None:
+    nic = Rdma("mlx5_0", "mlx5_core", "", 0, "28.43", (Port(1, "ACTIVE", "InfiniBand", 400.0),))
+    wanted = request(TEXT.replace("single-node", "auto"), stack="v2")
+    x86, grace = (host_recipes.meant_for(wanted, changed(seen, {"rdma": (nic,)}), "") for seen in (X86, GRACE))
+    assert x86 - grace == {"driver-options"}
 
 
 def test_a_stack_without_wheels_for_the_machine_is_refused_by_name() -> None:

@@ -204,8 +204,34 @@ H200 = Facts(
 13.0 only."""
 
 
+GRACE = replace(
+    WELL,
+    kernel="6.8.0-1028-nvidia-64k",
+    machine="aarch64",
+    gpus=tuple(replace(each, name="NVIDIA GB200", capability="10.0") for each in WELL.gpus[:4]),
+    nvidia_params=(("EnableStreamMemOPs", "0"), ("RegistryDwords", "")),
+    rdma=tuple(nic(index, "InfiniBand") for index in range(4)),
+    toolkits=(Toolkit("/usr/local/cuda", "13.0.88", True, True),),
+    slurm=replace(WELL.slurm, gres="gpu:4", slurmd=True),
+    prepared=replace(
+        PREPARED,
+        gpu_devices=4,
+        mellanox_devices=4,
+        nvlinks=tuple(pair for pair in NVLINKS if pair.other < 4),
+        fabric_manager="absent",
+        page_kib=64,
+        imex="active",
+        imex_channels=1,
+        cliques=(("2e3a1f7c-aaaa-4bbb-8ccc-0123456789ab", "32766"),),
+    ),
+)
+"""A compute tray of a GB200 rack: four GPUs and four NICs."""
+
+
 def base(name: str) -> tuple[Facts, UserView]:
-    """Return facts and view of a kind of host: "infiniband", "ethernet", "h200" or "login"."""
+    """Return facts and view of a kind of host: "infiniband", "ethernet", "h200", "grace" or "login"."""
+    if name == "grace":
+        return GRACE, ALICE
     if name == "h200":
         return H200, ROOTS_H200
     if name == "login":

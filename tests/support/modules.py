@@ -196,6 +196,7 @@ def grace_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
             "site": SiteSettings(partition="grace", gres="gpu:4"),
             "machine": "aarch64",
             "hosts": ("tray1", "tray2"),
+            "gpus": 4,
         }
         | changes,
     )
