@@ -394,7 +394,8 @@ def ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | 
 def _plain_ceiling(figure: str, nodes: int, ranks: float, limits: Limits) -> Ceiling | None:
     """Return the most that a figure of our own programs can be. Between two nodes each GPU has its share of the NICs
     (pairs)."""
-    slack, slow = SLACK, None
+    slack = SLACK
+    slow: float | None = None
     if figure.endswith("all_reduce.bus_gbs"):
         slack = ADDED_UP
     if nodes == 1:

@@ -24,7 +24,7 @@ from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.prefix.access import WANTED, candidates, find_unsafe
 from deepep_bootstrap.prefix.defects import Defect, find_defects
 from deepep_bootstrap.prefix.generations import PrefixHandle
-from deepep_bootstrap.prefix.offer import command_for, find_offer, gpu_machine, of_machine, stack_names
+from deepep_bootstrap.prefix.offer import command_for, find_offer, gpu_machines, of_machine, stack_names
 from deepep_bootstrap.remote.fleet import ConnectionPool
 
 
@@ -74,7 +74,8 @@ def stacks_to_judge(flags: Flags, lock: Lock, survey: Survey) -> Iterator[Flags]
     """Yield the flags with which each stack that the hosts are judged by would be bootstrapped: with the Python that
     it was made with, where it came from outside."""
     offer = find_offer(survey)
-    records = of_machine(offer, gpu_machine(survey)) if offer else {}
+    each = [of_machine(offer, machine) for machine in gpu_machines(survey)] if offer else []
+    records = {name: record for known in reversed(each) for name, record in known.items()}
     offered = [name for name in records if name in lock.stacks]
     names = [flags.stack] if flags.stack else offered
     for name in names or [lock.default_stack]:

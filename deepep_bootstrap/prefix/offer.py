@@ -128,14 +128,20 @@ def machine_of(seen: Facts) -> str:
     return seen.machine or X86
 
 
-def gpu_machine(survey: Survey) -> str:
-    """Return the kind of machine of the GPU hosts that answered, else of all; Trouble where they are of several, since
-    what is offered was built for one."""
+def gpu_machines(survey: Survey) -> dict[str, list[str]]:
+    """Return the GPU hosts that answered, else all that did, by their kind of machine."""
     roles = {host.name: host.role for host in survey.inventory.hosts}
     names = [name for name in survey.facts if roles.get(name) == "gpu"] or list(survey.facts)
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(machine_of(survey.facts[name]), []).append(name)
+    return groups
+
+
+def gpu_machine(survey: Survey) -> str:
+    """Return the kind of machine of the GPU hosts; Trouble where they are of several, since what is offered was built
+    for one."""
+    groups = gpu_machines(survey)
     if len(groups) > 1:
         raise mixed_machines(groups)
     return next(iter(groups), X86)
