@@ -186,9 +186,9 @@ class StackRecord(Struct, frozen=True):
     ("" for V1, which has no use for it), `torch` and `cuda` the versions of torch and of the CUDA toolkit. V2 beside an
     external Python has no `nvshmem`: `torch_nccl` and `torch_nvshmem` are the folders (include, lib) of what that torch
     brings, `nvshmem_version` the version of the latter, `own_nccl` the entry that the module loads in place of the
-    former ("" for none). `machine` is what `uname -m` says on its hosts ("" for x86_64), `hosts` are its GPU hosts where it
-    says one (what is offered for other kinds of machine is no matter of theirs), `gpus` those of each of them (0:
-    eight). What came later has a default, so that manifests of earlier versions can be read.
+    former ("" for none). `machine` is what `uname -m` says on its hosts ("" for x86_64), `hosts` are its GPU hosts
+    where it says one (what is offered for other kinds of machine is no matter of theirs), `gpus` those of each of them
+    (0: eight). What came later has a default, so that manifests of earlier versions can be read.
     """
 
     stack: str
