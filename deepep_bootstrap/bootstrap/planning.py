@@ -4,6 +4,7 @@ and the context that the phases of one bootstrap share: hosts as they were seen,
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
@@ -30,7 +31,7 @@ from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.plan.decisions import PlanRequest
-from deepep_bootstrap.plan.host_recipes import Preparation
+from deepep_bootstrap.plan.host_recipes import Check, Preparation
 from deepep_bootstrap.plan.steps import Plan
 from deepep_bootstrap.prefix.access import refuse_unsafe
 from deepep_bootstrap.prefix.generations import PrefixHandle
@@ -131,17 +132,29 @@ def check_hosts(
     change nothing."""
     inputs = host_recipes.wanted(request, facts)
     asked = [host for host in hosts if inputs.get(host.name)]
-    jobs = {
-        host.name: Job(host_recipes.check_script(request.recipes, inputs[host.name]), timeout=FACTS_TIMEOUT)
-        for host in asked
-    }
-    checks = {}
+    # Hosts of one kind get one script, and equal answers are read once.
+    scripts: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}
+    for host in asked:
+        kind = json.dumps(inputs[host.name])
+        if kind not in scripts:
+            script = host_recipes.check_script(request.recipes, inputs[host.name])
+            scripts[kind] = Job(script, timeout=FACTS_TIMEOUT)
+        jobs[host.name] = scripts[kind]
+    checks: dict[str, Mapping[str, Check]] = {}
+    known: dict[tuple[str, str, tuple[str, ...]], Mapping[str, Check]] = {}
     for name, reply in transport.run_all(asked, lambda host: jobs[host.name]).items():
-        checks[name] = (
-            host_recipes.unanswered(inputs[name], reply)
-            if isinstance(reply, Trouble)
-            else host_recipes.parse_checks(reply.out, reply.err, list(inputs[name]), name)
-        )
+        if isinstance(reply, Trouble):
+            checks[name] = host_recipes.unanswered(inputs[name], reply)
+            continue
+        answer = (reply.out, reply.err, tuple(inputs[name]))
+        if answer not in known:
+            found = host_recipes.parse_checks(reply.out, reply.err, list(inputs[name]), name)
+            if any(check.fault for check in found.values()):  # which names the host
+                checks[name] = found
+                continue
+            known[answer] = found
+        checks[name] = known[answer]
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 

@@ -56,6 +56,9 @@ SHORT_WAIT = 1.0
 COUNTER = re.compile(r"\[([0-9]{1,6})/([0-9]{1,6})\] *")
 """What ninja begins its lines with: commands that ended, and all."""
 
+MOST_ALIKE = 5
+"""Lines of one kind on a screen; of more there is the number."""
+
 PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
 
@@ -137,6 +140,11 @@ class Screen:
         """Print one problem; part of the document instead where there is one."""
         if not self.as_json:
             self._errors.print(Text(as_called(str(problem)), style="red" if self._errors.is_terminal else ""))
+
+    def problems(self, problems: Sequence[Problem]) -> None:
+        """Print problems, of many that say the same of many hosts the first and how many there are."""
+        for line in () if self.as_json else alike_shortened((problem.what, str(problem)) for problem in problems):
+            self._errors.print(Text(as_called(line), style="red" if self._errors.is_terminal else ""))
 
     def document(self, exit_code: int, problems: Sequence[Problem], **content: Any) -> None:
         """Print the verb's JSON document, if that was asked for."""
@@ -462,6 +470,26 @@ def asking(hosts: Iterable[str]) -> Iterator[Callable[[str], None]]:
         yield line.answered
     finally:
         line.end()
+
+
+def alike_shortened(lines: Iterable[tuple[str, str]], most: int = MOST_ALIKE) -> list[str]:
+    """Return lines, each given with its kind: of a kind with more than `most` of them the first, and behind these how
+    many more there are. So a thousand hosts make no thousand lines."""
+    kinds: dict[str, list[str]] = {}
+    for kind, line in lines:
+        kinds.setdefault(kind, []).append(line)
+    found: list[str] = []
+    for kind, several in kinds.items():
+        found += several[:most]
+        if len(several) > most:
+            found.append(f"… {kind}: {more(len(several) - most)}")
+    return found
+
+
+def more(count: int, what: str = "hosts") -> str:
+    """Return what stands for the rest of many: `and 37 hosts more: --json has them`."""
+    named = what.removesuffix("s") if count == 1 else what
+    return f"and {count} {named} more: --json has {'it' if count == 1 else 'them'}"
 
 
 def folded(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:

@@ -5,8 +5,8 @@ against a list of known keys and of what each of their fields may hold (inventor
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 
 from msgspec import Struct, field
 
@@ -53,9 +53,10 @@ Fields = tuple[ValueForm, ...]
 """The forms of a line's fields in their order. Free text stands last."""
 
 
-class RecordForm(Struct, frozen=True):
+class RecordForm(Struct, frozen=True, eq=False):
     """Which lines a recipe prints: keys that stand in one line at most and keys that may stand in many, each with
-    the forms of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none."""
+    the forms of its fields. `end` is the key of the last line, whose value is 1, and "" where a recipe has none. A form
+    equals itself alone: what was read by it is kept (`_kept_line`)."""
 
     single: Mapping[str, Fields]
     many: Mapping[str, Fields] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Records(Struct, frozen=True):
 
     def rows(self, key: str) -> Sequence[tuple[str, ...]]:
         """Return all lines of `key`, split into fields."""
-        if any(form.free for form in self.form.fields(key) or ()):
+        if _has_text(self.form, key):
             raise TypeError(f"{key} has free text, which is for showing alone")
         return self.lines.get(key, ())
 
@@ -114,17 +115,19 @@ def read_records(text: str, form: RecordForm, where: str, printer: str) -> Recor
     unbelieved: set[str] = set()
     strange = 0
     for line in filter(None, text.split("\n")):
-        key, _, value = line.partition("=")
-        fields = tuple(value.split("\t"))
-        if fault := _fault(line, form, lines.keys()):
+        read = _kept_line(form, line) if len(line) <= LONGEST_KEPT else _line(form, line)
+        again = f"a second line {read.key}" if read.key in form.single and read.key in lines else ""
+        if fault := read.fault or again:
             strange += 1
             problems += [disagreement(where, printer, fault)] if strange <= FAULTS else []
-        elif misfit := next(filter(None, map(_misfit, form.fields(key) or (), fields)), None):
+        elif read.misfit:
             # Of eight GPUs that are all alike one is enough to say so.
-            problems.extend([misfit_problem(where, printer, key, *misfit)] if key not in unbelieved else [])
-            unbelieved.add(key)
+            problems.extend(
+                [misfit_problem(where, printer, read.key, *read.misfit)] if read.key not in unbelieved else []
+            )
+            unbelieved.add(read.key)
         else:
-            lines.setdefault(key, []).append(fields)
+            lines.setdefault(read.key, []).append(read.fields)
     if strange > FAULTS:
         problems.append(disagreement(where, printer, f"{strange - FAULTS} more such lines"))
     if problems:
@@ -137,8 +140,40 @@ def read_records(text: str, form: RecordForm, where: str, printer: str) -> Recor
     return Records(lines, form)
 
 
-def _fault(line: str, form: RecordForm, known: Collection[str]) -> str:
-    """Return what is wrong with a line, or ""; `known` are the keys of the lines before it."""
+LONGEST_KEPT, LINES_KEPT = 512, 4096
+"""Characters of a line, and lines, that are kept once they were read. Equal hosts differ in some lines (name, boot,
+addresses) and share the others, which are read once for all of them; lines of one host alone push each other out."""
+
+
+class _Line(Struct, frozen=True):
+    """One line that was read: its fields, and what is wrong with it as a whole, or with a value (found and wanted)."""
+
+    key: str
+    fields: tuple[str, ...]
+    fault: str
+    misfit: tuple[str, str] | None
+
+
+def _line(form: RecordForm, line: str) -> _Line:
+    key, _, value = line.partition("=")
+    fields = tuple(value.split("\t"))
+    fault = _fault(line, form)
+    return _Line(
+        key, fields, fault, None if fault else next(filter(None, map(_misfit, form.fields(key) or (), fields)), None)
+    )
+
+
+_kept_line = lru_cache(LINES_KEPT)(_line)
+
+
+@cache
+def _has_text(form: RecordForm, key: str) -> bool:
+    """Return whether lines of `key` have free text."""
+    return any(each.free for each in form.fields(key) or ())
+
+
+def _fault(line: str, form: RecordForm) -> str:
+    """Return what is wrong with a line, or ""."""
     key, equals, value = line.partition("=")
     wanted = form.fields(key)
     if not equals or wanted is None:
@@ -147,7 +182,7 @@ def _fault(line: str, form: RecordForm, known: Collection[str]) -> str:
         return f"a zero byte in {line[:SHOWN]!r}"
     if (count := value.count("\t") + 1) != len(wanted):
         return f"{count} fields in {line[:SHOWN]!r}"
-    return f"a second line {key}" if key in form.single and key in known else ""
+    return ""
 
 
 def _misfit(form: ValueForm, text: str) -> tuple[str, str] | None:
@@ -168,6 +203,7 @@ def disagreement(where: str, printer: str, found: str) -> Problem:
     )
 
 
+@lru_cache(LINES_KEPT)
 def number(text: str, missing: int = 0) -> int:
     """Return a whole number; `missing` for an empty field and for the [N/A] of nvidia-smi; ValueError for anything
     else."""
@@ -178,6 +214,7 @@ def number(text: str, missing: int = 0) -> int:
     return int(text)
 
 
+@lru_cache(LINES_KEPT)
 def decimal(text: str, missing: float = 0.0) -> float:
     """Return a number such as 100 or 2.5; `missing` for an empty field; ValueError for anything else."""
     if not text:
@@ -192,6 +229,7 @@ def one_spelling(text: str) -> str:
     return str(int(text, 0)) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}", text) else text
 
 
+@lru_cache(LINES_KEPT)
 def driver_value(text: str) -> str:
     """Return a driver parameter in one spelling: `1`, `0x1` and `1;` are "1", `"PeerMappingOverride=0x1;"` is
     "PeerMappingOverride=1"."""
@@ -199,6 +237,7 @@ def driver_value(text: str) -> str:
     return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+@lru_cache(LINES_KEPT)
+def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Return a key that sorts mlx5_2 before mlx5_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name)]
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name))

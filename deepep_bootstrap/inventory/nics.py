@@ -6,12 +6,13 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.records import natural
-from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Rdma
 from deepep_bootstrap.inventory.machine import Machine
 
 DRIVER = "mlx5_core"
@@ -28,6 +29,15 @@ ROCE_V2 = "RoCE v2"
 IPV4 = "0000:0000:0000:0000:0000:ffff:"
 LINK_LOCAL = ("fe80:", IPV4 + "a9fe:")
 """Addresses that no router passes on: IPv6's, and 169.254.0.0/16."""
+
+SHAPES_KEPT = 256
+"""Kinds of machines whose NICs are sorted and assigned once: hosts of one kind have devices at the same places."""
+
+HOSTS_KEPT = 2048
+"""Hosts whose ports are sorted out once for all who ask."""
+
+Place = tuple[str, int]
+"""PCI path and NUMA node of a device."""
 
 DEFAULT_PREFIX = "mlx5"
 """NVSHMEM passes over NICs whose names begin otherwise, unless it is told."""
@@ -59,6 +69,11 @@ class Sorted(Struct, frozen=True):
 
 def active_nics(facts: Facts) -> tuple[Nic, ...]:
     """Return the active ports of a host's mlx5 devices: all first ports in the order of names, then all second ones."""
+    return _active(facts.rdma)
+
+
+def _active(devices: Sequence[Rdma]) -> tuple[Nic, ...]:
+    virtual = virtual_names(devices)
     found = [
         Nic(
             device.name,
@@ -68,9 +83,9 @@ def active_nics(facts: Facts) -> tuple[Nic, ...]:
             device.pci_path,
             device.numa,
             port.gids,
-            is_virtual(facts, device.name),
+            device.name in virtual,
         )
-        for device in facts.rdma
+        for device in devices
         if device.driver == DRIVER
         for port in device.ports
         if port.state == "ACTIVE"
@@ -82,7 +97,12 @@ def is_virtual(facts: Facts, name: str) -> bool:
     """Whether a device is a function that a physical one of the same host lends: by SR-IOV, or as a scalable function.
 
     A virtual function that was given to a virtual machine is an ordinary device in there."""
-    return any(device.name == name and (device.virtual or SCALABLE in device.pci_path) for device in facts.rdma)
+    return name in virtual_names(facts.rdma)
+
+
+def virtual_names(devices: Sequence[Rdma]) -> frozenset[str]:
+    """Return the names of the devices that are such functions."""
+    return frozenset(device.name for device in devices if device.virtual or SCALABLE in device.pci_path)
 
 
 def sort_out(facts: Facts, link: str) -> Sorted:
@@ -92,8 +112,14 @@ def sort_out(facts: Facts, link: str) -> Sorted:
     are physical ones, ports of less than half the fastest rate (management), and, where most GPUs share a PCI switch
     with a NIC, the NICs that share one with no GPU: what is built beside the GPUs serves them, what hangs elsewhere
     serves storage or management."""
-    left = _unusable(facts)
-    nics = list(active_nics(facts))
+    return _sorted_out(facts.gpus, facts.rdma, link)
+
+
+# The checks of one host ask again and again.
+@lru_cache(HOSTS_KEPT)
+def _sorted_out(gpus: tuple[Gpu, ...], devices: tuple[Rdma, ...], link: str) -> Sorted:
+    left = _unusable(devices)
+    nics = list(_active(devices))
 
     def leave(why: str, names: Iterable[Nic]) -> None:
         for nic in names:
@@ -107,14 +133,14 @@ def sort_out(facts: Facts, link: str) -> Sorted:
     fastest = max((nic.rate for nic in nics), default=0.0)
     for nic in [nic for nic in nics if nic.rate * 2 < fastest]:
         leave(f"{nic.rate:g} of {fastest:g} Gb/s", [nic])
-    leave("under no switch with a GPU", _apart(facts.gpus, nics))
+    leave("under no switch with a GPU", _apart(gpus, nics))
     return Sorted(tuple(nics), {why: tuple(names) for why, names in left.items()})
 
 
-def _unusable(facts: Facts) -> dict[str, list[str]]:
+def _unusable(devices: Sequence[Rdma]) -> dict[str, list[str]]:
     """Return the devices of other drivers and the ports that are not active, by reason."""
     left: dict[str, list[str]] = {}
-    for device in facts.rdma:
+    for device in devices:
         if device.driver != DRIVER:
             left.setdefault(f"driver {device.driver or 'none'}", []).append(device.name)
             continue
@@ -126,16 +152,23 @@ def _unusable(facts: Facts) -> dict[str, list[str]]:
 
 def _apart(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
     """Return the NICs that share a switch with no GPU, where at least half of the GPUs share one with a NIC."""
+    far = _far(tuple(gpu.pci_path for gpu in gpus), tuple(nic.path for nic in nics))
+    return [nics[number] for number in far]
+
+
+@lru_cache(SHAPES_KEPT)
+def _far(gpus: tuple[str, ...], nics: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the places of such NICs, from the PCI paths of GPUs and NICs."""
     beside = {
-        (gpu.index, number)
-        for gpu in gpus
+        (row, number)
+        for row, gpu in enumerate(gpus)
         for number, nic in enumerate(nics)
-        if shared_bridges(gpu.pci_path, nic.path) >= SWITCH_DEPTH
+        if shared_bridges(gpu, nic) >= SWITCH_DEPTH
     }
-    if 2 * len({index for index, _ in beside}) < max(len(gpus), 1):
-        return []
+    if 2 * len({row for row, _ in beside}) < max(len(gpus), 1):
+        return ()
     near = {number for _, number in beside}
-    return [nic for number, nic in enumerate(nics) if number not in near]
+    return tuple(number for number in range(len(nics)) if number not in near)
 
 
 def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
@@ -149,6 +182,13 @@ def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
     nics = sorted(nics, key=lambda nic: (nic.port, natural(nic.name)))
     if not gpus or not nics:
         return {}
+    places = _nearest(tuple((gpu.pci_path, gpu.numa) for gpu in gpus), tuple((nic.path, nic.numa) for nic in nics))
+    return {gpu.index: nics[number] for gpu, number in zip(gpus, places, strict=True)}
+
+
+@lru_cache(SHAPES_KEPT)
+def _nearest(gpus: tuple[Place, ...], nics: tuple[Place, ...]) -> tuple[int, ...]:
+    """Return the place of each GPU's NIC among `nics`, both in their order."""
     distances = [[_distance(gpu, nic) for nic in nics] for gpu in gpus]
     ranks = {distance: rank for rank, distance in enumerate(sorted({one for row in distances for one in row}))}
     many = len(gpus) + 1
@@ -162,12 +202,13 @@ def assign_nics(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
         ]
         for row, line in enumerate(distances)
     ]
-    return {gpu.index: nics[number] for gpu, number in zip(gpus, _balanced(costs), strict=True)}
+    return tuple(_balanced(costs))
 
 
-def _distance(gpu: Gpu, nic: Nic) -> tuple[int, int]:
-    unknown = gpu.numa < 0 or nic.numa < 0
-    return -shared_bridges(gpu.pci_path, nic.path), 1 if unknown else 2 * (gpu.numa != nic.numa)
+def _distance(gpu: Place, nic: Place) -> tuple[int, int]:
+    (gpu_path, gpu_numa), (nic_path, nic_numa) = gpu, nic
+    unknown = gpu_numa < 0 or nic_numa < 0
+    return -shared_bridges(gpu_path, nic_path), 1 if unknown else 2 * (gpu_numa != nic_numa)
 
 
 def _balanced(costs: Sequence[Sequence[int]]) -> list[int]:

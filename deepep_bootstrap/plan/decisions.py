@@ -284,8 +284,9 @@ def choose_build_host(request: PlanRequest, gpu_hosts: Mapping[str, Facts], note
     if name := named_host(request.inventory, "build_host", gpu_hosts):
         return name
     reservation = commands.reservation_of(request.inventory.settings.sbatch_args)
-    free = [name for name, facts in gpu_hosts.items() if not busy_with(facts, reservation)]
-    busy = {name: busy_with(facts, reservation) for name, facts in gpu_hosts.items() if name not in free}
+    why_busy = {name: busy_with(facts, reservation) for name, facts in gpu_hosts.items()}
+    free = [name for name, why in why_busy.items() if not why]
+    busy = {name: why for name, why in why_busy.items() if why}
     if busy and request.on_busy_host == "leave":
         notes.extend(f"{name} is busy ({why}) and is left alone" for name, why in busy.items())
     if free:

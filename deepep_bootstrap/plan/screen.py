@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.console import MOST_ALIKE, Screen, more
+from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.text import duration, shortened, size
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, Step
 
@@ -34,6 +35,9 @@ last, above the question. It is not the order in which they are done."""
 BESIDE = 120
 """Columns from which hosts and reason have room beside their step."""
 
+
+MOST_NOTES = 12
+"""New notes that are shown; --verbose shows all."""
 
 FETCH = "fetch"
 """The step before builds that is in no plan."""
@@ -75,14 +79,29 @@ def grouped(steps: Iterable[Step]) -> list[tuple[str, list[Step]]]:
     groups: dict[str, list[Step]] = {heading: [] for heading in GROUPS.values()}
     for step in steps:
         groups[GROUPS[step.kind]].append(step)
-    return [(heading, several) for heading, several in groups.items() if several]
+    return [(heading, few_alike(several)) for heading, several in groups.items() if several]
+
+
+def few_alike(steps: Sequence[Step]) -> list[Step]:
+    """Return steps for a screen: of many with one title, each with a reason of its own, the first, and one that counts
+    the hosts of the others."""
+    titles: dict[str, list[Step]] = {}
+    for step in steps:
+        titles.setdefault(step.title, []).append(step)
+    found: list[Step] = []
+    for title, same in titles.items():
+        found += same[:MOST_ALIKE]
+        if rest := same[MOST_ALIKE:]:
+            hosts = tuple(dict.fromkeys(host for step in rest for host in step.hosts))
+            found.append(replace(rest[0], hosts=hosts, sentence=f"{title}: … {more(len(hosts))}", changes=()))
+    return found
 
 
 def reason_text(step: Step) -> str:
     """Return where a step is done and why, "" where its sentence says so."""
     if step.sentence:
         return ""
-    hosts, found, wanted = fold(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted)
+    hosts, found, wanted = fold_short(step.hosts), shortened(step.reason.found), shortened(step.reason.wanted)
     return f"{hosts}: {wanted} is {found}" if step.kind == "build" else f"{hosts}: found {found}, wanted {wanted}"
 
 
@@ -118,8 +137,11 @@ def show_notes(screen: Screen, notes: Sequence[str], view: PlanView) -> None:
     new = [note for note in notes if view.verbose or note not in view.seen]
     for note in view.urgent:
         screen.paragraph(f"note: {note}", style="yellow")
-    for note in new:
+    told = new if view.verbose else new[:MOST_NOTES]
+    for note in told:
         screen.paragraph(f"note: {note}", style="dim")
+    if rest := len(new) - len(told):
+        screen.say(f"… {more(rest, 'notes')}; --verbose shows all", style="dim")
     if known := len(notes) - len(new):
         screen.say(
             f"{counted(known, 'note')} as before (--verbose shows {'it' if known == 1 else 'them'})", style="dim"

@@ -12,8 +12,8 @@ from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.results import wording
 from deepep_bootstrap.analysis.results.model import Verdict, percent_text
 from deepep_bootstrap.analysis.traffic import gigabytes
-from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.console import Screen, alike_shortened, more
+from deepep_bootstrap.core.nodeset import fold, fold_short
 from deepep_bootstrap.core.text import duration, moment, round_number, three_digits
 from deepep_bootstrap.report import cluster, html
 from deepep_bootstrap.report.cluster import ClusterReport
@@ -102,26 +102,34 @@ def show_report(screen: Screen, report: Report) -> None:
         screen.say(f"note: {clean(remark)}", style="dim")
 
 
+MOST_KINDS = 12
+"""Kinds of hosts that are shown; the page and the document have all."""
+
+
 def show_cluster(screen: Screen, report: ClusterReport) -> None:
     """Print the report of a cluster in short: hosts that are alike in a line, the last runs, findings by their names.
     `doctor`, `generations` and `report RUN` tell the rest."""
     screen.say(
-        clean(f"{fold(report.hosts)}: {cluster.HEADLINES[report.state].lower()}"), style=cluster_style(report.state)
+        clean(f"{fold_short(report.hosts)}: {cluster.HEADLINES[report.state].lower()}"),
+        style=cluster_style(report.state),
     )
     screen.say(clean(report.why))
     _head(screen, "Hosts")
-    for kind in report.kinds:
+    for kind in report.kinds[:MOST_KINDS]:
         parts = filter(None, (kind.gpus, kind.driver, kind.nics))
         why = f" ({kind.why})" if kind.why else ""
         screen.say(
-            clean(f"  {fold(kind.hosts)}: {cluster.HOST_STATES[kind.state]}{why}"),
+            clean(f"  {fold_short(kind.hosts)}: {cluster.HOST_STATES[kind.state]}{why}"),
             style="" if kind.state in {cluster.READY, cluster.WARNED} else "yellow",
         )
         if told := "; ".join(parts):
             screen.say(clean(f"      {told}"), style="dim")
+    if rest := report.kinds[MOST_KINDS:]:
+        screen.say(f"  … {more(sum(len(kind.hosts) for kind in rest))}", style="dim")
     for what, waits in (("wait for a reboot", report.waiting), ("kept drained", report.drained)):
-        for each in waits:
-            screen.say(clean(f"  {what}: {fold(each.hosts)} ({each.what})"), style="yellow")
+        lines = ((what, clean(f"  {what}: {fold_short(each.hosts)} ({each.what})")) for each in waits)
+        for line in alike_shortened(lines, MOST_KINDS):
+            screen.say(line, style="yellow")
     _head(screen, f"Offered in {report.prefix}")
     for stack in report.stacks:
         screen.say(clean(f"  {stack.module}{' (what `module load deepep` gives)' if stack.default else ''}"))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from deepep_bootstrap.bootstrap.planning import look_at_hosts, read_lock
 from deepep_bootstrap.cli.examination import Judged, examine_cluster
-from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.console import Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
-from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.doctor.examine import exit_code, finding_json
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Finding
 from deepep_bootstrap.inventory.hostsfile import USER
@@ -39,8 +39,7 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
         survey = look_at_hosts(flags, transport, inventory, prefix)
         found = examine_cluster(flags, transport, survey, lock, user)
     show(screen, found.judged, found.findings)
-    for problem in found.problems:
-        screen.problem(problem)
+    screen.problems(found.problems)
     code = worst([exit_code(found.findings, strict=strict), TROUBLE if found.problems else OK])
     names = [one.request.stack.name for one in found.judged]
     by = {"stack": names[0], "stacks": names, "profile": found.judged[0].case.profile}
@@ -50,21 +49,52 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
     return code
 
 
+MOST_TOLD = 3
+"""Findings of one kind that are told in full, and of more of them those that are named in one line."""
+
+LONGEST = 300
+"""Characters of what was found: of hosts that all differ there is no end."""
+
+
+def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Return the findings in their order, those of a kind that has more than MOST_TOLD together."""
+    kinds: dict[tuple[str, str, str, tuple[str, ...]], list[Finding]] = {}
+    for each in findings:
+        kinds.setdefault((each.severity, each.check, each.why, each.stacks), []).append(each)
+    many = {id(same[0]): same for same in kinds.values() if len(same) > MOST_TOLD}
+    rest = {id(each) for same in many.values() for each in same[1:]}
+    return [many.get(id(each), [each]) for each in findings if id(each) not in rest]
+
+
+def also(findings: Sequence[Finding]) -> str:
+    """Return what is said of further findings of a kind: what the first of them found, and how many hosts more."""
+    told = [f"{shown(each.found)} on {fold_short(each.hosts)}" for each in findings[:MOST_TOLD]]
+    rest = dict.fromkeys(name for each in findings[MOST_TOLD:] for name in each.hosts)
+    return "; ".join([*told, *([f"… {more(len(rest))}"] if rest else [])])
+
+
+def shown(text: str) -> str:
+    """Return a text as far as a screen has room for it."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST].rpartition(' ')[0]} … (--json has all of it)"
+
+
 def show(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) -> None:
     """Print the findings, three lines each, and their numbers. A finding names its stacks where the hosts are judged
-    by others too."""
+    by others too. Of many that differ in what was found alone the first is told, and of the others a few in a line."""
     names = [one.request.stack.name for one in judged]
     first = judged[0]
     stacks = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
-    screen.say(f"{fold(first.survey.facts)}: {stacks}, profile {first.case.profile}", style="bold")
-    for finding in findings:
+    screen.say(f"{fold_short(first.survey.facts)}: {stacks}, profile {first.case.profile}", style="bold")
+    for finding, *others in alike(findings):
         whose = "" if set(finding.stacks) >= set(names) else f" (stack {', '.join(finding.stacks)})"
-        headline = f"{finding.severity}: {finding.check} on {fold(finding.hosts)}{whose}"
+        headline = f"{finding.severity}: {finding.check} on {fold_short(finding.hosts)}{whose}"
         screen.say(f"\n{headline}", style=STYLES[finding.severity])
-        screen.say(f"    found {finding.found}, wanted {finding.wanted}")
+        screen.say(f"    found {shown(finding.found)}, wanted {shown(finding.wanted)}")
         screen.say(f"    {finding.why}")
         if finding.fix:
             screen.say(f"    Try: {finding.fix}")
+        if others:
+            screen.say(f"    Also {also(others)}")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     sums = ", ".join(
         f"{count} {severity}{'s' if count > 1 and severity != BLOCKING else ''}"

@@ -36,8 +36,7 @@ def env(flags: Flags) -> int:
     derived = choose_network(request, facts, PreviousOffer())
     found = explain(derived, facts, texts)
     show(screen, stack.name, fold(facts), found)
-    for problem in survey.problems:
-        screen.problem(problem)
+    screen.problems(survey.problems)
     code = TROUBLE if survey.problems else OK
     screen.document(code, survey.problems, stack=stack.name, **to_builtins(found))
     return code

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.console import MOST_ALIKE, Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE
-from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.inventory.facts import by_label, facts_json, lines
 from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
 
@@ -19,22 +19,26 @@ def facts(flags: Flags) -> int:
     inventory, prefix = read_inventory(flags, apart=True)
     with open_connections(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
-    screen.say(fold(survey.facts), style="bold")
+    screen.say(fold_short(survey.facts), style="bold")
     for line in folded({name: lines(seen) for name, seen in survey.facts.items()}):
         screen.say(line)
-    for problem in survey.problems:
-        screen.problem(problem)
+    screen.problems(survey.problems)
     code = TROUBLE if survey.problems else OK
-    screen.document(code, survey.problems, hosts=facts_json(survey.facts))
+    if flags.json:
+        screen.document(code, survey.problems, hosts=facts_json(survey.facts))
     return code
 
 
 def folded(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
     """Return the lines of all hosts by label: a value that all hosts share once, others each with the hosts that
-    have it."""
+    have it; of many values those that most hosts have."""
     text = []
     for label, hosts_by_value in by_label(lines_of).items():
-        for number, (value, names) in enumerate(hosts_by_value.items()):
-            whose = "" if len(hosts_by_value) == 1 else f"  [{fold(names)}]"
+        ranked = sorted(hosts_by_value.items(), key=lambda pair: -len(pair[1]))
+        told = ranked[:MOST_ALIKE] if len(ranked) > MOST_ALIKE else list(hosts_by_value.items())
+        for number, (value, names) in enumerate(told):
+            whose = "" if len(hosts_by_value) == 1 else f"  [{fold_short(names)}]"
             text.append(f"  {'' if number else label:<8} {value}{whose}")
+        if rest := sum(len(names) for _, names in ranked[len(told) :]):
+            text.append(f"  {'':<8} … {more(rest)}")
     return text

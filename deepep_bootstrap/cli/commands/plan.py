@@ -44,8 +44,8 @@ def plan(
     view = PlanView(urgent=dead_builds(orphans), verbose=verbose)
     present_plan(screen, made, kept_at(flags.hosts, prefix), view)
     problems = (*survey.problems, *unbelieved(made.preparation))
-    for problem in problems:
-        screen.problem(problem)
+    screen.problems(problems)
     code = worst([CHANGES if check and made.steps else OK, *(TROUBLE for _ in problems)])
-    screen.document(code, problems, **plan_json(made))
+    if flags.json:
+        screen.document(code, problems, **plan_json(made))
     return code

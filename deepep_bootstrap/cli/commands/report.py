@@ -28,7 +28,7 @@ from deepep_bootstrap.bootstrap.planning import (
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.cli.examination import examine_cluster
 from deepep_bootstrap.core import process, program, redact
-from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.console import Screen, more
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
@@ -47,6 +47,9 @@ from deepep_bootstrap.report.cluster import as_json as cluster_json
 from deepep_bootstrap.report.html import render_cluster, render_html
 from deepep_bootstrap.report.junit import render_junit
 from deepep_bootstrap.report.model import Report, as_json
+
+MOST_PROBLEMS = 12
+"""Problems of a look at a cluster that are shown; the page and the document have all."""
 
 RUNS, BUGS = 3, 5
 """How many of the newest runs' and bugs' logs are in a bundle."""
@@ -194,8 +197,10 @@ def show_cluster(flags: Flags, screen: Screen, html: str, *, force: bool) -> int
     if path and not flags.dry_run:
         path.write_text(render_cluster(found, time.time()), encoding="utf-8")
     terminal.show_cluster(screen, found)
-    for line in found.problems:
+    for line in found.problems[:MOST_PROBLEMS]:
         screen.say(line, style="yellow")
+    if (rest := len(found.problems) - MOST_PROBLEMS) > 0:
+        screen.say(f"… {more(rest, 'problems')}", style="yellow")
     if path:
         screen.say(f"\n{'would write' if flags.dry_run else 'wrote'} {path}", style="bold")
     else:

@@ -60,8 +60,7 @@ def status(flags: Flags) -> int:
     for test in tests:
         screen.say(f"  {test.line}", style=TEST_STYLES.get(test.verdict, ""))
     problems = (*survey.problems, *unread, *unbelieved, *unlocked)
-    for problem in problems:
-        screen.problem(problem)
+    screen.problems(problems)
     code = TROUBLE if problems else OK
     screen.document(
         code,

@@ -49,8 +49,7 @@ def verify(flags: Flags, *, store: bool = False) -> int:
     screen.outcomes(explained(outcomes, flags.root))
     for defect in defects:
         screen.say(f"blocking: {shortened(str(defect))}", style="red")
-    for problem in problems:
-        screen.problem(problem)
+    screen.problems(problems)
     codes = [outcome.code for outcome in outcomes]
     codes += [VERDICT] * len(defects) + [TROUBLE] * len(problems)
     code = worst(codes)
@@ -131,8 +130,7 @@ def verify_store(flags: Flags) -> int:
             f"its sum, since none names them, or an earlier version published it. The next generation will.",
             style="dim",
         )
-    for problem in problems:
-        screen.problem(problem)
+    screen.problems(problems)
     code = VERDICT if bad or unsafe else OK
     document = {
         "entries": [to_builtins(verdict) for verdict in verdicts],
