@@ -133,28 +133,22 @@ def check_hosts(
     inputs = host_recipes.wanted(request, facts)
     asked = [host for host in hosts if inputs.get(host.name)]
     # Hosts of one kind get one script, and equal answers are read once.
-    scripts: dict[str, Job] = {}
-    jobs: dict[str, Job] = {}
-    for host in asked:
-        kind = json.dumps(inputs[host.name])
-        if kind not in scripts:
-            script = host_recipes.check_script(request.recipes, inputs[host.name])
-            scripts[kind] = Job(script, timeout=FACTS_TIMEOUT)
-        jobs[host.name] = scripts[kind]
+    kinds = {host.name: json.dumps(inputs[host.name]) for host in asked}
+    scripts = {
+        kind: Job(host_recipes.check_script(request.recipes, inputs[name]), timeout=FACTS_TIMEOUT)
+        for kind, name in {kind: name for name, kind in kinds.items()}.items()
+    }
     checks: dict[str, Mapping[str, Check]] = {}
     known: dict[tuple[str, str, tuple[str, ...]], Mapping[str, Check]] = {}
-    for name, reply in transport.run_all(asked, lambda host: jobs[host.name]).items():
+    for name, reply in transport.run_all(asked, lambda host: scripts[kinds[host.name]]).items():
         if isinstance(reply, Trouble):
             checks[name] = host_recipes.unanswered(inputs[name], reply)
             continue
         answer = (reply.out, reply.err, tuple(inputs[name]))
-        if answer not in known:
-            found = host_recipes.parse_checks(reply.out, reply.err, list(inputs[name]), name)
-            if any(check.fault for check in found.values()):  # which names the host
-                checks[name] = found
-                continue
+        found = known.get(answer) or host_recipes.parse_checks(reply.out, reply.err, list(inputs[name]), name)
+        if not any(check.fault for check in found.values()):  # a fault names its host
             known[answer] = found
-        checks[name] = known[answer]
+        checks[name] = found
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 

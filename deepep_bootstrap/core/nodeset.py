@@ -107,17 +107,22 @@ def fold_short(names: Iterable[str]) -> str:
 def _one_range(names: Sequence[str]) -> str | None:
     """Return names that differ in one number of one width, as ClusterShell would fold them; None for others, which it
     has to fold. It takes 50 times as long, and a verb on a thousand hosts folds dozens of large sets."""
-    found = [ONE_NUMBER.fullmatch(name) for name in names]
-    shapes = {(match[1], len(match[2]), match[3]) if match else None for match in found}
-    if len(shapes) != 1 or None in shapes:
+    found = [match for match in map(ONE_NUMBER.fullmatch, names) if match]
+    shapes = {(match[1], len(match[2]), match[3]) for match in found}
+    if len(shapes) != 1 or len(found) != len(names):
         return None
-    ((before, width, behind),) = filter(None, shapes)
-    numbers = sorted(int(match[2]) for match in found if match)
-    runs: list[list[int]] = []
+    ((before, width, behind),) = shapes
+    runs = [(f"{first:0{width}}", f"{last:0{width}}") for first, last in _runs(sorted(int(each[2]) for each in found))]
+    parts = (first if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{before}[{','.join(parts)}]{behind}"
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of ascending numbers without a gap."""
+    runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+            runs[-1] = (runs[-1][0], number)
         else:
-            runs.append([number, number])
-    parts = [f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}" for first, last in runs]
-    return f"{before}[{','.join(parts)}]{behind}"
+            runs.append((number, number))
+    return runs

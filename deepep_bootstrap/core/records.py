@@ -111,25 +111,21 @@ def read_records(text: str, form: RecordForm, where: str, printer: str) -> Recor
     FAULTS lines that are not of the `form`, with the number of the others, for every key whose value is not, and for
     an answer that was cut off."""
     lines: dict[str, list[tuple[str, ...]]] = {}
-    problems: list[Problem] = []
-    unbelieved: set[str] = set()
-    strange = 0
+    strange: list[Problem] = []
+    misfits: dict[str, Problem] = {}
     for line in filter(None, text.split("\n")):
         read = _kept_line(form, line) if len(line) <= LONGEST_KEPT else _line(form, line)
         again = f"a second line {read.key}" if read.key in form.single and read.key in lines else ""
         if fault := read.fault or again:
-            strange += 1
-            problems += [disagreement(where, printer, fault)] if strange <= FAULTS else []
+            strange.append(disagreement(where, printer, fault))
         elif read.misfit:
             # Of eight GPUs that are all alike one is enough to say so.
-            problems.extend(
-                [misfit_problem(where, printer, read.key, *read.misfit)] if read.key not in unbelieved else []
-            )
-            unbelieved.add(read.key)
+            misfits.setdefault(read.key, misfit_problem(where, printer, read.key, *read.misfit))
         else:
             lines.setdefault(read.key, []).append(read.fields)
-    if strange > FAULTS:
-        problems.append(disagreement(where, printer, f"{strange - FAULTS} more such lines"))
+    problems = [*strange[:FAULTS], *misfits.values()]
+    if len(strange) > FAULTS:
+        problems.append(disagreement(where, printer, f"{len(strange) - FAULTS} more such lines"))
     if problems:
         raise Trouble(*problems)
     if form.end and lines.get(form.end) != [("1",)]:
