@@ -127,7 +127,7 @@ def build_stack(prefix: Prefix, case: Mapping[str, Any]) -> None:
         lines = [f"Requires-Dist: {each}" for each in ("numpy", *case.get("torch_requires", ()))]
         (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: torch", *lines, "", "torch"]))
         seal(prefix, folder)
-    needs = [nvshmem_name, *([python_name] if python_name else [])]
+    needs = [] if case.get("external") and v2 else [nvshmem_name, *([python_name] if python_name else [])]
     inputs: dict[str, object] = {
         "source": source.hash,
         "substitutes": [] if case.get("unfenced") else [each.effect for each in source.substitutes],
@@ -137,14 +137,17 @@ def build_stack(prefix: Prefix, case: Mapping[str, Any]) -> None:
     }
     if not python_name:
         inputs["python"] = {"path": "/opt/vllm/bin/python", "torch": case["torch"]}
+    beside_torch = bool(case.get("external")) and v2
     folder = add_entry(prefix, deepep_name, needs, inputs)
     _add_package(folder / "lib/python", v2=v2, version=source.version, nvshmem=base, nccl_lib=nccl_lib)
     seal(prefix, folder)
-    names = [deepep_name, nvshmem_name, *([python_name] if python_name else [])]
+    names = [deepep_name, *([] if beside_torch else [nvshmem_name]), *([python_name] if python_name else [])]
     record = {
         "module": f"deepep/{source.version}-{source.rev[:7]}-v1",
         "torch": "" if case.get("external") else case["torch"],
         "nccl": case.get("nccl", ""),
+        "own_nccl": prefix.entry(entry_name("nccl", case["nccl"])).name if case.get("own_nccl") else "",
+        "nvshmem_version": case["nvshmem_version"] if beside_torch else "",
         "archs": case.get("archs", ["9.0"]),
     }
     prefix.offer(*names, stack="v1", lock=LOCK_TEXT, **record)

@@ -118,6 +118,11 @@ class BuiltStack(Struct, frozen=True):
         return found.partition("+")[0]
 
     @property
+    def nvshmem_beside_torch(self) -> str:
+        """The version of the NVSHMEM of an external torch that V2 was built against, "" for none."""
+        return str(self.record.get("nvshmem_version") or "")
+
+    @property
     def toolkit(self) -> str:
         """The version of the CUDA toolkit that compiled it."""
         return str(self.inputs(self.deepep).get("cuda", ""))
@@ -232,15 +237,12 @@ def _libraries(built: BuiltStack, relocator: Relocator, extensions: Mapping[str,
     """Yield the libraries of torch's wheels that the extension is linked with."""
     needed = sorted({name for data in extensions.values() for name in relocator.needed(data)})
     major = built.toolkit.split(".")[0]
-    for name, distribution, version in (
-        ("NCCL", "nccl", str(built.record.get("nccl", ""))),
-        ("NVSHMEM", "nvshmem", version_of(built.nvshmem)),
-    ):
-        stem = f"lib{distribution}{'_host' if name == 'NVSHMEM' else ''}.so"
+    versions = {"nccl": built.record.get("nccl"), "nvshmem": version_of(built.nvshmem) or built.nvshmem_beside_torch}
+    for kind, stem in (("nccl", "libnccl.so"), ("nvshmem", "libnvshmem_host.so")):
         for soname in needed:
             if soname.startswith(stem):
-                file = f"nvidia/{distribution}/lib/{soname}"
-                yield Library(name, f"nvidia-{distribution}-cu{major}", version, file)
+                file = f"nvidia/{kind}/lib/{soname}"
+                yield Library(kind.upper(), f"nvidia-{kind}-cu{major}", str(versions[kind]), file)
 
 
 def _run_path(path: str, libraries: Iterable[Library]) -> str:
@@ -265,6 +267,16 @@ def _torch_requirements(contents: Mapping[tuple[str, str], bytes]) -> dict[str, 
 def _check_torch_agrees(built: BuiltStack, libraries: Iterable[Library], required: Mapping[str, Requirement]) -> None:
     """Trouble where the stack's own environment has another NVSHMEM or NCCL than its torch requires: a module can do
     that, but pip keeps to what torch says, and a process has each of them once."""
+    if built.record.get("own_nccl"):
+        raise Trouble(
+            Problem(
+                f"stack {built.stack}",
+                "it cannot be a wheel: its NCCL is one of ours, which the module loads before torch's",
+                f"--nccl=own, NCCL {built.record.get('nccl')}",
+                "an NCCL that torch brings",
+                "its module, or --python with torch 2.14 or newer",
+            )
+        )
     problems = [
         Problem(
             f"stack {built.stack}",
