@@ -67,7 +67,7 @@ GPU = ValueForm(
 )
 FABRIC = ValueForm("|".join(FABRICS), " or ".join(FABRICS))
 TEST = ValueForm("|".join((*KINDS, *OURS)), " or ".join((*KINDS, *OURS)))
-GENERATION = ValueForm("v1|v2", "v1 or v2")
+GENERATION = ValueForm(r"v1|v2|v2\.5", "v1, v2 or v2.5")
 ARCH = ValueForm(r"[0-9]+\.[0-9]", 'a compute capability such as "9.0"')
 COUNTER = ValueForm(r"[A-Za-z0-9_]+", "the name of a counter, such as link_downed")
 SENTENCE = ValueForm(

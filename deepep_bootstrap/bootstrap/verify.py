@@ -145,10 +145,10 @@ def _foreign_libraries(host: str, verdict: LoadVerdict, record: StackRecord) -> 
         remedy = "invoke status, which says where MODULEPATH leads; invoke bootstrap makes it lead to this prefix"
         yield Problem(host, "the module of another prefix is loaded", other, own, remedy)
         return
-    for what, file, entry in (
-        ("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry),
-        ("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry),
-    ):
+    places = [("deep_ep comes from another place", verdict.deep_ep, verdict.deepep_entry)]
+    if not record.is_v25:
+        places.append(("DeepEP would call another NVSHMEM", verdict.nvshmem, verdict.nvshmem_entry))
+    for what, file, entry in places:
         if not file.startswith(f"{entry}/"):
             yield Problem(host, what, file or "no such symbol", f"{entry}/…")
     if record.nccl and verdict.nccl_version != record.nccl:
@@ -210,8 +210,8 @@ def _praise(verdict: LoadVerdict, record: StackRecord) -> str:
     if verdict.imported is None:
         return loaded
     nccl = f", NCCL {verdict.nccl_version}" if verdict.nccl_version else ""
-    nvshmem = verdict.nvshmem.removeprefix(record.prefix + "/")
-    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}{nccl}, NVSHMEM {nvshmem}"
+    nvshmem = "" if record.is_v25 else f", NVSHMEM {verdict.nvshmem.removeprefix(record.prefix + '/')}"
+    return f"{loaded}, deep_ep imported with torch {verdict.torch or '(none)'}{nccl}{nvshmem}"
 
 
 def _line(wrong: Sequence[Problem]) -> str:

@@ -217,6 +217,17 @@ that are compiled where they run), and the newest symbol version of libmlx5 ("1.
 LOWEST = ValueForm(r"[0-9]{1,4}(\.[0-9]{1,4}){0,2}", 'a version of numbers such as "13.1"')
 
 
+def deepep_release(version: str) -> tuple[int, ...]:
+    """Return (2, 1, 0) for DeepEP's version "2.1.0+local"; () where it does not begin with a number."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def is_v25(release: Sequence[int]) -> bool:
+    """Return whether a release of DeepEP is V2.5 or newer: on NCCL alone, without V1's kernels and tests."""
+    return tuple(release[:2]) >= (2, 5)
+
+
 class Wheel(Struct, frozen=True):
     """One wheel file: distribution name and version, the index's *name*, file name, SRI hash of the file, size in
     bytes."""

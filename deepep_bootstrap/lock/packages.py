@@ -16,6 +16,7 @@ PURPOSES = (
     "build-deps",
     "cuda-toolkit-12",
     "cuda-toolkit-13",
+    "cuda-toolkit-13-2",
     "doca-ofed",
     "nvidia-driver",
     "fabric-manager",
@@ -23,6 +24,12 @@ PURPOSES = (
     "rdma-userspace",
     "kernel-headers",
 )
+TOOLKIT = "cuda-toolkit"
+"""The purpose of a CUDA toolkit is this and its major, `cuda-toolkit-13`; a newer one of that major for stacks that
+need it has the minor, too."""
+
+_TOOLKIT = re.compile(r"cuda-toolkit-(\d+)-(\d+)\b")
+
 NEED_HEADERS = ("doca-ofed", "nvidia-driver")
 """Purposes whose kernel modules are compiled on the host, for which the headers of its kernel come along."""
 
@@ -173,6 +180,20 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
     return repository
 
 
+def toolkit_purpose(system: System | None, cuda: str, floor: str) -> str:
+    """Return the purpose whose packages hold a CUDA toolkit of the major `cuda`: the plain one, or where the rules ask
+    for at least `floor` ("13.1"; "" for any) and its packages are older by their names, the first that is not."""
+    plain = f"{TOOLKIT}-{cuda}"
+    if system is None or not floor:
+        return plain
+    for purpose, packages in system.packages.items():
+        if purpose == plain or purpose.startswith(f"{plain}-"):
+            versions = [tuple(map(int, found.groups())) for word in packages if (found := _TOOLKIT.match(word))]
+            if not versions or max(versions) >= tuple(map(int, floor.split(".")[:2])):
+                return purpose
+    return plain
+
+
 def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, str]:
     """Return what recipes/host/lib/packages.sh takes from the environment for one purpose on a host with that running
     `kernel`.
@@ -182,7 +203,7 @@ def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, st
     nothing of it is known, and the recipe says what to install by hand. Without a known kernel, packages named after it
     are left out.
     """
-    own = {"CUDA_MAJOR": purpose.rpartition("-")[2]} if purpose.startswith("cuda-toolkit-") else {}
+    own = {"CUDA_MAJOR": purpose.split("-")[2]} if purpose.startswith(f"{TOOLKIT}-") else {}
     if system is None:
         return own
     env = {

@@ -27,7 +27,7 @@ from deepep_bootstrap.inventory.facts import Facts, Python
 from deepep_bootstrap.inventory.forms import CHECK
 from deepep_bootstrap.inventory.machine import FABRIC_WELL
 from deepep_bootstrap.lock.compatibility import numbers
-from deepep_bootstrap.lock.packages import System, recipe_env
+from deepep_bootstrap.lock.packages import TOOLKIT, System, recipe_env, toolkit_purpose
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.decisions import PlanRequest
 
@@ -140,7 +140,7 @@ def wanted(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, dict[s
     python = {"python"} if needs_python(request, gpu_hosts) else set()
     found: dict[str, dict[str, dict[str, str]]] = {}
     for host, seen in gpu_hosts.items():
-        meant = python | meant_for(request, seen, floor if seen is builder else "")
+        meant = python | meant_for(request, seen, floor if seen is builder else request.stack.needs.get("nvcc", ""))
         names = [name for name in TITLES if name in meant and name not in request.skip]
         found[host] = {name: inputs(request, name, seen, floor) for name in names}
     return found
@@ -231,8 +231,8 @@ def inputs(request: PlanRequest, name: str, seen: Facts, floor: str) -> dict[str
         own[name] = {"SHM_MIB": str(SHM_MIB)}
     if name == "rdma-userspace" and request.stack.nccl_wheel:
         own[name] = {"TOOLS": TOOLS_OF_V2}
-    purpose = f"{name}-{request.stack.cuda}" if name == "cuda-toolkit" else name
     system = system_for(request, seen)
+    purpose = toolkit_purpose(system, request.stack.cuda, floor) if name == TOOLKIT else name
     if name == "fabric-manager":
         driver = recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")
         own[name] = {"DRIVER_PACKAGES": driver, "NVSWITCHES": str(seen.prepared.nvswitches)}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import digest, text_digest
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
-from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel
+from deepep_bootstrap.lock.model import Lock, Source, Stack, Wheel, deepep_release, is_v25
 
 COMMON_RECIPES = (
     "lib.sh",
@@ -31,9 +31,13 @@ OWN_RECIPES = {
     "python": ("build/python.sh",),
     "deepep": ("build/deepep-checks.sh", "build/deepep.sh"),
     "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v2.sh"),
+    "deepep-v25": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-v25.sh"),
 }
-"""The texts of each recipe. Two recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP
-V1 or V2."""
+"""The texts of each recipe. Several recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP
+V1, V2 or V2.5."""
+
+V25 = "deepep-v25"
+"""The recipe of DeepEP V2.5: nothing for a GPU is compiled, so that no architecture and no NVSHMEM is part of it."""
 
 PLACES_OF_V2 = ("PYTHON_ENTRY", "NVSHMEM", "NCCL", "TORCH_NCCL", "TORCH_NVSHMEM")
 """What the recipe of DeepEP V2 gets, each empty where it is not used: entries, and folders beside an external torch."""
@@ -119,14 +123,10 @@ def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
     if wanted.target:
         made.append(_environment(wanted, names["NVSHMEM"]))
         names["PYTHON_ENTRY"] = made[-1].name
-    deepep = _built(
-        wanted,
-        "deepep",
-        sources[stack.deepep],
-        names,
-        early=tuple(names.values()),
-        recipe=deepep_recipe(sources[stack.deepep]),
-    )
+    recipe = deepep_recipe(sources[stack.deepep])
+    if recipe == V25:
+        del names["NVSHMEM"]  # torch alone uses it there
+    deepep = _built(wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=recipe)
     return (*made, deepep)
 
 
@@ -195,7 +195,7 @@ def _built(
         "cuda": wanted.toolkit.version,
         "needs": sorted(needs.values()),
     }
-    if kind != "gdrcopy":
+    if kind != "gdrcopy" and recipe != V25:
         inputs["archs"] = list(wanted.archs)
     if kind == "deepep" and not wanted.target:
         inputs["python"] = _external(wanted.python)
@@ -210,15 +210,18 @@ def _built(
     if recipe == "deepep-v2":
         # All of them are said, so that nothing of the account's own environment is taken for one.
         env = dict.fromkeys(PLACES_OF_V2, "") | env
-    if recipe == "deepep-v2" and wanted.target:
+    if recipe in ("deepep-v2", V25) and wanted.target:
         env["NCCL_VERSION"] = wanted.stack.nccl_version(wanted.target)
     return Entry(kind, source.version, inputs, tuple(needs.values()), early, source.name, env, recipe=recipe)
 
 
 def deepep_recipe(source: Source) -> str:
-    """Return the recipe for a tree of DeepEP: V1 is built against NVSHMEM alone, V2 (2.x) against NCCL too."""
-    major = source.version.split(".")[0]
-    return "deepep-v2" if major.isdigit() and int(major) >= 2 else "deepep"
+    """Return the recipe for a tree of DeepEP: V1 is built against NVSHMEM alone, V2 (2.x) against NCCL too, V2.5
+    against NCCL alone."""
+    release = deepep_release(source.version)
+    if is_v25(release):
+        return V25
+    return "deepep-v2" if release >= (2,) else "deepep"
 
 
 def _environment(wanted: EntryInputs, nvshmem: str) -> Entry:

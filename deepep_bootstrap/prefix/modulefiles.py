@@ -133,7 +133,9 @@ def lists(record: StackRecord) -> tuple[Lead, ...]:
     gdrcopy = (f"{entry(record, record.gdrcopy)}/lib",) if record.gdrcopy else ()
     # A site's own NCCL on this list, gIB's too, would win over the one that V2 was built with.
     nccl = (f"{nccl_folder(record)}/lib",) if record.nccl else ()
-    libraries = (*nccl, nvshmem, *gdrcopy, *filter(None, (gib_libraries(record),)))
+    # V2.5 has no use for NVSHMEM, and torch opens its own by path.
+    ours = () if record.is_v25 else (nvshmem,)
+    libraries = (*nccl, *ours, *gdrcopy, *filter(None, (gib_libraries(record),)))
     return (
         Lead(
             "PATH",
@@ -164,11 +166,12 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
         "DEEPEP_STACK": record.stack,
         "DEEPEP_TESTS": f"{entry(record, record.deepep)}/tests",
         "DEEPEP_PYTHON": interpreter(record),
-        "NVSHMEM_DIR": nvshmem,
-        "NVSHMEM_HOME": nvshmem,
+        **({} if record.is_v25 else {"NVSHMEM_DIR": nvshmem, "NVSHMEM_HOME": nvshmem}),
     }
     toolkit = {"CUDA_HOME": record.cuda_home} if record.cuda_home else {}
-    second = {"EP_NCCL_ROOT_DIR": nccl_folder(record), "EP_NVSHMEM_ROOT_DIR": nvshmem} if record.nccl else {}
+    second = {"EP_NCCL_ROOT_DIR": nccl_folder(record)} if record.nccl else {}
+    if second and not record.is_v25:
+        second["EP_NVSHMEM_ROOT_DIR"] = nvshmem
     compiler = {"EP_JIT_NVCC_COMPILER": f"{record.cuda_home}/bin/nvcc"} if record.nccl and record.cuda_home else {}
     return (*ours.items(), *toolkit.items(), *second.items(), *compiler.items(), *record.environment.items())
 
@@ -419,7 +422,7 @@ def _contents(record: StackRecord) -> tuple[str, ...]:
     source, _, revision = record.module.removeprefix("deepep/").removesuffix(f"-{record.stack}").rpartition("-")
     versions = {
         "DeepEP": f"{source} ({revision})",
-        "NVSHMEM": nvshmem_version(record),
+        "NVSHMEM": "" if record.is_v25 else nvshmem_version(record),
         "GDRCopy": _version_of(record.gdrcopy),
         "NCCL": record.nccl,
         "torch": record.torch,
@@ -437,7 +440,8 @@ def _version_of(name: str) -> str:
 
 def _values(record: StackRecord) -> dict[str, object]:
     version = record.module.removeprefix("deepep/")
-    libraries = f"{f'NCCL {record.nccl} and ' if record.nccl else ''}nvshmem-{nvshmem_version(record)}"
+    nvshmem = () if record.is_v25 else (f"nvshmem-{nvshmem_version(record)}",)
+    libraries = " and ".join((*((f"NCCL {record.nccl}",) if record.nccl else ()), *nvshmem))
     return {
         "header": _header,
         "module": record.module,

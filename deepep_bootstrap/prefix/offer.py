@@ -23,6 +23,7 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.forms import GIB
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.lock.model import deepep_release, is_v25
 from deepep_bootstrap.prefix.access import candidates
 
 
@@ -223,6 +224,11 @@ class StackRecord(Struct, frozen=True):
     def key(self) -> str:
         """Its name in an offer and in files of its own: the stack's, with the machine where that is not x86_64."""
         return f"{self.stack}-{self.machine}" if self.machine else self.stack
+
+    @property
+    def is_v25(self) -> bool:
+        """Return whether its DeepEP is V2.5 or newer, by the name of its entry."""
+        return is_v25(deepep_release("-".join(self.deepep.split("-")[2:])))
 
 
 class Offer(Struct, frozen=True):

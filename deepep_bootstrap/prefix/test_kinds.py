@@ -42,9 +42,9 @@ class Run(Struct, frozen=True):
 
 
 class Kind(Struct, frozen=True):
-    """A kind of test. `nodes` is how many it takes by default, `fewest` and `most` how many it can (0: any number),
-    `minutes` its time limit. `ours`: a program of ours instead of upstream's. `endless`: it runs until it is
-    stopped, and passes if nothing failed."""
+    """A kind of test, with what it runs for V1, V2 and V2.5 (None: it has no such test). `nodes` is how many it takes
+    by default, `fewest` and `most` how many it can (0: any number), `minutes` its time limit. `ours`: a program of ours
+    instead of upstream's. `endless`: it runs until it is stopped, and passes if nothing failed."""
 
     name: str
     purpose: str
@@ -56,9 +56,12 @@ class Kind(Struct, frozen=True):
     minutes: int = 30
     ours: bool = False
     endless: bool = False
+    v25: Run | None = None
 
     def run_for(self, record: StackRecord) -> Run | None:
         """Return what it runs for a stack, None where that stack has no such test."""
+        if record.is_v25:
+            return self.v25
         return self.v2 if record.nccl else self.v1
 
     def check_nodes(self, count: int) -> None:
@@ -70,7 +73,7 @@ class Kind(Struct, frozen=True):
 
 def _ours(name: str, **more: object) -> Kind:
     program = Run(f"{name}.py", variables="intranode" if more.get("most") == 1 else "")
-    return Kind(name, v1=program, v2=program, ours=True, **more)  # type: ignore[arg-type]
+    return Kind(name, v1=program, v2=program, v25=program, ours=True, **more)  # type: ignore[arg-type]
 
 
 KINDS: dict[str, Kind] = {
@@ -83,6 +86,7 @@ KINDS: dict[str, Kind] = {
             Run("elastic/test_ep.py", instead=SHORT_V2),
             nodes=2,
             fewest=2,
+            v25=Run("ep/test_ep.py", instead=SHORT_V2),
         ),
         Kind(
             "intranode",
@@ -90,6 +94,7 @@ KINDS: dict[str, Kind] = {
             Run("test_intranode.py"),
             Run("elastic/test_ep.py", instead=SHORT_V2),
             most=1,
+            v25=Run("ep/test_ep.py", instead=SHORT_V2),
         ),
         Kind(
             "low-latency",
@@ -105,6 +110,7 @@ KINDS: dict[str, Kind] = {
             Run("elastic/test_ep.py", always=("--do-pressure-test", "--skip-perf-test", *PATIENCE_V2)),
             minutes=240,
             endless=True,
+            v25=Run("ep/test_ep.py", always=("--do-pressure-test", "--skip-perf-test", *PATIENCE_V2)),
         ),
         Kind(
             "ep",
@@ -113,6 +119,7 @@ KINDS: dict[str, Kind] = {
             Run("elastic/test_ep.py", always=PATIENCE_V2),
             nodes=2,
             minutes=180,
+            v25=Run("ep/test_ep.py", always=PATIENCE_V2),
         ),
         _ours(
             "nccl",
@@ -153,8 +160,10 @@ def find_kind(name: str, record: StackRecord) -> Kind:
     kind = KINDS[name]
     if kind.run_for(record) is None:
         fitting = ", ".join(other.name for other in KINDS.values() if other.run_for(record))
-        what = f"stack {record.stack} is DeepEP V1, which has no such test"
-        raise Trouble(Problem("--kind", what, found=name, wanted=fitting, try_="--stack with a stack of DeepEP V2"))
+        generation, other_generation = ("V2.5", "V1 or V2") if record.is_v25 else ("V1", "V2")
+        what = f"stack {record.stack} is DeepEP {generation}, which has no such test"
+        remedy = f"--stack with a stack of DeepEP {other_generation}"
+        raise Trouble(Problem("--kind", what, found=name, wanted=fitting, try_=remedy))
     return kind
 
 

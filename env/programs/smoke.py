@@ -4,10 +4,11 @@ seconds.
     module load deepep
     python smoke.py
 
-One process per GPU (8, 4 or 2 of them) imports deep_ep, makes a buffer (ElasticBuffer of V2 where there is one, else
-Buffer of V1), sends small tokens to the ranks of their experts, lets these weigh them, and adds up what comes back. All
-numbers are small whole ones, so that every result is exact and any difference is a fault. No other node takes part,
-whatever WORLD_SIZE says: on several nodes each tests itself. The first run with V2 compiles kernels and takes longer.
+One process per GPU (8, 4 or 2 of them) imports deep_ep, makes a buffer (EPBuffer of V2.5 or ElasticBuffer of V2
+where there is one, else Buffer of V1), sends small tokens to the ranks of their experts, lets these weigh them, and
+adds up what comes back. All numbers are small whole ones, so that every result is exact and any difference is a fault.
+No other node takes part, whatever WORLD_SIZE says: on several nodes each tests itself. The first run with V2 compiles
+kernels and takes longer.
 
 Exit code 0 after `[smoke] passed`, else 1.
 """
@@ -94,16 +95,18 @@ def check_combined(x: Any, own: Tokens) -> str:
 
 
 class Exchange:
-    """A buffer of V1 or V2, and its two operations on arrays."""
+    """A buffer of V1, V2 or V2.5, and its two operations on arrays; those of the last two are called alike."""
 
     def __init__(self, torch: Any, deep_ep: Any, group: Any) -> None:
         self.torch, self.deep_ep = torch, deep_ep
-        self.elastic = hasattr(deep_ep, "ElasticBuffer")
+        self.kind = next(name for name in ("EPBuffer", "ElasticBuffer", "Buffer") if hasattr(deep_ep, name))
+        self.elastic = self.kind != "Buffer"
+        make = getattr(deep_ep, self.kind)
         if self.elastic:
             sizes = {"num_max_tokens_per_rank": TOKENS, "hidden": HIDDEN, "num_topk": CHOSEN}
-            self.buffer = deep_ep.ElasticBuffer(group, **sizes, explicitly_destroy=True)
+            self.buffer = make(group, **sizes, explicitly_destroy=True)
         else:
-            self.buffer = deep_ep.Buffer(group, NVLINK_BYTES, explicitly_destroy=True)
+            self.buffer = make(group, NVLINK_BYTES, explicitly_destroy=True)
 
     def to_device(self, array: Any, kind: Any) -> Any:
         """Return the array as a tensor on the GPU."""
@@ -148,9 +151,8 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     )
     exchange = Exchange(torch, deep_ep, torch.distributed.group.WORLD)
     if rank == 0:
-        kind = "ElasticBuffer" if exchange.elastic else "Buffer"
         version = f"deep_ep {getattr(deep_ep, '__version__', '')} of {deep_ep.__file__}, torch {torch.__version__}"
-        launching.say("smoke", f"{version}: {kind} on {ranks} GPUs")
+        launching.say("smoke", f"{version}: {exchange.kind} on {ranks} GPUs")
     own = make_tokens(rank)
     x, factors, handle = exchange.dispatch(own)
     judge(rank, "dispatch", check_received(x, factors, rank, ranks))

@@ -537,7 +537,7 @@ def problems_of(reference: dict[str, Any], **others: Any) -> str:
         ),
         ({"nodes": 0}, "reference[1].nodes: is too small"),
         ({"test": "intra"}, "reference[1].test: is not what belongs here"),
-        ({"generation": "v3"}, "reference[1].generation: is not what belongs here — found v3, wanted v1 or v2"),
+        ({"generation": "v3"}, "reference[1].generation: is not what belongs here — found v3, wanted v1, v2 or v2.5"),
         ({"source": ""}, "reference[1].source: is not what belongs here"),
         ({"fault": ""}, "reference[1].fault: is not what belongs here"),
         (

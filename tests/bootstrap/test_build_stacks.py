@@ -1,8 +1,9 @@
-"""The stacks v1-wheel and v2 built for real from stand-ins: NVSHMEM unpacked, DeepEP V2 against NCCL, side by side
-in one prefix."""
+"""The stacks v1-wheel, v2 and v2.5 built for real from stand-ins: NVSHMEM unpacked, DeepEP V2 and V2.5 against NCCL,
+side by side in one prefix."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import uv
 from msgspec.structs import replace
 
+from deepep_bootstrap.analysis.results import read
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import wheels
 from deepep_bootstrap.fetch.locations import Level, Mirrors
@@ -29,10 +31,23 @@ from tests.support.facts import run_script
 from tests.support.paths import ROOT
 from tests.support.stacks import Stacks
 from tests.support.standins import Prepared
+from tests.support.upstreams import free_port
 
 pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.long]
 
 TOOLKITS = {"v1-wheel": "12.9.86", "v2": "13.0.88"}
+V25 = "v2.5"
+TOOLKIT_OF_V25 = "13.2.86"
+COMPILER = """\
+#!/bin/sh
+[ "$1" != -dumpfullversion ] || {{ echo {version}; exit; }}
+exec {real} "$@"
+"""
+"""A g++ of another version by its own word: which one this machine has is not for a test to ask."""
+
+
+def toolkit_of(stack: str) -> str:
+    return TOOLKITS.get(stack, TOOLKIT_OF_V25)
 
 
 @dataclass(frozen=True)
@@ -69,11 +84,15 @@ class Place:
 
     def entries(self, stack: str, stacks: Stacks | None = None) -> dict[str, Entry]:
         prepared = self.of(stack, stacks)
-        return {entry.kind: entry for entry in entries.name_entries(prepared.wanted(prepared.toolkit(TOOLKITS[stack])))}
+        return {
+            entry.kind: entry for entry in entries.name_entries(prepared.wanted(prepared.toolkit(toolkit_of(stack))))
+        }
 
     def build(self, stack: str, prefix: Path | None = None, stacks: Stacks | None = None) -> Mapping[str, Outcome]:
         prepared = self.of(stack, stacks)
-        return standins.run(prepared.request(prefix or self.prefix, prepared.wanted(prepared.toolkit(TOOLKITS[stack]))))
+        return standins.run(
+            prepared.request(prefix or self.prefix, prepared.wanted(prepared.toolkit(toolkit_of(stack))))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +132,9 @@ def python(place: Place, stack: str, code: str, **more: str) -> subprocess.Compl
     )
 
 
-def nccl(place: Place) -> Path:
+def nccl(place: Place, stack: str = "v2") -> Path:
     return next(
-        (place.prefix / "store" / place.entries("v2")["python"].name).glob("lib/python3*/site-packages/nvidia/nccl")
+        (place.prefix / "store" / place.entries(stack)["python"].name).glob("lib/python3*/site-packages/nvidia/nccl")
     )
 
 
@@ -303,7 +322,7 @@ def test_v2_without_its_submodule_says_what_the_pin_lacks(built: Place, tmp_path
     prepared = built.of("v2")
     bare = tmp_path / "bare"
     shutil.copytree(dict(prepared.files)["src/deepep-v2"], bare, ignore=shutil.ignore_patterns("fmt"))
-    lacking = replace(
+    lacking = dataclasses.replace(
         prepared, files=tuple((name, bare if name == "src/deepep-v2" else path) for name, path in prepared.files)
     )
     request = lacking.request(built.prefix, lacking.wanted(lacking.toolkit(TOOLKITS["v2"])))
@@ -318,3 +337,92 @@ def test_a_wheel_serves_an_external_python_too(place: Place) -> None:
     entries = {entry.kind: entry for entry in name_entries(prepared.wanted(toolkit, "/opt/torch/bin/python"))}
     assert set(entries) == {"gdrcopy", "nvshmem", "deepep"}
     assert entries["nvshmem"].name == place.entries("v1-wheel")["nvshmem"].name
+
+
+# --- V2.5 ---------------------------------------------------------------------------------------------------------
+
+
+def compiler(folder: Path, version: str) -> Path:
+    """Return a folder with a g++ that calls itself `version`, to stand first on PATH."""
+    folder.mkdir(parents=True)
+    (folder / "g++").write_text(COMPILER.format(version=version, real=shutil.which("g++")))
+    (folder / "g++").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def newest(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """V2.5 in the same prefix, built by a compiler that is new enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{compiler(tmp_path_factory.mktemp('gcc') / '13', '13.3.0')}:{os.environ['PATH']}")
+        outcomes = place.build(V25)
+    assert {outcome.state for outcome in outcomes.values()} <= {"done", "unchanged"}, outcomes
+    return place
+
+
+def test_v25_is_built_without_nvshmem_gpu_and_architectures(newest: Place, tmp_path: Path) -> None:
+    deepep, environment = newest.entries(V25)["deepep"], newest.entries(V25)["python"]
+    assert deepep.needs == (environment.name,)
+    assert "archs" not in deepep.inputs
+    entry = newest.prefix / "store" / deepep.name
+    (extension,) = (entry / "lib/python/deep_ep").glob("_C*.so")
+    dynamic = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in dynamic.splitlines() if "RUNPATH" in line]
+    behind = nccl(newest, V25).relative_to(newest.prefix / "store" / environment.name)
+    assert line.split("[")[1].rstrip("]") == f"$ORIGIN/../../../../{environment.name}/{behind}/lib"
+    code = "import deep_ep, deep_ep._C as c; print(c.nccl_version(), deep_ep.persistent_envs)"
+    done = python(
+        newest, V25, code, EP_NCCL_ROOT_DIR=str(nccl(newest, V25)), EP_JIT_CACHE_DIR=f"{tmp_path}/a:{tmp_path}/b"
+    )
+    assert (done.stdout.strip(), (tmp_path / "a").is_dir()) == (f"{stacks_support.NCCL_OF_V25} {{}}", True), done.stderr
+
+
+def test_the_programs_of_v25_run(newest: Place, tmp_path: Path) -> None:
+    """The smoke program on its EPBuffer, and upstream's own test, whose lines `invoke results` reads."""
+    entry = newest.prefix / "store" / newest.entries(V25)["deepep"].name
+    given = {"EP_NCCL_ROOT_DIR": str(nccl(newest, V25)), "EP_JIT_CACHE_DIR": str(tmp_path)}
+    for script, words in ((ROOT / "env/programs/smoke.py", []), (entry / "tests/ep/test_ep.py", ["--test-first-only"])):
+        call = [str(script), "--num-processes", "2", *words]
+        code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, *{call!r}]))"
+        done = python(newest, V25, code, **given, MASTER_PORT=str(free_port()))
+        assert done.returncode == 0, done.stdout + done.stderr
+        if not words:
+            assert ": EPBuffer on 2 GPUs\n" in done.stdout
+    header = f"deepep: ep test of deepep/2.5.0-0000000-{V25}: {entry}/tests/ep/test_ep.py --test-first-only\n"
+    (found,) = read.read_logs({"job.log": f"{header}{done.stdout}deepep: ep ended with exit code 0\n"})
+    assert (found.test, found.generation, found.ok) == ("ep", "v2.5", True), found
+    assert set(found.operations) == {"dispatch", "combine"}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (
+            "gcc",
+            "gcc is too old for DeepEP V2.5: found 12.2.0, wanted 13 or newer, since its sources are C++20 with std::format",
+        ),
+        ("nvcc", "nvcc is too old for DeepEP V2.5: found 13.0.88, wanted 13.1 or newer, since "),
+        ("NCCL", "NCCL is too old for DeepEP V2.5: found 2.30.4, wanted 2.32.3 or newer, since "),
+        ("submodule", "the source has no third-party/deep_jit: the lock's pin must say submodules = true"),
+    ],
+)
+def test_v25_names_what_is_too_old_or_missing(
+    built: Place, newest: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, said: str
+) -> None:
+    version = "12.2.0" if lacking == "gcc" else "13.3.0"
+    monkeypatch.setenv("PATH", f"{compiler(tmp_path / 'gcc', version)}:{os.environ['PATH']}")
+    prepared = newest.of(V25)
+    if lacking == "submodule":
+        bare = tmp_path / "bare"
+        shutil.copytree(dict(prepared.files)["src/deepep-v25"], bare, ignore=shutil.ignore_patterns("deep_jit"))
+        files = tuple((name, bare if name == "src/deepep-v25" else path) for name, path in prepared.files)
+        prepared = dataclasses.replace(prepared, files=files)
+    toolkit = "13.0.88" if lacking == "nvcc" else TOOLKIT_OF_V25
+    request = prepared.request(newest.prefix, prepared.wanted(prepared.toolkit(toolkit)))
+    entry = replace(request.entries[-1], inputs={"another": lacking})
+    if lacking == "NCCL":  # an environment with that of V2
+        older = built.entries("v2")["python"].name
+        entry = replace(entry, needs=(older,), env={**entry.env, "PYTHON_ENTRY": older})
+    outcomes = standins.run(replace(request, entries=(entry,), wheels=()))
+    assert (outcomes["deepep"].state, said in outcomes["deepep"].detail) == ("failed", True), outcomes["deepep"].detail
+    assert not list(newest.prefix.glob(f"store/*{entry.name}*"))

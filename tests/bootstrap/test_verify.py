@@ -66,7 +66,8 @@ class Machine:
         if record.nccl:
             self.nccl = Path(modulefiles.nccl_folder(record)) / "lib" / "libnccl.so.2"
             self.build_nccl(record.nccl)
-            build_library(extension, caller + NCCL_CALLER, str(library), str(self.nccl))
+            callers = (NCCL_CALLER,) if record.is_v25 else (caller + NCCL_CALLER, str(library))
+            build_library(extension, *callers, str(self.nccl))
             (self.package / "deep_ep" / "__init__.py").write_text("import torch\nimport deep_ep._C\n")
             (self.package / "deep_ep" / "_C.py").write_text(f"__file__ = {str(extension)!r}\n")
         else:
@@ -189,6 +190,14 @@ def test_an_nccl_of_ours_wins_over_the_one_that_an_external_torch_opens(
     verdict = machine.look(system, driver=driver)
     assert verify.problems("host", verdict, record) == ()
     assert (verdict.nccl, verdict.nccl_version) == (os.path.realpath(machine.nccl), "2.30.7")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_v25_is_asked_for_its_nccl_and_for_no_nvshmem(system: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, support.v25_record(str(tmp_path)))
+    verdict = machine.look(system)
+    assert verify.problems("host", verdict, machine.record) == ()
+    assert (verdict.nvshmem, verdict.nccl_version) == ("", "2.32.3")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

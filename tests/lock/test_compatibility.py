@@ -87,7 +87,11 @@ BROKEN: dict[str, tuple[Callable[[], Lock], str, str]] = {
     ),
     "V2 without an NCCL": (lambda: stack("v2", nccl_wheel=""), "NCCL's device side", "found nccl none"),
     "an old torch for V2": (lambda: wheel(stack("v2"), "torch", "2.9.1"), "torch 2.10", "found torch 2.9.1"),
-    "V2.5": (lambda: source(stack("v2"), "deepep-v2", version="2.5.0"), "no recipe here", "wanted deepep < 2.5"),
+    "V2.5 with the NCCL of V2": (
+        lambda: source(stack("v2"), "deepep-v2", version="2.5.0"),
+        "NCCL's headers have since 2.32.3",
+        "found nccl 2.30.4, DeepEP 2.5.0 at dd758caf4518, wanted nccl >= 2.32.3",
+    ),
     "wheels of another CUDA": (
         lambda: stack("v1", cuda="13"),
         "share one process",

@@ -223,6 +223,19 @@ def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:
     assert recipe_env(None, "cuda-toolkit-13", "6.1") == {"CUDA_MAJOR": "13"}
 
 
+@pytest.mark.parametrize(
+    ("floor", "purpose"),
+    [("", "cuda-toolkit-13"), ("13.0", "cuda-toolkit-13"), ("13.1", "cuda-toolkit-13-2"), ("13.9", "cuda-toolkit-13")],
+)
+def test_a_stack_that_needs_a_newer_toolkit_gets_its_packages(floor: str, purpose: str) -> None:
+    """Where none is new enough it is the plain one, which then says what it has not."""
+    for row in model.read_lock_file(REAL).systems.values():
+        assert packages.toolkit_purpose(row, "13", floor) == purpose
+        assert recipe_env(row, purpose, "6.8.0")["CUDA_MAJOR"] == "13"
+        assert "REPOSITORIES" in recipe_env(row, purpose, "6.8.0")
+    assert packages.toolkit_purpose(None, "13", floor) == "cuda-toolkit-13"
+
+
 def test_the_rows_that_are_shipped() -> None:
     systems = model.read_lock_file(REAL).systems
     assert set(systems) == {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from deepep_bootstrap.core import errors
 from deepep_bootstrap.inventory.facts import Facts, Python, Rdma, Toolkit
@@ -99,6 +100,21 @@ def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
     assert "CUDA_FLOOR" not in host_recipes.wanted(request(stack="v2"), facts)["n001"]["cuda-toolkit"], (
         "CUDA 13 is newer than any rule asks"
     )
+
+
+def test_every_node_of_v25_gets_a_toolkit_that_compiles_its_kernels() -> None:
+    asked = request(stack="v2")
+    sources = {**asked.lock.sources, "deepep-v2": replace(asked.lock.sources["deepep-v2"], version="2.5.0")}
+    stack = replace(asked.stack, needs={"gcc": "13", "nvcc": "13.1"})
+    asked = replace(asked, lock=replace(asked.lock, sources=sources), stack=stack)
+    old = changed(READY.toolkits[0], {"version": "13.0.88"})
+    facts = cluster(n001={"toolkits": (old,)}, n002={"toolkits": (old,)})
+    for host, recipes in host_recipes.wanted(asked, facts).items():
+        assert recipes["cuda-toolkit"]["CUDA_FLOOR"] == "13.1", host
+        assert recipes["cuda-toolkit"]["PACKAGES"] == "cuda-toolkit-13-2=13.2.*", host
+    newer = changed(old, {"path": "/usr/local/cuda-13.2", "version": "13.2.86"})
+    facts = cluster(n001={"toolkits": (old, newer)}, n002={"toolkits": (old, newer)})
+    assert host_recipes.wanted(asked, facts) == {"n001": {}, "n002": {}}
 
 
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:

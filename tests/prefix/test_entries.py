@@ -312,6 +312,18 @@ def test_stripped_recipes_still_are_the_same_program(name: str) -> None:
     assert functions(strip_comments(RECIPES[name])) == functions(RECIPES[name])
 
 
+def test_v25_needs_neither_nvshmem_nor_architectures() -> None:
+    shipped = model.read_lock_file(ROOT / "deepep.lock.toml")
+    sources = {**shipped.sources, "deepep-v2": replace(shipped.sources["deepep-v2"], version="2.5.0")}
+    lock = replace(shipped, sources=sources)
+    asked = replace(wanted(), lock=lock, stack=shipped.stacks["v2"], recipes=RECIPES, target="cp312-x86_64")
+    *_, environment, deepep = name_entries(asked)
+    assert (deepep.recipe, deepep.needs, deepep.early) == ("deepep-v25", (environment.name,), (environment.name,))
+    assert deepep.env["NCCL_VERSION"] == "2.30.4"
+    other = name_entries(replace(asked, archs=("9.0",)))[-1]
+    assert other.name == deepep.name, "nothing for a GPU is compiled"
+
+
 def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
     for kind in entries.OWN_RECIPES:
         assert set(entries.recipe_names(kind)) <= set(RECIPES)

@@ -82,6 +82,20 @@ def test_defaults_are_the_default_stacks_files() -> None:
     assert "sbatch/v2/ep-test.sbatch" in rendered(support.offer("/opt/deepep", support.record(), support.v2_record()))
 
 
+def test_v25_knows_nothing_of_nvshmem() -> None:
+    record = support.v25_record()
+    files = rendered(support.offer("/opt/deepep", record))
+    for name, text in files.items():
+        if not name.startswith(COPIED):
+            assert record.nvshmem not in text, name
+            assert "NVSHMEM_DIR" not in text, name
+    assert "EP_NCCL_ROOT_DIR" in files["env.sh"]
+    assert f"jit-{record.deepep[:12]}" in files["env.sh"], "its kernels stay on the node, one folder a build"
+    assert "NVSHMEM" not in modulefiles.help_text(record)
+    assert "$tests/ep/test_ep.py" in files["sbatch/v2.5/ep-test.sbatch"]
+    assert "sbatch/v2.5/low-latency-test.sbatch" not in files
+
+
 def test_rendering_is_pure() -> None:
     offer = support.offer()
     backwards = Offer(offer.default_stack, dict(reversed(offer.stacks.items())), offer.templates)

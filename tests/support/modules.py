@@ -166,6 +166,20 @@ def v2_own_nccl(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
     )
 
 
+def v25_record(prefix: str = "/opt/deepep", **changes: object) -> StackRecord:
+    """DeepEP V2.5: as V2, without NVSHMEM and without V1's kernels."""
+    changes = {
+        "stack": "v2.5",
+        "module": "deepep/2.5.0-93eb6eb-v2.5",
+        "deepep": "9n5gj3zh2atlrz1n5wgoxe4uaj06em7s-deepep-2.5.0",
+        "cuda_home": "/usr/local/cuda-13.2",
+        "torch": "2.15.0",
+        "cuda": "13.2.86",
+        "nccl": "2.32.3",
+    } | changes
+    return v2_record(prefix, **changes)
+
+
 def offer(prefix: str = "/opt/deepep", *records: StackRecord) -> Offer:
     stacks = records or (record(prefix), external_record(prefix))
     return Offer(default_stack=stacks[0].key, stacks={one.key: one for one in stacks}, templates="sha256-test")

@@ -1,4 +1,4 @@
-"""The stand-in stacks v1-wheel, v2 and v2-vllm: libraries that were built here, packed as wheels like the real ones, and a lock
+"""The stand-in stacks v1-wheel, v2, v2-vllm and v2.5: libraries that were built here, packed as wheels like the real ones, and a lock
 that pins them.
 
 Compilers differ, so the hashes of these wheels are of today and stand in no file of the repository.
@@ -23,6 +23,7 @@ from tests.upstreams import make
 INDEX = "built"
 NCCL = "2.30.4"
 TORCH_OF_VLLM, NCCL_OF_VLLM = "2.14.0", "2.30.7"
+NCCL_OF_V25 = "2.32.3"
 NCCL_SOURCE = """
 int ncclGetVersion(int *version) { *version = NUMBER; return 0; }
 """
@@ -66,6 +67,13 @@ def make_stacks(nvshmem: Path, folder: Path) -> Stacks:
     document["stack"]["v2-vllm"] = {
         **document["stack"]["v2"],
         "wheels": {target: exchange(closure, torch, pins["13"], nccl) for target, closure in second["wheels"].items()},
+    }
+    newer = pack(wheels, "nvidia-nccl-cu13", NCCL_OF_V25, nccl_files(folder / "nccl-of-v25", NCCL_OF_V25))
+    document["stack"]["v2.5"] = {
+        **document["stack"]["v2"],
+        "deepep": "deepep-v25",
+        "needs": {"gcc": "13", "nvcc": "13.1"},
+        "wheels": {target: exchange(closure, pins["13"], newer) for target, closure in second["wheels"].items()},
     }
     path = folder / "stacks.lock.toml"
     path.write_text(tomlkit.dumps(document), encoding="utf-8")

@@ -121,6 +121,16 @@ def test_v1_has_no_ep() -> None:
         test_kinds.find_kind("eq", support.v2_record())
 
 
+def test_v25_has_one_test_and_none_of_v1() -> None:
+    record = support.v25_record()
+    kinds = {kind.name: kind.run_for(record) for kind in test_kinds.KINDS.values()}
+    upstream = {name: run.script for name, run in kinds.items() if run and not test_kinds.KINDS[name].ours}
+    assert upstream == dict.fromkeys(("internode", "intranode", "pressure", "ep"), "ep/test_ep.py")
+    assert {name for name, run in kinds.items() if run is None} == {"low-latency", "example-prefill", "example-decode"}
+    with pytest.raises(Trouble, match=r"DeepEP V2\.5, which has no such test .*DeepEP V1 or V2"):
+        test_kinds.find_kind("low-latency", record)
+
+
 def test_one_without_an_end_is_stopped_before_its_job_is(tmp_path: Path) -> None:
     for limit, seconds in ((14400, 14280), (200, 100), (1, 1)):
         assert make_request(tmp_path, "pressure", limit=limit).env["DEEPEP_TEST_SECONDS"] == str(seconds)

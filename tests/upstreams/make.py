@@ -103,6 +103,8 @@ REPOSITORIES = (
         ),
         (("third-party/fmt", "fmt"),),
     ),
+    Repository("deep_jit", "refs/tags/v1"),
+    Repository("deepep-v25", "refs/tags/v2.5.0", submodules=(("third-party/deep_jit", "deep_jit"),)),
 )
 
 

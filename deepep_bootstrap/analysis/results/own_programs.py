@@ -67,6 +67,13 @@ class _Line(Struct, frozen=True):
     code: int | None = None
 
 
+def _generation(module: str, buffer: str) -> str:
+    """Return the generation of DeepEP by the name of its module or of the buffer that the smoke test used."""
+    if re.search(r"(?:^|/)deepep/2\.(?:[5-9]|\d\d)", module) or buffer == "EPBuffer":
+        return "v2.5"
+    return "v2" if re.search(r"(?:^|/)deepep/2\.", module) or buffer == "ElasticBuffer" else "v1"
+
+
 def _line(line: str) -> _Line | None:
     """Return what a line of a log says about a program of ours, None for other lines."""
     job = JOB.search(line) if "deepep: " in line else None
@@ -226,7 +233,7 @@ def _tested(runs: Sequence[_Run]) -> Tested:
     module = next((run.module for run in runs if run.module), "")
     return Tested(
         test=main.kind,
-        generation="v2" if re.search(r"(?:^|/)deepep/2\.", module) or config.get("buffer") == "ElasticBuffer" else "v1",
+        generation=_generation(module, str(config.get("buffer"))),
         ok=ended and not failed and not wrong,
         ended=ended,
         passed=len(right),

@@ -43,6 +43,9 @@ SIDES = ("log", "node", "job", "rank")
 where a test begins."""
 
 OPERATION = re.compile(r"(?:(?:expanded|cached|reduced)_)?(?:dispatch|combine)(?=_su_gbs$)")
+OF_V25 = re.compile(r"(?:^|/)deepep/2\.(?:[5-9]|\d\d)|(?:^|[ /])ep/test_ep\.py")
+"""A module or a script of DeepEP V2.5."""
+
 ERRORS_MAX = 20
 """Errors that are kept of one test: when one rank fails, hundreds have one."""
 
@@ -241,7 +244,10 @@ def _pass(run: PassRun | None) -> Pass | None:
 
 
 def _generation(output: _TestOutput) -> str:
-    """Return v2 where the test is V2's, or its module or path is: V2 keeps V1's tests as its legacy ones."""
+    """Return v2 where the test is V2's, or its module or path is: V2 keeps V1's tests as its legacy ones. V2.5 prints
+    what V2 does, so that only a job's own first line tells it."""
+    if any(OF_V25.search(f"{section.module} {section.script}") for section in output.sections):
+        return "v2.5"
     legacy = any(
         "/legacy/" in section.script or re.search(r"(?:^|/)deepep/2\.", section.module) for section in output.sections
     )

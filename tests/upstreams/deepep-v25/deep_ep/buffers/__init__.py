@@ -1,0 +1,1 @@
+"""Buffers of DeepEP V2.5, CPU stand-in."""
