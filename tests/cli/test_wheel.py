@@ -85,6 +85,17 @@ def test_what_was_changed_in_the_store_does_not_leave_it(prefix: Prefix, flags: 
     assert "invoke verify --store" in said
 
 
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [("/etc/passwd", "this link points out of the store"), ("__init__.py", "a wheel holds no links")],
+)
+def test_a_link_in_the_package_is_not_followed(prefix: Prefix, tmp_path: Path, target: str, what: str) -> None:
+    build_stack(prefix, {**V1, "link": target})
+    said = refusal(Flags(root=ROOT, prefix=str(prefix.path)), tmp_path)
+    assert "lib/python/deep_ep/linked.py" in said
+    assert what in said
+
+
 def test_a_build_with_a_known_defect_does_not_leave_the_prefix(prefix: Prefix, tmp_path: Path) -> None:
     build_stack(prefix, {**V1, "unfenced": True, "archs": ["10.0"]})
     said = refusal(Flags(root=ROOT, prefix=str(prefix.path)), tmp_path)

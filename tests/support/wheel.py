@@ -140,6 +140,8 @@ def build_stack(prefix: Prefix, case: Mapping[str, Any]) -> None:
     beside_torch = bool(case.get("external")) and v2
     folder = add_entry(prefix, deepep_name, needs, inputs)
     _add_package(folder / "lib/python", v2=v2, version=source.version, nvshmem=base, nccl_lib=nccl_lib)
+    if target := case.get("link"):
+        (folder / "lib/python/deep_ep/linked.py").symlink_to(target)
     seal(prefix, folder)
     names = [deepep_name, *([] if beside_torch else [nvshmem_name]), *([python_name] if python_name else [])]
     record = {

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
@@ -18,6 +19,7 @@ from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import defects, provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
+from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, check_index
 from deepep_bootstrap.prefix.contents import Generation, find_generation
 from deepep_bootstrap.prefix.wheel.elf import Relocator
 from deepep_bootstrap.prefix.wheel.make import GUARD_SOURCE, BuiltStack, WheelFile, make_wheel
@@ -119,6 +121,9 @@ def read_stack(reached: Reached, generation: Generation, stack: str) -> BuiltSta
             *(Problem(f"stack {stack}", "a store entry it needs is gone", each, try_=remedy) for each in missing)
         )
     trees = transfer.list_trees(reached.transport, place, names)
+    # A host is not believed: paths that it names become names in the wheel.
+    for problem in check_index(ArchiveIndex(Built(), trees), f"{place.host.name} {place.prefix}"):
+        raise Trouble(replace(problem, try_="invoke verify --store"))
     transfer.check_records(trees, holdings, place.prefix)
     sources = {each.hash: each for lock in provenance.locks_of(holdings) for each in lock.sources.values()}
     return BuiltStack(

@@ -28,7 +28,7 @@ from deepep_bootstrap.core import program
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Source
-from deepep_bootstrap.prefix.archive.index import ArchiveMember, Tree
+from deepep_bootstrap.prefix.archive.index import LINK, ArchiveMember, Tree
 from deepep_bootstrap.prefix.contents import StoreEntry
 from deepep_bootstrap.prefix.wheel.elf import Relocator, platform_tag
 
@@ -210,6 +210,10 @@ def _wanted(built: BuiltStack) -> dict[str, list[ArchiveMember]]:
     wanted = {built.deepep: [each for each in built.trees[built.deepep].files if _is_package(each.path)]}
     if not any(each.path == f"{PACKAGE}{NAME}/__init__.py" for each in wanted[built.deepep]):
         raise Trouble(Problem(built.deepep, "there is no Python package deep_ep in it", try_="invoke verify --store"))
+    if links := [
+        each.path for each in built.trees[built.deepep].things if each.kind == LINK and _is_package(each.path)
+    ]:
+        raise Trouble(Problem(f"{built.deepep}/{links[0]}", "a wheel holds no links", wanted="a file"))
     if any(each.file.startswith(TRANSPORT_SOURCE) for each in built.fences(built.nvshmem, "NVSHMEM")):
         files = built.trees[built.nvshmem].files
         wanted[built.nvshmem] = [each for each in files if TRANSPORT.fullmatch(each.path)]
