@@ -61,9 +61,10 @@ case "${1:-}" in
     demo) install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux setpriv=util-linux mount=mount ;;
     test)
         install_packages ip=iproute2 ssh=openssh-client nsenter=util-linux mount=mount gcc=gcc g++=g++ make=make /usr/include/python3*/Python.h=python3-dev cmake=cmake ninja=ninja-build \
-            /usr/sbin/modprobe=kmod busybox=busybox dash=dash tcsh=tcsh zsh=zsh fish=fish groff=groff-base man=man-db nix=nix-bin sudo=sudo openssl=openssl ssh-agent=openssh-client \
+            /usr/sbin/modprobe=kmod busybox=busybox dash=dash tcsh=tcsh zsh=zsh fish=fish groff=groff-base man=man-db skopeo=skopeo umoci=umoci nix=nix-bin sudo=sudo openssl=openssl ssh-agent=openssh-client \
             gpg=gpg gpg-agent=gpg-agent gpgconf=gpgconf curl=curl wget=wget tmux=tmux dnf=dnf /etc/dnf/plugins/versionlock.conf=dnf-plugins-core rpmbuild=rpm createrepo_c=createrepo-c
         install_browser
+        unpack_packages "$PWD/.venv/registry" docker-registry
         unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
         ;;
     *) echo "usage: tests/setup.sh venv | demo | test" >&2; exit 1 ;;

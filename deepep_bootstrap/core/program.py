@@ -32,7 +32,7 @@ VERBS = (
         "remove",
     ),
     *("verify", "test", "report", "results", "diagnose"),
-    *("lock", "mirror", "export", "import", "wheel", "manifests", "completion", "lab"),
+    *("lock", "mirror", "export", "import", "wheel", "image", "manifests", "completion", "lab"),
     "VERB",
 )
 OUR_COMMAND = re.compile(rf"\b{INVOKE} (?=(?:--list|{'|'.join(VERBS)})\b)")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+import shutil
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -43,6 +46,27 @@ def digest_in_registry(reference: str, where: str) -> str:
     return f"sha256:{hashlib.sha256(done.encode()).hexdigest()}"
 
 
+def fetch_image(reference: str, folder: Path, architecture: str, where: str) -> None:
+    """Put an image by digest into the layout `folder`, which must not be there yet; of several machines' images that
+    for `architecture`."""
+    aside = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    machine = [f"--override-arch={architecture}", "--override-os=linux"]
+    try:
+        # Layers stay as the registry has them: another compression would be another image of ours.
+        copy = ["copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+        run_skopeo([*machine, *copy, f"docker://{reference}", f"oci:{aside}:base"], where)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def push_image(folder: Path, tag: str, reference: str) -> str:
+    """Push an image of a layout as it is, byte for byte; return the digest that the registry has then."""
+    run_skopeo(["copy", "--quiet", "--preserve-digests", f"oci:{folder}:{tag}", f"docker://{reference}"], "--push")
+    return digest_in_registry(reference, "--push")
+
+
 def run_skopeo(words: list[str], where: str, timeout: float | None = None) -> str:
     """Run skopeo and return what it printed; Trouble where it is missing or fails, `where` says for what."""
     try:
@@ -53,5 +77,6 @@ def run_skopeo(words: list[str], where: str, timeout: float | None = None) -> st
             raise
         raise Trouble(Problem(where, what, try_="apt-get install skopeo, or dnf install skopeo")) from None
     if done.code:
-        raise Trouble(Problem(where, f"skopeo {words[0]} failed", done.tail, try_="skopeo login, or another name"))
+        verb = next(word for word in words if not word.startswith("-"))
+        raise Trouble(Problem(where, f"skopeo {verb} failed", done.tail, try_="skopeo login, or another name"))
     return done.out

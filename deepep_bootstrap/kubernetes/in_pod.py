@@ -11,7 +11,6 @@ image.json beside it says what the stack is. Variables that the pod sets win ove
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
+DRIVER = "/proc/driver/nvidia"
 PATIENCE = 600  # seconds for the first node's name: pods of a gang may start minutes apart, as images are pulled
 NEW_MOUNTS = 0x00020000  # CLONE_NEWNS of linux/sched.h
 GIB_LINE = re.compile(r"\s*export\s+(NCCL_[A-Z0-9_]+)=(?:\"([^\"$`\\]*)\"|'([^']*)'|([^\s\"'$`\\;]*))\s*(?:#.*)?")
@@ -47,6 +47,8 @@ def set_environment(image: Mapping[str, Any], environment: MutableMapping[str, s
     variables that must not be there, whatever their value."""
     for name in LISTS:
         entries = list(image["lists"].get(name, ()))
+        if name == "LD_PRELOAD" and not os.path.isdir(DRIVER):
+            entries = []  # our NVSHMEM needs the driver's libraries: without them no program would start
         rest = [each for each in environment.get(name, "").split(":") if each and each not in entries]
         if entries or rest:
             environment[name] = ":".join([*entries, *rest])
@@ -148,13 +150,25 @@ def run_test(image: Mapping[str, Any], kind: str, arguments: Sequence[str]) -> i
     child = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, _: child.send_signal(signum))
-    code = child.wait()
-    code = 128 - code if code < 0 else code
+    code = await_end(child, image["kinds"][kind]["seconds"])
     say(f"{kind} test ended with exit code {code}")
     if os.environ.get("DEEPEP_HOLD"):
         say("the pod stays until it is deleted")
         wait()
     return code
+
+
+def await_end(child: subprocess.Popen[bytes], seconds: int) -> int:
+    """Return the exit code of a test as a shell has it. One without an end of its own is stopped after so many
+    seconds (0: never), and has passed if it still ran then."""
+    try:
+        code = child.wait(seconds or None)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        child.wait()
+        say(f"stopped after {seconds} s, as planned")
+        return 0
+    return 128 - code if code < 0 else code
 
 
 def wait() -> None:
@@ -180,6 +194,8 @@ def read_states(text: str) -> dict[str, dict[str, str]]:
 
 def enter_node() -> None:
     """See the node's files in place of the container's, as root of the node. The pod has the node's processes."""
+    import ctypes  # small bases may lack its libffi, and only this needs it
+
     libc = ctypes.CDLL(None, use_errno=True)
     place = os.open("/proc/1/ns/mnt", os.O_RDONLY)
     if libc.setns(place, NEW_MOUNTS):

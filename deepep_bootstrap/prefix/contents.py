@@ -282,3 +282,29 @@ def find_generation(holdings: Holdings, number: int) -> Generation:
             Problem(f"generation {number}", "there is no such generation", wanted=_near(holdings.numbers, number))
         )
     return found
+
+
+def choose_generation(holdings: Holdings, wanted: int) -> Generation:
+    """Return the generation whose entries are taken elsewhere, `wanted` or the current one (0); Trouble where it is not
+    complete."""
+    if not wanted and not holdings.current:
+        raise Trouble(Problem("prefix", "nothing is offered in this prefix", try_="invoke bootstrap"))
+    found = find_generation(holdings, wanted or holdings.current)
+    if not found.stacks:
+        raise Trouble(
+            Problem(
+                f"generation {found.number}",
+                "its manifest cannot be read",
+                wanted="one that bootstrap wrote",
+                try_="another one",
+            )
+        )
+    if missing := holdings.missing(found):
+        remedy = "invoke bootstrap with the lock it was made from, which builds what is missing"
+        raise Trouble(
+            *(
+                Problem(f"generation {found.number}", "a store entry it needs is missing", name, try_=remedy)
+                for name in missing
+            )
+        )
+    return found

@@ -20,7 +20,7 @@ from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
 from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, record_sum, render_index
 from deepep_bootstrap.prefix.archive.stream import Packer
-from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, find_generation
+from deepep_bootstrap.prefix.contents import Generation, StoreEntry, choose_generation
 
 
 def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "") -> int:
@@ -92,31 +92,6 @@ def new_file(out: str) -> Path:
                 Problem(str(there), "is there already and is not overwritten", try_="another name, or removing it")
             )
     return path
-
-
-def choose_generation(holdings: Holdings, wanted: int) -> Generation:
-    """Return the generation to export, `wanted` or the current one; Trouble where it cannot be complete."""
-    if not wanted and not holdings.current:
-        raise Trouble(Problem("export", "nothing is offered in this prefix", try_="invoke bootstrap"))
-    found = find_generation(holdings, wanted or holdings.current)
-    if not found.stacks:
-        raise Trouble(
-            Problem(
-                f"generation {found.number}",
-                "its manifest cannot be read",
-                wanted="one that bootstrap wrote",
-                try_="another one",
-            )
-        )
-    if missing := holdings.missing(found):
-        remedy = "invoke bootstrap with the lock it was made from, which builds what is missing"
-        raise Trouble(
-            *(
-                Problem(f"generation {found.number}", "a store entry it needs is missing", name, try_=remedy)
-                for name in missing
-            )
-        )
-    return found
 
 
 def built_on(generation: Generation, entries: Mapping[str, StoreEntry], facts: Facts) -> Built:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.kubernetes import manifests as made
 from deepep_bootstrap.kubernetes.manifests import Rendered
 from deepep_bootstrap.kubernetes.settings import read_settings

@@ -118,17 +118,17 @@ def total(index: ArchiveIndex, text: bytes) -> int:
     return size + len(ending(size))
 
 
-class Packer:
-    """Writes an archive while the contents of its files come, one behind the other in the order of the index, in
+class MemberPacker:
+    """Writes a tar stream while the contents of its files come, one behind the other in the order of the members, in
     pieces of any size."""
 
-    def __init__(self, sink: Sink, index: ArchiveIndex, text: bytes) -> None:
-        """`text` is the index as it is written and signed."""
-        self._sink, self._members = sink, members(index.trees)
+    def __init__(self, sink: Sink, members: Iterator[tuple[str, ArchiveMember]], front: bytes = b"") -> None:
+        """`members` are things by their names in the stream; `front` are whole members before them."""
+        self._sink, self._members = sink, members
         self._size = self._left = 0
         self._hash = hashlib.sha256()
         self._now: tuple[str, ArchiveMember] | None = None
-        self._put(small_file(INDEX, text))
+        self._put(front)
         self._next_file()
 
     def feed(self, data: bytes) -> None:
@@ -178,6 +178,14 @@ class Packer:
             found = f"SHA-256 {self._hash.hexdigest()}"
             raise Trouble(Problem(name, "changed since it was published", found, thing.sha256, "invoke verify --store"))
         self._put(padding(thing.size))
+
+
+class Packer(MemberPacker):
+    """Writes an archive: its index, then the members that this names."""
+
+    def __init__(self, sink: Sink, index: ArchiveIndex, text: bytes) -> None:
+        """`text` is the index as it is written and signed."""
+        super().__init__(sink, members(index.trees), small_file(INDEX, text))
 
 
 def open_archive(file: str) -> BinaryIO:
