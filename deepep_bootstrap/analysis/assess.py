@@ -52,6 +52,11 @@ class Assessment(Struct, frozen=True):
     own_words: tuple[str, ...] = ()
     failure: Evidence | None = None
 
+    @property
+    def refused_args(self) -> bool:
+        """Whether the test refused words that somebody gave it: neither a node nor the machine has a part in that."""
+        return self.failure is not None and self.failure.text.endswith(YOUR_ARGS)
+
 
 def read_rules(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> AssessmentRules:
     """Return the rules in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it

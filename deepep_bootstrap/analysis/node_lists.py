@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from deepep_bootstrap.analysis.assess import YOUR_ARGS, Assessment, failure_logs
+from deepep_bootstrap.analysis.assess import Assessment, failure_logs
 from deepep_bootstrap.analysis.diagnosis.engine import SURE
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet
 from deepep_bootstrap.analysis.results.model import BELOW, ERROR, NIC
@@ -48,10 +48,10 @@ def list_nodes(
     rules by which the run was diagnosed."""
     if judgement.verdict is RunVerdict.PASSED:
         return NodeLists(passing=_named(run, facts, set(run.nodes)))
-    if judgement.verdict not in {RunVerdict.FAILED, RunVerdict.BELOW}:
+    if judgement.verdict not in {RunVerdict.FAILED, RunVerdict.BELOW} or found.refused_args:
         return NodeLists()
     bad = {verdict.host for verdict in found.verdicts if verdict.state == BELOW and verdict.kind in {NIC, ERROR}}
-    if len(run.nodes) == 1 and not (found.failure and found.failure.text.endswith(YOUR_ARGS)):
+    if len(run.nodes) == 1:
         bad |= {*run.nodes}
     well: set[str] = set()
     if run.kind == "pairs":

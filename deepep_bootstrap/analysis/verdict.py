@@ -35,6 +35,8 @@ def failure(run: TestRun, found: Assessment) -> str:
     ours or a test says, else the line that says most, and what a launcher says of exit codes only where there is
     nothing else."""
     reasons = list(filter(None, map(wording.wrong, found.tests)))
+    if found.refused_args and found.failure:
+        reasons.append(found.failure.text)
     if found.diagnosis.findings and found.diagnosis.findings[0].confidence >= SURE:
         reasons.append(found.diagnosis.findings[0].title)
     reasons += found.own_words
