@@ -8,12 +8,13 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import jinja2
 from jinja2 import Environment, Template
 from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import test_kinds
@@ -22,6 +23,8 @@ from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind, 
 
 PROGRAM = "deepep-bootstrap"
 SUMMARY = "DeepEP: expert-parallel dispatch and combine for mixture-of-experts models"
+
+ENVIRONMENT_SUMMARY = "Network settings for a DeepEP that you bring: SGLang's own, a wheel, a container"
 
 SYSTEM_TOOLS = "/usr/sbin"
 """Where distributions have ibstat, which DeepEP V2 runs; Debian and Ubuntu leave this folder out of the PATH of
@@ -69,9 +72,11 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     files: dict[str, File] = {}
     for key, record in sorted(offer.stacks.items()):
         files |= _render_tests(jinja, record, table, folder=f"sbatch/{key}")
-        files |= _render_module(jinja, record, offer)
+        files |= _render_module(jinja, record, offer) | _render_module(jinja, record, offer, alone=True)
     chosen = offer.stacks[offer.default_stack]
     files["env.sh"] = files[f"env-{chosen.stack}.sh"]
+    files["deepep-env.sh"] = files[f"deepep-env-{chosen.stack}.sh"]
+    files["bin/deepep-env-file"] = _render_environment_file(jinja, offer)
     for kind in kinds_of(chosen):
         files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.key}/{_file_name(kind.name)}"]
     files |= {
@@ -88,9 +93,16 @@ def _names_of_modules(offer: Offer) -> dict[str, File]:
         names.setdefault(record.stack, record.module)
     lua = [_header("-- "), *(f'module_version("{module}", "{name}")' for name, module in names.items())]
     tcl = ["#%Module1.0", _header("# "), *(f"module-version {module} {name}" for name, module in names.items())]
+    settings = f"deepep-env/{offer.stacks[offer.default_stack].stack}"
     return {
         "modulefiles/deepep/.modulerc.lua": File("\n".join([*lua, ""]).encode()),
         "modulefiles/deepep/.modulerc": File("\n".join([*tcl, ""]).encode()),
+        "modulefiles/deepep-env/.modulerc.lua": File(
+            "\n".join([lua[0], f'module_version("{settings}", "default")', ""]).encode()
+        ),
+        "modulefiles/deepep-env/.modulerc": File(
+            "\n".join([*tcl[:2], f"module-version {settings} default", ""]).encode()
+        ),
     }
 
 
@@ -205,10 +217,10 @@ def jit_cache(record: StackRecord) -> str:
     return f"jit-{record.deepep[:12]}" if record.nccl else ""
 
 
-def caches(record: StackRecord) -> tuple[str, ...]:
-    """Return the caches of other programs as words for `_deepep_caches`: NAME=FOLDER. DeepEP V2 of this stack has its
-    own (`jit_cache`)."""
-    return tuple(f"{k}={v}" for k, v in OTHER_CACHES.items() if not (record.nccl and k == "EP_JIT_CACHE_DIR"))
+def caches(*, with_v2: bool) -> tuple[str, ...]:
+    """Return the caches of other programs as words for `_deepep_caches`: NAME=FOLDER. A DeepEP V2 of the module's has
+    its own (`jit_cache`)."""
+    return tuple(f"{k}={v}" for k, v in OTHER_CACHES.items() if not (with_v2 and k == "EP_JIT_CACHE_DIR"))
 
 
 def host_groups(record: StackRecord) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], ...]:
@@ -272,42 +284,69 @@ def _header(comment: str) -> str:
     )
 
 
-def _render_module(jinja: Environment, record: StackRecord, offer: Offer) -> dict[str, File]:
+def _render_module(jinja: Environment, record: StackRecord, offer: Offer, *, alone: bool = False) -> dict[str, File]:
     """Return the modulefiles and the env.sh of a module's name, which choose by `uname -m` among all records that have
-    this name; where the whole offer is for x86_64, they do not ask."""
+    this name; where the whole offer is for x86_64, they do not ask. `alone`: those of `deepep-env`, a stack's settings
+    for a DeepEP that the user brings; nothing that is built is in them, so their name has no version."""
     records = [one for _, one in sorted(offer.stacks.items())]
+    if alone:
+        records = [replace(one, module=f"deepep-env/{one.stack}") for one in records]
+        record = replace(record, module=f"deepep-env/{record.stack}")
     named = [one for one in records if one.module == record.module]
     of_stack = [one for one in records if one.stack == record.stack]
 
-    def fill(ending: str, settings: str, group: Sequence[StackRecord], *, every_list: bool = False) -> File:
-        values = _values_of_machines(jinja.get_template(settings), group, records, every_list=every_list)
+    def fill(ending: str, settings: str, group: Sequence[StackRecord], *, script: bool = False) -> File:
+        template = jinja.get_template(settings)
+        values = _values_of_machines(template, group, records, script=script, alone=alone)
         return File(jinja.get_template(f"templates/{ending}").render(**values).encode())
 
+    script = f"{'deepep-env' if alone else 'env'}-{record.stack}.sh"
     return {
         f"modulefiles/{record.module}.lua": fill("modulefile.lua.j2", "templates/settings.lua.j2", named),
         f"modulefiles/{record.module}": fill("modulefile.tcl.j2", "templates/settings.tcl.j2", named),
-        f"env-{record.stack}.sh": fill("env.sh.j2", "templates/settings.sh.j2", of_stack, every_list=True),
+        script: fill("env.sh.j2", "templates/settings.sh.j2", of_stack, script=True),
     }
 
 
 def _values_of_machines(
-    settings: Template, group: Sequence[StackRecord], records: Sequence[StackRecord], *, every_list: bool
+    settings: Template, group: Sequence[StackRecord], records: Sequence[StackRecord], *, script: bool, alone: bool
 ) -> dict[str, object]:
     """Return the values of a file for the records of `group`, one for each kind of machine: the first one's, and the
-    `settings` of each as text. `every_list`: also those lists that a record leaves alone."""
-    bodies = []
-    for one in group:
-        used = tuple(item for item in lists(one) if item.entries or every_list)
-        bodies.append((machine_name(one), settings.render(**_values(one), lists=used)))
+    `settings` of each as text. A `script` for the shell looks also at those lists that a record leaves alone."""
+
+    def of_machine(one: StackRecord) -> dict[str, object]:
+        if alone:
+            return _values(one) | {"lists": ()} | _values_alone(one, script=script)
+        return _values(one) | {"lists": tuple(item for item in lists(one) if item.entries or script)}
+
+    bodies = [(machine_name(one), settings.render(**of_machine(one))) for one in group]
     dispatch = any(one.machine for one in records)
-    return {
-        **_values(group[0]),
+    shared = {
         **_no_machine(group, records),
         "help_text": help_text(group[0], [name for name, _ in bodies] if dispatch else ()),
         "gib": next((one.gib for one in group if one.gib), ""),
         "host_groups": tuple(each for one in group for each in host_groups(one)),
         "machines": bodies,
         "dispatch": dispatch,
+    }
+    return _values(group[0]) | shared | (_values_alone(group[0], script=script) if alone else {})
+
+
+def _values_alone(record: StackRecord, *, script: bool) -> dict[str, object]:
+    """Return what is another value where a stack's settings stand alone. A container may read the `script`, and has its
+    toolkit elsewhere."""
+    toolkit = {"CUDA_HOME": record.cuda_home} if record.cuda_home and not script else {}
+    return {
+        "alone": True,
+        "name": "deepep-env",
+        "version": record.stack,
+        "summary": ENVIRONMENT_SUMMARY,
+        "help_text": environment_help(record),
+        "variables": (("DEEPEP_PREFIX", record.prefix), *record.environment.items(), *toolkit.items()),
+        "cuda_folder": record.cuda_home if script else "",
+        "jit_cache": "",
+        "caches": caches(with_v2=False),
+        "gib": "",
     }
 
 
@@ -337,6 +376,29 @@ def _render_tests(jinja: Environment, record: StackRecord, table: Sequence[Pass]
         )
         files[f"{folder}/{_file_name(kind.name)}"] = File(text.encode(), executable=True)
     return files
+
+
+def _render_environment_file(jinja: Environment, offer: Offer) -> File:
+    """Return the program that prints a host's settings as KEY=VALUE, the default stack's first."""
+    keys = sorted(offer.stacks, key=lambda key: (key != offer.default_stack, key))
+    dispatch = any(record.machine for record in offer.stacks.values())
+    stacks = [
+        {
+            "stack": record.stack,
+            "machine": machine_name(record) if dispatch else "*",
+            "settings": _set_values(record.environment.items()),
+            "groups": [(hosts, _set_values(values)) for hosts, values in host_groups(record)],
+        }
+        for record in map(offer.stacks.__getitem__, keys)
+    ]
+    names = tuple(dict.fromkeys(offer.stacks[key].stack for key in keys))
+    text = jinja.get_template("templates/env-file.sh.j2").render(header=_header, stacks=stacks, names=names)
+    return File(text.encode(), executable=True)
+
+
+def _set_values(values: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return NAME=VALUE of the variables that have a value."""
+    return tuple(f"{name}={value}" for name, value in values if value)
 
 
 def _test_values(kind: Kind, record: StackRecord) -> dict[str, object]:
@@ -413,6 +475,25 @@ def any_blackwell(archs: Sequence[str]) -> bool:
     return any(float(arch) >= BLACKWELL for arch in archs)
 
 
+def environment_help(record: StackRecord) -> str:
+    """Return what `module help deepep-env` says."""
+    parts = {
+        ENVIRONMENT_SUMMARY: (
+            f"the settings of stack {record.stack}: map from GPU to NIC, network, CUDA_HOME, caches on the node",
+            "no deep_ep, no libraries; module load deepep has these, and only one of the two is loaded",
+        ),
+        "For a container, on the host where it starts": (
+            f"docker run --env-file <($DEEPEP_PREFIX/bin/deepep-env-file {record.stack}) IMAGE",
+        ),
+        "Whom to ask": (record.site.contact or "those who look after this cluster",),
+    }
+    if record.gib:
+        script = f". {record.gib}, and its libraries"
+        parts["NCCL through Google's gIB has its own"] = (script,)
+    lines = [line for heading, texts in parts.items() for line in (f"{heading}:", *map(_wrapped, texts))]
+    return "\n".join([*lines, ""])
+
+
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 79, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
@@ -462,7 +543,12 @@ def _values(record: StackRecord) -> dict[str, object]:
         "host_variables": host_variables(record),
         "by_variable": by_variable(record),
         "jit_cache": jit_cache(record),
-        "caches": caches(record),
+        "caches": caches(with_v2=bool(record.nccl)),
+        "name": "deepep",
+        "nccl": record.nccl,
+        "external": str(PurePosixPath(record.external_python).parent.parent) if record.external_python else "",
+        "cuda_folder": "",
+        "alone": False,
         "own_names": (*dict(variables(record)), *host_variables(record)),
         "gib": record.gib,
         "gib_libraries": gib_libraries(record),

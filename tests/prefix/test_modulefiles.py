@@ -19,6 +19,7 @@ from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offe
 from tests.support import module_systems
 from tests.support import modules as support
 
+MAP = "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 GOLDEN = support.REPOSITORY / "tests" / "golden" / "generation"
 SHELLS = [["bash"], ["bash", "--posix"], ["dash"]]
 SCRIPTS = {
@@ -30,7 +31,7 @@ SCRIPTS = {
     "pairs": "$programs/pairs.py",
     "smoke": "$programs/smoke.py",
 }
-COPIED = ("programs/", "examples/", "bin/")
+COPIED = ("programs/", "examples/", "bin/deepep-venv")
 
 
 def rendered(offer: Offer | None = None) -> dict[str, str]:
@@ -116,13 +117,13 @@ def test_files_name_entries_never_current() -> None:
 
 def test_only_batch_files_may_be_run() -> None:
     for name, file in modulefiles.render_offer(support.offer(), support.templates()).items():
-        assert file.executable == name.endswith((".sbatch", "node.sh", "deepep-venv"))
+        assert file.executable == name.endswith((".sbatch", "node.sh", "deepep-venv", "deepep-env-file"))
 
 
 @pytest.mark.usefixtures("programs")
 def test_batch_files_are_clean() -> None:
-    linted = [path for path in GOLDEN.rglob("*") if path.suffix in {".sbatch", ".sh"}]
-    assert len(linted) == 14
+    linted = [path for path in GOLDEN.rglob("*") if path.suffix in {".sbatch", ".sh"} or path.parent.name == "bin"]
+    assert len(linted) == 21
     subprocess.run([Path(sys.executable).parent / "shellcheck", "--severity=style", *linted], check=True)
 
 
@@ -328,6 +329,69 @@ def test_env_of_another_stack_takes_over(shell: list[str], generation: Path) -> 
     lists = {name: (mixed.get(name), alone.get(name)) for name in offer.LISTS}
     assert all(found == wanted for found, wanted in lists.values()), lists
     assert mixed["DEEPEP_STACK"] == "v1-cu13"
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_settings_alone_from_a_shell(shell: list[str], generation: Path, tmp_path: Path) -> None:
+    found = source([generation / "deepep-env.sh"], shell=tuple(shell), LD_LIBRARY_PATH="/a", EP_NIC_NAME="x")
+    wanted = {name: value for name, value in support.record().environment.items() if value}
+    theirs = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/a", "EP_NIC_NAME": "x"}
+    assert found == {**wanted, **theirs, "DEEPEP_PREFIX": str(generation)}
+    toolkit = support.record(str(tmp_path), cuda_home=str(tmp_path))
+    support.write(tmp_path, modulefiles.render_offer(support.offer(str(tmp_path), toolkit), support.templates()))
+    found = source([tmp_path / "deepep-env.sh"], shell=tuple(shell))
+    assert found["CUDA_HOME"] == str(tmp_path), "where it is there: a container has its own"
+
+
+@pytest.mark.usefixtures("programs")
+def test_env_tells_of_an_nccl_that_takes_the_place_of_torchs(
+    generation: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("users")
+    (tmp_path / "libnccl.so.2").touch()
+    (tmp_path / "python" / "deep_ep").mkdir(parents=True)
+    clean = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": f"/usr/lib:{tmp_path}", "PYTHONPATH": f"{tmp_path}/python"}
+    clean["LD_PRELOAD"] = "/nowhere/libnccl.so.2"
+    script = f"set -eu; . '{generation}/env.sh'"
+    done = subprocess.run(["dash", "-c", script], capture_output=True, text=True, check=True, env=clean)
+    told = [line.removeprefix("deepep: ") for line in done.stderr.splitlines() if line.startswith("deepep: ")]
+    assert [line.partition(":")[0].split(" is ")[0] for line in told] == [
+        f"the deep_ep in {tmp_path}/python",
+        "LD_PRELOAD brings /nowhere/libnccl.so.2 into every process, beside the NCCL that torch loads",
+        f"LD_LIBRARY_PATH brings {tmp_path}/libnccl.so.2 in place of torch's own NCCL",
+    ]
+
+
+ENV_FILE = {
+    "b200-001": ["NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NVSHMEM_IB_SL=1", f"{MAP}=0:mlx5_0:1,1:mlx5_1:1"],
+    "b200-003.example.org": [
+        *("NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NVSHMEM_IB_SL=1"),
+        *(f"{MAP}=0:mlx5_1:1,1:mlx5_2:1", "NCCL_SOCKET_IFNAME==ens3"),
+    ],
+    "elsewhere": ["NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NVSHMEM_IB_SL=1"],
+}
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("host", ENV_FILE)
+def test_settings_for_a_container_are_those_of_the_host_it_starts_on(host: str, tmp_path: Path) -> None:
+    records = (support.record(str(tmp_path)), support.cloud_record(str(tmp_path)))
+    support.write(tmp_path, modulefiles.render_offer(support.offer(str(tmp_path), *records), support.templates()))
+    (tmp_path / "uname").write_text(f"#!/bin/sh\ncase $1 in -m) echo x86_64 ;; *) echo {host} ;; esac\n")
+    (tmp_path / "uname").chmod(0o755)
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [tmp_path / "bin" / "deepep-env-file", *words]
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    assert ask("v1-gcp").stdout.splitlines() == ENV_FILE[host]
+    assert ask("--names", "v1-gcp").stdout.strip().split(",")[:2] == ["NVSHMEM_IBGDA_NIC_HANDLER", "NVSHMEM_IB_SL"]
+    assert ask().stdout.splitlines() == ["NVSHMEM_IB_GID_INDEX=3", "NCCL_IB_TC=52"], "the default stack's"
+    assert (ask("v9").returncode, ask("--nothing").returncode) == (1, 2)
+    assert "docker run --env-file" in ask("--help").stderr
+    assert ("no map from GPU to NIC" in ask("v1-gcp").stderr) == (host == "elsewhere")
 
 
 @pytest.mark.usefixtures("programs")

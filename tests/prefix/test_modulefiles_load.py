@@ -447,6 +447,70 @@ def test_caches_of_others_stay_in_a_home_on_the_node(variant: str, generation: G
     assert not CACHES.keys() & states["loaded"].keys()
 
 
+@pytest.mark.parametrize("kind", ["store", "v2"])
+def test_settings_alone_bring_no_deep_ep_and_no_library(variant: str, kind: str, tmp_path: Path) -> None:
+    record = RECORDS[kind](str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    given = exports({LIST: "/a::/a:", "CUDA_HOME": "", "NCCL_IB_TC": "7", "EP_SUPPRESS_NCCL_CHECK": "1"})
+    home = tmp_path / "home"
+    home.mkdir()
+    loads = "snapshot before\nmodule load deepep-env\nsnapshot loaded\nmodule unload deepep-env\nsnapshot after\n"
+    session = generation.run(variant, module_systems.on_network_fs(tmp_path, str(home)) + given + loads)
+    states = session.environments
+    loaded = states["loaded"]
+    wanted = {"DEEPEP_PREFIX": str(tmp_path), "CUDA_HOME": record.cuda_home, **record.environment}
+    assert {name: loaded.get(name, "") for name in wanted} == wanted, session.err
+    assert {name: loaded.get(name) for name in offer.LISTS} == {
+        name: states["before"].get(name) for name in offer.LISTS
+    }
+    assert all(name in loaded for name in CACHES), "also V2's own: whose deep_ep it will be is not known"
+    changed = differences(states["before"], loaded).keys() - wanted.keys() - CACHES.keys()
+    assert all(name.startswith("__DEEPEP_") for name in changed), changed
+    assert differences(states["before"], states["after"]) == {}
+
+
+@pytest.mark.parametrize(("first", "second"), [("deepep", "deepep-env"), ("deepep-env", "deepep")])
+def test_settings_and_the_full_module_exclude_each_other(variant: str, first: str, second: str, tmp_path: Path) -> None:
+    generation = Generation(tmp_path, pushenv=not variant.endswith("without pushenv"))
+    script = (
+        f"export {LIST}=/a:/a: NVSHMEM_IB_GID_INDEX=9\nsnapshot before\nmodule load {first}\nsnapshot first\n"
+        f"module load {second} && exit 7\nsnapshot refused\n"
+        f"module switch {first} {second}\nsnapshot second\nmodule unload {second}\nsnapshot after\n"
+    )
+    session = generation.run(variant, script)
+    states = session.environments
+    assert (session.code, states["refused"]) == (0, states["first"]), session.err
+    full = {"deepep": states["first"], "deepep-env": states["second"]} if first == "deepep" else {}
+    full = full or {"deepep-env": states["first"], "deepep": states["second"]}
+    assert ("DEEPEP_STACK" in full["deepep"], "DEEPEP_STACK" in full["deepep-env"]) == (True, False)
+    assert full["deepep-env"]["NVSHMEM_IB_GID_INDEX"] == "3"
+    assert full["deepep-env"][LIST] == "/a:/a:"
+    assert differences(states["before"], states["after"]) == {}
+
+
+def test_another_deep_ep_and_another_nccl_are_told_at_the_load(
+    variant: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    record = support.v2_record(str(tmp_path))
+    generation = Generation(tmp_path, record, pushenv=not variant.endswith("without pushenv"))
+    site = tmp_path_factory.mktemp("venv") / "lib" / "python3.12" / "site-packages"
+    (site / "deep_ep").mkdir(parents=True)
+    (site / "nvidia" / "nccl" / "lib").mkdir(parents=True)
+    (site / "nvidia" / "nccl" / "lib" / "libnccl.so.2").touch()
+    quiet = generation.run(variant, "module load deepep\nsnapshot loaded\n")
+    assert ("deep_ep in" in quiet.err, quiet.environments["loaded"]["DEEPEP_STACK"]) == (False, "v2"), quiet.err
+    venv = f"export VIRTUAL_ENV={site.parents[2]} PATH={site.parents[2]}/bin:$PATH\n"
+    told = generation.run(variant, f"{venv}module load deepep\nsnapshot loaded\nmodule unload deepep\n")
+    lines = [line for line in told.err.splitlines() if line.startswith("deepep: ")]
+    assert len(lines) == 2, told.err
+    assert lines[0].startswith(f"deepep: a Python with the NCCL in {site} would load this module's too")
+    assert lines[1].startswith(f"deepep: the deep_ep in {site} is hidden by the one of {record.module}")
+    assert all(line.endswith("module load deepep-env/v2") for line in lines)
+    assert told.environments["loaded"]["DEEPEP_STACK"] == "v2", "it is told, and loaded all the same"
+    settings_only = generation.run(variant, f"{venv}module load deepep-env\n")
+    assert "deep_ep in" not in settings_only.err, settings_only.err
+
+
 def test_purge_restores_too(system: str, generation: Generation) -> None:
     session = generation.run(
         system, f"export {LIST}=/a:/a:\nsnapshot before\nmodule load deepep\nmodule purge\nsnapshot after\n"

@@ -54,6 +54,40 @@ _deepep_caches() (
     done
 )
 
+# _deepep_others: print a line for each deep_ep that this environment hides, and for each NCCL that would be in a process beside another.
+# It looks where the Python that was chosen before would: an active environment, the first python3 on PATH, the user's own packages.
+_deepep_others() (
+    IFS=:
+    set -f
+    python=$(command -v python3) || python=
+    for base in ${PYTHONPATH:-}; do
+        case $base in /opt/deepep/*) continue ;; esac
+        if [ -d "$base/deep_ep" ]; then echo "deepep: the deep_ep in $base is hidden by the one of deepep/1.2.1-8a07e7e-v1-cu13; for that one: module load deepep-env/v1-cu13"; fi
+    done
+    set +f
+    unset IFS
+    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:-}/.local" "${python%/bin/python3}"; do
+        case $base in "" | /.local | /opt/deepep/*) continue ;; esac
+        for site in "$base"/lib/python3*/site-packages "$base"/lib/python3*/dist-packages; do
+            if [ -d "$site/deep_ep" ]; then
+                echo "deepep: the deep_ep in $site is hidden by the one of deepep/1.2.1-8a07e7e-v1-cu13; for that one: module load deepep-env/v1-cu13"
+            fi
+        done
+    done | LC_ALL=C sort -u
+    set -f
+    IFS=": "
+    for each in ${LD_PRELOAD:-}; do
+        case $each in /opt/deepep/*) ;; */libnccl.so*) echo "deepep: LD_PRELOAD brings $each into every process, beside the NCCL that torch loads: take it out" ;; esac
+    done
+    IFS=:
+    for each in ${LD_LIBRARY_PATH:-}; do
+        case $each in /opt/deepep/*) continue ;; esac
+        if [ -e "$each/libnccl.so.2" ]; then echo "deepep: LD_LIBRARY_PATH brings $each/libnccl.so.2 in place of torch's own NCCL: take it out"; fi
+    done
+    true
+)
+
+_deepep_others >&2
 # _deepep_lead LIST ENTRIES: print LIST with ENTRIES in front and without what an earlier load from this prefix put there.
 _deepep_lead() {
     _deepep_rest=${1:+$1:} _deepep_list=${2:+:$2}
@@ -96,4 +130,4 @@ done <<END
 $(_deepep_caches DG_JIT_CACHE_DIR=deep_gemm TRITON_CACHE_DIR=triton TVM_FFI_CACHE_DIR=tvm-ffi EP_JIT_CACHE_DIR=deep_ep DJ_JIT_CACHE_DIR=deep_jit)
 END
 unset _deepep_rest
-unset -f _deepep_is_local _deepep_cache _deepep_caches
+unset -f _deepep_is_local _deepep_cache _deepep_caches _deepep_others

@@ -119,7 +119,45 @@ help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models
 whatis("Name: deepep")
 whatis("Version: 1.2.1-8a07e7e-v1-gcp")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
-conflict("deepep")
+conflict("deepep", "deepep-env")
+
+-- What of the user's own this module gets in the way of, said once.
+local others = ask([==[
+# _deepep_others: print a line for each deep_ep that this environment hides, and for each NCCL that would be in a process beside another.
+# It looks where the Python that was chosen before would: an active environment, the first python3 on PATH, the user's own packages.
+_deepep_others() (
+    IFS=:
+    set -f
+    python=$(command -v python3) || python=
+    for base in ${PYTHONPATH:-}; do
+        case $base in /opt/deepep/*) continue ;; esac
+        if [ -d "$base/deep_ep" ]; then echo "deepep: the deep_ep in $base is hidden by the one of deepep/1.2.1-8a07e7e-v1-gcp; for that one: module load deepep-env/v1-gcp"; fi
+    done
+    set +f
+    unset IFS
+    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:-}/.local" "${python%/bin/python3}"; do
+        case $base in "" | /.local | /opt/deepep/*) continue ;; esac
+        for site in "$base"/lib/python3*/site-packages "$base"/lib/python3*/dist-packages; do
+            if [ -d "$site/deep_ep" ]; then
+                echo "deepep: the deep_ep in $site is hidden by the one of deepep/1.2.1-8a07e7e-v1-gcp; for that one: module load deepep-env/v1-gcp"
+            fi
+        done
+    done | LC_ALL=C sort -u
+    set -f
+    IFS=": "
+    for each in ${LD_PRELOAD:-}; do
+        case $each in /opt/deepep/*) ;; */libnccl.so*) echo "deepep: LD_PRELOAD brings $each into every process, beside the NCCL that torch loads: take it out" ;; esac
+    done
+    IFS=:
+    for each in ${LD_LIBRARY_PATH:-}; do
+        case $each in /opt/deepep/* | /usr/local/gib/lib64) continue ;; esac
+        if [ -e "$each/libnccl.so.2" ]; then echo "deepep: LD_LIBRARY_PATH brings $each/libnccl.so.2 in place of torch's own NCCL: take it out"; fi
+    done
+    true
+)
+_deepep_others
+]==])
+if others ~= "" then io.stderr:write((others:gsub("\n*$", "\n"))) end
 
 lead("PATH", "/opt/deepep/store/3h9ad7tb6umfns5h9qairz8n4cu0yg1l-python-2.10.0/bin:/opt/deepep/bin")
 lead("PYTHONPATH", "/opt/deepep/store/0d1xa4qy3rjbnp2d6mxfhw5k1zs7vc8i-deepep-1.2.1/lib/python:/opt/deepep/tuning/python")

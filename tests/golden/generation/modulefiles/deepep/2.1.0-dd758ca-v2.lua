@@ -99,7 +99,43 @@ help("DeepEP: expert-parallel dispatch and combine for mixture-of-experts models
 whatis("Name: deepep")
 whatis("Version: 2.1.0-dd758ca-v2")
 whatis("Description: DeepEP: expert-parallel dispatch and combine for mixture-of-experts models")
-conflict("deepep")
+conflict("deepep", "deepep-env")
+
+-- What of the user's own this module gets in the way of, said once.
+local others = ask([==[
+# _deepep_others: print a line for each deep_ep that this environment hides, and for each NCCL that would be in a process beside another.
+# It looks where the Python that was chosen before would: an active environment, the first python3 on PATH, the user's own packages.
+_deepep_others() (
+    IFS=:
+    set -f
+    python=$(command -v python3) || python=
+    for base in ${PYTHONPATH:-}; do
+        case $base in /opt/deepep/*) continue ;; esac
+        if [ -d "$base/deep_ep" ]; then echo "deepep: the deep_ep in $base is hidden by the one of deepep/2.1.0-dd758ca-v2; for that one: module load deepep-env/v2"; fi
+    done
+    set +f
+    unset IFS
+    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:-}/.local" "${python%/bin/python3}"; do
+        case $base in "" | /.local | /opt/deepep/*) continue ;; esac
+        for site in "$base"/lib/python3*/site-packages "$base"/lib/python3*/dist-packages; do
+            if [ -d "$site/deep_ep" ]; then
+                echo "deepep: the deep_ep in $site is hidden by the one of deepep/2.1.0-dd758ca-v2; for that one: module load deepep-env/v2"
+            fi
+            if [ -e "$site/nvidia/nccl/lib/libnccl.so.2" ]; then
+                echo "deepep: a Python with the NCCL in $site would load this module's too, and engines end at that; for it: module load deepep-env/v2"
+            fi
+        done
+    done | LC_ALL=C sort -u
+    set -f
+    IFS=": "
+    for each in ${LD_PRELOAD:-}; do
+        case $each in /opt/deepep/*) ;; */libnccl.so*) echo "deepep: LD_PRELOAD brings $each into every process, beside the NCCL that torch loads: take it out" ;; esac
+    done
+    true
+)
+_deepep_others
+]==])
+if others ~= "" then io.stderr:write((others:gsub("\n*$", "\n"))) end
 
 -- DeepEP runs programs that not every user has on PATH.
 lead("PATH", "/opt/deepep/store/8m4fi2yg1zskqy0m4vfnwd3t9iz5dl6r-python-2.11.0/bin:/opt/deepep/bin", "/usr/sbin")
