@@ -72,6 +72,7 @@ def case_of(request: PlanRequest, facts: Mapping[str, Facts], bootstrap: str) ->
         build_host=build_host,
         bootstrap=bootstrap,
         external_python=request.external_python,
+        own_nccl=request.own_nccl,
         offered=offer is not None and request.stack.name in of_machine(offer, machine),
         alone=len(gpu_hosts) < 2,
         gres=request.inventory.settings.gres,

@@ -57,6 +57,8 @@ class Case(Struct, frozen=True):
     build_host: str = ""
     bootstrap: str = "invoke bootstrap"
     external_python: str = ""
+    own_nccl: bool = False
+    """Whether the lock's NCCL stands in for that of the external Python's torch (DeepEP V2)."""
     offered: bool = False
     alone: bool = False
     gres: str = "auto"

@@ -104,12 +104,7 @@ def has_python(seen: HostView) -> Iterator[Fault]:
     """A Python that the stack has wheels for is there, or the one that was named."""
     facts, case = seen.facts, seen.case
     if case.external_python:
-        python = facts.external_python
-        if python is None or python.problem:
-            found = str(python.problem) if python else "not found"
-            yield Fault(
-                BLOCKING, f"{case.external_python}: {found}", "an interpreter with torch", "--python=/another/python"
-            )
+        yield from _has_named_python(seen)
         return
     targets = [target for target in case.stack.wheels if target.endswith(f"-{facts.machine}")]
     paths = [f"/usr/bin/python3.{decisions.minor_of(target)}" for target in sorted(targets, key=decisions.minor_of)]
@@ -126,6 +121,19 @@ def has_python(seen: HostView) -> Iterator[Fault]:
         yield Fault(
             BLOCKING, found, " or ".join(paths), f"{case.bootstrap}  # or with --python=/path/to/python that has torch"
         )
+
+
+def _has_named_python(seen: HostView) -> Iterator[Fault]:
+    """The Python that was named is there, with a torch, and for DeepEP V2 with the libraries that this torch brings."""
+    case, python = seen.case, seen.facts.external_python
+    if python is None or python.problem:
+        found = str(python.problem) if python else "not found"
+        yield Fault(
+            BLOCKING, f"{case.external_python}: {found}", "an interpreter with torch", "--python=/another/python"
+        )
+    elif case.stack.nccl_wheel and case.stack.nvshmem_wheel:
+        for each in decisions.lacking_libraries(python.path, case.stack, seen.facts, own_nccl=case.own_nccl):
+            yield Fault(BLOCKING, f"{python.path}: {each.found}", each.wanted, each.try_)
 
 
 def has_glibc(seen: HostView) -> Iterator[Fault]:

@@ -493,24 +493,31 @@ def _lacks(name: str, path: str, seen: Facts, texts: Mapping[str, str]) -> Itera
 def _lacks_libraries(name: str, seen: Facts, here: Facts, request: PlanRequest) -> Iterator[Problem]:
     """Yield what DeepEP V2 needs of the libraries that the external Python's torch brings, and where they are not those
     of the build host, with which it is built."""
-    path, kinds = request.external_python, ("nvshmem",) if request.own_nccl else ("nccl", "nvshmem")
-    found = {each.kind: each for each in seen.external_libraries}
+    for problem in lacking_libraries(request.external_python, request.stack, seen, own_nccl=request.own_nccl):
+        yield replace(problem, where=name)
     others = {each.kind: each for each in here.external_libraries}
-    for kind in kinds:
-        what, wheel = kind.upper(), f"nvidia-{kind}-cu{request.stack.cuda}"
-        remedy = f"a torch from PyPI, which brings {wheel}"
-        if kind == "nccl":
-            remedy = f"{remedy}, or --nccl=own, the NCCL {_locked_nccl(request.stack)} of the lock"
-        if kind not in found:
-            problem = f"--python={path}: DeepEP V2 is built against torch's {what}, headers and library"
-            yield Problem(name, problem, f"no wheel of {what} beside torch", wheel, remedy)
-        elif kind in others and found[kind] != others[kind]:
+    for each in seen.external_libraries:
+        other = others.get(each.kind, each)
+        if each != other and not (each.kind == "nccl" and request.own_nccl):
             yield Problem(
                 name,
-                f"the {what} of the external Python differs between hosts",
-                f"{found[kind].version} in {found[kind].folder}",
-                f"{others[kind].version} in {others[kind].folder} as on the build host",
+                f"the {each.kind.upper()} of the external Python differs between hosts",
+                f"{each.version} in {each.folder}",
+                f"{other.version} in {other.folder} as on the build host",
             )
+
+
+def lacking_libraries(path: str, stack: Stack, seen: Facts, *, own_nccl: bool) -> Iterator[Problem]:
+    """Yield what DeepEP V2 is built against and the torch of the external Python at `path` does not bring."""
+    there = [each.kind for each in seen.external_libraries]
+    for kind in ("nvshmem",) if own_nccl else ("nccl", "nvshmem"):
+        if kind not in there:
+            what, wheel = kind.upper(), f"nvidia-{kind}-cu{stack.cuda}"
+            remedy = f"a torch from PyPI, which brings {wheel}"
+            if kind == "nccl":
+                remedy = f"{remedy}, or --nccl=own, the NCCL {_locked_nccl(stack)} of the lock"
+            problem = f"--python={path}: DeepEP V2 is built against torch's {what}, headers and library"
+            yield Problem("", problem, f"no wheel of {what} beside torch", wheel, remedy)
 
 
 def versions_of(request: PlanRequest, libraries: Sequence[TorchLibrary]) -> dict[str, str]:

@@ -303,6 +303,22 @@ def test_env_sets_what_the_module_sets(shell: list[str], generation: Path) -> No
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("own", [False, True])
+def test_env_beside_an_external_torch_can_be_read_again(shell: list[str], own: bool, tmp_path: Path) -> None:
+    """The folders of that torch's libraries come first, once, and nothing is preloaded here without a driver."""
+    record = (support.v2_own_nccl if own else support.v2_beside_torch)(str(tmp_path))
+    support.write(tmp_path, modulefiles.render_offer(support.offer(str(tmp_path), record), support.templates()))
+    env = {"LD_LIBRARY_PATH": "/a", "DEEPEP_CACHE_BASE": str(tmp_path)}
+    once, twice = (source([tmp_path / "env.sh"] * times, shell=tuple(shell), **env) for times in (1, 2))
+    assert once == twice
+    nccl = entry_of(record, record.own_nccl, "lib") if own else f"{record.torch_nccl}/lib"
+    assert once["LD_LIBRARY_PATH"] == f"{nccl}:{record.torch_nvshmem}/lib:/a"
+    assert once["NVSHMEM_DIR"] == record.torch_nvshmem
+    assert "LD_PRELOAD" not in once
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize(("before", "after"), [("/usr/bin:/bin", ":/usr/sbin"), ("/usr/sbin:/usr/bin:/bin", "")])
 def test_env_of_v2_finds_system_tools(shell: list[str], before: str, after: str, tmp_path: Path) -> None:
     record = support.v2_record(str(tmp_path))

@@ -135,11 +135,15 @@ def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tupl
     }
 
 
-@pytest.mark.parametrize("kind", RECORDS)
+BESIDE = {"torch's": support.v2_beside_torch, "ours": support.v2_own_nccl}
+"""V2 beside an external Python, by whose NCCL it takes."""
+
+
+@pytest.mark.parametrize("kind", [*RECORDS, "ours"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_unload_restores_everything(name: str, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     prefix = tmp_path_factory.mktemp("prefix")
-    record = RECORDS[kind](str(prefix))
+    record = {**RECORDS, **BESIDE}[kind](str(prefix))
     generation = Generation(prefix, record, pushenv=not name.endswith("without pushenv"))
 
     @settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -17,7 +17,7 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.doctor.examine import case_of, examine
 from deepep_bootstrap.doctor.findings import Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
-from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Prefix, Python, Rdma, Toolkit
+from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Port, Prefix, Python, Rdma, Toolkit, TorchLibrary
 from deepep_bootstrap.inventory.machine import Address, FlowControl, Library, Machine, ReachedPort, Stamp
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
@@ -38,6 +38,7 @@ LINES = {
     "ports": Port,
     "gids": Gid,
     "external_python": Python,
+    "external_libraries": TorchLibrary,
 }
 """What the rows of a list in a data file are, by the name of the field."""
 
