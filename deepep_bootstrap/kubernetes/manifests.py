@@ -27,6 +27,7 @@ from deepep_bootstrap.kubernetes.node_script import RECIPES, node_script
 from deepep_bootstrap.kubernetes.platforms import DRANET, HOST, OBJECTS, PLUGIN
 from deepep_bootstrap.kubernetes.settings import Settings, need_image
 from deepep_bootstrap.lock.model import Lock, Stack
+from deepep_bootstrap.prefix.entries import V25, deepep_recipe
 from deepep_bootstrap.prefix.test_kinds import KINDS, Kind, Run
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -111,9 +112,24 @@ class Inputs(Struct, frozen=True):
     texts: Mapping[str, str]
 
     @property
+    def recipe(self) -> str:
+        """The recipe of the stack's DeepEP, which tells its generations apart."""
+        return deepep_recipe(self.lock.sources[self.stack.deepep])
+
+    @property
     def is_v2(self) -> bool:
-        """Whether the stack is DeepEP V2."""
-        return bool(self.stack.nccl_wheel)
+        """Whether the stack is DeepEP V2, before V2.5."""
+        return self.recipe == "deepep-v2"
+
+    @property
+    def has_nvshmem(self) -> bool:
+        """Whether it uses NVSHMEM, as all before V2.5 do."""
+        return self.recipe != V25
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it compiles kernels when they are first used."""
+        return self.recipe != "deepep"
 
 
 def render(inputs: Inputs) -> Rendered:
@@ -156,7 +172,7 @@ def workloads(inputs: Inputs) -> Iterator[Workload]:
     """Yield the tests of a stack, each as it runs in a cluster; V2 has a test of its own between nodes."""
     for name in ("intranode", "low-latency"):
         if run := _run(inputs, KINDS[name]):
-            # V1's kernels inside a node go over NVLink; what V2 does there is said by its variables of the kind.
+            # inside a node kernels go over NVLink; what V2 does there is said by its variables of the kind.
             alone = (run.variables or name) == "intranode"
             yield Workload(f"deepep-{name}", name, KINDS[name].purpose, 1, KINDS[name].minutes, unprivileged=alone)
     kind = KINDS["internode"]
@@ -166,7 +182,7 @@ def workloads(inputs: Inputs) -> Iterator[Workload]:
 
 
 def _run(inputs: Inputs, kind: Kind) -> Run | None:
-    return kind.v2 if inputs.is_v2 else kind.v1
+    return {"deepep": kind.v1, "deepep-v2": kind.v2}.get(inputs.recipe, kind.v25)
 
 
 def _folder(work: Workload) -> str:
@@ -293,7 +309,7 @@ def variables(inputs: Inputs, work: Workload, explained: Explanation) -> Iterato
     if settings.platform.is_gke:
         reason = "The driver's libraries of the node; the image puts its own in front."
         yield Variable("LD_LIBRARY_PATH", f"{DRIVER_POD}/lib64", reason)
-    if inputs.is_v2:
+    if inputs.compiles:
         yield Variable("EP_JIT_CACHE_DIR", JIT_CACHE, "Kernels that DeepEP V2 compiles when they are first used.")
     if explained.gib and not work.unprivileged:
         yield Variable("DEEPEP_GIB", explained.gib, "NCCL's variables come from Google's script, when the pod starts.")
@@ -301,7 +317,7 @@ def variables(inputs: Inputs, work: Workload, explained: Explanation) -> Iterato
     if unset := sorted(name for name, each in own.items() if each.value == UNSET):
         reasons = "; ".join(f"{name}: {own[name].reason}" for name in unset)
         yield Variable("DEEPEP_UNSET", " ".join(unset), f"Must not be set. {reasons}.")
-    if not work.unprivileged and not _why_privileged(settings):
+    if inputs.has_nvshmem and not work.unprivileged and not _why_privileged(settings):
         reason = "The pod has no /dev/gdrdrv, and the GPU handler needs none."
         yield Variable("NVSHMEM_DISABLE_GDRCOPY", "1", reason)
     for name, each in own.items():
@@ -313,7 +329,7 @@ def _own_settings(inputs: Inputs, work: Workload, explained: Explanation) -> dic
     """Return the settings of a test by name; those of its kind win."""
     run = _run(inputs, KINDS[work.kind])
     kinds = {"", run.variables or work.kind} if run else {""}
-    if inputs.is_v2 and work.nodes == 1:
+    if inputs.compiles and work.nodes == 1:
         kinds.add("intranode")
     chosen = [each for each in explained.settings if each.kind in kinds]
     return {each.name: each for each in sorted(chosen, key=lambda each: bool(each.kind))}
@@ -341,7 +357,7 @@ def _volumes(inputs: Inputs, work: Workload) -> Iterator[Volume]:
     yield Volume("shm", "/dev/shm", reason, memory=settings.shm)  # noqa: S108
     yield Volume("run", RUN_DIR, "Logs of the ranks.")
     yield Volume("tmp", "/tmp", "The image is read-only.")  # noqa: S108
-    if inputs.is_v2:
+    if inputs.compiles:
         yield Volume("jit", JIT_CACHE, "Kernels that DeepEP V2 compiles when they are first used.")
     if settings.platform.is_gke:
         yield Volume("driver", DRIVER_POD, "The driver's libraries of the node.", host=DRIVER_HOST)

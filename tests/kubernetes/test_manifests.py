@@ -206,6 +206,18 @@ def test_every_variable_has_its_reason_and_that_of_invoke_env(cluster: tuple[str
     assert "GPU threads ring the NIC's doorbell" in text
 
 
+def test_v25_has_its_own_test_and_no_nvshmem() -> None:
+    settings = read_settings(str(CASES / "kubernetes" / "generic.toml"), "generic")
+    stack = LOCK.stacks["v2"]
+    source = replace(LOCK.sources[stack.deepep], version="2.5.0")
+    lock = replace(LOCK, sources={**LOCK.sources, stack.deepep: source})
+    made = manifests.render(Inputs(settings, lock, stack, RECIPES, TEXTS))
+    assert not any("low-latency" in path for path in made.files)  # V2.5 has no such test
+    text = made.files["overlays/internode-job/job.yaml"]
+    assert "EP_JIT_CACHE_DIR" in text
+    assert "NVSHMEM_DISABLE_GDRCOPY" not in text
+
+
 def test_gke_networks_are_one_for_each_nic() -> None:
     things = list(objects(rendered("gke-a4")))
     pairs = {each["metadata"]["name"] for each in things if each["kind"] == "Network"}

@@ -33,7 +33,7 @@ from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
 from deepep_bootstrap.prefix.archive.index import Tree
 from deepep_bootstrap.prefix.contents import Generation, choose_generation
-from deepep_bootstrap.prefix.offer import Offer, StackRecord, named_entries, read_offer
+from deepep_bootstrap.prefix.offer import X86, Offer, StackRecord, named_entries, read_offer
 
 PYTHON = "python"
 SBOM = "sbom.cdx.json"
@@ -125,15 +125,14 @@ def look(order: _Order, reached: Reached, generation: Generation, record: StackR
     trees = transfer.list_trees(reached.transport, place, sorted(closure))
     transfer.check_records(trees, holdings, place.prefix)
     facts = gather_one(order.flags, reached.transport, place.host, place.prefix)
-    if facts.machine not in oci.ARCHITECTURES:
-        raise Trouble(Problem(place.host.name, "images for this machine are not known", facts.machine))
     return made.plan_image(
         record,
         holdings,
         trees,
         read_tree(order.flags.root / "env"),
         created=newest_source(generation, reached, closure),
-        architecture=oci.ARCHITECTURES[facts.machine],
+        # The host that is asked may be of another kind than those that the stack was built for.
+        architecture=oci.ARCHITECTURES[record.machine or X86],
         glibc=facts.glibc,
         without=order.without,
     )
@@ -141,7 +140,7 @@ def look(order: _Order, reached: Reached, generation: Generation, record: StackR
 
 def offer_of(record: StackRecord) -> Offer:
     """Return an offer of one stack alone."""
-    return Offer(record.stack, {record.stack: record}, "")
+    return Offer(record.key, {record.key: record}, "")
 
 
 def newest_source(generation: Generation, reached: Reached, entries: frozenset[str]) -> int:
@@ -230,7 +229,7 @@ def write_image(
         oci.attach(folder, image, text, made.SBOM, SBOM),
         oci.attach(folder, image, origin, made.PROVENANCE, PROVENANCE),
     ]
-    oci.finish_layout(folder, image, plan.record.stack, plan.architecture, attached)
+    oci.finish_layout(folder, image, plan.record.key, plan.architecture, attached)
     return image.digest, [each.digest for each in attached]
 
 
@@ -260,7 +259,7 @@ def tell(screen: Screen, out: Path, plan: Plan, digest: str) -> None:
 
 def push_to(order: _Order, plan: Plan, reference: str) -> str:
     """Put the image into a registry; return its name there by digest."""
-    digest = push_image(order.out, plan.record.stack, reference)
+    digest = push_image(order.out, plan.record.key, reference)
     pushed = names.with_digest(reference, digest)
     order.screen.say(f"pushed: image = {json.dumps(pushed)}")
     order.screen.say("  bill of materials and origin stay in the folder: skopeo copies the image alone", style="dim")
