@@ -31,6 +31,7 @@ from deepep_bootstrap.lock.model import (
     used,
     users,
 )
+from deepep_bootstrap.lock.packages import MACHINE
 from deepep_bootstrap.prefix.offer import StackRecord
 
 DAY = 86400
@@ -52,6 +53,7 @@ def overview(lock: Lock, stacks: Sequence[str], now: float) -> list[str]:
     for name in stacks:
         lines += _stack_lines(lock.stacks[name], is_default=name == lock.default_stack)
     lines += _tool_lines(lock)
+    lines += _key_lines(lock)
     return lines
 
 
@@ -74,6 +76,30 @@ def _tool_lines(lock: Lock) -> Iterator[str]:
     if lock.images:
         yield "images"
         yield from (f"  {name} {pin.reference}: {pin.digest or 'no digest'}" for name, pin in lock.images.items())
+
+
+def _key_lines(lock: Lock) -> Iterator[str]:
+    """Yield which package repositories nobody vouches for, and how an administrator does so once."""
+    untrusted = [
+        (system.id, repository)
+        for system in lock.systems.values()
+        for repository in system.repositories
+        if not repository.key_fingerprint
+    ]
+    if not untrusted:
+        return
+    yield "package repositories whose signing key nobody has noted: set up by hand on each host until then"
+    for name, each in untrusted:
+        yield f"  system.{name}.repository.{each.name} ({', '.join(each.purposes)}): {each.url}"
+    name, example = untrusted[0]
+    machine = next(iter(example.machines.values()), "")
+    key = example.key_url.replace(MACHINE, machine)
+    show = "gpg --show-keys --with-colons | awk -F: '$1 == \"fpr\" { print $10; exit }'"
+    yield f"    curl -fsSL {key} | {show}"
+    yield "    compare it with what came another way: the vendor's documents or support, or a host that trusts the key"
+    yield "    (gpg --show-keys --with-fingerprint and the file that Signed-By or gpgkey names there)"
+    table = f"[system.{name}.repository.{example.name}]"
+    yield f'    then, in {table}: key_fingerprint = "…", its 40 digits. Repository and packages come by themselves'
 
 
 def image_line(renewal: ImageRenewal) -> str:
@@ -140,7 +166,7 @@ def age(seconds: float) -> str:
 
 
 def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
-    """Return the keys `pins`, `stacks` and `default_stack` of the JSON document."""
+    """Return the keys `pins`, `stacks`, `default_stack` and `repositories` of the JSON document."""
     pins = [
         {
             **{key: getattr(pin, key) for key in ("name", "url", "ref", "rev", "hash", "last_modified", "version")},
@@ -155,6 +181,18 @@ def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
         "default_stack": lock.default_stack,
         "pins": pins,
         "stacks": [_stack_json(lock, lock.stacks[name]) for name in stacks],
+        "repositories": [
+            {
+                "system": system.id,
+                "name": each.name,
+                "url": each.url,
+                "purposes": list(each.purposes),
+                "key_url": each.key_url,
+                "key_fingerprint": each.key_fingerprint,
+            }
+            for system in lock.systems.values()
+            for each in system.repositories
+        ],
     }
 
 

@@ -70,7 +70,7 @@ class Repository(Struct, frozen=True):
     `suite` and `components` belong to apt; a suite that ends in "/" is a flat repository, which has no components.
     `priority` is apt's Pin-Priority for everything in it (0: apt's own, 500); 100 keeps it from replacing what the
     distribution has. `machines` says what `{machine}` in its addresses is for each kind of machine that it is for; one
-    without them is for all.
+    without them is for all. `key_fingerprint` is "" where nobody has noted one: then no host gets it from here.
     """
 
     name: str
@@ -82,6 +82,12 @@ class Repository(Struct, frozen=True):
     components: tuple[str, ...] = ()
     priority: int = 0
     machines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_hand(self) -> str:
+        """What an administrator does where nobody has noted the fingerprint of its key."""
+        place = f"the repository {self.url} with its signing key {self.key_url}"
+        return f"{place} (or note that key's fingerprint in the lock, once: `invoke lock` says how)"
 
 
 class System(Struct, frozen=True):
@@ -162,7 +168,7 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         name=name,
         url=table.address("url", URL),
         key_url=table.address("key_url", URL),
-        key_fingerprint=table.text("key_fingerprint", FINGERPRINT),
+        key_fingerprint=_fingerprint(table),
         purposes=table.words("purposes", PURPOSE),
         suite=suite,
         components=components,
@@ -178,6 +184,13 @@ def _repository(table: Table, name: str, manager: str) -> Repository:
         table.complain("purposes", "is empty", wanted="what this repository is for")
     table.close()
     return repository
+
+
+def _fingerprint(table: Table) -> str:
+    """Return the fingerprint of a key; "" where the lock says that nobody has noted it yet."""
+    if table.data.get("key_fingerprint") == "":
+        return table.take("key_fingerprint", str)
+    return table.text("key_fingerprint", FINGERPRINT)
 
 
 def toolkit_purpose(system: System | None, cuda: str, floor: str) -> str:
@@ -206,12 +219,14 @@ def recipe_env(system: System | None, purpose: str, kernel: str) -> dict[str, st
     own = {"CUDA_MAJOR": purpose.split("-")[2]} if purpose.startswith(f"{TOOLKIT}-") else {}
     if system is None:
         return own
+    meant = [entry for entry in system.repositories if purpose in entry.purposes]
+    untrusted = [entry.by_hand for entry in meant if not entry.key_fingerprint]
     env = {
         "MANAGER": system.manager,
         "PACKAGES": _packages(system, purpose, kernel),
-        "REPOSITORIES": "\n".join(_line(entry) for entry in system.repositories if purpose in entry.purposes),
+        "REPOSITORIES": "\n".join(_line(entry) for entry in meant if entry.key_fingerprint),
         "HOLD": " ".join(system.hold),
-        "BY_HAND": (system.by_hand or {}).get(purpose, ""),
+        "BY_HAND": ", ".join((*filter(None, ((system.by_hand or {}).get(purpose),)), *untrusted)),
         "HEADERS": _packages(system, "kernel-headers", kernel) if purpose in NEED_HEADERS else "",
     }
     if purpose == "python" and (match := re.search(r"\bpython(3\.\d+)(?=[=\s]|$)", env["PACKAGES"])):

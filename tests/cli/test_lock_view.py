@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap.cli.lock_view import find_leads
+from deepep_bootstrap.cli.lock_view import find_leads, overview, pins_json
 from deepep_bootstrap.lock.model import parse_lock
 from tests.support import modules as support
 from tests.support.paths import ROOT
@@ -26,3 +26,18 @@ def test_a_stack_behind_the_lock() -> None:
 def test_what_the_lock_does_not_have_is_behind_nothing() -> None:
     assert find_leads(LOCK, [support.record(stack="of-old", module="deepep/1-fb97a68-of-old")]) == ()
     assert find_leads(LOCK, [support.record(module="another name", nvshmem="")]) == ()
+
+
+def test_how_to_note_the_fingerprint_of_a_key_is_said_until_it_is_noted() -> None:
+    told = "\n".join(overview(LOCK, ["v1"], 0.0))
+    assert "system.debian-12.repository.doca (doca-ofed): https://linux.mellanox.com/" in told
+    assert "x86_64/GPG-KEY-Mellanox.pub | gpg --show-keys --with-colons | awk" in told
+    assert "{machine}/GPG" not in told, "a command to be typed"
+    assert 'then, in [system.ubuntu-22_04.repository.doca]: key_fingerprint = "…"' in told
+    fingerprint = "0123456789ABCDEF0123456789ABCDEF01234567"
+    noted = parse_lock(LOCK.text.replace('key_fingerprint = ""', f'key_fingerprint = "{fingerprint}"'), "x.toml")
+    assert "key_fingerprint" not in "\n".join(overview(noted, ["v1"], 0.0))
+    keys = {
+        (each["system"], each["name"]): each["key_fingerprint"] for each in pins_json(noted, ["v1"])["repositories"]
+    }
+    assert keys["debian-12", "doca"] == fingerprint

@@ -218,6 +218,34 @@ def test_a_host_gets_the_repositories_of_its_kind_of_machine(system: str, machin
     assert good().on(machine) == good(), "a repository that says nothing of machines is for all"
 
 
+def test_a_repository_whose_key_nobody_has_noted_is_set_up_by_hand() -> None:
+    """And comes like any other as soon as the fingerprint is there."""
+    found, problems = read(GOOD.replace(f'"{PRINT}"\npurposes = ["doca-ofed"]', '""\npurposes = ["doca-ofed"]'))
+    assert problems == []
+    env = recipe_env(found, "doca-ofed", "")
+    assert env["REPOSITORIES"].splitlines() == [
+        f"inner file:///srv/debian stable main,extra file:///srv/key.gpg {PRINT} 100"
+    ]
+    assert env["BY_HAND"] == (
+        "the repository https://example.invalid/doca/3.2.1 with its signing key https://example.invalid/doca/key.pub "
+        "(or note that key's fingerprint in the lock, once: `invoke lock` says how)"
+    )
+    assert "BY_HAND" not in recipe_env(good(), "doca-ofed", "")
+
+
+def test_the_shipped_repository_of_doca_waits_for_its_fingerprint() -> None:
+    text = REAL.read_text(encoding="utf-8")
+    noted = model.parse_lock(text.replace('key_fingerprint = ""', f'key_fingerprint = "{PRINT}"'), "x.toml")
+    for name, row in model.read_lock_file(REAL).systems.items():
+        for machine, folder in (("x86_64", "x86_64"), ("aarch64", "arm64-sbsa")):
+            waiting = recipe_env(row.on(machine), "doca-ofed", "6.8.0")
+            assert f"/{folder} with its signing key https://linux.mellanox.com/" in waiting["BY_HAND"], name
+            assert "REPOSITORIES" not in waiting
+            ready = recipe_env(noted.systems[name].on(machine), "doca-ofed", "6.8.0")
+            assert f"/{folder}/GPG-KEY-Mellanox.pub {PRINT} 0" in ready["REPOSITORIES"], name
+            assert "BY_HAND" not in ready
+
+
 def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:
     assert recipe_env(None, "doca-ofed", "6.1") == {}
     assert recipe_env(None, "cuda-toolkit-13", "6.1") == {"CUDA_MAJOR": "13"}
