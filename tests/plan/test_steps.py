@@ -363,6 +363,33 @@ def test_another_stack_is_added_beside_the_first() -> None:
     assert offer.default_stack == "v1"
 
 
+def test_a_change_of_deepeps_pin_builds_deepep_alone() -> None:
+    """In every stack; what other stacks have of it stays as it is."""
+    facts = built(cluster())
+    wanted = request()
+    name = wanted.stack.deepep
+    source = replace(wanted.lock.sources[name], rev="1" * 40, hash=f"sha256-{'A' * 43}=")
+    moved = replace(wanted, lock=replace(wanted.lock, sources={**wanted.lock.sources, name: source}))
+    made = steps.make_plan(moved, facts)
+    assert [named(step).split()[0] for step in made.of_kind("build")] == ["deepep"]
+    assert made.download_bytes == 0
+    before = decisions.make_decisions(wanted, facts).entries
+    assert [one.name == other.name for one, other in zip(before, made.choice.entries, strict=True)] == [
+        entry.kind != "deepep" for entry in before
+    ]
+
+
+def test_what_two_stacks_have_in_common_is_built_once() -> None:
+    facts = built(cluster())
+    made = steps.make_plan(request(stack="v1-wheel"), facts)
+    first = {entry.name for entry in decisions.make_decisions(request(), facts).entries}
+    common = first & {entry.name for entry in made.choice.entries}
+    assert {name.split("-")[1] for name in common} == {"gdrcopy"}
+    assert sorted(step.name for step in made.of_kind("build")) == sorted(
+        entry.name for entry in made.choice.entries if entry.name not in common
+    )
+
+
 def with_toolkits(kits: dict[str, str]) -> dict[str, Any]:
     return {
         "toolkits": tuple(

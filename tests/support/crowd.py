@@ -19,6 +19,9 @@ COUNT = 1000
 RECORDED = ROOT / "tests" / "cases" / "inventory" / "facts" / "parse" / "infiniband-h100.txt"
 RECIPES = read_tree(ROOT / "recipes")
 
+RECIPES_ASKED = ("doca-ofed", "driver-options", "peer-memory", "rdma-userspace", "limits", "cuda-toolkit")
+"""Host recipes that are meant for some of them."""
+
 VIEW = """user=root
 uid=0
 memlock={memlock}
