@@ -15,9 +15,14 @@ from typing import Any
 import pytest
 
 from deepep_bootstrap.cli.commands import image
+from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.kubernetes import image as made
 from deepep_bootstrap.kubernetes import oci
+from deepep_bootstrap.lock.model import read_lock_file
+from deepep_bootstrap.prefix.archive.index import LINK, ArchiveMember, Tree
+from deepep_bootstrap.prefix.offer import SiteSettings, StackRecord
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import HERE, make_prefix, run_bash
 from tests.support.images import PYTHON, SMALL, make_layout, tar_of
@@ -182,11 +187,6 @@ def test_without_python_the_base_has_it(place: Path, tmp_path: Path) -> None:
     assert len(manifest["layers"]) == 4
 
 
-def small(**changes: bytes | str | None) -> bytes:
-    files = {**SMALL, **{path.replace("__", "/"): data for path, data in changes.items()}}
-    return tar_of({path: data for path, data in files.items() if data is not None})
-
-
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
@@ -201,35 +201,51 @@ def small(**changes: bytes | str | None) -> bytes:
     ],
 )
 def test_a_base_on_which_nothing_would_run_is_refused(
-    place: Path, tmp_path: Path, layers: list[Mapping[str, bytes | str]], message: str
+    tmp_path: Path, layers: list[Mapping[str, bytes | str]], message: str
 ) -> None:
-    make_layout(tmp_path / "base", *map(tar_of, layers))
+    make_layout(tmp_path, *map(tar_of, layers))
+    base = oci.read_base(tmp_path, "", "", "amd64")
+    record = StackRecord(
+        **dict.fromkeys(("stack", "module", "prefix", "deepep", "nvshmem", "gdrcopy", "external_python"), ""),
+        python="p",
+        python_version="3.11",
+        cuda_home="",
+        archs=(),
+        profile="",
+        environment={},
+        site=SiteSettings(),
+    )
+    tree = Tree("p", (ArchiveMember("bin/python", LINK, target=PYTHON), ArchiveMember("lib64", LINK, target="lib")))
+    plan = made.Plan(record, (tree,), {}, 0, "amd64", "2.36")
     with pytest.raises(Trouble, match=message):
-        make(store(place), tmp_path / "image", tmp_path / "base")
-    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+        made.check_base(plan, base, oci.read_root(base))
 
 
-def test_other_refusals(place: Path, tmp_path: Path) -> None:
-    prefix = store(place)
-    with pytest.raises(
-        Trouble, match=r"image\.base\.debian12: the base has no digest .*Try: invoke lock --update=image"
-    ):
-        make(prefix, tmp_path / "image", "")
-    with pytest.raises(Trouble, match="no such base in the lock — found slim, wanted debian12"):
-        make(prefix, tmp_path / "image", "slim")
-    with pytest.raises(Trouble, match="is no image layout — found no index"):
-        make(prefix, tmp_path / "image", tmp_path)
-    with pytest.raises(Trouble, match="does not say which image — found no image with it"):
-        make(prefix, tmp_path / "image", f"{place / 'base'}@sha256:{'0' * 64}")
-    with pytest.raises(Trouble, match="--without: this cannot be left out — found nvshmem"):
-        make(prefix, tmp_path / "image", place / "base", without="nvshmem")
-    with pytest.raises(Trouble, match="is there already and is not overwritten"):
-        make(prefix, place / "image", place / "base")
-    with pytest.raises(Trouble, match="--push: there is nothing to push so — found Bad Name"):
-        make(prefix, tmp_path / "image", place / "base", push="Bad Name")
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("", r"image\.base\.debian12: the base has no digest .*Try: invoke lock --update=image\.base\.debian12"),
+        ("slim", "no such base in the lock — found slim, wanted debian12"),
+        ("{}/none", "is no image layout — found no index"),
+        ("{}/base@sha256:" + "0" * 64, "does not say which image — found no image with it"),
+        ("{}/arm", "the base is for another machine — found linux/arm64"),
+    ],
+)
+def test_a_base_that_is_not_there_is_refused(tmp_path: Path, base: str, message: str) -> None:
+    make_layout(tmp_path / "base", tar_of(SMALL))
     make_layout(tmp_path / "arm", tar_of(SMALL), architecture="arm64")
-    with pytest.raises(Trouble, match="the base is for another machine — found linux/arm64"):
-        make(prefix, tmp_path / "image", tmp_path / "arm")
+    order = image._Order(Flags(root=ROOT), Screen("image"), tmp_path, base.format(tmp_path), ())
+    with pytest.raises(Trouble, match=message):
+        image.find_base(order, read_lock_file(ROOT / "deepep.lock.toml"), "amd64")
+
+
+def test_flags_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match="--without: this cannot be left out — found nvshmem"):
+        make(tmp_path, tmp_path / "image", "x", without="nvshmem")
+    with pytest.raises(Trouble, match="is there already and is not overwritten"):
+        make(tmp_path, tmp_path, "x")
+    with pytest.raises(Trouble, match="--push: there is nothing to push so — found Bad Name"):
+        make(tmp_path, tmp_path / "image", "x", push="Bad Name")
 
 
 def test_a_damaged_base_is_refused_and_nothing_is_left(place: Path, tmp_path: Path) -> None:
