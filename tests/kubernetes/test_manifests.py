@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from deepep_bootstrap.kubernetes.settings import read_settings
 from deepep_bootstrap.lock.model import ImagePin, read_lock_file
 from tests.support.paths import CASES, ROOT
 
+KUBECTL = Path(sys.executable).parent / "kubectl"
 GOLDEN = ROOT / "tests" / "golden" / "kubernetes"
 LOCK = read_lock_file(ROOT / "deepep.lock.toml")
 RECIPES, TEXTS = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")
@@ -124,7 +126,7 @@ def test_kustomize_builds_every_overlay(cluster: tuple[str, Rendered], tmp_path:
         (tmp_path / path).write_text(text, encoding="utf-8")
     namespace = next(each["metadata"]["name"] for each in objects(cluster[1]) if each["kind"] == "Namespace")
     for folder in sorted(each.parent for each in tmp_path.rglob("kustomization.yaml")):
-        done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+        done = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         built = [each for each in yaml.safe_load_all(done.stdout) if each]
         spaces = {each["metadata"].get("namespace") for each in built} - {None}
