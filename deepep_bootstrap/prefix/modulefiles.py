@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.network_env import HANDLER, MAP
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.offer import X86, Offer, StackRecord, check_offer, offer_digest, offer_document
 from deepep_bootstrap.prefix.test_kinds import COPIED, END_MARGIN, KINDS, Kind, Pass
@@ -40,6 +41,10 @@ OTHER_CACHES = {
 }
 """Where programs beside ours keep what they compile: the variable and our name of the folder. Each default lies in
 HOME, where many processes that write at once break on a network filesystem (DeepEP 683, DeepGEMM 301)."""
+
+
+SHM_MIB = 1024
+"""What the ranks of a node need in /dev/shm; plan.host_recipes asks for the same."""
 
 
 class File(Struct, frozen=True):
@@ -72,10 +77,12 @@ def render_offer(offer: Offer, templates: Mapping[str, str]) -> dict[str, File]:
     files: dict[str, File] = {}
     for key, record in sorted(offer.stacks.items()):
         files |= _render_tests(jinja, record, table, folder=f"sbatch/{key}")
+        files[f"slurm/deepep-health-{key}.sh"] = _render_health(jinja, record)
         files |= _render_module(jinja, record, offer) | _render_module(jinja, record, offer, alone=True)
     chosen = offer.stacks[offer.default_stack]
     files["env.sh"] = files[f"env-{chosen.stack}.sh"]
     files["deepep-env.sh"] = files[f"deepep-env-{chosen.stack}.sh"]
+    files["slurm/deepep-health.sh"] = files[f"slurm/deepep-health-{chosen.key}.sh"]
     files["bin/deepep-env-file"] = _render_environment_file(jinja, offer)
     for kind in kinds_of(chosen):
         files[f"sbatch/{_file_name(kind.name)}"] = files[f"sbatch/{chosen.key}/{_file_name(kind.name)}"]
@@ -376,6 +383,29 @@ def _render_tests(jinja: Environment, record: StackRecord, table: Sequence[Pass]
         )
         files[f"{folder}/{_file_name(kind.name)}"] = File(text.encode(), executable=True)
     return files
+
+
+def _render_health(jinja: Environment, record: StackRecord) -> File:
+    """Return the script that says on a node whether it is fit for a stack: for Slurm's prolog."""
+    ports = {
+        hosts: _ports(dict(values).get(MAP, "") or record.environment.get(MAP, ""))
+        for hosts, values in host_groups(record)
+    }
+    everywhere = _ports(record.environment.get(MAP, ""))
+    nics = [(hosts, found) for hosts, found in ports.items() if found]
+    values = _values(record) | {
+        "nics": nics or ([(("*",), everywhere)] if everywhere else []),
+        "networked": bool(nics or everywhere),
+        "doorbell": not record.environment.get(HANDLER, "").startswith("cpu"),
+        "machine": machine_name(record),
+        "shm_mib": SHM_MIB,
+    }
+    return File(jinja.get_template("templates/health.sh.j2").render(**values).encode(), executable=True)
+
+
+def _ports(mapped: str) -> tuple[str, ...]:
+    """Return the NICs of a map from GPU to NIC, each once: NIC:PORT."""
+    return tuple(dict.fromkeys(each.partition(":")[2] for each in mapped.split(",") if each))
 
 
 def _render_environment_file(jinja: Environment, offer: Offer) -> File:

@@ -248,6 +248,8 @@ def is_copy(name: str) -> bool:
     )
     kept = (*stacks, "sbatch/v1-cu13/pressure", "sbatch/v2/internode", "sbatch/v2/ep", "sbatch/v2/smoke")
     kept += ("sbatch/v2-aarch64/internode",)
+    if name.startswith("slurm/"):
+        return name not in {"slurm/deepep-health-v1-gcp.sh", "slurm/deepep-health-v2.sh"}
     copied = name.startswith(("programs/", "examples/", "bin/deepep-venv"))
     return copied or name in {"env.sh", "deepep-env.sh"} or (name.startswith("sbatch/") and not name.startswith(kept))
 
