@@ -54,17 +54,18 @@ probe_daemons() {
     df -P -k "$root/dev/shm" | while read -r _ blocks _; do
         case $blocks in '' | *[!0-9]*) ;; *) put shm_mib $((blocks / 1024)) ;; esac
     done
-    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
-        is_child_of_slurmd "${file%/comm}" && continue
-        sed -n 's/^Max locked memory  *\([^ ]*\) .*/slurmd_memlock=\1/p' "${file%comm}limits"; break
+    oldest_slurmd | while read -r _ folder; do
+        sed -n 's/^Max locked memory  *\([^ ]*\) .*/slurmd_memlock=\1/p' "$folder/limits"
     done
     [ -d "$root/run/systemd/system" ] || return 0 # what sd_booted(3) asks: in containers systemctl only takes time to fail
     limit 5 systemctl show -p LoadState -p ActiveState nvidia-fabricmanager.service | while IFS='=' read -r name known; do
         put fabric_manager "$name" "$known"
     done
 }
-is_child_of_slurmd() { # a fork that is about to become a step still bears the name of slurmd
-    grep -qsx slurmd "$root/proc/$(sed -n 's/^PPid:[[:space:]]*//p' "$1/status" 2>/dev/null)/comm"
+oldest_slurmd() { # its start and folder: a fork that is about to become a step bears the same name for a moment, with init as its parent
+    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+        read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ 2>/dev/null <"${file%comm}stat" && echo "$start ${file%/comm}"
+    done | sort -n | head -n 1
 }
 probe_nvlinks() {
     command -v nvidia-smi >/dev/null || return 0

@@ -378,11 +378,14 @@ def test_slurms_clients_are_found_beside_the_slurmd_that_runs(by: str, folder: s
 
 
 @pytest.mark.usefixtures("programs")
-def test_the_limit_of_slurmd_itself_is_told_and_not_that_of_a_child_of_it(tmp_path: Path) -> None:
+def test_the_limit_of_slurmd_itself_is_told_and_not_that_of_a_fork_of_it(tmp_path: Path) -> None:
+    stat = "{} (slurmd) S 1 " + "0 " * 17 + "{} 0 0\n"
     files = {
         "proc/17/comm": "slurmd\n",
-        "proc/17/status": STATUS.replace("NSpid:\t4242", "PPid:\t4242\nNSpid:\t17"),
+        "proc/17/status": STATUS.replace("4242", "17"),
+        "proc/17/stat": stat.format(17, 900),
         "proc/17/limits": "Max locked memory         65536                65536                bytes     \n",
+        "proc/4242/stat": stat.format(4242, 88),
         "proc/4242/limits": "Max locked memory         unlimited            unlimited            bytes     \n",
     }
     machine = Machine(tmp_path, {"files": {**SLURMD, **files}})
