@@ -353,6 +353,45 @@ def test_submitted_by_hand(ready: Engine) -> None:
     assert (folder / "job.log").readlink() == Path("/shared/bad.out")
 
 
+def test_the_health_script_is_taken_as_slurms_prolog(ready: Engine) -> None:
+    """Under the real slurmd: a job runs where the node is fit; where it is not, the job does not and the node is drained."""
+    script, config = "/root/deepep-health.sh", "/etc/slurm/slurm.conf"
+    nodes = (*NODES, "login1")
+
+    def everywhere(command: str) -> None:
+        for host in nodes:
+            done = ready.lab.ssh(host, command)
+            assert done.returncode == 0, done.stderr
+
+    def run() -> tuple[int, str]:
+        done = ready.lab.ssh(
+            "login1", "timeout 60 srun -N1 -w n001 hostname; code=$?; sinfo -h -n n001 -o %T; exit $code"
+        )
+        return done.returncode, done.stdout.split()[-1]
+
+    everywhere(
+        f"install -m 755 /shared/deepep/current/slurm/deepep-health.sh {script}; echo Prolog={script} >>{config}"
+    )
+    # What slurmd of this cluster may lock depends on where it was started.
+    everywhere(f"sed -i 's/^    look_at_limits$//' {script}")
+    manifest = ready.on_disk / "current" / "manifest.json"
+    try:
+        ready.lab.ssh("login1", "scontrol reconfigure")
+        wait_until(lambda: script in ready.lab.ssh("login1", "scontrol show config").stdout, "the prolog is known")
+        assert run() == (0, "idle")
+        manifest.rename(manifest.with_suffix(".away"))
+        code, state = run()
+        assert (code != 0, state.startswith("drain")) == (True, True), state
+        log = ready.lab.ssh("n001", "cat /var/log/slurm/slurmd.log").stdout
+        assert "deepep: prefix-access: /shared/deepep does not answer" in log
+    finally:
+        if not manifest.exists():
+            manifest.with_suffix(".away").rename(manifest)
+        everywhere(f"sed -i '/^Prolog=/d' {config}")
+        ready.lab.ssh("login1", "scontrol reconfigure; scontrol update nodename=n001 state=resume")
+        wait_until(lambda: "idle" in ready.lab.ssh("login1", "sinfo -h -n n001 -o %T").stdout, "the node is back")
+
+
 @pytest.mark.parametrize("kind", ["nccl", "pairs"])
 def test_our_own_kinds_pass_on_the_stand_ins(kind: str, ready: Engine) -> None:
     """Messages go over TCP, of a size that the stand-in's GPUs hold; the counters of the network cards grow."""
