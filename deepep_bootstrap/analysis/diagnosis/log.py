@@ -34,6 +34,9 @@ LEVEL = re.compile(
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
 
+LETTERS = re.compile(r"[a-z]{3,}")
+"""Letters in a row: a text that has none with those of a word in them cannot have the word."""
+
 LONGEST_LABEL = 200
 WINDOW = 1000
 """Characters on both sides of a word that are looked at where a line is longer."""
@@ -95,6 +98,7 @@ class Log:
         self.lines = clean.replace("\r\n", "\n").split("\n")
         self._small = "\n".join(self.lines).lower()
         self._ends = [match.start() for match in re.finditer("\n", self._small)]
+        self._letters = "\n".join(self._each_letters())
         self._places: dict[str, int] = {}
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
 
@@ -158,11 +162,21 @@ class Log:
 
     def _place(self, word: str, begin: int) -> int:
         """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for
-        from the start once."""
+        from the start once, and not at all where its letters are nowhere, as those of most errors are."""
         if word not in self._places:
-            self._places[word] = self._small.find(word)
+            possible = all(letters in self._letters for letters in LETTERS.findall(word))
+            self._places[word] = self._small.find(word) if possible else -1
         first = self._places[word]
         return first if first < 0 or first >= begin else self._small.find(word, begin)
+
+    def _each_letters(self) -> set[str]:
+        """Return each row of letters of the text once: few, in a log that says the same again and again."""
+        found: set[str] = set()
+        begin = 0
+        for end in (*self._ends, len(self._small)):
+            found.update(LETTERS.findall(self._small, begin, end))
+            begin = end
+        return found
 
     def _around(self, line: int, at: int) -> str:
         """Return the text of a line, of a long one the part around the place `at` of the whole text."""
