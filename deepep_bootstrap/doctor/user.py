@@ -133,8 +133,20 @@ def has_clean_environment(seen: HostView) -> Iterator[Fault]:
         yield Fault(WARNING, "NVSHMEM_IB_TRAFFIC_CLASS is set, which ends the transport on InfiniBand", "unset", fix)
     if "libnvshmem" in variables.get("LD_PRELOAD", ""):
         yield Fault(WARNING, f"LD_PRELOAD={variables['LD_PRELOAD']}", "no NVSHMEM in every process", fix)
-    if view.libraries:
-        yield Fault(WARNING, f"LD_LIBRARY_PATH brings {few(view.libraries)}", "the system's libibverbs", fix)
+    yield from _brought_along(seen, view.libraries, fix)
+
+
+def _brought_along(seen: HostView, libraries: tuple[str, ...], fix: str) -> Iterator[Fault]:
+    """Yield what a login shell brings beside the module's own: libibverbs, NCCL, another deep_ep."""
+    alone = f"`module load deepep-env/{seen.case.stack.name}` in place of deepep where that one is meant"
+    for name, wanted, remedy in (
+        ("libibverbs.so.1", "the system's libibverbs", fix),
+        ("libnccl.so.2", "one NCCL in a process, the one that torch or the module brings", fix),
+        ("deep_ep", "one deep_ep: the module's hides it", f"{alone}; else removing it"),
+    ):
+        if brought := [path for path in libraries if path.endswith(f"/{name}")]:
+            where = "Python's path" if name == "deep_ep" else "LD_LIBRARY_PATH"
+            yield Fault(WARNING, f"{where} brings {few(brought)}", wanted, remedy)
 
 
 def names_drivers(seen: HostView) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ class UserView(Struct, frozen=True):
     `devices` are device files with the reason why each cannot be opened ("" when it can), `shm` and `prefix` are
     "absent", "denied" or "writable" / "readable". Of a login shell: `module` is "yes" or "no" ("" when it did not
     answer, and `login` says why), `visible` counts the modules called deepep, `variables` are those that NVSHMEM,
-    DeepEP or NCCL read, `libraries` the libibverbs that LD_LIBRARY_PATH would bring."""
+    DeepEP or NCCL read, `libraries` the libibverbs and NCCL of LD_LIBRARY_PATH, and each other deep_ep."""
 
     user: str = ""
     uid: int = -1

@@ -83,6 +83,10 @@ done
 IFS=:
 for folder in ${LD_LIBRARY_PATH-}; do
     [ -n "$folder" ] && [ -e "$folder/libibverbs.so.1" ] && report library "$folder/libibverbs.so.1"
+    [ -n "$folder" ] && [ -e "$folder/libnccl.so.2" ] && report library "$folder/libnccl.so.2"
+done
+for folder in ${PYTHONPATH-} "$HOME"/.local/lib/python3*/site-packages; do
+    [ -n "$folder" ] && [ -d "$folder/deep_ep" ] && report library "$folder/deep_ep"
 done
 true
 SCRIPT
