@@ -173,6 +173,7 @@ def pins_json(lock: Lock, stacks: Sequence[str]) -> dict[str, Any]:
             "kind": "source",
             "submodules": pin.submodules,
             "substitutes": [_substitute_json(each) for each in pin.substitutes],
+            "license": pin.license,
             "used_by": users(lock, pin.name),
         }
         for pin in used(lock, stacks)
@@ -223,7 +224,7 @@ def _by(stacks: Sequence[str]) -> str:
 
 
 def _details(source: Source) -> list[str]:
-    lines = ["with its submodules"] if source.submodules else []
+    lines = [", ".join([f"licence {source.license or 'unknown'}", *(["with its submodules"] * source.submodules)])]
     for each in source.substitutes:
         change = f"{_difference_of(each)} ({_digest(each)[:20]}…)"
         lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {change}")

@@ -301,6 +301,7 @@ CONTENTS = RecordForm(
     {
         "generation": (GENERATION, BASE64, BASE64),
         "entry": (FILE, number(0, 10**15, ""), BASE64, SHA256),
+        "metadata": (FILE, BASE64),
         "used": (FILE, FREE),
         "leftover": (FILE, number(0, 10**15, "")),
         "rolled_back": (GENERATION, GENERATION, words("a time in UTC", r"[0-9-]{10}T[0-9:]{8}Z"), FREE),

@@ -33,6 +33,28 @@ FILE = ValueForm(r"[^\x00-\x1f\x7f]+", "the name of a file")
 REASON = ValueForm(
     r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "one line of text: what is wrong upstream, and its issue there"
 )
+
+
+def spdx(text: str) -> str:
+    """Return an SPDX licence expression in its canonical spelling; "" for a text that is none."""
+    # Tables of some size, for those alone who look at licences.
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+    try:
+        return str(canonicalize_license_expression(text)) if text.strip() else ""
+    except InvalidLicenseExpression:
+        return ""
+
+
+class _LicenseForm(ValueForm, frozen=True):
+    """What SPDX calls a licence expression."""
+
+    def fits(self, text: str) -> bool:
+        """Return whether `text` is such an expression, in the spelling that SPDX gives it."""
+        return bool(text) and spdx(text) == text
+
+
+LICENSE = _LicenseForm("", "an SPDX expression such as MIT or Apache-2.0 AND LicenseRef-NAME")
 OPTION = ValueForm(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", "NAME=VALUE")
 
 
@@ -59,7 +81,8 @@ class Source(Struct, frozen=True):
 
     `last_modified` is the commit's time (seconds since 1970), `version` the project's own version, `submodules` whether
     the hash is that of the tree with its submodules filled in, `options` build options handed to its recipe, `checks`
-    the health checks of the built entry.
+    the health checks of the built entry. `license` is an SPDX expression, "" where the lock does not say one; it
+    changes nothing that is built.
     """
 
     name: str
@@ -73,6 +96,7 @@ class Source(Struct, frozen=True):
     options: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     substitutes: tuple[Substitute, ...] = ()
+    license: str = ""
 
 
 def read_source(name: str, table: Table) -> Source:
@@ -89,6 +113,7 @@ def read_source(name: str, table: Table) -> Source:
         options=table.words("options", OPTION),
         checks=table.words("checks", NAME),
         substitutes=tuple(_substitute(entry) for entry in table.tables("substitute")),
+        license=table.text("license", LICENSE) if "license" in table.data else "",
     )
     table.close()
     return source

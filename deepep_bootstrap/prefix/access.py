@@ -39,9 +39,10 @@ class Reached(Struct, frozen=True):
 
 
 @contextmanager
-def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator[Reached]:
-    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too). With
-    `empty` there may be no prefix yet, and nobody looks.
+def reach(flags: Flags, *, locks: bool = False, metadata: bool = False, empty: bool = False) -> Iterator[Reached]:
+    """Yield the prefix that the flags mean, looked at just now (with `locks`, the locks of its generations too; with
+    `metadata`, what the wheels in its entries say of themselves). With `empty` there may be no prefix yet, and nobody
+    looks.
 
     With --hosts it is reached through prefix_host, else build_host, else the first host that answers; with --prefix
     alone on this machine. Trouble where neither is given, where no host answers, and where there is no prefix.
@@ -53,7 +54,7 @@ def reach(flags: Flags, *, locks: bool = False, empty: bool = False) -> Iterator
         for host in candidates(inventory):
             place = PrefixHandle(host, prefix, recipes, inventory.settings.build_user)
             if (trouble := _unreachable(transport, host)) is None:
-                holdings = NOTHING if empty else history.read_contents(transport, place, locks=locks)
+                holdings = NOTHING if empty else history.read_contents(transport, place, locks=locks, metadata=metadata)
                 if not empty:
                     seen.keep(seen.GENERATIONS, prefix, (str(each.number) for each in holdings.generations))
                 yield Reached(transport, place, holdings, inventory, tuple(problems))

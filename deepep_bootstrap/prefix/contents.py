@@ -78,12 +78,14 @@ class Generation(Struct, frozen=True):
 
 class StoreEntry(Struct, frozen=True):
     """One published entry: its name, the size of its files in bytes, its manifest ({} where that cannot be read),
-    and the SHA-256 of the record of its files ("" where there is none)."""
+    and the SHA-256 of the record of its files ("" where there is none). `metadata` are name, version and licence of
+    its wheels as their METADATA has them, an empty line between two ("" where nobody asked)."""
 
     name: str
     size: int
     manifest: Mapping[str, Any] = field(default_factory=dict)
     record: str = ""
+    metadata: str = ""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -182,11 +184,12 @@ class Holdings(Struct, frozen=True):
 def parse_contents(out: str, where: str) -> Holdings:
     """Return what recipes/prefix/generations.sh printed; Trouble for lines it does not print."""
     records = read_records(out, CONTENTS, where, "generations.sh")
+    metadata = {row[0]: row[1] for row in records.rows("metadata")}
     return Holdings(
         current=records.number("current"),
         generations=tuple(sorted(_generations(records), key=lambda each: each.number)),
         entries={
-            name: StoreEntry(name, int(size or 0), _json(text), record)
+            name: StoreEntry(name, int(size or 0), _json(text), record, _lenient(metadata.get(name, "")))
             for name, size, text, record in records.rows("entry")
         },
         used={fields[0]: str(who) for fields, who in records.rows_with_text("used")},
@@ -209,6 +212,14 @@ def _text(encoded: str) -> str:
     try:
         return base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _lenient(encoded: str) -> str:
+    """Return text that others wrote: METADATA of old wheels is not all UTF-8, and is cut anywhere."""
+    try:
+        return base64.b64decode(encoded, validate=True).decode("utf-8", "replace")
+    except binascii.Error:
         return ""
 
 

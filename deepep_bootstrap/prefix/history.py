@@ -67,10 +67,13 @@ class EntryVerdict(Struct, frozen=True):
     generation: int = 0
 
 
-def read_contents(transport: Transport, place: PrefixHandle, *, locks: bool = False) -> Holdings:
-    """Return what the prefix holds; with `locks` also the lock of every generation. Changes nothing and needs no
-    right to write."""
+def read_contents(
+    transport: Transport, place: PrefixHandle, *, locks: bool = False, metadata: bool = False
+) -> Holdings:
+    """Return what the prefix holds; with `locks` also the lock of every generation, with `metadata` also what wheels in
+    entries say of themselves. Changes nothing and needs no right to write."""
     env = {"PREFIX": place.prefix, "TOKEN": secrets.token_hex(8), "LOCKS": "1" if locks else ""}
+    env |= {"METADATA": "1"} if metadata else {}
     script = compose(place.recipes, *LOOK)
     reply = transport.run(place.host, Job(script, env=env, watched=True, timeout=None, limit=CONTENTS_LIMIT))
     if reply.code:

@@ -22,7 +22,7 @@ def look(transport: Transport, place: PrefixHandle, offer: Offer, own: Lock | No
     """Return what the prefix holds, for the manifest and the bill of an offer about to be published. `own` is the lock
     of this run: stacks that were bootstrapped before have theirs in the generations, which are read where the offer
     has any."""
-    return history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1)
+    return history.read_contents(transport, place, locks=own is None or len(offer.stacks) > 1, metadata=True)
 
 
 def bills(

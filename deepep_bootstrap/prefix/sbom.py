@@ -24,9 +24,11 @@ from cyclonedx.model import (
 )
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType, Diff, Patch, PatchClassification, Pedigree
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
+from cyclonedx.spdx import is_supported_id
 from msgspec import Struct, field
 from packageurl import PackageURL
 
@@ -34,6 +36,7 @@ from deepep_bootstrap.core.text import moment
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Lock, Source, Wheel
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
+from deepep_bootstrap.prefix.licenses import License, WheelLicenses
 from deepep_bootstrap.prefix.offer import Offer, named_entries, offer_digest
 
 PROGRAM = "deepep-bootstrap"
@@ -45,6 +48,14 @@ PLAIN_INPUTS = ("archs", "checks", "interpreter", "options", "python", "target")
 format."""
 
 TYPES = {"python": ComponentType.PLATFORM, "deepep": ComponentType.FRAMEWORK}
+
+
+TOOL_LICENSES = {
+    "CUDA Toolkit": License("LicenseRef-NVIDIA-CUDA-EULA", "https://docs.nvidia.com/cuda/eula"),
+    "gcc": License("GPL-3.0-or-later WITH GCC-exception-3.1"),
+    "g++": License("GPL-3.0-or-later WITH GCC-exception-3.1"),
+}
+"""Of tools, which a store entry was made with and does not hold."""
 
 
 class Pins(Struct, frozen=True):
@@ -72,9 +83,10 @@ def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str
     Nothing else in it depends on when or where something was built: its time is that of the newest source, its serial
     number follows from its content.
     """
-    parts = _Parts(holdings, pins, records or {})
     named = named_entries(offer)
-    for name in sorted(holdings.closure(named)):
+    names = sorted(holdings.closure(named))
+    parts = _Parts(holdings, pins, records or {}, WheelLicenses(holdings, names))
+    for name in names:
         parts.add_entry(name)
     top = Component(
         name="deepep",
@@ -93,8 +105,8 @@ def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str
 class _Parts:
     """The components met so far, by reference, and which one depends on which."""
 
-    def __init__(self, holdings: Holdings, pins: Pins, records: Mapping[str, str]) -> None:
-        self._holdings, self._pins, self._records = holdings, pins, records
+    def __init__(self, holdings: Holdings, pins: Pins, records: Mapping[str, str], wheels: WheelLicenses) -> None:
+        self._holdings, self._pins, self._records, self._wheels = holdings, pins, records, wheels
         self._components: dict[str, Component] = {}
         self._needs: dict[str, set[str]] = {}
         self.newest = 0
@@ -117,8 +129,11 @@ class _Parts:
         """Note what a component was made of or needs."""
         self._needs.setdefault(str(component.bom_ref.value), set()).update(refs)
 
-    def _put(self, ref: str, **values: Any) -> str:
-        self._components.setdefault(ref, Component(bom_ref=ref, **values))
+    def _put(self, ref: str, license_: License, *, properties: Iterable[Property] = (), **values: Any) -> str:
+        """Add a component that is not an entry."""
+        told = [*properties, *_said(license_)]
+        component = Component(bom_ref=ref, licenses=_licenses(license_), properties=told, **values)
+        self._components.setdefault(ref, component)
         return ref
 
     def add_entry(self, name: str) -> None:
@@ -126,7 +141,9 @@ class _Parts:
         entry = self._holdings.entries.get(name, StoreEntry(name, 0))
         inputs = _mapping(entry.manifest.get("inputs"))
         kind, _, version = name.partition("-")[2].partition("-")
+        own = self._own(inputs)
         component = Component(
+            licenses=_licenses(own) if own else (),
             name=kind,
             version=version,
             type=TYPES.get(kind, ComponentType.LIBRARY),
@@ -134,12 +151,22 @@ class _Parts:
             pedigree=Pedigree(patches=patches) if (patches := list(_patches(inputs))) else None,
             properties=[
                 *_plain(inputs),
+                *(_said(own) if own else ()),
                 *([_property("record-sha256", self._records[name])] if name in self._records else []),
                 *(_property(f"recipe:{path}", text) for path, text in _mapping(inputs.get("recipes")).items()),
             ],
         )
         self._components[name] = component
         self.depend(component, [*entry.needs, *self._materials(inputs)])
+
+    def _own(self, inputs: Mapping[str, Any]) -> License | None:
+        """Return the licence of an entry, that of its source or wheel; None for one of many wheels."""
+        if digest := inputs.get("source"):
+            source = self._pins.sources.get(str(digest))
+            return License(source.license) if source else License()
+        if wheel := inputs.get("wheel"):
+            return self._wheels.of(str(wheel[0]), str(wheel[1]))
+        return None
 
     def _materials(self, inputs: Mapping[str, Any]) -> Iterator[str]:
         """Add what an entry was made of and with; yield the references."""
@@ -157,6 +184,7 @@ class _Parts:
             values = [_property("nar-hash", digest)]
             return self._put(
                 f"source:{digest}",
+                License(),
                 name=f"source of {inputs.get('kind', 'an entry')}",
                 version=version,
                 properties=values,
@@ -172,6 +200,7 @@ class _Parts:
         }
         return self._put(
             f"source:{digest}",
+            License(source.license),
             name=name,
             group=owner or None,
             version=source.version,
@@ -186,6 +215,7 @@ class _Parts:
         attributes = {"file": wheel.file, "bytes": str(wheel.size), "index": wheel.index} if wheel else {}
         return self._put(
             f"wheel:{digest}",
+            self._wheels.of(name, version),
             name=name,
             version=version,
             purl=PackageURL("pypi", None, name, version, qualifiers),
@@ -196,25 +226,39 @@ class _Parts:
     def _tools(self, inputs: Mapping[str, Any]) -> Iterator[str]:
         """Add the toolchain of an entry: CUDA, compilers, the Python of somebody else, the operating system."""
         if cuda := str(inputs.get("cuda", "")):
-            yield self._put(
-                f"tool:cuda-{cuda}", name="CUDA Toolkit", version=cuda, type=ComponentType.APPLICATION, group="NVIDIA"
-            )
+            name = "CUDA Toolkit"
+            kind, own = ComponentType.APPLICATION, TOOL_LICENSES[name]
+            yield self._put(f"tool:cuda-{cuda}", own, name=name, version=cuda, type=kind, group="NVIDIA")
         for name, version in _mapping(inputs.get("compiler")).items():
-            yield self._put(
-                f"tool:{name}-{version}", name=str(name), version=str(version), type=ComponentType.APPLICATION
-            )
+            kind, own = ComponentType.APPLICATION, TOOL_LICENSES.get(str(name), License())
+            yield self._put(f"tool:{name}-{version}", own, name=str(name), version=str(version), type=kind)
         if python := _mapping(inputs.get("python")):
             values = [_property(str(key), str(value)) for key, value in python.items() if value]
             version = str(python.get("version", ""))
+            kind = ComponentType.PLATFORM
             yield self._put(
-                f"tool:python-{version}", name="python", version=version, type=ComponentType.PLATFORM, properties=values
+                f"tool:python-{version}", License(), name="python", version=version, type=kind, properties=values
             )
         if system := [str(each) for each in _list(inputs.get("os"))]:
             machine = [_property("machine", system[-1])]
             ref = f"os:{'-'.join(system)}"
-            yield self._put(
-                ref, name=system[0], version=system[1], type=ComponentType.OPERATING_SYSTEM, properties=machine
-            )
+            kind = ComponentType.OPERATING_SYSTEM
+            yield self._put(ref, License(), name=system[0], version=system[1], type=kind, properties=machine)
+
+
+def _licenses(license_: License) -> list[DisjunctiveLicense | LicenseExpression]:
+    """Return a licence as CycloneDX has it: one of SPDX's by its identifier, all else as an expression."""
+    if not license_.expression:
+        return []
+    if is_supported_id(license_.expression):
+        return [DisjunctiveLicense(id=license_.expression)]
+    return [LicenseExpression(license_.expression)]
+
+
+def _said(license_: License) -> Iterator[Property]:
+    """Yield what the author wrote where SPDX has no name for it, and that nobody knows a licence."""
+    if said := license_.name or ("" if license_.expression else str(license_)):
+        yield _property("license", said)
 
 
 def source_purl(source: Source) -> PackageURL:

@@ -153,8 +153,39 @@ def test_wheels_have_the_hash_of_their_file_and_tools_their_version(v1: tuple[en
     assert torch
     component = found[f"wheel:{torch.hash}"]
     assert component["hashes"] == [{"alg": "SHA-256", "content": torch.requirement.rpartition("sha256:")[2]}]
-    assert properties(component) == {"file": torch.file, "bytes": str(torch.size), "index": torch.index}
+    known = {"file": torch.file, "bytes": str(torch.size), "index": torch.index}
+    assert properties(component) == {**known, "license": "unknown"}, "nobody has read this wheel's METADATA"
     assert {"tool:cuda-12.9.86", "tool:gcc-12.2.0", "tool:g++-12.2.0", "os:debian-12-x86_64"} <= set(found)
+
+
+def test_every_component_has_its_licence_or_says_that_nobody_knows_it(v1: tuple[entries.Entry, ...]) -> None:
+    holdings = holdings_of(*v1)
+    python = next(entry.name for entry in v1 if entry.kind == "python")
+    torch, cublas, numpy = (
+        SHIPPED.stacks["v1"].pinned(name, "cp312-x86_64") for name in ("torch", "nvidia-cublas-cu12", "numpy")
+    )
+    assert torch
+    assert cublas
+    assert numpy
+    metadata = (
+        f"Name: torch\nVersion: {torch.version}\nLicense: BSD-3-Clause\n\n"
+        f"Name: nvidia_cublas.cu12\nVersion: {cublas.version}.0\nLicense: NVIDIA Proprietary Software\n\n"
+        f"Name: numpy\nVersion: 0.1\nLicense: MIT\n"
+    )
+    told = {**holdings.entries, python: replace(holdings.entries[python], metadata=metadata)}
+    bill = sbom.make_bill(offer_of(v1=v1), replace(holdings, entries=told), sbom.Pins.of([SHIPPED]))
+    found = by_ref(read(bill))
+    assert found[f"wheel:{torch.hash}"]["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
+    assert found[f"wheel:{cublas.hash}"]["licenses"] == [{"expression": "LicenseRef-NVIDIA-Proprietary-Software"}]
+    assert properties(found[f"wheel:{cublas.hash}"])["license"] == "NVIDIA Proprietary Software"
+    assert "licenses" not in found[f"wheel:{numpy.hash}"], "that METADATA is another version's"
+    both = [{"expression": "MIT AND LicenseRef-NVSHMEM-SLA"}]
+    deepep = next(entry for entry in v1 if entry.kind == "deepep")
+    assert found[deepep.name]["licenses"] == found[f"source:{SHIPPED.sources['deepep-v1'].hash}"]["licenses"] == both
+    assert found[f"source:{SHIPPED.sources['gdrcopy'].hash}"]["licenses"] == [{"license": {"id": "MIT"}}]
+    assert found["tool:gcc-12.2.0"]["licenses"] == [{"expression": "GPL-3.0-or-later WITH GCC-exception-3.1"}]
+    unsaid = {ref for ref, each in found.items() if "licenses" not in each and "license" not in properties(each)}
+    assert unsaid == {python}, "an environment has the licences of its wheels"
 
 
 def test_somebody_elses_python_is_in_the_bill() -> None:
@@ -173,7 +204,10 @@ def test_what_no_lock_knows_and_an_entry_that_tells_nothing_are_named_all_the_sa
     )
     found = by_ref(document)
     assert {entry.name for entry in v1} <= set(found)
-    assert properties(found[f"source:{v1[0].inputs['source']}"]) == {"nar-hash": v1[0].inputs["source"]}
+    assert properties(found[f"source:{v1[0].inputs['source']}"]) == {
+        "nar-hash": v1[0].inputs["source"],
+        "license": "unknown",
+    }
     assert document["metadata"]["timestamp"] == "1970-01-01T00:00:00+00:00"
 
 

@@ -52,8 +52,9 @@ class Prefix:
         needs: Sequence[str] = (),
         content: bytes = b"text\n",
         inputs: Mapping[str, object] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """Put an entry into the store as publish.sh leaves it."""
+        """Put an entry into the store as publish.sh leaves it, with more `files` by their path in it."""
         folder = self.path / "store" / name
         (folder / "lib").mkdir(parents=True)
         (folder / "lib/content").write_bytes(content)
@@ -66,7 +67,10 @@ class Prefix:
             "bytes": len(content),
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))
-        for path in (folder / "lib/content", folder / "manifest.json"):
+        for each, data in (files or {}).items():
+            (folder / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each).write_bytes(data)
+        for path in (folder / "lib/content", folder / "manifest.json", *(folder / each for each in files or {})):
             path.chmod(0o444)
         done = run_bash(RECORD, {"PREFIX": str(self.path)}, str(folder))
         assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, gather_one, number
+from deepep_bootstrap.prefix import licenses, provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
 from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, record_sum, render_index
@@ -34,7 +35,7 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
     if sign:
         signing.need_key(sign)
     wanted = number("--generation", generation) if generation else 0
-    with reach(flags) as reached:
+    with reach(flags, locks=True, metadata=True) as reached:
         holdings, place = reached.holdings, reached.place
         chosen = choose_generation(holdings, wanted)
         names = sorted(holdings.closure(chosen.names))
@@ -42,8 +43,10 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         trees = transfer.list_trees(reached.transport, place, names)
         unrecorded = transfer.check_records(trees, holdings, place.prefix)
         built = built_on(chosen, holdings.entries, facts)
+        parts = licenses.parts_of(holdings, names, provenance.locks_of(holdings))
         # What is signed says the sum of every record, also where an earlier version published the generation.
         manifest = {**chosen.manifest, "records": {tree.name: record_sum(tree) for tree in trees}}
+        manifest["components"] = licenses.parts_json(parts)
         index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), manifest)
         for problem in check_index(index, f"{place.host.name} {place.prefix}"):
             raise Trouble(replace(problem, try_="invoke verify --store"))
@@ -52,6 +55,7 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         # Also where nothing is written: whether the key can sign is a part of what would be done.
         signature = signing.sign(sign, text) if sign else b""
         show_archive(screen, chosen, index, f"{'would write' if flags.dry_run else 'writing'} {path}, {size(total)}")
+        show_licenses(screen, parts)
         if unrecorded:
             screen.say(
                 f"  note: no generation keeps the sum of the record of {', '.join(map(shortened, unrecorded))}, since "
@@ -74,6 +78,7 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         "lock_digest": index.lock_digest,
         "built": built.as_json(),
         "entries": [tree_json(tree) for tree in trees],
+        "components": licenses.parts_json(parts),
     }
     screen.document(OK, reached.problems, **document)
     return OK
@@ -133,6 +138,13 @@ def show_archive(screen: Screen, generation: Generation, index: ArchiveIndex, wh
                 f"imported",
                 style="dim",
             )
+
+
+def show_licenses(screen: Screen, parts: Sequence[licenses.Part]) -> None:
+    """Say under which licences its content is, for whoever passes the archive on."""
+    screen.say(f"  licences of the {len(parts)} components (sources by the lock, wheels by their METADATA):")
+    for line in licenses.license_lines(parts):
+        screen.say(f"    {line}")
 
 
 def need_room(path: Path, total: int) -> None:

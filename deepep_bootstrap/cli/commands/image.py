@@ -65,7 +65,7 @@ def image(
         found = "--containerfile" if containerfile else push
         raise Trouble(Problem("--push", "there is nothing to push so", found, names.TAGGED.words))
     lock = locks.read_lock_file(flags.lock or flags.root / "deepep.lock.toml")
-    with reach(flags, locks=True) as reached:
+    with reach(flags, locks=True, metadata=True) as reached:
         generation = choose_generation(reached.holdings, 0)
         record = choose_record(generation, flags.stack)
         plan = look(order, reached, generation, record)
