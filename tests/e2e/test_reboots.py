@@ -128,7 +128,7 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     out, _ = process.communicate(timeout=300)
     holder.wait()
     assert process.returncode == 0, out
-    told = re.search(r"^\d\d:\d\d:\d\d n002: drained, waiting for job", out, re.MULTILINE)
+    told = re.search(r"^\d\d:\d\d:\d\d n002: drained, waiting for (?:a )?job", out, re.MULTILINE)
     assert told, f"a wave that lasts hours says when: {out}"
     assert re.search(r"^done DOCA-OFED and reboot on .* — active since the reboot at \d\d:\d\d", out, re.MULTILINE), out
     assert lab.job_state(job) == "COMPLETED"
