@@ -224,7 +224,10 @@ def _by(stacks: Sequence[str]) -> str:
 
 
 def _details(source: Source) -> list[str]:
-    lines = [", ".join([f"licence {source.license or 'unknown'}", *(["with its submodules"] * source.submodules)])]
+    words = [f"licence {source.license}"] if source.license else []
+    if source.submodules:
+        words.append("with its submodules")
+    lines = [", ".join(words)] if words else []
     for each in source.substitutes:
         change = f"{_difference_of(each)} ({_digest(each)[:20]}…)"
         lines.append(f"substitute in {each.file}, {each.count} time{'s' * (each.count != 1)}: {change}")

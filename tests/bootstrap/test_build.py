@@ -278,6 +278,7 @@ def test_an_unknown_check_word_is_named(built: Built, prepared: Prepared, tmp_pa
         health(prefix, wrong, tmp_path / "scratch")
 
 
+@pytest.mark.long
 def test_when_the_control_process_is_killed_nothing_goes_on_and_a_rerun_finishes(
     prepared: Prepared, prefix: Path
 ) -> None:

@@ -174,7 +174,13 @@ def test_an_unknown_host_is_not_trusted_silently(engine: Engine, ssh_config: Pat
 # Interruptions
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGKILL, id="kill -9", marks=pytest.mark.long),  # tests/hostile has a sample of these
+    ],
+)
 def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> None:
     engine.use_built(without="gdrcopy|nvshmem|deepep")
     engine.slow_nvcc(30)
@@ -199,6 +205,7 @@ def test_interrupted_in_the_middle_of_a_build(engine: Engine, signum: int) -> No
     assert_recovers(engine)
 
 
+@pytest.mark.long
 def test_a_second_bootstrap_at_the_same_time_waits_and_uses_the_first_ones_result(engine: Engine) -> None:
     engine.use_built(without="deepep")
     engine.slow_nvcc(3)

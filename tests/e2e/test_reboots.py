@@ -162,6 +162,7 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     assert "nothing is offered" in bare_engine.run("verify").err
 
 
+@pytest.mark.long
 def test_a_node_that_comes_back_without_the_option_and_one_that_does_not_stay_drained(bare_engine: Engine) -> None:
     lab = bare_engine.lab
     lab.fake("n001", "forget_options", "1")

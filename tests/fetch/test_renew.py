@@ -500,9 +500,8 @@ def test_documents(server: Server, path: Path, run: Any) -> None:
     for document in (shown, checked, dry, failed):
         merge(shape(document, free), shape(EXAMPLES["lock"], free))
     assert {key for document in (shown, checked, dry) for key in keys(document, free)} | {
-        "target",
-        "files",
-        "bytes",
+        *("target", "files", "bytes"),
+        *("system", "purposes", "key_url", "key_fingerprint"),
     } == set(keys(EXAMPLES["lock"], free))
 
 

@@ -40,6 +40,7 @@ def watch(engine: Engine, host: str, seen: Path) -> Iterator[None]:
 
 
 @pytest.mark.sample
+@pytest.mark.long
 def test_nobody_reads_the_password_of_an_index(engine: Engine, wheel_folder: Path, tmp_path: Path) -> None:
     engine.env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     engine.wheels_from_folder = False

@@ -122,9 +122,9 @@ def test_an_update_of_a_pin_keeps_it() -> None:
 
 def test_the_pins_are_shown_with_it() -> None:
     unsaid = model.parse_lock(LOCK.replace('license = "MIT"\n', ""), "x")
-    for lock, told in ((SHIPPED, "licence MIT"), (unsaid, "licence unknown")):
+    for lock, told in ((SHIPPED, True), (unsaid, False)):
         lines = [line.strip() for line in overview(lock, ["v1"], 0.0)]
-        assert told in lines
+        assert ("licence MIT" in lines) is told
     assert "licence MIT AND LicenseRef-NVSHMEM-SLA, with its submodules" in [
         line.strip() for line in overview(SHIPPED, ["v2"], 0.0)
     ]
