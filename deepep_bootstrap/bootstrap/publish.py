@@ -24,7 +24,8 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
 from deepep_bootstrap.plan.screen import FETCH
 from deepep_bootstrap.plan.steps import HOOK
-from deepep_bootstrap.prefix import entries, generations, modulefiles, provenance
+from deepep_bootstrap.prefix import entries, generations, modulefiles
+from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.generations import Content
 from deepep_bootstrap.prefix.offer import Offer, named_entries, read_offer
 from deepep_bootstrap.remote.host import THIS_MACHINE

@@ -40,7 +40,7 @@ find_metadata() {
         /^[^ \t]/ { more = 0; keep = tolower($0) ~ /^(name|version|license|license-expression):|^classifier: license ::/ }
         /^[ \t]/ { more += 1 }
         keep && more < 3 { print substr($0, 1, 500) }
-    ' "${files[@]}"
+    ' ${files[@]+"${files[@]}"}
 }
 
 main() {

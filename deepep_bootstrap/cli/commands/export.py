@@ -16,11 +16,11 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Flags, gather_one, number
-from deepep_bootstrap.prefix import licenses, provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
 from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, record_sum, render_index
 from deepep_bootstrap.prefix.archive.stream import Packer
+from deepep_bootstrap.prefix.bill import licenses, provenance
 from deepep_bootstrap.prefix.contents import Generation, StoreEntry, choose_generation
 
 

@@ -28,10 +28,10 @@ from deepep_bootstrap.kubernetes.image import Plan
 from deepep_bootstrap.kubernetes.oci import Base
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Lock
-from deepep_bootstrap.prefix import provenance
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
 from deepep_bootstrap.prefix.archive.index import Tree
+from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.contents import Generation, choose_generation
 from deepep_bootstrap.prefix.offer import X86, Offer, StackRecord, named_entries, read_offer
 
@@ -208,7 +208,7 @@ def bill(reached: Reached, generation: Generation, plan: Plan) -> tuple[bytes, L
     """Return the bill of materials of the image's entries, and the lock that they are from (None where it cannot be
     read)."""
     # The CycloneDX library is needed here alone, and every verb would wait for it.
-    from deepep_bootstrap.prefix import sbom
+    from deepep_bootstrap.prefix.bill import sbom
 
     found = tuple(provenance.locks_of(reached.holdings))
     text = sbom.make_bill(offer_of(plan.record), reached.holdings, sbom.Pins.of(found))

@@ -38,8 +38,9 @@ from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import check_shared
 from deepep_bootstrap.plan.host_recipes import BLOCKED, LIBRARIES
 from deepep_bootstrap.plan.host_recipes import OK as UNDONE
-from deepep_bootstrap.prefix import generations, modulefiles, provenance
+from deepep_bootstrap.prefix import generations, modulefiles
 from deepep_bootstrap.prefix.access import candidates
+from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer, check_manifests, named_entries, read_offer
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply

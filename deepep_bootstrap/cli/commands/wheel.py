@@ -16,10 +16,11 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.prefix import defects, provenance
+from deepep_bootstrap.prefix import defects
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
 from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, check_index
+from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.contents import Generation, find_generation
 from deepep_bootstrap.prefix.wheel.elf import Relocator
 from deepep_bootstrap.prefix.wheel.make import GUARD_SOURCE, BuiltStack, WheelFile, make_wheel

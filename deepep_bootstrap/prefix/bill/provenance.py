@@ -33,7 +33,7 @@ def bills(
     `own` is the lock of this run, `records` are the sums of its entries' records by name.
     """
     # The CycloneDX library is needed here alone, and every verb would wait for it.
-    from deepep_bootstrap.prefix import sbom
+    from deepep_bootstrap.prefix.bill import sbom
 
     locks = [*locks_of(holdings), *([own] if own else [])]
     return (Content(BILL, sbom.make_bill(offer, holdings, sbom.Pins.of(locks), records)),)

@@ -35,8 +35,8 @@ from packageurl import PackageURL
 from deepep_bootstrap.core.text import moment
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.lock.model import Lock, Source, Wheel
+from deepep_bootstrap.prefix.bill.licenses import License, WheelLicenses
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
-from deepep_bootstrap.prefix.licenses import License, WheelLicenses
 from deepep_bootstrap.prefix.offer import Offer, named_entries, offer_digest
 
 PROGRAM = "deepep-bootstrap"

@@ -22,7 +22,8 @@ from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.inventory.facts import Python, Toolkit
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.lock import model
-from deepep_bootstrap.prefix import entries, offer, provenance, sbom
+from deepep_bootstrap.prefix import entries, offer
+from deepep_bootstrap.prefix.bill import provenance, sbom
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
 from tests.support.modules import offer as made_offer
 from tests.support.paths import ROOT
@@ -277,7 +278,7 @@ def test_the_library_works_from_a_folder_of_packages(tmp_path: Path) -> None:
     rest = next(folder for folder in sys.path if (Path(folder) / "typing_extensions.py").exists())
     places = [str(tmp_path), str(ROOT), rest]
     code = (
-        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap.prefix import sbom; import cyclonedx; "
+        f"import sys; sys.path[:0] = {places!r}; from deepep_bootstrap.prefix.bill import sbom; import cyclonedx; "
         f"print(cyclonedx.__file__)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

@@ -16,8 +16,9 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.lock import edit, model
-from deepep_bootstrap.prefix import history, licenses
+from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.archive import stream
+from deepep_bootstrap.prefix.bill import licenses
 from tests.support.archive import INPUTS
 from tests.support.paths import ROOT
 from tests.support.store import Prefix, entry_name
