@@ -14,7 +14,7 @@ def is_shell(path: Path) -> bool:
     """Return whether `path` is a shell script, by its suffix or its first line."""
     if path.suffix in {".sh", ".sbatch"}:
         return True
-    if path.suffix == ".j2":  # the tests render templates and lint the result
+    if path.suffix in {".j2", ".log"}:  # the tests render templates and lint the result; a log may quote a script
         return False
     with path.open("rb") as file:
         first = file.readline(80)

@@ -41,6 +41,15 @@ MOST_ENDS, MOST_ASKS = 4, 3
 FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
+TRACE = re.compile(r"\++ \S")
+"""A command as `set -x` prints it before it runs: what a shell does is no error."""
+
+ASSERTS = re.compile(r"assert[\s(]")
+INVALID = re.compile(r"\d+ validation errors? for \w")
+"""pydantic's heading: the line below says what is wrong."""
+
+DIGIT = re.compile(r"\d")
+
 RANK = (
     re.compile(r"\[?\brank[ _:]{0,2}(\d+)\b", re.IGNORECASE),
     re.compile(r"\[default(\d+)\]"),
@@ -172,6 +181,7 @@ def first_error(
     known = [
         _Candidate(ERROR, stamp, place, hit, time)
         for place, hit in roots
+        if not _is_trace(logs[place].lines[hit.line])
         for time, stamp in [_time(logs[place], hit.line)]
     ]
     first = _earliest([*known, *(each for each in found if each.grade == (ERROR if known else grade))])
@@ -198,7 +208,9 @@ def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candi
     found: list[_Candidate] = []
     for line, hit in sorted(_hits(log, start, ending).items()):
         text = log.lines[line][:2000]
-        if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)) or _is_frame(text):
+        if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
+            continue
+        if _is_frame(text) or _is_trace(text):
             continue
         grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
         if grade == ERROR and (
@@ -225,6 +237,11 @@ def _is_frame(line: str) -> bool:
     """Return whether a line is of a traceback's frames, whatever level stands before it."""
     text = bare(line, keep_indent=True)
     return FRAME.search(line) is not None or (text.startswith("  ") and LEVELLED.search(line) is not None)
+
+
+def _is_trace(line: str) -> bool:
+    """Return whether a line is a command that a shell is about to run."""
+    return TRACE.match(bare(line)) is not None
 
 
 def _is_chained(log: Log, line: int) -> bool:
@@ -286,13 +303,35 @@ def _exception(log: Log, line: int) -> int:
     if "Traceback (most recent call last)" not in log.lines[line]:
         return line
     label = log.label(line)
+    head, _, _ = log.lines[line].partition("Traceback (most recent call last)")
+    above = line
     for number in range(line + 1, min(len(log.lines), line + FRAMES)):
         if log.label(number) != label:
             continue
-        text = bare(log.lines[number], keep_indent=True)
+        text = _behind(head, log.lines[number])
         if text.strip() and not text.startswith((" ", "\t")) and not set(text.strip()) <= set("^~ "):
-            return _last_error(log, number, label)
+            return _with_words(log, number, above, label)
+        above = number
     return line
+
+
+def _behind(head: str, line: str) -> str:
+    """Return a line with its indent, without what stood before `Traceback` in the same process: the same text, but
+    for digits of the time; without labels where it is another one."""
+    begins = DIGIT.sub("0", line[: len(head)]) == DIGIT.sub("0", head)
+    return line[len(head) :] if head and begins else bare(line, keep_indent=True)
+
+
+def _with_words(log: Log, line: int, above: int, label: str) -> int:
+    """Return the line that says most of an exception: what was asserted where it has no words of its own, what is
+    wrong below a heading, its `Last error:`, else its own line."""
+    text = bare(log.lines[line])
+    if text.rstrip().endswith("AssertionError") and ASSERTS.match(bare(log.lines[above])):
+        return above
+    if INVALID.search(text):
+        below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
+        return next((n for n in below if "[type=" in log.lines[n]), line)
+    return _last_error(log, line, label)
 
 
 def _last_error(log: Log, line: int, label: str) -> int:

@@ -16,7 +16,8 @@ from deepep_bootstrap.core.toml import load_toml
 from tests.support.diagnosis import BOOK, CASES, cases_of_rules, cases_of_set
 from tests.support.paths import ROOT
 
-YEARS = ("blind-2026", "outsider-2026", "outsider-2026-held")
+OUTSIDER = ("outsider-2026", "outsider-2026-held", "outsider-2026-second")
+YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
 
 INDEX = {
@@ -57,8 +58,7 @@ def test_a_healthy_log_has_no_first_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"),
-    [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (("outsider-2026", "outsider-2026-held"), 60, 16)],
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 110, 30)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -98,6 +98,16 @@ CHAINED = """1: Traceback (most recent call last):
         ('fatal: [n7]: FAILED! => {"stderr": "could not load x", "rc": 1}\nx: Unknown symbol\nERROR: x is odd\n', 3),
         ("pod-ttx2k   3/4     CrashLoopBackOff   41 (3m10s ago)   3h12m\nERROR: disk odd\n", 2),
         ("ibgda.cpp:3901: non-zero status: 16 ibv_dealloc_pd failed\nibgda.cpp:9: non-zero status: 7 odd\n", 2),
+        ("+ python train.py --abort-on error: 3\nRuntimeError: odd\n", 2),
+        ("port 0: PCIe Bus Error: severity=Corrected, type=Data Link Layer\nRuntimeError: PCIe error: odd\n", 2),
+        ("[n1:9] mca: component_find: unable to open mca_x: (warning, ignored)\nRuntimeError: odd\n", 2),
+        ("was unable to find any relevant network interfaces:\n  Host: n1\nRuntimeError: odd\n", 3),
+        ("Status:           Failed\nMessage:  Pod: rpc error: odd\n", 2),
+        ("Stack trace of the failed collective not found\nRank 2 Watchdog caught collective operation timeout\n", 2),
+        ('Traceback (most recent call last):\n  File "a.py", line 3, in f\n    assert x > 3\nAssertionError\n', 3),
+        ('Traceback (most recent call last):\n  File "a.py", line 3, in f\n    assert x\nAssertionError: odd\n', 4),
+        ('at 3 pod Traceback (most recent call last):\nat 3 pod   File "a.py", line 3\nat 4 pod Odd\n', 3),
+        ("Traceback (most recent call last):\nValidationError: 1 validation error for A\n  odd [type=b]\n", 3),
         ("WARN: device x_0 is not enumerated as an mlx5 device. Skipping...\nRuntimeError: CUDA error: odd\n", 1),
     ],
 )
