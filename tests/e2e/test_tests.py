@@ -372,8 +372,6 @@ def test_the_health_script_is_taken_as_slurms_prolog(ready: Engine) -> None:
     everywhere(
         f"install -m 755 /shared/deepep/current/slurm/deepep-health.sh {script}; echo Prolog={script} >>{config}"
     )
-    # What slurmd of this cluster may lock depends on where it was started.
-    everywhere(f"sed -i 's/^    look_at_limits$//' {script}")
     manifest = ready.on_disk / "current" / "manifest.json"
     try:
         ready.lab.ssh("login1", "scontrol reconfigure")

@@ -68,10 +68,10 @@ def test_a_node_that_is_fit(node: Node) -> None:
 
 
 def limit_slurmd(node: Node) -> None:
-    """A slurmd with a low limit, and a child of it whose limit says nothing."""
-    for pid, parent, limit in ((70, 1, "8388608"), (8, 70, "unlimited")):
+    """A slurmd with a low limit, and forks of it, one of which has init as its parent, whose limits say nothing."""
+    for pid, parent, start, limit in ((70, 1, 88, "8388608"), (16, 70, 900, "unlimited"), (17, 1, 901, "unlimited")):
         node.write(f"proc/{pid}/comm", "slurmd\n")
-        node.write(f"proc/{pid}/status", f"PPid:\t{parent}\n")
+        node.write(f"proc/{pid}/stat", f"{pid} (slurmd) S {parent} {'0 ' * 17}{start} 0 0\n")
         node.write(f"proc/{pid}/limits", f"Max locked memory         {limit}     {limit}   bytes\n")
 
 

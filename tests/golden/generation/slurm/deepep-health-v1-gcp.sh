@@ -73,15 +73,14 @@ nics() {
     esac
 }
 
-# Print slurmd's own limit in bytes, which jobs inherit: a prolog has another one, and so has a child of slurmd that becomes a step.
+# Print slurmd's own limit in bytes, which jobs inherit: a prolog has another one. Of the processes of this name it is the oldest, as facts
+# have it: a fork that is about to become a step bears the name for a moment, with init as its parent.
 slurmd_limit() {
-    local file parent files
-    mapfile -t files < <(grep -sxl slurmd "$root"/proc/[0-9]*/comm)
-    for file in ${files[@]+"${files[@]}"}; do
-        parent=$(sed -n 's/^PPid:[[:space:]]*//p' "${file%comm}status" 2>/dev/null)
-        if grep -qsx slurmd "$root/proc/$parent/comm"; then continue; fi
-        sed -n 's/^Max locked memory  *\([^ ]*\) .*/\1/p' "${file%comm}limits" 2>/dev/null
-        return 0
+    local file start
+    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+        read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ 2>/dev/null <"${file%comm}stat" && echo "$start ${file%comm}limits"
+    done | sort -n | head -n 1 | while read -r _ file; do
+        sed -n 's/^Max locked memory  *\([^ ]*\) .*/\1/p' "$file" 2>/dev/null
     done
 }
 
