@@ -1,0 +1,182 @@
+"""An API server of Kubernetes over real HTTP: kmock's emulator, with what a cluster's controllers and kubelets lean on
+and the emulator lacks: uids, label and field selectors, pages, preconditions of a deletion, namespaces, logs of pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp.web
+import kmock
+from kmock import KubernetesEmulator, KubernetesError, KubernetesResourceNotFoundError, Request
+
+Object = dict[str, Any]
+NAMESPACE = re.compile(r"/api/v1/namespaces/([^/]+)")
+
+
+def refusal(status: int, message: str, reason: str = "Forbidden") -> KubernetesError:
+    """An answer of the server with a status and words of its own."""
+    return KubernetesError(status=status, message=message, reason=reason)
+
+
+class Api(KubernetesEmulator):
+    """The emulator. `namespaces` are there; `refusals` by method and path (a regular expression of both) are answered
+    instead; `logs` are texts by namespace and pod, which grow while `running` has the pod."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.namespaces = {"default"}
+        self.refusals: dict[str, KubernetesError] = {}
+        self.logs: dict[tuple[str, str], bytearray] = {}
+        self.running: set[tuple[str, str]] = set()
+        self._version = itertools.count(1)
+
+    async def _handle(self, request: Request) -> aiohttp.web.StreamResponse:
+        asked = f"{request.method.value.upper()} {request.url.path}"
+        for pattern, answer in self.refusals.items():
+            if re.fullmatch(pattern, asked):
+                raise answer
+        if match := NAMESPACE.fullmatch(request.url.path):
+            if match[1] not in self.namespaces:
+                raise refusal(404, f'namespaces "{match[1]}" not found', "NotFound")
+            return aiohttp.web.json_response({"kind": "Namespace", "metadata": {"name": match[1]}})
+        if request.resource and request.resource.plural == "pods" and request.subresource == "log":
+            return await self._send_log(request)
+        if request.action == kmock.action.CREATE:
+            meta = request.data.setdefault("metadata", {})
+            if request.namespace:
+                if request.namespace not in self.namespaces:
+                    raise refusal(404, f'namespaces "{request.namespace}" not found', "NotFound")
+                meta["namespace"] = request.namespace
+            meta |= {"uid": str(uuid.uuid4()), "resourceVersion": str(next(self._version))}
+        if request.action == kmock.action.DELETE:
+            self._check_uid(request)
+        return await super()._handle(request)
+
+    def _check_uid(self, request: Request) -> None:
+        wanted = ((request.data or {}).get("preconditions") or {}).get("uid")
+        key = (request.resource, request.namespace, request.name)
+        there = key in self.objects and not self.objects[key].deleted
+        if wanted and there and self.objects[key].raw["metadata"].get("uid") != wanted:
+            raise refusal(409, "Precondition failed: UID in precondition", "Conflict")
+
+    async def _serve_list(self, request: Request) -> Object:
+        try:
+            found = dict(await super()._serve_list(request))
+        except KubernetesResourceNotFoundError:  # no object of this kind was made yet
+            found = {"items": []}
+        labels = [each.split("=") for each in request.params.get("labelSelector", "").split(",") if each]
+        fields = [each.split("=") for each in request.params.get("fieldSelector", "").split(",") if each]
+        items = [
+            item
+            for item in found["items"]
+            if all((item["metadata"].get("labels") or {}).get(key) == value for key, value in labels)
+            and all(at(item, key) == value for key, value in fields)
+        ]
+        first, limit = int(request.params.get("continue", "0")), int(request.params.get("limit", "0")) or len(items)
+        more = {"continue": str(first + limit)} if first + limit < len(items) else {}
+        return {**found, "metadata": {"resourceVersion": "1", **more}, "items": items[first : first + limit]}
+
+    async def _send_log(self, request: Request) -> aiohttp.web.StreamResponse:
+        key = (request.namespace or "", request.name or "")
+        if key not in self.logs:
+            raise refusal(400, f'container "test" in pod "{key[1]}" is waiting to start', "BadRequest")
+        reply = aiohttp.web.StreamResponse()
+        await reply.prepare(request._raw_request)
+        sent = 0
+        while True:
+            text = bytes(self.logs.get(key, b"")[sent:])
+            await reply.write(text)
+            sent += len(text)
+            if key not in self.running and sent >= len(self.logs.get(key, b"")):
+                break
+            await asyncio.sleep(0.02)
+        await reply.write_eof()
+        return reply
+
+
+def at(item: Object, path: str) -> str:
+    """The value of a field by its path."""
+    for key in path.split("."):
+        item = item.get(key) or {} if isinstance(item, dict) else {}
+    return item if isinstance(item, str) else ""
+
+
+class LiveApi:
+    """A server in a thread of its own. What changes its objects runs in there."""
+
+    def __init__(self) -> None:
+        self.api: Api
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._ready, self._ended = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    async def _serve(self) -> None:
+        self.api = Api()
+        async with self.api, kmock.Server(self.api, hostnames=None) as server:
+            self.url = str(server.url).rstrip("/")
+            self._ready.set()
+            await self._ended.wait()
+
+    def __enter__(self) -> LiveApi:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(30)
+
+    def inside(self, action: Callable[[Api], Any]) -> Any:
+        """Run a function in the server's thread and return what it returns."""
+
+        async def run() -> Any:
+            return action(self.api)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def objects(self, plural: str) -> list[Object]:
+        """The objects of one kind that are there, such as pods."""
+        return self.inside(
+            lambda api: [
+                found.raw
+                for (resource, _, _), found in api.objects.items()
+                if resource.plural == plural and not found.deleted
+            ]
+        )
+
+    def asked(self) -> list[str]:
+        """Method and path of each request so far."""
+        return self.inside(lambda api: [f"{each.method.value.upper()} {each.url.path}" for each in api._requests])
+
+
+@contextmanager
+def live_api(folder: Path, *namespaces: str, context: str = "lab") -> Iterator[tuple[LiveApi, Path]]:
+    """A server, and the kubeconfig that leads to it; its context's namespace is the first one given."""
+    with LiveApi() as live:
+        live.inside(lambda api: api.namespaces.update(namespaces))
+        yield live, write_kubeconfig(folder / "kubeconfig", live.url, context, *namespaces[:1])
+
+
+def write_kubeconfig(path: Path, url: str, context: str = "lab", namespace: str = "") -> Path:
+    """A kubeconfig with one context."""
+    within = f", namespace: {namespace}" if namespace else ""
+    path.write_text(
+        f"""apiVersion: v1
+kind: Config
+current-context: {context}
+clusters: [{{name: here, cluster: {{server: "{url}"}}}}]
+users: [{{name: me, user: {{token: secret-token}}}}]
+contexts: [{{name: {context}, context: {{cluster: here, user: me{within}}}}}]
+"""
+    )
+    return path
