@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The health checks of an entry of DeepEP V2. It stands between build/deepep-checks.sh, from which it takes with_entry and the look at the
-# device code, and build/deepep-v2.sh.
+# The health checks of an entry of DeepEP V2 and V2.5, and what their builds share. It stands between build/deepep-checks.sh, from which it
+# takes with_entry and the look at the device code, and build/deepep-v2.sh or build/deepep-v25.sh.
 # Inputs: those of build/deepep-checks.sh, NCCL_VERSION, and those of build/deepep-v2.sh for an external PYTHON.
 
 check_entry() {
@@ -32,6 +32,14 @@ check_entry() {
         *) die "unknown check '${word}': known are import, device-code, nvshmem-symbols, nccl-version" ;;
         esac
         say "check ${word}: ok"
+    done
+}
+
+# forget_settings: unset what a user's environment may say to DeepEP and NCCL.
+forget_settings() {
+    local name
+    for name in "${!EP_@}" "${!DJ_@}" "${!NCCL_@}" "${!DEEP_EP_@}"; do
+        [[ "${name}" == NCCL_VERSION ]] || unset "${name}"
     done
 }
 
