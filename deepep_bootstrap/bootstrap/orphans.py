@@ -15,7 +15,8 @@ from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import RecordForm, Records, read_records
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 

@@ -24,9 +24,9 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.flags import OWN_NCCL
+from deepep_bootstrap.inventory.flags import OWN_NCCL, Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Flags, Survey, fold_problems, gather, read_tree
+from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Survey, fold_problems, gather, read_tree
 from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import host_recipes, steps

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import digest
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.steps import Plan, Step, plan_json, step_json
 from deepep_bootstrap.prefix.offer import offer_digest

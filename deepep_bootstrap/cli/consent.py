@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from deepep_bootstrap.core.errors import Problem
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 
 YES = frozenset(("y", "yes"))
 UNCHANGED = "not confirmed, nothing was changed"

@@ -16,8 +16,8 @@ from deepep_bootstrap.doctor import user_view
 from deepep_bootstrap.doctor.examine import Checks, case_of, examine, join, ordered
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Case, Finding, HostView
 from deepep_bootstrap.doctor.user_view import UserView
-from deepep_bootstrap.inventory.flags import OWN_NCCL
-from deepep_bootstrap.inventory.survey import Flags, Survey, fold_problems, read_tree
+from deepep_bootstrap.inventory.flags import OWN_NCCL, Flags
+from deepep_bootstrap.inventory.survey import Survey, fold_problems, read_tree
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan.decisions import PlanRequest

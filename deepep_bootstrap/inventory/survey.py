@@ -21,7 +21,7 @@ from deepep_bootstrap.core.console import asking
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, facts_script, parse_facts
-from deepep_bootstrap.inventory.flags import Flags as Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.flags import number as number
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.remote.channel import Secret

@@ -12,8 +12,9 @@ from msgspec import Struct
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.inventory import forms, seen
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import TRUST, PrefixHandle, read_answer

@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.inventory.survey import Flags, Survey, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, read_tree
 from deepep_bootstrap.lock.compatibility import (
     Contents,
     RuleSet,

@@ -31,7 +31,12 @@ OWN_RECIPES = {
     "python": ("build/python.sh",),
     "deepep": ("build/deepep-checks.sh", "build/deepep-setup.sh", "build/deepep.sh"),
     "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-setup.sh", "build/deepep-v2.sh"),
-    "deepep-v25": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-setup.sh", "build/deepep-v25.sh"),
+    "deepep-v25": (
+        "build/deepep-checks.sh",
+        "build/deepep-v2-checks.sh",
+        "build/deepep-setup.sh",
+        "build/deepep-v25.sh",
+    ),
 }
 """The texts of each recipe. Several recipes may make entries of one kind: NVSHMEM from its source or its wheel, DeepEP
 V1, V2 or V2.5."""

@@ -20,9 +20,10 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import digest
 from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.forms import GIB
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.lock.model import deepep_release, is_v25
 from deepep_bootstrap.prefix.access import candidates
 

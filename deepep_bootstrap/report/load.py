@@ -20,7 +20,7 @@ from deepep_bootstrap.core.recipes import last_lines
 from deepep_bootstrap.core.text import moment, number, size
 from deepep_bootstrap.inventory import seen
 from deepep_bootstrap.inventory.facts import Facts, read_facts_json
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.remote.fleet import Job, Transport

@@ -14,7 +14,8 @@ from deepep_bootstrap.analysis.verdict import failure
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.cli.commands.results import results
 from deepep_bootstrap.core.toml import load_toml
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.testing import run_folder
 from tests.support.paths import ROOT
 

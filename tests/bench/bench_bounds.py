@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT)]
 from deepep_bootstrap.cli.commands import report
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.records import RecordForm, read_records
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
-from deepep_bootstrap.inventory.survey import Flags
 from deepep_bootstrap.remote.script import EARLY_LIMIT, Lines
 
 RUNS = ROOT / "tests" / "cases" / "report" / "runs"

@@ -20,8 +20,9 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.facts import Modules, Slurm
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.plan import steps
 from deepep_bootstrap.prefix.generations import Content

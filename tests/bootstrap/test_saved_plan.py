@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap.saved_plan import check_rest, check_same, flags_of, read_plan, save_plan
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.steps import Plan, make_plan
 from tests.support.paths import ROOT

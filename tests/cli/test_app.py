@@ -20,7 +20,8 @@ from deepep_bootstrap.cli.app import Verb, check
 from deepep_bootstrap.cli.verbs import declared
 from deepep_bootstrap.core.errors import BUG, INTERRUPTED, TROUBLE, Trouble
 from deepep_bootstrap.core.guard import guarded
-from deepep_bootstrap.inventory.survey import Flags, number
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import number
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from tests.support.paths import ROOT
 

@@ -11,7 +11,8 @@ from deepep_bootstrap.bootstrap.reboot.policy import NEVER, Policy
 from deepep_bootstrap.cli.commands.bootstrap import RunState, expected_steps, how_far, how_it_ended
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.outcome import Outcome
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.steps import make_plan
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.paths import ROOT

@@ -25,7 +25,8 @@ from deepep_bootstrap.cli.commands.remove import (
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import facts, hostsfile
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.prefix import generations, modulefiles
 from deepep_bootstrap.prefix.contents import entry_names
 from deepep_bootstrap.prefix.generations import Content

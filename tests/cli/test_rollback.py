@@ -11,7 +11,7 @@ import pytest
 
 from deepep_bootstrap.cli.commands.rollback import rollback
 from deepep_bootstrap.cli.commands.status import status
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from tests.support.build import ROOT
 from tests.support.consent import terminal
 from tests.support.store import Prefix, entry_name

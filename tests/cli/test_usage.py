@@ -16,7 +16,7 @@ import tasks
 from deepep_bootstrap.cli import app, usage, verbs
 from deepep_bootstrap.cli.verbs import GROUPS, HELP, SECTIONS, VERBS, declared, module_of
 from deepep_bootstrap.core import program
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix import test_kinds
 from tests.support.paths import ROOT
 

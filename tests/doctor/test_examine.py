@@ -27,8 +27,9 @@ from deepep_bootstrap.doctor import examine, gpu, user, user_view
 from deepep_bootstrap.doctor.consistency import PROPERTIES
 from deepep_bootstrap.doctor.findings import SEVERITIES, Finding, HostView
 from deepep_bootstrap.inventory.facts import Facts
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.machine import Stamp
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.host_recipes import TITLES, Check
 from deepep_bootstrap.prefix.offer import Offer, StackRecord, command_for, offer_document
 from deepep_bootstrap.remote import channel

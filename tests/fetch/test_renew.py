@@ -21,7 +21,7 @@ from deepep_bootstrap.cli.commands import lock as verb
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.fetch.renew import compare_link, renew_source, version_in
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Substitute

@@ -26,7 +26,7 @@ from deepep_bootstrap.fetch import check, uv, wheels
 from deepep_bootstrap.fetch.check import Ways
 from deepep_bootstrap.fetch.index import PackageIndex, size_of
 from deepep_bootstrap.fetch.locations import Level, Mirrors
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Wheel, requirement_name

@@ -17,7 +17,7 @@ import pytest
 from deepep_bootstrap.cli.commands.export import export
 from deepep_bootstrap.cli.commands.verify import verify
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix import access, generations, history, modulefiles
 from deepep_bootstrap.prefix.archive import index
 from deepep_bootstrap.prefix.archive.stream import read_index

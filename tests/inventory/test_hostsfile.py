@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory import hostsfile
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags, read_inventory
+from deepep_bootstrap.inventory.survey import read_inventory
 from deepep_bootstrap.remote import host
 from tests.support.paths import ROOT, TESTS
 

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.planning import read_wanted
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import decisions, steps

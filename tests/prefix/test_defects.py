@@ -17,7 +17,8 @@ from deepep_bootstrap.cli.commands.doctor import doctor
 from deepep_bootstrap.cli.commands.rollback import rollback
 from deepep_bootstrap.cli.commands.status import status
 from deepep_bootstrap.cli.commands.verify import verify
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry
 from deepep_bootstrap.prefix.defects import Defect, defects

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.cli.commands.gc import gc
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix import generations, history
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, rollback_target
 from deepep_bootstrap.prefix.gc import Garbage, choose_garbage

@@ -17,7 +17,7 @@ import pytest
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.cli.commands.verify import verify
 from deepep_bootstrap.core.errors import OK, VERDICT, Trouble
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix import generations, history
 from deepep_bootstrap.prefix.contents import rollback_target
 from deepep_bootstrap.prefix.generations import Content

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
-from deepep_bootstrap.inventory.survey import Flags, gather
+from deepep_bootstrap.inventory.survey import gather
 from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host

@@ -16,7 +16,7 @@ from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.doctor.findings import Finding
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.report import cluster, load, terminal
 from deepep_bootstrap.report.cluster import compose_cluster
 from tests.cli.test_json_doc import TEXT, keys, merge, shape

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.report import html, load
 from tests.report.test_html import hostile
 from tests.support.chromium import Browser, Page, chromium

@@ -11,7 +11,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.report import load
 from deepep_bootstrap.report.junit import render_junit
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text

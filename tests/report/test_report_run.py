@@ -24,7 +24,7 @@ from deepep_bootstrap.cli.verbs import declared
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.inventory.facts import facts_json, lines, read_facts_json
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.report import load, model, terminal
 from deepep_bootstrap.testing import run_folder
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text

@@ -40,7 +40,8 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, ToldInterrupt, Tr
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import ANY, PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Source
 from deepep_bootstrap.prefix.access import reach

@@ -13,8 +13,9 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.doctor.examine import exit_code, finding_json
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Finding
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import USER
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import open_connections, read_inventory
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 

@@ -9,7 +9,8 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.explain import Explanation, HostMap, Setting, explain
-from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import PlanRequest, PreviousOffer, choose_network, hosts_to_build_for
 
 HEAD = ("GPU", "PCI address", "NIC", "Gb/s", "joined by")

@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags, gather_one, number
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import gather_one, number
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, stream, transfer
-from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, check_index, record_sum, render_index
+from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, Tree, record_sum, render_index
 from deepep_bootstrap.prefix.archive.stream import Packer
 from deepep_bootstrap.prefix.bill import licenses, provenance
 from deepep_bootstrap.prefix.contents import Generation, StoreEntry, choose_generation
@@ -40,16 +39,13 @@ def export(flags: Flags, *, out: str = "", generation: str = "", sign: str = "")
         chosen = choose_generation(holdings, wanted)
         names = sorted(holdings.closure(chosen.names))
         facts = gather_one(flags, reached.transport, place.host, place.prefix)
-        trees = transfer.list_trees(reached.transport, place, names)
-        unrecorded = transfer.check_records(trees, holdings, place.prefix)
+        trees, unrecorded = transfer.published_trees(reached.transport, place, holdings, names)
         built = built_on(chosen, holdings.entries, facts)
         parts = licenses.parts_of(holdings, names, provenance.locks_of(holdings))
         # What is signed says the sum of every record, also where an earlier version published the generation.
         manifest = {**chosen.manifest, "records": {tree.name: record_sum(tree) for tree in trees}}
         manifest["components"] = licenses.parts_json(parts)
         index = ArchiveIndex(built, trees, str(chosen.manifest.get("lock_digest", "")), manifest)
-        for problem in check_index(index, f"{place.host.name} {place.prefix}"):
-            raise Trouble(replace(problem, try_="invoke verify --store"))
         text = render_index(index)
         total = stream.total(index, text)
         # Also where nothing is written: whether the key can sign is a part of what would be done.

@@ -8,7 +8,8 @@ from deepep_bootstrap.core.console import MOST_ALIKE, Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.inventory.facts import by_label, facts_json, lines
-from deepep_bootstrap.inventory.survey import Flags, gather, open_connections, read_inventory
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import gather, open_connections, read_inventory
 
 
 def facts(flags: Flags) -> int:

@@ -13,7 +13,8 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened, size
-from deepep_bootstrap.inventory.survey import Flags, number
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import number
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.contents import Holdings

@@ -8,7 +8,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import size
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.contents import Generation, Holdings
 

@@ -122,8 +122,7 @@ def look(order: _Order, reached: Reached, generation: Generation, record: StackR
     """Return what the image is to hold; Trouble where an entry is not as it was published."""
     holdings, place = reached.holdings, reached.place
     closure = holdings.closure(named_entries(offer_of(record)))
-    trees = transfer.list_trees(reached.transport, place, sorted(closure))
-    transfer.check_records(trees, holdings, place.prefix)
+    trees, _ = transfer.published_trees(reached.transport, place, holdings, sorted(closure))
     facts = gather_one(order.flags, reached.transport, place.host, place.prefix)
     return made.plan_image(
         record,

@@ -19,7 +19,8 @@ from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, gather, read_tree
 from deepep_bootstrap.plan.decisions import PlanRequest, make_decisions
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import signing, transfer

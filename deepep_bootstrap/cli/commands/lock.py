@@ -35,7 +35,8 @@ from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.renew import CheckedPin, PinRequest, Renewal, check_source, renew_source
 from deepep_bootstrap.fetch.resolver import WheelClosure
 from deepep_bootstrap.fetch.uv import cache_dir
-from deepep_bootstrap.inventory.survey import Flags, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.lock import compatibility, edit
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import PYTHON, Lock, Wheel, used

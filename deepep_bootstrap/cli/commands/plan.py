@@ -16,7 +16,8 @@ from deepep_bootstrap.bootstrap.planning import (
 from deepep_bootstrap.bootstrap.saved_plan import save_plan
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
-from deepep_bootstrap.inventory.survey import Flags, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.host_recipes import unbelieved
 from deepep_bootstrap.plan.screen import PlanView
 from deepep_bootstrap.plan.steps import plan_json

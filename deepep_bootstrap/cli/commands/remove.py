@@ -24,15 +24,8 @@ from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import Records, read_records
 from deepep_bootstrap.inventory import forms
-from deepep_bootstrap.inventory.survey import (
-    Flags,
-    Survey,
-    fold_problems,
-    gather,
-    open_connections,
-    read_inventory,
-    read_tree,
-)
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, fold_problems, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import check_shared

@@ -34,8 +34,9 @@ from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import REMOVED
 from deepep_bootstrap.inventory.facts import facts_json
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.steps import plan_json
 from deepep_bootstrap.prefix.access import NOTHING
 from deepep_bootstrap.prefix.generations import PrefixHandle

@@ -9,7 +9,8 @@ from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, number, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import number, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.contents import Generation, Holdings, rollback_target

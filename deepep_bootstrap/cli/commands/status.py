@@ -16,7 +16,8 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, Survey, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, open_connections, read_inventory, read_tree
 from deepep_bootstrap.lock.model import read_lock_file
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.defects import current_defects, look_at_offers

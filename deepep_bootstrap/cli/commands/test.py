@@ -28,7 +28,8 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time, size
 from deepep_bootstrap.inventory.facts import Facts, facts_json
-from deepep_bootstrap.inventory.survey import Flags, Survey, number, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, number, open_connections, read_inventory, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack

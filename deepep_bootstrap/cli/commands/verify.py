@@ -15,7 +15,8 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.survey import Flags, Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import without_gpu
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates, find_unsafe, reach, unsafe_problems

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
@@ -19,7 +18,6 @@ from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import defects
 from deepep_bootstrap.prefix.access import Reached, reach
 from deepep_bootstrap.prefix.archive import transfer
-from deepep_bootstrap.prefix.archive.index import ArchiveIndex, Built, check_index
 from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.contents import Generation, find_generation
 from deepep_bootstrap.prefix.wheel.elf import Relocator
@@ -121,11 +119,7 @@ def read_stack(reached: Reached, generation: Generation, stack: str) -> BuiltSta
         raise Trouble(
             *(Problem(f"stack {stack}", "a store entry it needs is gone", each, try_=remedy) for each in missing)
         )
-    trees = transfer.list_trees(reached.transport, place, names)
-    # A host is not believed: paths that it names become names in the wheel.
-    for problem in check_index(ArchiveIndex(Built(), trees), f"{place.host.name} {place.prefix}"):
-        raise Trouble(replace(problem, try_="invoke verify --store"))
-    transfer.check_records(trees, holdings, place.prefix)
+    trees, _ = transfer.published_trees(reached.transport, place, holdings, names)
     sources = {each.hash: each for lock in provenance.locks_of(holdings) for each in lock.sources.values()}
     return BuiltStack(
         stack, record, {name: holdings.entries[name] for name in names}, {tree.name: tree for tree in trees}, sources

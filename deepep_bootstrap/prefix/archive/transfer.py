@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
@@ -17,7 +18,16 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.archive import index, stream
-from deepep_bootstrap.prefix.archive.index import FILE, FOLDER, LINK, ArchiveMember, Tree
+from deepep_bootstrap.prefix.archive.index import (
+    FILE,
+    FOLDER,
+    LINK,
+    ArchiveIndex,
+    ArchiveMember,
+    Built,
+    Tree,
+    check_index,
+)
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
 from deepep_bootstrap.remote.fleet import Job, Transport
@@ -73,6 +83,18 @@ def telling(screen: Screen, host: Host, what: str, total: int) -> Iterator[Calla
     with screen.progress():
         screen.started(what, [host.name])
         yield tell
+
+
+def published_trees(
+    transport: Transport, place: PrefixHandle, holdings: Holdings, names: Sequence[str]
+) -> tuple[tuple[Tree, ...], list[str]]:
+    """Return what is in these entries, sorted by name, and those of them whose record no generation knows. Trouble
+    where one is not as it was published. A host is not believed: paths that it names become names in what is made of
+    them, and one that no archive may hold is Trouble too."""
+    trees = list_trees(transport, place, names)
+    for problem in check_index(ArchiveIndex(Built(), trees), f"{place.host.name} {place.prefix}"):
+        raise Trouble(replace(problem, try_=REMEDY))
+    return trees, check_records(trees, holdings, place.prefix)
 
 
 def list_trees(transport: Transport, place: PrefixHandle, names: Sequence[str]) -> tuple[Tree, ...]:

@@ -36,7 +36,7 @@ from deepep_bootstrap.fetch.mirror.index import (
     read_mirror_index,
     render_mirror_index,
 )
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Lock, Wheel
 from tests.fetch.test_wheels import make_wheel

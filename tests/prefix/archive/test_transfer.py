@@ -18,7 +18,8 @@ from deepep_bootstrap.cli.commands.import_ import import_
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.recipes import text_digest
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Python, Toolkit
-from deepep_bootstrap.inventory.survey import Flags, Survey
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.decisions import make_decisions
 from deepep_bootstrap.prefix import access
 from deepep_bootstrap.prefix.archive import index, stream, transfer

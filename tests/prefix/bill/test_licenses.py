@@ -14,7 +14,7 @@ from deepep_bootstrap.cli.commands.export import export
 from deepep_bootstrap.cli.lock_view import overview
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
-from deepep_bootstrap.inventory.survey import Flags
+from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import edit, model
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.archive import stream
