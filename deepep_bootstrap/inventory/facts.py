@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import posixpath
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,6 +21,9 @@ from deepep_bootstrap.core.text import NO_TEXT, HostText
 from deepep_bootstrap.inventory.forms import FACTS
 from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.machine import parse_machine as prepared
+
+MANIFESTS_KEPT = 8
+"""Manifests that are kept once they were read: all hosts of a prefix show the same one, which names all of them."""
 
 
 class Prefix(Struct, frozen=True):
@@ -55,11 +59,16 @@ def parse_prefix(records: Records) -> Prefix:
         id=records.text("prefix_id"),
         entries=tuple(sorted(records.words("prefix_entry"))),
         generation=records.number("prefix_generation"),
-        manifest=base64.b64decode(records.text("prefix_manifest"), validate=True).decode(),
+        manifest=_manifest(records.text("prefix_manifest")),
         source=source,
         problem=records.text("prefix_problem"),
         unproved=tuple(sorted(records.words("prefix_unproved"))),
     )
+
+
+@lru_cache(MANIFESTS_KEPT)
+def _manifest(coded: str) -> str:
+    return base64.b64decode(coded, validate=True).decode()
 
 
 class Gpu(Struct, frozen=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deepep_bootstrap.cli.commands.bootstrap import bootstrap
 from deepep_bootstrap.cli.commands.doctor import doctor
 from deepep_bootstrap.cli.commands.facts import facts
 from deepep_bootstrap.cli.commands.plan import plan
@@ -99,6 +101,20 @@ def test_hosts_that_are_alike_are_asked_with_one_script_and_read_once(
     assert len(composed) == 1
     # 50 and 34 of those that answer have answers of their own.
     assert len(read) == 85
+
+
+def test_a_bootstrap_with_nothing_to_do_asks_each_host_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = Flags(root=ROOT, hosts=str(crowd.hosts_file(tmp_path, 12)))
+    hosts = crowd.SoundCrowd.of(flags, 12)
+    monkeypatch.setattr(survey, "ConnectionPool", lambda *_: hosts)
+    code = bootstrap(flags)
+    said = capsys.readouterr().out
+    assert (code, "Nothing to do: everything wanted is there." in said) == (0, True), said
+    # For facts and for checks; the host of the prefix also says who else may change that.
+    assert Counter(hosts.asked) == {"n0001": 3, **{f"n{number:04}": 2 for number in range(2, 13)}}
 
 
 def test_a_kind_of_line_is_told_a_few_times() -> None:

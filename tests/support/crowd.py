@@ -4,13 +4,19 @@ them, so whole verbs run; what they print and what they cost is theirs alone."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from deepep_bootstrap.bootstrap.planning import read_wanted, request_for
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.inventory.survey import read_tree
+from deepep_bootstrap.inventory.facts import parse_facts
+from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.survey import Survey, read_inventory, read_tree
+from deepep_bootstrap.plan.decisions import make_decisions
+from deepep_bootstrap.prefix import modulefiles
 from deepep_bootstrap.remote.fleet import Job, Options, Reply
 from deepep_bootstrap.remote.host import Host
 from tests.support.paths import ROOT
@@ -75,6 +81,37 @@ def facts_of(number: int) -> str:
     return text
 
 
+def sound_facts_of(number: int) -> str:
+    """Return what the fact script prints on one host that has no fault, but a CUDA toolkit, and whose GPUs nobody
+    uses."""
+    free = re.sub(r"(?m)^gpu_process=.*\n", "", facts_of(40 * number + 14))
+    return free.replace("end=1\n", "toolkit=/usr/local/cuda\t12.9.86\t1\t1\t/usr/local/cuda\nend=1\n")
+
+
+def with_all_built(flags: Flags, answers: Mapping[str, str]) -> dict[str, str]:
+    """Return what the fact script prints on sound hosts once a bootstrap of them has ended: their prefix has
+    the entries and offers what would be built and offered now, and login shells find it. `answers` are those of hosts
+    that have no prefix yet, by name."""
+    inventory, prefix = read_inventory(flags)
+    survey = Survey(inventory, prefix, {name: parse_facts(text, name) for name, text in answers.items()})
+    choice = make_decisions(request_for(flags, survey, read_wanted(flags)), survey.facts)
+    manifest = modulefiles.manifest(
+        choice.offer, generation=1, created="2026-11-22T00:00:00Z", by="", lock_digest="", hosts=tuple(answers)
+    )
+    there = [
+        "prefix_exists=1",
+        "prefix_id=1d1d1d1d1d1d1d1d",
+        *(f"prefix_entry={entry.name}" for entry in choice.entries),
+        "prefix_generation=1",
+        f"prefix_manifest={base64.b64encode(manifest.encode()).decode()}",
+        *(f"hook={shell}\t{prefix}/modulefiles" for shell in ("sh", "csh")),
+    ]
+    old = re.compile(r"(?m)^(?:prefix_exists|prefix_id|hook)=.*\n")
+    return {
+        name: old.sub("", text).replace("end=1\n", "\n".join([*there, "end=1\n"])) for name, text in answers.items()
+    }
+
+
 @cache
 def recipes_in(script: str) -> list[str]:
     """Return the recipes that a script of checks asks."""
@@ -105,8 +142,6 @@ class Crowd:
     """The connections to such hosts, in place of a ConnectionPool. Ten of a thousand do not answer."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
-        self.texts: dict[str, str] = {}
-        self.asked: list[str] = []
         self.answers: Mapping[str, Callable[[int, Job], str]] = {
             RECIPES["facts.sh"]: lambda number, job: facts_of(number),
             RECIPES["doctor/user.sh"]: lambda number, job: view_of(number),
@@ -141,3 +176,25 @@ class Crowd:
 
     def close(self) -> None:
         """There are no connections."""
+
+
+class SoundCrowd(Crowd):
+    """Hosts of which each is as a bootstrap of all of them has left it; `asked` are the hosts in the order of questions."""
+
+    def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
+        super().__init__(hosts, options)
+        self.asked: list[str] = []
+
+    @classmethod
+    def of(cls, flags: Flags, count: int) -> SoundCrowd:
+        """Return the connections to this many hosts of `flags`."""
+        answers = with_all_built(flags, {f"n{number:04}": sound_facts_of(number) for number in range(1, count + 1)})
+        crowd = cls(())
+        crowd.answers = {**crowd.answers, RECIPES["facts.sh"]: lambda number, job: answers[f"n{number:04}"]}
+        return crowd
+
+    def run(self, host: Host, job: Job, on_line: object = None) -> Reply:
+        self.asked.append(host.name)
+        number = int(host.name.lstrip("n"))
+        answer = next((make for text, make in self.answers.items() if text.rstrip() in job.script), None)
+        return Reply(host.name, 0, answer(number, job) if answer else checks_of(10, job.script), "", 0.1)
