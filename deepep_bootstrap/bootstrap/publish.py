@@ -19,6 +19,7 @@ from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, WorkClock
+from deepep_bootstrap.fetch.download import Transfer
 from deepep_bootstrap.inventory.hostsfile import Settings
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions
@@ -140,6 +141,9 @@ def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) 
     def say(text: str) -> None:
         context.screen.line(THIS_MACHINE.name, FETCH, text)
 
+    def measure(transfer: Transfer) -> None:
+        context.screen.measured(THIS_MACHINE.name, FETCH, transfer.share, transfer.text)
+
     context.screen.started(FETCH, [THIS_MACHINE.name])
     begin = time.monotonic()
     sources = supply.fetch_sources(context.request.lock, entries, context.request.mirrors, say)
@@ -158,7 +162,7 @@ def fetch_supplies(context: BootstrapContext, entries: Sequence[entries.Entry]) 
             choice.python.path,
             context.build_user,
         )
-        environment = supply.fetch_environment(context.transport, want, say)
+        environment = supply.fetch_environment(context.transport, want, say, measure)
         sources, indexes = supply.join(sources, environment.supply), environment.indexes
         remark = environment.remark
     detail = f"{len(sources.files) - bool(remark)} files, hashes as locked" + (

@@ -12,6 +12,7 @@ from msgspec import Struct
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.filetree import tar_tree
 from deepep_bootstrap.core.recipes import compose
+from deepep_bootstrap.fetch.download import Transfer
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
 from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.fetch.uv import cache_dir, find_uv
@@ -71,11 +72,14 @@ def fetch_sources(lock: Lock, entries: Iterable[Entry], mirrors: Mirrors, on_lin
     return Supply(tuple(files))
 
 
-def fetch_environment(transport: Transport, want: Environment, on_line: Callable[[str], None]) -> EnvironmentSupply:
+def fetch_environment(
+    transport: Transport, want: Environment, on_line: Callable[[str], None], on_transfer: Callable[[Transfer], None]
+) -> EnvironmentSupply:
     """Provide uv and the wheels of a Python environment from whichever machine reaches the index.
 
     The build host is asked first, where it might: its network is the better one for gigabytes. What the control machine
-    has already, and what a directory serves, is sent from here. Trouble when neither machine gets at the wheels.
+    has already, and what a directory serves, is sent from here; `on_transfer` hears how far its downloads are. Raises
+    Trouble when neither machine gets at the wheels.
     """
     program = find_uv(want.facts.machine, want.lock, want.mirrors, on_line)
     uv = Supply((("bin/uv", program.path),))
@@ -85,7 +89,7 @@ def fetch_environment(transport: Transport, want: Environment, on_line: Callable
         on_line(f"{want.host.name} reaches the index: it gets {len(want.wheels)} wheels itself, by hash")
         return EnvironmentSupply(uv, addresses, program.remark)
     try:
-        found = fetch_wheels(want.wheels, want.mirrors, cache_dir(), on_line)
+        found = fetch_wheels(want.wheels, want.mirrors, cache_dir(), on_line, on_transfer)
     except Trouble as trouble:
         if asked:
             raise Trouble(*trouble.problems, Problem(want.host.name, "does not reach the index either")) from None

@@ -24,6 +24,7 @@ from msgspec import Struct
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.file_proxy import FileProxy
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.table import Table
@@ -62,6 +63,9 @@ MOST_ALIKE = 5
 PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
 
+
+BAR_WIDTH = 12
+"""Columns of a bar in the live table."""
 
 HOSTS_WIDTH = 24
 """Columns for the names of hosts; a set that folds badly is cut."""
@@ -212,6 +216,10 @@ class Screen:
         """A running step printed a line, which may say that it waits (live table only; logs have them all)."""
         self._progress.line(step, host, shortened(text), waits=waits)
 
+    def measured(self, host: str, step: str, share: float, text: str) -> None:
+        """A running step knows how far it is: which part is done, 0 to 1, and figures for a person."""
+        self._progress.measure(step, host, share, text)
+
     def ended(self, *outcomes: Outcome) -> None:
         """A step ended on some hosts; equal ends are one line. `outcomes` prints the details of failures at
         the end. All of them stay in `ended_outcomes`: a phase that is cut short has no other record of itself."""
@@ -266,7 +274,7 @@ class Screen:
 
 class _Row(Struct):
     """A running step: its hosts, its last line, its clock, and the counter that its lines begin with (`[3/903]`, as
-    ninja's) since when and where it was first seen."""
+    ninja's) since when and where it was first seen. `share` and `figures` are those of a step that measures itself."""
 
     clock: WorkClock
     hosts: dict[str, None]
@@ -275,6 +283,8 @@ class _Row(Struct):
     total: int = 0
     first_done: int = 0
     first_seen: float = 0.0
+    share: float | None = None
+    figures: str = ""
 
     def take(self, text: str) -> None:
         """Take the last line, without a counter at its head."""
@@ -294,7 +304,9 @@ class _Row(Struct):
         return since / steps * (self.total - self.done) if steps > 0 and self.total > self.done else None
 
     def told(self, before: float | None) -> list[str]:
-        """Return counter, and how long it will still work, as far as they are known."""
+        """Return counter, and how long it will still work, as far as they are known; figures where it has some."""
+        if self.figures:
+            return [self.figures]
         left = self.seconds_left(before)
         return [
             *([f"{self.done}/{self.total}"] if self.total else []),
@@ -347,6 +359,13 @@ class _Progress:
             if len(row.hosts) > 1:
                 row.text = f"{host}: {row.text}"
 
+    def measure(self, step: str, host: str, share: float, figures: str) -> None:
+        """How far a running step is."""
+        with self._lock:
+            row = self._rows.get(step)
+            if row is not None and host in row.hosts:
+                row.share, row.figures = share, plain(figures)
+
     def end(self, step: str, host: str) -> None:
         """A step ended on a host; its row goes with its last host."""
         with self._lock:
@@ -390,8 +409,18 @@ class _Progress:
                 told = [] if row.clock.is_waiting else row.told(self._before.get(step))
                 text = Text.assemble(", ".join(told), "  " if told else "", (row.text, "dim"))
                 number = Text(self._number(step).strip())
-                table.add_row(self._spinner, number, Text(fold(row.hosts)), Text(step), time_shown, text)
+                said = text if row.share is None else _beside_a_bar(row.share, text)
+                table.add_row(self._spinner, number, Text(fold(row.hosts)), Text(step), time_shown, said)
             return Group(table) if self._rows else Group(self._idle)
+
+
+def _beside_a_bar(share: float, text: Text) -> RenderableType:
+    """Return a bar of which `share` (0 to 1) is full, and a text behind it."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=BAR_WIDTH)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid.add_row(ProgressBar(total=1.0, completed=share, width=BAR_WIDTH), text)
+    return grid
 
 
 def clock_time(seconds: float) -> str:

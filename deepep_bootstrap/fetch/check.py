@@ -14,10 +14,11 @@ from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch.index import Offered, PackageIndex, find_index, offered, size_of
+from deepep_bootstrap.fetch.index import Offered, PackageIndex, find_file, find_index, offered, size_of
 from deepep_bootstrap.fetch.locations import Mirrors, is_address
+from deepep_bootstrap.fetch.pip import own_settings
 from deepep_bootstrap.fetch.renew import CheckedPin
-from deepep_bootstrap.fetch.wheels import cached_file, fetch_wheel, find_file, own_settings
+from deepep_bootstrap.fetch.wheels import cached_file, fetch_wheel
 from deepep_bootstrap.lock.model import Wheel
 
 AT_ONCE = 8

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from html.parser import HTMLParser
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.fetch.locations import Mirrors, is_address, shown
-from deepep_bootstrap.fetch.wheels import find_file, own_index, own_settings
+from deepep_bootstrap.fetch.locations import Mirrors, is_address, remedy, shown
+from deepep_bootstrap.fetch.pip import own_index, own_settings
 from deepep_bootstrap.lock.model import OWN_INDEX, Wheel
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -95,6 +95,22 @@ def offered(index: PackageIndex, name: str) -> dict[str, Offered]:
         raise _silent(index, url, error) from None
 
 
+def find_file(wheel: Wheel, place: Path) -> Path:
+    """Return the file called like the wheel in a directory, flat or with a folder per distribution. Raises Trouble
+    when it has none."""
+    for folder in dict.fromkeys((place, place / wheel.name, place / canonicalize_name(wheel.name))):
+        if (candidate := folder / wheel.file).is_file():
+            return candidate
+    raise Trouble(
+        Problem(
+            f"index {wheel.index} ({place})",
+            "does not have a wheel of the lock",
+            wanted=wheel.file,
+            try_=remedy(str(place), ""),
+        )
+    )
+
+
 def is_offered(wheel: Wheel, mirrors: Mirrors) -> bool:
     """Return whether the index of `wheel` answers and has a file of its name, whatever is in it. Never raises."""
     try:
@@ -126,22 +142,29 @@ def _silent(index: PackageIndex, url: str, error: Exception) -> Trouble:
 
 
 def _ask(index: PackageIndex, url: str, method: str) -> tuple[Message, str, bytes]:
-    """Return headers, final address and content. The account in the index's address is for its own host only."""
+    """Return headers, final address and content of a page."""
+    with open_url(index, url, {"Accept": ACCEPTED if method == "GET" else "*/*"}, method) as answer:
+        return answer.headers, answer.geturl(), answer.read(LONGEST_PAGE) if method == "GET" else b""
+
+
+def open_url(index: PackageIndex, url: str, headers: Mapping[str, str], method: str = "GET") -> HTTPResponse:
+    """Return the answer of a server to one request, to be read and closed. The account in the index's address is for
+    its own host only. Raises OSError, HTTPException or ValueError."""
     own, parts = urlsplit(index.place), urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
     if not account and host == own.netloc.rpartition("@")[2]:
         account = own.netloc.rpartition("@")[0]
     if parts.scheme not in {"http", "https"}:
         raise ValueError(f"{parts.scheme}: is no address of a file on a server")
-    headers = {"User-Agent": "deepep-bootstrap", "Accept": ACCEPTED if method == "GET" else "*/*"}
     plain = urlunsplit(parts._replace(netloc=host, fragment=""))
-    request = urllib.request.Request(plain, headers=headers, method=method)  # noqa: S310 - the scheme was looked at
+    words = {"User-Agent": "deepep-bootstrap", **headers}
+    request = urllib.request.Request(plain, headers=words, method=method)  # noqa: S310 - the scheme was looked at
     if account:
         request.add_unredirected_header(
             "Authorization", f"Basic {base64.b64encode(unquote(account).encode()).decode()}"
         )
-    with _opener(index.settings, host).open(request, timeout=SILENCE_SECONDS) as answer:
-        return answer.headers, answer.geturl(), answer.read(LONGEST_PAGE) if method == "GET" else b""
+    answer: HTTPResponse = _opener(index.settings, host).open(request, timeout=SILENCE_SECONDS)
+    return answer
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

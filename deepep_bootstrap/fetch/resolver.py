@@ -28,8 +28,8 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import load_toml
 from deepep_bootstrap.fetch.index import PackageIndex, find_index, size_of
 from deepep_bootstrap.fetch.locations import Mirrors, shown
+from deepep_bootstrap.fetch.pip import own_settings
 from deepep_bootstrap.fetch.uv import find_uv
-from deepep_bootstrap.fetch.wheels import own_settings
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel, installs_on
 
 GLIBC = "2_28"

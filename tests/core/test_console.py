@@ -231,6 +231,21 @@ def test_whom_a_verb_waits_for_is_said_and_goes_again() -> None:
     )
 
 
+def test_a_step_that_measures_itself_has_a_bar_and_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = console._Progress()
+    progress.start("fetch wheels", ["this machine"])
+    progress.line("fetch wheels", "this machine", "torch.whl")
+    progress.measure("fetch wheels", "this machine", 0.5, "3/6 files, 10 MiB/s, 4 min left")
+    progress.measure("another", "this machine", 0.5, "of a step that does not run")
+    now[0] = 112.0
+    assert progress.lines(10) == ["this machine: fetch wheels: 12 s, 3/6 files, 10 MiB/s, 4 min left"]
+    (row,) = rendered(progress, 120)
+    assert re.search(r"0:12 ━{6}.{6} 3/6 files, 10 MiB/s, 4 min left  torch\.whl$", row), row
+    assert all(len(row) <= 60 for row in rendered(progress, 60))
+
+
 def test_the_live_table_is_safe_from_many_threads() -> None:
     progress = console._Progress()
 

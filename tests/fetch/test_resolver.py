@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.cli.commands import lock as verb
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import OK, TROUBLE, Trouble
-from deepep_bootstrap.fetch import check, uv, wheels
+from deepep_bootstrap.fetch import check, pip, uv, wheels
 from deepep_bootstrap.fetch.check import Ways
 from deepep_bootstrap.fetch.index import PackageIndex, size_of
 from deepep_bootstrap.fetch.locations import Level, Mirrors
@@ -436,17 +436,17 @@ def test_a_locked_uv_that_was_tampered_with_is_told_and_one_out_of_reach_is_repl
 
 
 def test_own_index_is_the_one_of_pip(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    default = wheels.own_index({})
+    default = pip.own_index({})
     assert default.startswith("https://")
     assert default.endswith("/simple")
     monkeypatch.setenv("PIP_INDEX_URL", f"{indexes.address}/inner")
-    assert wheels.own_index(wheels.own_settings()) == f"{indexes.address}/inner"
+    assert pip.own_index(pip.own_settings()) == f"{indexes.address}/inner"
     good = replace(indexes.make("inner", "good"), index="pypi")
     found = check.check_wheels([good], Ways(Mirrors(), Path("/nowhere")), lambda wheel, checked: None)
     assert found[good].problems == ()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(Trouble, match="pip is set up to ask no index"):
-        wheels.own_index(wheels.own_settings())
+        pip.own_index(pip.own_settings())
 
 
 ENTRY = Wheel("a", "1.0", "inner", "a-1.0-py3-none-any.whl", "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=", 7)

@@ -278,14 +278,18 @@ def test_an_interrupt_ends_a_download_that_is_under_way(tmp_path: Path) -> None:
     """pip runs in a process group of its own: ^C must reach it through us, or gigabytes go on arriving."""
     slow = tmp_path / "bin" / "pip3"
     slow.parent.mkdir()
-    slow.write_text(f"#!/bin/sh\n[ $1 = download ] || exit 0\necho $$ >{tmp_path}/pid\nexec sleep 600\n")
+    index = "--index-url <url> Base URL (default http://127.0.0.1:9/simple)"
+    slow.write_text(
+        f"#!/bin/sh\n[ $1 = download ] || exit 0\n[ $2 != --help ] || {{ echo '{index}'; exit; }}\n"
+        f"echo $$ >{tmp_path}/pid\nexec sleep 600\n"
+    )
     slow.chmod(0o755)
     program = f"""
 import signal, sys, pathlib, os
 sys.path.insert(0, {str(ROOT)!r})
-from deepep_bootstrap.fetch import wheels, locations
+from deepep_bootstrap.fetch import locations, pip, wheels
 from deepep_bootstrap.lock.model import Wheel
-wheels._pip = lambda: ({str(slow)!r},)
+pip._pip = lambda: ({str(slow)!r},)
 wheel = Wheel("six", "1.0", "pypi", "six-1.0-py3-none-any.whl", "sha256-" + "A" * 43 + "=", 1)
 wheels.fetch_wheels([wheel], locations.Mirrors(), pathlib.Path({str(tmp_path / "cache")!r}), print)
 """

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble
+from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.fetch import locations
+from deepep_bootstrap.fetch.download import Transfer
 from deepep_bootstrap.fetch.locations import INDEX, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.fill import Filled, FillJob, fill, is_file
@@ -40,6 +43,9 @@ from deepep_bootstrap.fetch.mirror.selection import MirrorSelection, SelectionFl
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Lock
+from deepep_bootstrap.remote.host import THIS_MACHINE
+
+FETCH = "fetch wheels"
 
 
 def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "", prune: bool = False) -> int:
@@ -69,9 +75,12 @@ def mirror(flags: Flags, directory: str, *, check: bool = False, target: str = "
     if flags.dry_run:
         return foretell(screen, choice, FillJob(root, choice.wanted, found, None, False, screen.say))
     with writing(root):
-        return write_mirror(
-            screen, choice, FillJob(root, choice.wanted, found, old_index(screen, root), prune, screen.say)
-        )
+        shown = _Shown(screen)
+        job = FillJob(root, choice.wanted, found, old_index(screen, root), prune, screen.say, shown.transfer)
+        with screen.progress():
+            filled = fill(job)
+        shown.end()
+        return write_mirror(screen, choice, job, filled)
 
 
 def check_place(root: Path) -> None:
@@ -113,10 +122,31 @@ def old_index(screen: Screen, root: Path) -> MirrorIndex | None:
         return None
 
 
-def write_mirror(screen: Screen, choice: MirrorSelection, job: FillJob) -> int:
-    """Fill the mirror, write the index of what is there, and say what is still missing; only a complete mirror loses
-    its mark."""
-    filled = fill(job)
+class _Shown:
+    """The step in which wheels come, as it is shown: from its first figures on."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen, self._begin = screen, 0.0
+        self._last: Transfer | None = None
+
+    def transfer(self, transfer: Transfer) -> None:
+        """Show how far it is."""
+        if self._last is None:
+            self._begin = time.monotonic()
+            self._screen.started(FETCH, [THIS_MACHINE.name])
+        self._last = transfer
+        self._screen.measured(THIS_MACHINE.name, FETCH, transfer.share, transfer.text)
+
+    def end(self) -> None:
+        """Say how it went, where wheels came at all."""
+        if self._last is not None:
+            seconds = time.monotonic() - self._begin
+            state = "done" if self._last.files == self._last.all_files else "failed"
+            self._screen.ended(Outcome(FETCH, THIS_MACHINE.name, state, self._last.whole(seconds), seconds))
+
+
+def write_mirror(screen: Screen, choice: MirrorSelection, job: FillJob, filled: Filled) -> int:
+    """Write the index of what is there, and say what is still missing; only a complete mirror loses its mark."""
     index = new_index(choice, job, filled)
     # Contents before names: after a power cut the index must not name files that never reached the disk.
     os.sync()

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
+from deepep_bootstrap.fetch.download import PARTIAL, Transfer
 from deepep_bootstrap.fetch.git import Pin
 from deepep_bootstrap.fetch.locations import GIT, WHEELS, Mirrors, repository_path, wheel_path
 from deepep_bootstrap.fetch.mirror.git import modules, pinned, served, write_repository
@@ -36,11 +38,8 @@ from deepep_bootstrap.fetch.mirror.index import (
 )
 from deepep_bootstrap.fetch.sources import measure_source
 from deepep_bootstrap.fetch.uv import cache_dir
-from deepep_bootstrap.fetch.wheels import fetch_wheel, fetch_wheels, is_cached
+from deepep_bootstrap.fetch.wheels import cached_file, fetch_each, is_cached
 from deepep_bootstrap.lock.model import Source, Wheel
-
-BATCH = 8
-"""Wheels fetched before they are put into their places: what an interrupted run loses at most."""
 
 
 class FillJob(Struct, frozen=True):
@@ -53,6 +52,8 @@ class FillJob(Struct, frozen=True):
     old: MirrorIndex | None
     prune: bool
     say: Callable[[str], None]
+    on_transfer: Callable[[Transfer], None] = lambda transfer: None
+    """Hears about once a second how far the wheels are."""
 
     @property
     def carried(self) -> dict[str, Record]:
@@ -189,8 +190,7 @@ def verify_source(job: FillJob, filled: Filled, source: Source) -> None:
 
 
 def fill_wheels(job: FillJob, filled: Filled) -> None:
-    """Bring every wheel that is not there as locked. The first batch that fails is the last: an index that is not in
-    reach would be asked hundreds of times."""
+    """Bring every wheel that is not there as locked."""
     by_path: dict[str, Wheel] = {}
     for wheel in job.wanted.wheels:
         path = wheel_path(wheel.index, wheel.name, wheel.file)
@@ -205,52 +205,57 @@ def fill_wheels(job: FillJob, filled: Filled) -> None:
             missing[path] = wheel
     bytes_ = sum(wheel.size for wheel in missing.values())
     job.say(f"wheels: {len(by_path) - len(missing)} are there, {len(missing)} to fetch ({size(bytes_)})")
-    paths = list(missing)
-    for start in range(0, len(paths), BATCH):
-        if not fetch_batch(job, filled, {path: missing[path] for path in paths[start : start + BATCH]}):
-            left = len(paths) - start - BATCH
-            if left > 0:
-                filled.problems.append(Problem("wheels", f"{left} more were not tried", try_="the same command again"))
-            return
-
-
-def fetch_batch(job: FillJob, filled: Filled, batch: dict[str, Wheel]) -> bool:
-    """Bring some wheels side by side and put those that arrived into their places; return whether all did."""
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=job.root) as name:
         scratch = Path(name)
-        away = [wheel for wheel in batch.values() if not is_cached(wheel, cache_dir())]
-        complete = True
-        for group in distinct(away):
-            try:
-                fetch_wheels(group, job.mirrors, scratch, job.say)
-            except Trouble as trouble:
-                filled.problems.extend(trouble.problems)
-                complete = False
-                break
-        for path, wheel in batch.items():
-            if wheel in away and not is_cached(wheel, scratch):
-                continue
-            if wheel in away:
-                file = fetch_wheel(wheel, job.mirrors, scratch)
-            else:
-                file = Path(shutil.copyfile(fetch_wheel(wheel, job.mirrors, cache_dir()), scratch / wheel.file))
-            there = os.path.lexists(job.root / path)
-            place(job.root, path, file)
-            filled.files[path] = Record((job.root / path).stat().st_size, wheel.hash)
-            (filled.repaired if there else filled.added).append(path)
-    return complete
+        for path, wheel in missing.items():
+            if is_cached(wheel, cache_dir()):
+                place_cached(job, filled, path, wheel, scratch)
+        fetch_missing(
+            job, filled, {path: wheel for path, wheel in missing.items() if path not in filled.files}, scratch
+        )
 
 
-def distinct(wheels: Iterable[Wheel]) -> list[list[Wheel]]:
-    """Return groups in which no distribution is there twice: what is fetched together is told apart by distribution."""
-    groups: list[list[Wheel]] = []
-    for wheel in wheels:
-        group = next((group for group in groups if wheel.name not in {each.name for each in group}), None)
-        if group is None:
-            groups.append([wheel])
-        else:
-            group.append(wheel)
-    return groups
+def place_cached(job: FillJob, filled: Filled, path: str, wheel: Wheel, scratch: Path) -> None:
+    """Put a wheel into its place that the cache of downloads has; one that is damaged there comes as all others."""
+    file = cached_file(wheel, cache_dir())
+    if filetree.hash_file(file) == wheel.hash:
+        place_wheel(job, filled, path, wheel, Path(shutil.copyfile(file, scratch / wheel.file)))
+
+
+def fetch_missing(job: FillJob, filled: Filled, missing: Mapping[str, Wheel], scratch: Path) -> None:
+    """Fetch wheels of all stacks side by side, each put into its place as it comes. What has come of one whose
+    connection broke stays in the mirror's folder PARTIAL until a run gets all of them."""
+    # Two indexes may have one and the same file: it is fetched once.
+    paths: dict[tuple[str, str], list[str]] = {}
+    for path, wheel in missing.items():
+        paths.setdefault((wheel.hash, wheel.file), []).append(path)
+    wanted = [missing[first] for first, *_ in paths.values()]
+    partial = job.root / PARTIAL
+    tried = 0
+    failed = False
+    for wheel, file in fetch_each(wanted, job.mirrors, scratch, partial, job.on_transfer):
+        tried += 1
+        if isinstance(file, Trouble):
+            failed = True
+            filled.problems.extend(file.problems)
+            continue
+        job.say(f"{wheel.file} ({file.stat().st_size / 1e6:.1f} MB)")
+        first, *others = paths[wheel.hash, wheel.file]
+        for path in others:
+            place_wheel(job, filled, path, wheel, Path(shutil.copyfile(file, scratch / wheel.file)))
+        place_wheel(job, filled, first, wheel, file)
+    if left := len(wanted) - tried:
+        filled.problems.append(Problem("wheels", f"{left} more were not tried", try_="the same command again"))
+    if not failed and partial.is_dir() and not partial.is_symlink():
+        shutil.rmtree(partial)
+
+
+def place_wheel(job: FillJob, filled: Filled, path: str, wheel: Wheel, file: Path) -> None:
+    """Put a verified wheel into its place."""
+    there = os.path.lexists(job.root / path)
+    place(job.root, path, file)
+    filled.files[path] = Record((job.root / path).stat().st_size, wheel.hash)
+    (filled.repaired if there else filled.added).append(path)
 
 
 def write_pages(job: FillJob, filled: Filled) -> None:

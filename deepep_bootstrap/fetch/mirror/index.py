@@ -26,6 +26,7 @@ from msgspec import Struct
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME
+from deepep_bootstrap.fetch.download import PARTIAL
 from deepep_bootstrap.fetch.locations import FILES, GIT, INDEX, PACKAGES, WHEELS, repository_path, wheel_path
 from deepep_bootstrap.lock.model import HASH, REV, TARGET, Source, Wheel
 
@@ -211,7 +212,7 @@ def is_inside(path: str) -> bool:
 
 def walk(root: Path) -> dict[str, os.stat_result]:
     """Return everything below `root` that is no directory, by relative path, with what it is. Links are named and
-    not followed."""
+    not followed. What lies in the folder of incomplete downloads is no part of a mirror."""
     found: dict[str, os.stat_result] = {}
     folders = [""]
     while folders:
@@ -220,7 +221,8 @@ def walk(root: Path) -> dict[str, os.stat_result]:
             for entry in entries:
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(path)
+                    if path != PARTIAL:
+                        folders.append(path)
                 else:
                     found[path] = entry.stat(follow_symlinks=False)
     return found

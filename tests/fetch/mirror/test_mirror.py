@@ -10,6 +10,7 @@ import http.server
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -27,7 +28,8 @@ from deepep_bootstrap.cli.commands import lock as lock_verb
 from deepep_bootstrap.cli.commands import mirror as verb
 from deepep_bootstrap.core import filetree, process
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Trouble
-from deepep_bootstrap.fetch import locations, sources, wheels
+from deepep_bootstrap.fetch import download, locations, sources, wheels
+from deepep_bootstrap.fetch.download import PARTIAL
 from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.index import (
     MirrorIndex,
@@ -40,6 +42,7 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Lock, Wheel
 from tests.fetch.test_wheels import make_wheel
+from tests.support.cutting import bad_line
 from tests.support.lock import BASE, FILES, Server, commit
 from tests.support.paths import ROOT
 
@@ -395,6 +398,38 @@ def test_a_later_writing_that_was_killed_is_told_too(world: World, capsys: pytes
     assert "is incomplete: the last writing did not come to its end" in capsys.readouterr().err
     assert world.run() == OK
     assert world.run(check=True) == OK
+
+
+def test_wheels_of_all_stacks_come_side_by_side_and_the_next_run_goes_on_where_the_line_broke(
+    bare: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wheel in two versions for two stacks, one of them cut off in the middle until the server gives up."""
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    lock = bare.folder / "lock.toml"
+    newer = make_wheel(bare.folder / "made", "tiny", "cp312-cp312-manylinux_2_28_x86_64", version="2.0")
+    old = bare.lock.stacks["two"].wheels["cp312-x86_64"][0]
+    head, second = lock.read_text().split("[stack.two]")
+    lock.write_text(f"{head}[stack.two]{second.replace(entry(old), entry(newer))}")
+    files = {path.name: path.read_bytes() for path in (bare.folder / "made").iterdir()}
+    with bad_line(files) as line:
+        flags = replace(bare.flags, mirror=(bare.server.flag, f"index:inner={line.address}/simple"))
+        line.breaks = [100, *[0] * 100]
+        line.ranges = "rest"
+        assert verb.mirror(flags, str(bare.mirror)) == TROUBLE
+        said = capsys.readouterr()
+        assert "the connection broke while" in said.err
+        assert "Try: the same command again, which goes on from there" in said.err
+        (left,) = (bare.mirror / PARTIAL).iterdir()
+        assert left.stat().st_size == 100
+        assert stat.S_IMODE(left.parent.stat().st_mode) == 0o700
+        assert not any(path.startswith(PARTIAL) for path in index.walk(bare.mirror)), "no part of the mirror"
+        line.breaks, line.asked = [], []
+        assert verb.mirror(flags, str(bare.mirror)) == OK
+        assert "bytes=100-" in line.asked
+        assert "done fetch wheels on this machine" in capsys.readouterr().out
+    assert not (bare.mirror / PARTIAL).exists()
+    assert bare.states() == {}
 
 
 def test_what_cannot_be_fetched_is_named_and_the_rest_is_there(bare: World, capsys: pytest.CaptureFixture[str]) -> None:
