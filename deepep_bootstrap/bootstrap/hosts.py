@@ -20,7 +20,7 @@ from deepep_bootstrap.fetch import uv
 from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.inventory.forms import CHECK
 from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT
-from deepep_bootstrap.plan.steps import Step
+from deepep_bootstrap.plan.steps import HOOK, Step
 from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
 
@@ -145,6 +145,8 @@ def apply_step(
         watched=True,
         timeout=limit(step.name),
         log=True,
+        # It writes two small files; others install packages, and load modules that a job may use.
+        anywhere=step.kind == HOOK,
     )
     begin = time.monotonic()
     replies = transport.run_all(hosts, lambda host: job, on_line)

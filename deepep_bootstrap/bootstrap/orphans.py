@@ -76,8 +76,9 @@ class OrphanRequest(Struct, frozen=True):
 
     def job(self, word: str) -> Job:
         """Return the recipe as a job: `look`, `jobs` or `remove`."""
-        env = {"PREFIX": self.prefix}
-        return Job(compose(self.recipes, *RECIPE), args=(word,), env=env, user=self.user, watched=True, timeout=LIMIT)
+        env, script = {"PREFIX": self.prefix}, compose(self.recipes, *RECIPE)
+        looks = word == "look"
+        return Job(script, args=(word,), env=env, user=self.user, watched=True, timeout=LIMIT, anywhere=looks)
 
 
 def find_orphans(transport: Transport, request: OrphanRequest, hosts: Sequence[Host]) -> Orphans:

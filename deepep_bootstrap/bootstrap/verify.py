@@ -73,7 +73,8 @@ def load_job(
         "GENERATION": str(generation),
         "PROBE": recipes["verify/probe.py"],
     }
-    return Job(compose(recipes, "lib.sh", "verify/module.sh"), env=env, watched=True, timeout=LOOK_LIMIT)
+    script = compose(recipes, "lib.sh", "verify/module.sh")
+    return Job(script, env=env, watched=True, timeout=LOOK_LIMIT, anywhere=True)
 
 
 def parse_verdict(reply: Reply) -> LoadVerdict:

@@ -19,7 +19,8 @@ FIXED: Mapping[str, Sequence[str]] = {
     "shell": SHELLS,
     "action": ("up", "down", "status"),
     "layer": ("lmod", "environment-modules"),
-    "via": ("slurm", "ssh"),
+    "via": ("auto", "slurm", "ssh"),
+    "test.via": ("slurm", "ssh"),
     "reboot": ("never", "ask", "rolling", "all"),
     "on_busy_host": ("leave", "use"),
 }
@@ -99,8 +100,9 @@ def natural_of(declaration: Declaration) -> Parameter | None:
 
 def values(parameter: Parameter, words: Sequence[str]) -> Iterable[str]:
     """Return the values that are known of a flag; none where a shell's own files are what is wanted."""
-    if parameter.name in FIXED:
-        return FIXED[parameter.name]
+    verb = next((word for word in words if word in VERBS), "")
+    if fixed := FIXED.get(f"{verb}.{parameter.name}", FIXED.get(parameter.name, ())):
+        return fixed
     known = KNOWN.get(parameter.name)
     return known(words) if known else ()
 

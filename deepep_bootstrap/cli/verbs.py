@@ -96,7 +96,10 @@ HELP = {
     "scrub_hosts": "put host-1, host-2 … for the names of hosts and [address] for IP addresses",
     "kind": "internode (default), intranode, low-latency, pressure, ep (DeepEP V2), nccl, pairs, smoke, "
     "example-prefill or example-decode",
-    "via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
+    "via": "how the hosts are asked: ssh, slurm (one srun over the free nodes, SSH for the others), or auto (default): "
+    "slurm above --ssh-limit",
+    "test.via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
+    "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
     "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for "
     "pressure)",
@@ -120,11 +123,12 @@ FURTHER = {"logs": "log"}
 SWITCHES = frozenset(("dry_run", "yes", "json", "accept_new_host_keys", "sudo_password_prompt"))
 """The common flags that take no value."""
 
-DEFAULTS = {"on_busy_host": "leave", "forks": "64"}
+DEFAULTS = {"on_busy_host": "leave", "forks": "64", "via": "auto", "ssh_limit": "512"}
 """The values of common flags that are not given, as words; of all others none. `Flags.of` says what is wrong with a
 number, where Invoke would end in a traceback."""
 
 CONNECTION = ("accept_new_host_keys", "sudo_password_prompt", "forks")
+WAYS = ("via", "ssh_limit")
 HOSTS = ("hosts", "limit", "prefix")
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What": (
@@ -149,7 +153,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "Where": (*HOSTS, "mirror", "directory", "out", "output", "html", "junit", "bundle", "dir", "via", "push"),
     "How": (),
-    "Connection": CONNECTION,
+    "Connection": (*CONNECTION, "ssh_limit"),
 }
 """The sections of a verb's help and the flags of each; those that are named nowhere say how something is done."""
 
@@ -177,7 +181,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "plan",
             "what bootstrap would do, and why",
-            ALL,
+            (*ALL, *WAYS),
             ("plan hosts/b200.txt", "plan --hosts=hosts/b200.txt --stack=v1-cu13 --check"),
             "docs/machines.md",
             natural="hosts",
@@ -185,7 +189,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "doctor",
             "what is wrong with the hosts, why it matters, what to do",
-            tuple(name for name in ALL if name != "on_busy_host"),
+            (*(name for name in ALL if name != "on_busy_host"), *WAYS),
             ("doctor hosts/b200.txt", "doctor --hosts=hosts/b200.txt --as=alice --strict"),
             "docs/machines.md",
             natural="hosts",
@@ -193,7 +197,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "facts",
             "what the hosts are, folded by value",
-            (*READING, "python"),
+            (*READING, "python", *WAYS),
             ("facts hosts/b200.txt", "facts --hosts=b200-[001-016] --json"),
             "docs/json.md",
             natural="hosts",
@@ -241,7 +245,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "bootstrap",
             "make the hosts ready, build once, offer as modules, prove it",
-            (*ALL, "dry_run", "yes"),
+            (*ALL, "dry_run", "yes", *WAYS),
             ("bootstrap hosts/b200.txt", "bootstrap --hosts=hosts/b200.txt --yes --reboot=rolling:4"),
             "docs/machines.md",
             natural="hosts",
@@ -275,7 +279,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "verify",
             "load every module and import deep_ep on every host",
-            (*READING, "stack"),
+            (*READING, "stack", *WAYS),
             ("verify hosts/b200.txt", "verify --hosts=hosts/b200.txt --store"),
             "docs/tests.md",
             natural="hosts",

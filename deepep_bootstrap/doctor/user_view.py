@@ -45,7 +45,9 @@ class UserView(Struct, frozen=True):
 
 def user_job(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
     """Return the job that looks as `user` ("" for the connection's own); its reply is for `parse`."""
-    return Job(compose(recipes, "lib.sh", RECIPE), env={"PREFIX": prefix}, user=user, timeout=LIMIT)
+    # sudo leaves behind what tells the script that it is in a job.
+    mine = not user
+    return Job(compose(recipes, "lib.sh", RECIPE), env={"PREFIX": prefix}, user=user, timeout=LIMIT, anywhere=mine)
 
 
 def parse_user_view(reply: Reply) -> UserView:

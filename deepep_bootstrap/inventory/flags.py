@@ -36,6 +36,8 @@ class Flags(Struct, frozen=True):
     sudo_password_prompt: bool = False
     on_busy_host: str = "leave"
     forks: int = 64
+    via: str = "auto"
+    ssh_limit: int = 512
 
     @classmethod
     def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
@@ -48,6 +50,7 @@ class Flags(Struct, frozen=True):
         known["mirror"] = tuple(known.get("mirror") or ())
         known["lock"] = os.path.expanduser(known.get("lock", ""))
         known["forks"] = number("--forks", known.get("forks", 64))
+        known["ssh_limit"] = number("--ssh-limit", known.get("ssh_limit", 512))
         flags = cls(root=root, **known)
         if flags.on_busy_host not in {"leave", "use"}:
             raise Trouble(

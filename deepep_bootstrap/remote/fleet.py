@@ -4,6 +4,7 @@ this machine. Sessions are opened, kept and closed here.
 
 from __future__ import annotations
 
+import getpass
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,7 +45,9 @@ class Job(Struct, frozen=True):
 
     A stream over `limit` bytes ends the script with Trouble; None is for a sink that knows how much it waits for. `log`
     is for scripts that talk much to people, on stderr (with `merge` on stdout): of that stream the reply has the end
-    alone, and `on_line` gets the first LOG_LIMIT characters and a word about the rest."""
+    alone, and `on_line` gets the first LOG_LIMIT characters and a word about the rest. `anywhere` says that the script
+    may also be brought to its host by another way than a session (see Many): it takes no harm from being run twice, and
+    knows what to leave unsaid in a job of Slurm's."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -56,6 +59,7 @@ class Job(Struct, frozen=True):
     sink: Sink | None = None
     limit: int | None = ANSWER_LIMIT
     log: bool = False
+    anywhere: bool = False
 
     @property
     def log_stream(self) -> str:
@@ -131,6 +135,16 @@ class BackgroundJob(Protocol):
 
     def close(self) -> Reply:
         """Close the script's stdin, wait for its clean-up, return what it left."""
+
+
+class Many(Protocol):
+    """A way to many hosts at once, which is tried before a session to each; `name` is what documents call it."""
+
+    name: str
+
+    def run_all(self, jobs: Mapping[Host, Job]) -> Mapping[str, Reply | Trouble]:
+        """Run each job on its host and return what came back, by the host's name; hosts that are not in it are asked
+        over sessions of their own."""
 
 
 class Transport(Protocol):
@@ -241,7 +255,7 @@ class _HeldJob:
 
 class ConnectionPool:
     """The connections to all hosts of a run: SSH sessions for those with connection=ssh, shells on this machine for
-    connection=local."""
+    connection=local. `ways` says of each host by which way it was asked last: "ssh", "local", or that of `prefer`."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
         """Read ssh_config, known_hosts and keys for `hosts` once; what is wrong for one host is raised when that
@@ -256,6 +270,32 @@ class ConnectionPool:
         self._wires: set[Channel] = set()
         self._closed = False
         self._places: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._many: Many | None = None
+        self.ways: dict[str, str] = {}
+
+    def prefer(self, many: Many) -> None:
+        """Bring later jobs that many hosts are given, and that may come `anywhere`, there by `many` where it can."""
+        self._many = many
+
+    def user_of(self, host: Host) -> str:
+        """Return the name of the account that scripts without a user of their own run as on `host`. Trouble where
+        ~/.ssh/config cannot be read."""
+        return getpass.getuser() if host.connection == LOCAL else self._sessions.user_of(host)
+
+    def payload(self, host: Host, job: Job) -> bytes:
+        """Return what the loader reads on standard input to run `job` on `host`, without the password of sudo."""
+        folder, env = self._places.get(host.name, ("", {}))
+        body = channel.compose(job.script, job.args, {**env, **job.env}, folder)
+        return channel.payload(body, user=job.user, merge=job.merge)
+
+    @property
+    def has_password(self) -> bool:
+        """Whether sudo gets a password, which goes over sessions alone."""
+        return self._options.sudo_password is not None
+
+    def tell(self, text: str) -> None:
+        """Say something to the person who waits."""
+        self._options.tell(text)
 
     def run(self, host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
         """See Transport."""
@@ -325,9 +365,19 @@ class ConnectionPool:
             finally:
                 answered(host.name)
 
-        pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(hosts))))
+        found = dict(self._ask_many(hosts, job_for))
+        for name, reply in found.items():
+            answered(name)
+            if on_line and isinstance(reply, Reply):
+                for line in (*reply.err.splitlines(), *reply.out.splitlines()):
+                    on_line(name, line)
+        rest = [host for host in hosts if host.name not in found]
+        self.ways |= {host.name: host.connection for host in rest}
+        self.ways |= dict.fromkeys(found, self._many.name if self._many else "")
+        pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(rest))))
         try:
-            return dict(zip([host.name for host in hosts], pool.map(one, hosts), strict=True))
+            found |= zip([host.name for host in rest], pool.map(one, rest), strict=True)
+            return {host.name: found[host.name] for host in hosts}
         except BaseException:
             # ^C: the threads wait on their hosts, so the connections go first.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -335,6 +385,17 @@ class ConnectionPool:
             raise
         finally:
             pool.shutdown()
+
+    def _ask_many(self, hosts: Sequence[Host], job_for: Callable[[Host], Job]) -> Mapping[str, Reply | Trouble]:
+        """Return the replies that came by the other way, where there is one."""
+        if self._many is None:
+            return {}
+        jobs = {host: job for host in hosts if (job := job_for(host)).anywhere and job.sink is None}
+        try:
+            return self._many.run_all(jobs) if jobs else {}
+        except BaseException:
+            self.close()
+            raise
 
     def equip(self, host: str, folder: str, env: Mapping[str, str]) -> None:
         """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for
@@ -466,6 +527,13 @@ class Sessions:
         self._closed = False
         for host in hosts:
             self._resolve(host)
+
+    def user_of(self, host: Host) -> str:
+        """Return the account's name on `host`; Trouble where it cannot be resolved."""
+        account = self._resolve(host)
+        if isinstance(account, Trouble):
+            raise account
+        return account.user
 
     def channel(self, host: Host) -> tuple[Session, paramiko.Channel]:
         """Return a new channel to `host` and its session: one that is open and has room, else a new one. Raises

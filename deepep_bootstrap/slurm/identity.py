@@ -113,9 +113,8 @@ def ask(transport: Transport, via: Host, survey: Survey) -> NodeRecords:
     """Return what the Slurm host `via` says of the nodes that the hosts of a survey may be. Raises Trouble."""
     names = {name for host in survey.reached for name in names_of(host)}
     names |= {seen.slurm.node for seen in survey.facts.values() if seen.slurm.node}
-    parts = _run(transport, via, RECORDS, (commands.fold(sorted(names)),))
-    nodes = {node.name: node for node in commands.parse_nodes("\n".join(parts.get("nodes", ())))}
-    records = NodeRecords(nodes, parse_jobs("\n".join(parts.get("jobs", ()))), {})
+    records = ask_for_nodes(transport, via, names)
+    nodes = records.nodes
     # Names say it nearly everywhere; addresses are looked up where they do not.
     owned = owners(survey.reached, records)
     unowned = [
@@ -133,6 +132,13 @@ def ask(transport: Transport, via: Host, survey: Survey) -> NodeRecords:
         if not LOOPBACK.fullmatch(address):
             found.setdefault(name, set()).add(address)
     return replace(records, addresses={name: frozenset(known) for name, known in found.items()})
+
+
+def ask_for_nodes(transport: Transport, via: Host, names: Collection[str]) -> NodeRecords:
+    """Return the nodes of these names and the jobs on them as the Slurm host `via` says it. Raises Trouble."""
+    parts = _run(transport, via, RECORDS, (commands.fold(sorted(names)),))
+    nodes = {node.name: node for node in commands.parse_nodes("\n".join(parts.get("nodes", ())))}
+    return NodeRecords(nodes, parse_jobs("\n".join(parts.get("jobs", ()))), {})
 
 
 def _run(transport: Transport, via: Host, script: str, args: tuple[str, ...]) -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ report_rights() {
     local key value rights=0 box=""
     data user "$(id -un)"
     data uid "$(id -u)"
-    data memlock "$(ulimit -S -l)"
+    [[ -n "${DEEPEP_STEP:-}" ]] || data memlock "$(ulimit -S -l)" # in a job of ours it is that job's
     while read -r key value; do
         [[ "${key}" != CapEff: ]] || rights="${value}"
     done <"/proc/self/status"

@@ -78,6 +78,8 @@ ask_slurm() {
     for word in ${record%%" Reason="*}; do # a reason is free text and may look like any of these
         case $word in NodeName=*) node=${word#*=} ;; State=*) state=${word#*=} ;; Gres=*) gres=${word#*=} ;; Partitions=*) partitions=${word#*=} ;; esac
     done
+    # Facts that are asked by a job of our own (slurm/step.sh) are those of the node without it: it was free.
+    [ -z "${DEEPEP_STEP:-}" ] || case $state in ALLOCATED* | MIXED* | COMPLETING*) state=IDLE${state#"${state%%[!A-Z]*}"} ;; esac
     put slurm_node "$node" "$state" "$gres" "$partitions"
     # It goes to the end but for a few keys that newer versions print after it; a tab in it would look like another field.
     case $record in *' Reason='*)
@@ -86,5 +88,5 @@ ask_slurm() {
         put slurm_reason "$(printf '%s' "$reason" | tr '\t' ' ')" ;;
     esac
     ask squeue 6 squeue -h -w "$node" -o %A
-    for job in $answer; do put slurm_job "$job"; done
+    for job in $answer; do [ "$job" = "${DEEPEP_STEP:-}" ] || put slurm_job "$job"; done
 }

@@ -11,8 +11,8 @@ probe_state() { # files alone: nothing here can be slow
     [ -e "$root/run/reboot-required" ] && put reboot_required 1
     first_line "$root/proc/uptime"; put uptime "${value%% *}"
     put page_kib $(($(getconf PAGESIZE || echo 0) / 1024))
-    # shellcheck disable=SC3045  # dash, bash and busybox know it; where it is unknown, nothing is said
-    put memlock "$(ulimit -l)"
+    # shellcheck disable=SC3045  # dash, bash and busybox know it; where it is unknown, nothing is said, and in a job it is the job's
+    [ -n "${DEEPEP_STEP:-}" ] || put memlock "$(ulimit -l)"
     file=/usr/local/gib/scripts/set_nccl_env.sh; [ -e "$root$file" ] && put gib "$file"
     [ -r "$root/proc/devices" ] && while read -r major name; do
         [ "$name" = gdrdrv ] && put gdrdrv_major "$major"

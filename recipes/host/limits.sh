@@ -55,11 +55,13 @@ has_systemd() {
     [[ -d "${HOST_ROOT:-}/run/systemd/system" ]]
 }
 
-# find_process NAME: the first of that name. `slurmstepd infinity` is no step: with cgroups v2 it always runs, to keep the steps' cgroup.
+# find_process NAME: the first of that name. `slurmstepd infinity` is no step: with cgroups v2 it always runs, to keep the steps' cgroup. Nor
+# is a step of our own job somebody's, where a job of Slurm's is the way to this host (slurm/step.sh).
 find_process() {
     local file
     while read -r file; do
         grep -qszx infinity "${file%/comm}/cmdline" && continue
+        [[ -n "${DEEPEP_STEP:-}" ]] && grep -qszF "[${DEEPEP_STEP}." "${file%/comm}/cmdline" && continue
         basename -- "${file%/comm}" && break
     done < <(grep -sxl "$1" "${HOST_ROOT:-}"/proc/[0-9]*/comm || :) # there is none, or some ended while looking
 }

@@ -24,7 +24,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     for heading, block in re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?```json\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
 }
 FREE_KEYS = {
-    "facts": {"hosts"},
+    "facts": {"hosts", "via"},
     "env": {"left_out"},
     "doctor": {"users"},
     "status": {"stacks", "environment", "hooks", "waiting", "drained", "records"},

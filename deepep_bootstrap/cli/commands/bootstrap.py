@@ -41,13 +41,14 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import ANY, PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, hooks_of_others, leave_hook, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
+from deepep_bootstrap.slurm.fanout import open_ways
 
 
 class RunState(Struct):
@@ -108,7 +109,7 @@ def bootstrap(
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
     inventory = inventory.built_for(archs)
-    with open_connections(flags, inventory) as transport:
+    with open_ways(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         request = request_for(flags, survey, wanted, without)

@@ -15,7 +15,8 @@ from deepep_bootstrap.doctor.examine import exit_code, finding_json
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Finding
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import USER
-from deepep_bootstrap.inventory.survey import open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import read_inventory
+from deepep_bootstrap.slurm.fanout import open_ways
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -36,7 +37,7 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
         raise Trouble(Problem("--as", "not the name of a user", found=user, wanted=wanted))
     lock, _ = read_lock(flags)
     inventory, prefix = read_inventory(flags)
-    with open_connections(flags, inventory) as transport:
+    with open_ways(flags, inventory) as transport:
         survey = look_at_hosts(flags, transport, inventory, prefix)
         found = examine_cluster(flags, transport, survey, lock, user)
     show(screen, found.judged, found.findings)

@@ -9,7 +9,8 @@ from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.inventory.facts import by_label, facts_json, lines
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import gather, open_connections, read_inventory
+from deepep_bootstrap.inventory.survey import gather, read_inventory
+from deepep_bootstrap.slurm.fanout import open_ways
 
 
 def facts(flags: Flags) -> int:
@@ -18,15 +19,16 @@ def facts(flags: Flags) -> int:
     Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here."""
     screen = Screen("facts", as_json=flags.json)
     inventory, prefix = read_inventory(flags, apart=True)
-    with open_connections(flags, inventory) as transport:
+    with open_ways(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
+        ways = {name: transport.ways[name] for name in survey.facts}
     screen.say(fold_short(survey.facts), style="bold")
     for line in folded({name: lines(seen) for name, seen in survey.facts.items()}):
         screen.say(line)
     screen.problems(survey.problems)
     code = TROUBLE if survey.problems else OK
     if flags.json:
-        screen.document(code, survey.problems, hosts=facts_json(survey.facts))
+        screen.document(code, survey.problems, hosts=facts_json(survey.facts), via=ways)
     return code
 
 

@@ -17,10 +17,11 @@ from deepep_bootstrap.bootstrap.saved_plan import save_plan
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import CHANGES, OK, TROUBLE, worst
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import read_inventory, read_tree
 from deepep_bootstrap.plan.host_recipes import unbelieved
 from deepep_bootstrap.plan.screen import PlanView
 from deepep_bootstrap.plan.steps import plan_json
+from deepep_bootstrap.slurm.fanout import open_ways
 
 
 def plan(
@@ -35,7 +36,7 @@ def plan(
     wanted = read_wanted(flags)
     inventory, prefix = read_inventory(flags)
     inventory = inventory.built_for(archs)
-    with open_connections(flags, inventory) as transport:
+    with open_ways(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
         request = request_for(flags, survey, wanted, skipped(skip))

@@ -16,7 +16,7 @@ from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, worst
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import Survey, gather, open_connections, read_inventory, read_tree
+from deepep_bootstrap.inventory.survey import Survey, gather, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import without_gpu
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import candidates, find_unsafe, reach, unsafe_problems
@@ -25,6 +25,7 @@ from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.history import EntryVerdict
 from deepep_bootstrap.prefix.offer import StackRecord, current_offer, offered_stacks
 from deepep_bootstrap.remote.fleet import Transport
+from deepep_bootstrap.slurm.fanout import open_ways
 
 
 def verify(flags: Flags, *, store: bool = False) -> int:
@@ -39,7 +40,7 @@ def verify(flags: Flags, *, store: bool = False) -> int:
         return verify_store(flags)
     screen = Screen("verify", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
-    with open_connections(flags, inventory) as connections:
+    with open_ways(flags, inventory) as connections:
         survey = gather(flags, connections, inventory, prefix)
         records = offered_stacks(survey, flags.stack)
         found, unread = find_defects(flags, connections, survey)
