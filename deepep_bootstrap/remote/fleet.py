@@ -176,6 +176,13 @@ def _reply(host: str, left: Left, hide: Hide) -> Reply:
     return Reply(host, left.code, left.out, left.err, left.seconds, hide)
 
 
+def _tell_lines(host: str, reply: Reply | Trouble, on_line: Callable[[str, str], None] | None) -> None:
+    """Give out the lines of a reply that came as a whole."""
+    if on_line and isinstance(reply, Reply):
+        for line in (*reply.err.splitlines(), *reply.out.splitlines()):
+            on_line(host, line)
+
+
 _Start = Callable[[OnLine, OnLine | None], Script]
 
 
@@ -368,12 +375,8 @@ class ConnectionPool:
         found = dict(self._ask_many(hosts, job_for))
         for name, reply in found.items():
             answered(name)
-            if on_line and isinstance(reply, Reply):
-                for line in (*reply.err.splitlines(), *reply.out.splitlines()):
-                    on_line(name, line)
+            _tell_lines(name, reply, on_line)
         rest = [host for host in hosts if host.name not in found]
-        self.ways |= {host.name: host.connection for host in rest}
-        self.ways |= dict.fromkeys(found, self._many.name if self._many else "")
         pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(rest))))
         try:
             found |= zip([host.name for host in rest], pool.map(one, rest), strict=True)
@@ -388,14 +391,17 @@ class ConnectionPool:
 
     def _ask_many(self, hosts: Sequence[Host], job_for: Callable[[Host], Job]) -> Mapping[str, Reply | Trouble]:
         """Return the replies that came by the other way, where there is one."""
+        self.ways |= {host.name: host.connection for host in hosts}
         if self._many is None:
             return {}
         jobs = {host: job for host in hosts if (job := job_for(host)).anywhere and job.sink is None}
         try:
-            return self._many.run_all(jobs) if jobs else {}
+            found = self._many.run_all(jobs) if jobs else {}
         except BaseException:
             self.close()
             raise
+        self.ways |= dict.fromkeys(found, self._many.name)
+        return found
 
     def equip(self, host: str, folder: str, env: Mapping[str, str]) -> None:
         """Run every later script on the host called `host` with `folder` at the end of PATH and with `env`: for

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -87,18 +88,20 @@ def find_client(pool: ConnectionPool, inventory: Inventory, recipes: Mapping[str
     srun works. None without one. No other node is asked: it may be taken over."""
     named = [host for host in inventory.hosts if host.name == inventory.settings.slurm_host]
     here = [THIS_MACHINE] if shutil.which("srun") else []
-    job = Job(compose(recipes, "lib.sh", "slurm/client.sh"))
-    for host in named or [*here, *(host for host in inventory.hosts if host.role == "login")]:
-        try:
-            reply = pool.run(host, job)
-        except Trouble:
-            continue
-        said = dict(line.split("=", 1) for line in reply.out.splitlines() if "=" in line)
-        if said.get("works") == "1":
-            if folder := said.get("path"):
-                pool.equip(host.name, folder, {"SLURM_CONF": said["conf"]} if said.get("conf") else {})
-            return host
-    return None
+    clients = named or [*here, *(host for host in inventory.hosts if host.role == "login")]
+    return next((host for host in clients if _is_client(pool, host, recipes)), None)
+
+
+def _is_client(pool: ConnectionPool, host: Host, recipes: Mapping[str, str]) -> bool:
+    """Return whether srun works on a host; later scripts find it there, wherever it is."""
+    try:
+        reply = pool.run(host, Job(compose(recipes, "lib.sh", "slurm/client.sh")))
+    except Trouble:
+        return False
+    said = dict(line.split("=", 1) for line in reply.out.splitlines() if "=" in line)
+    if folder := said.get("path"):
+        pool.equip(host.name, folder, {"SLURM_CONF": said["conf"]} if said.get("conf") else {})
+    return said.get("works") == "1"
 
 
 class Group(Struct, frozen=True):
@@ -326,23 +329,25 @@ NO_ANSWER = "its job gave no answer"
 def free_nodes(hosts: Sequence[Host], records: NodeRecords) -> tuple[dict[Host, SlurmNode], dict[str, str]]:
     """Return the free node that each host is, by the Slurm host's word, and why others are none."""
     owned = owners(hosts, records)
-    count: dict[str, int] = {}
-    for name in chain.from_iterable(owned.values()):
-        count[name] = count.get(name, 0) + 1
+    count = Counter(chain.from_iterable(owned.values()))
     free: dict[Host, SlurmNode] = {}
     why: dict[str, str] = {}
     for host in hosts:
         mine = owned[host.name]
-        node = records.nodes[mine[0]] if len(mine) == 1 and count[mine[0]] == 1 else None
-        if node is None:
-            why[host.name] = "no node of Slurm" if not mine else "not one node of Slurm"
-        elif jobs := records.jobs.get(node.name, ()):
-            why[host.name] = "has a job" if len(jobs) == 1 else "has jobs"
-        elif not FREE.fullmatch(node.state) or not node.partitions:
-            why[host.name] = f"{node.state.lower()} in Slurm"
+        if len(mine) != 1 or count[mine[0]] != 1:
+            why[host.name] = "not one node of Slurm" if mine else "no node of Slurm"
+        elif reason := not_free(node := records.nodes[mine[0]], records):
+            why[host.name] = reason
         else:
             free[host] = node
     return free, why
+
+
+def not_free(node: SlurmNode, records: NodeRecords) -> str:
+    """Return why no job of ours starts at once on a node, "" where one does."""
+    if jobs := records.jobs.get(node.name, ()):
+        return "has a job" if len(jobs) == 1 else "has jobs"
+    return "" if FREE.fullmatch(node.state) and node.partitions else f"{node.state.lower()} in Slurm"
 
 
 def read_answer(host: str, task: Task, group: Group, seconds: float) -> Reply | Trouble | str:

@@ -142,6 +142,7 @@ class Crowd:
     """The connections to such hosts, in place of a ConnectionPool. Ten of a thousand do not answer."""
 
     def __init__(self, hosts: Iterable[Host], options: Options | None = None) -> None:
+        self.ways = {host.name: "ssh" for host in hosts}
         self.answers: Mapping[str, Callable[[int, Job], str]] = {
             RECIPES["facts.sh"]: lambda number, job: facts_of(number),
             RECIPES["doctor/user.sh"]: lambda number, job: view_of(number),
