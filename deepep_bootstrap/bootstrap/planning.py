@@ -183,8 +183,12 @@ class BootstrapContext(Struct, frozen=True):
     policy: Policy
 
     def look(self) -> Survey:
-        """Return the hosts of the run as they are now."""
-        return look_at_hosts(self.flags, self.transport, self.survey.inventory, self.request.prefix)
+        """Return the hosts of the run as they are now. One that could not be asked before stays out of it, with the
+        reason: nobody was shown what would be changed on it, and nobody waits for it a second time."""
+        inventory = replace(self.survey.inventory, hosts=self.survey.reached)
+        now = look_at_hosts(self.flags, self.transport, inventory, self.request.prefix)
+        problems = dict.fromkeys((*self.survey.problems, *now.problems))
+        return replace(now, inventory=self.survey.inventory, problems=tuple(problems))
 
     def hosts(self, names: Sequence[str]) -> tuple[Host, ...]:
         """Return the hosts of these names."""

@@ -113,6 +113,7 @@ HELP = {
     "shell": "bash, zsh or fish",
     "layer": "the lab's module system: lmod (default) or environment-modules",
     "dir": "the lab's folder (default: /run/deepep-lab for root)",
+    "light": "so many GPU hosts without Slurm, n001 and on, in place of the lab's three hosts",
 }
 """One help text a flag: a flag means the same in every verb. Some verbs say more, under `verb.flag`."""
 
@@ -396,7 +397,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
             "lab",
             "the embedded cluster of the source tree, for the demo and the tests",
             (),
-            ("lab up", "lab down --dir=/run/my-lab"),
+            ("lab up", "lab up --light=64 --dir=/run/my-lab"),
             "CONTRIBUTING.md",
         ),
     ),

@@ -41,24 +41,32 @@ def maker(kind: str) -> Maker:
     return hosts if kind == cluster_lab.NAMESPACES else loopback
 
 
-def up(folder: str, layer: str, say: Say) -> Lab:
+def up(folder: str, layer: str, say: Say, light: int = 0) -> Lab:
     """Bring up the lab in `folder` and return it; what already runs is left alone, a host that is off is booted again.
+    `light` is how many hosts without Slurm it has in place of the three (0: those three).
 
-    Remains of a lab that was killed while starting are removed first. Trouble when the lab there has another layer.
+    Remains of a lab that was killed while starting are removed first. Trouble when the lab there has another layer or
+    other hosts.
     """
     if layer not in cluster_lab.LAYERS:
         raise Trouble(Problem("--layer", "no such module system", found=layer, wanted=" or ".join(cluster_lab.LAYERS)))
+    if not 0 <= light <= cluster_lab.LIGHT_MOST:
+        raise Trouble(Problem("--light", "so many hosts cannot be", str(light), f"1 to {cluster_lab.LIGHT_MOST}"))
     with image.locked(_lock_name(folder)):
         found = cluster_lab.load(folder)
         if found is None or not _worth_keeping(found):
             _check_free(folder)
             clean.sweep(folder)
-            found = _create(folder, layer, say)
+            found = _create(folder, layer, light, say)
         elif found.layer != layer:
             what = f"the lab in {folder} has another module system"
             raise Trouble(
                 Problem("--layer", what, found=found.layer, wanted=layer, try_=f"invoke lab down --dir={folder}")
             )
+        elif found.light != light:
+            what = f"the lab in {folder} has other hosts"
+            have, want = (f"{count} without Slurm" if count else "three with Slurm" for count in (found.light, light))
+            raise Trouble(Problem("--light", what, have, want, f"invoke lab down --dir={folder}"))
         _start(found)
         (found.path / "complete").touch()
         return found
@@ -98,7 +106,7 @@ def state(folder: str) -> dict[str, object]:
         return {"dir": folder, "state": "down", "hosts": []}
     nodes = {}
     made_by = maker(found.kind)
-    if cluster_lab.alive(found, found.controller.name):
+    if not found.light and cluster_lab.alive(found, found.controller.name):
         nodes = slurm.node_states(made_by.enter(found, found.controller.name))
     hosts = [
         {
@@ -121,7 +129,7 @@ def state(folder: str) -> dict[str, object]:
     }
 
 
-def _create(folder: str, layer: str, say: Say) -> Lab:
+def _create(folder: str, layer: str, light: int, say: Say) -> Lab:
     kind = cluster_lab.NAMESPACES if hosts.possible() else cluster_lab.LOOPBACK
     if kind == cluster_lab.LOOPBACK and os.geteuid() == 0:
         raise Trouble(
@@ -129,10 +137,12 @@ def _create(folder: str, layer: str, say: Say) -> Lab:
                 "lab", "root may not make namespaces here", try_="invoke lab up as a plain user, for a lab without them"
             )
         )
+    if light and kind == cluster_lab.LOOPBACK:
+        raise Trouble(Problem("--light", "a lab without root has its three hosts", try_="sudo"))
     Path(folder).mkdir(parents=True, exist_ok=True)
     if kind == cluster_lab.NAMESPACES:
         cluster_lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", clean.MOUNT_SOURCE, folder])
-    new = cluster_lab.new_lab(folder, kind, layer)
+    new = cluster_lab.new_lab(folder, kind, layer, light)
     cluster_lab.save(new)
     image = ensure_image(new, say) if kind == cluster_lab.NAMESPACES else loopback.ensure_image(say)
     new = replace(new, image=str(image))
@@ -144,6 +154,8 @@ def _create(folder: str, layer: str, say: Say) -> Lab:
 def _start(the_lab: Lab) -> None:
     made_by = maker(the_lab.kind)
     made_by.boot(the_lab, *(host for host in the_lab.hosts if not cluster_lab.alive(the_lab, host.name)))
+    if the_lab.light:
+        return
     enter = made_by.enter(the_lab, the_lab.controller.name)
     slurm.wait_idle(the_lab, enter, made_by.logs(the_lab))
 

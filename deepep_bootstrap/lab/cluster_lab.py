@@ -35,6 +35,8 @@ CLEAN_ENV = {
 }
 ROLES = {"n001": "gpu", "n002": "gpu", "login1": "login"}
 LAST_NUMBERS = {"n001": 11, "n002": 12, "login1": 21}
+LIGHT_MOST = 240
+"""Hosts of a light lab at most: their addresses begin with 11 and are those of one network of 254."""
 Say = Callable[[str], None]
 """Takes the progress messages of a lab."""
 
@@ -54,13 +56,15 @@ class LabHost(Struct, frozen=True):
 
 class Lab(Struct, frozen=True):
     """One embedded cluster. `dir` is its folder, `kind` how its hosts are made (NAMESPACES or LOOPBACK), `layer` its
-    module system, `index` the number in its addresses, `image` the folder of installed packages below its hosts."""
+    module system, `index` the number in its addresses, `image` the folder of installed packages below its hosts. A
+    `light` lab has so many GPU hosts, n001 and on, and no Slurm."""
 
     dir: str
     kind: str
     layer: str
     index: int
     image: str = ""
+    light: int = 0
 
     @property
     def path(self) -> Path:
@@ -81,11 +85,14 @@ class Lab(Struct, frozen=True):
     def hosts(self) -> tuple[LabHost, ...]:
         """The hosts, GPU nodes first."""
         port = 22 if self.kind == NAMESPACES else 2222
+        if self.light:
+            numbers = range(1, self.light + 1)
+            return tuple(LabHost(f"n{number:03}", "gpu", f"{self.subnet}.{10 + number}", port) for number in numbers)
         return tuple(LabHost(name, role, f"{self.subnet}.{LAST_NUMBERS[name]}", port) for name, role in ROLES.items())
 
     @property
     def controller(self) -> LabHost:
-        """The host that runs slurmctld."""
+        """The host that runs slurmctld; a light lab has none."""
         return next(host for host in self.hosts if host.role == "login")
 
     @property
@@ -151,11 +158,11 @@ def folder_of(wanted: str) -> str:
     return folder
 
 
-def new_lab(folder: str, kind: str, layer: str) -> Lab:
+def new_lab(folder: str, kind: str, layer: str, light: int = 0) -> Lab:
     """Return a lab with addresses that no network device of this machine has yet."""
     first = 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
     taken = process.run_program(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
-    for candidate in (Lab(folder, kind, layer, index) for index in (first, *range(1, 251))):
+    for candidate in (Lab(folder, kind, layer, index, light=light) for index in (first, *range(1, 251))):
         if f" {candidate.subnet}." not in taken and (kind == NAMESPACES or _can_listen(candidate.hosts[0])):
             return candidate
     raise Trouble(Problem("lab", "no free addresses", found="every network of labs in use", try_="invoke lab down"))
@@ -200,7 +207,7 @@ def write_user_files(lab: Lab, user: str) -> None:
     """Make the keys, and write ssh_config, known_hosts and hosts.txt: all that a user of the lab needs to reach it."""
     keys = lab.identity.parent
     keys.mkdir(mode=0o700, exist_ok=True)
-    for name in ("id", *ROLES):
+    for name in ("id", *(host.name for host in lab.hosts)):
         if not (keys / name).exists():
             must(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab-{name}", "-f", keys / name])
     known = []
@@ -211,7 +218,7 @@ def write_user_files(lab: Lab, user: str) -> None:
         known.append(f"{host.name},{address} {public}\n")
         blocks.append(f"Host {host.name}\n    HostName {host.address}\n    Port {host.port}\n")
     (lab.path / "known_hosts").write_text("".join(known), encoding="ascii")
-    common = f"""Host {" ".join(ROLES)}
+    common = f"""Host {" ".join(host.name for host in lab.hosts)}
     User {user}
     IdentityFile {lab.identity}
     IdentitiesOnly yes

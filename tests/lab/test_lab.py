@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -322,6 +322,11 @@ def test_up_with_another_layer_is_refused(lab: LiveLab) -> None:
         cluster.up(str(lab.dir), "environment-modules", print)
 
 
+def test_up_with_other_hosts_is_refused(lab: LiveLab) -> None:
+    with pytest.raises(Trouble, match="has other hosts — found three with Slurm, wanted 64 without Slurm"):
+        cluster.up(str(lab.dir), "lmod", print, light=64)
+
+
 def test_status_as_json(lab: LiveLab, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb.lab("status", dir=str(lab.dir), json=True) == 0
     document = json.loads(capsys.readouterr().out)
@@ -391,13 +396,14 @@ def test_down_waits_for_nobody_and_names_who_holds_the_folder(folder: str, monke
     [
         ({"action": "start"}, "no such action — found start, wanted up, down or status"),
         ({"action": "up", "layer": "tcl"}, "no such module system — found tcl"),
+        ({"action": "up", "light": 300}, "so many hosts cannot be — found 300, wanted 1 to 240"),
         ({"action": "up", "dir": "/run/a:b"}, "this folder cannot hold a lab"),
         ({"action": "down", "dir": "/"}, "this folder cannot hold a lab"),
     ],
 )
-def test_wrong_words_are_refused(arguments: dict[str, str], message: str) -> None:
+def test_wrong_words_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(Trouble, match=re.escape(message)):
-        verb.lab(arguments.pop("action"), **arguments)  # type: ignore[arg-type]
+        verb.lab(arguments.pop("action"), **arguments)
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:

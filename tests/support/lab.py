@@ -147,15 +147,16 @@ class LiveLab:
         cluster.reset(self.lab)
 
 
-def open_lab(folder: Path, layer: str = "lmod") -> Iterator[LiveLab]:
+def open_lab(folder: Path, layer: str = "lmod", light: int = 0) -> Iterator[LiveLab]:
     """Bring a lab up, hand it over, take it down."""
     try:
-        yield LiveLab(cluster.up(str(folder), layer, print))
+        yield LiveLab(cluster.up(str(folder), layer, print, light))
     finally:
         cluster.down(str(folder))
 
 
-def _new_folder(what: str) -> Path:
+def new_folder(what: str) -> Path:
+    """Return the folder of a lab of this test run."""
     _take_down_orphans()
     return TEST_LABS / f"{TEST_PREFIX}{os.getpid()}-{what}"
 
@@ -179,13 +180,13 @@ def namespaces(programs: None) -> None:
 @pytest.fixture(scope="session")
 def lab(namespaces: None) -> Iterator[LiveLab]:
     """The run's lab with Lmod. Tests that change hosts take `fresh_lab`."""
-    yield from open_lab(_new_folder("lmod"))
+    yield from open_lab(new_folder("lmod"))
 
 
 @pytest.fixture(scope="session")
 def modules_lab(namespaces: None) -> Iterator[LiveLab]:
     """The run's lab with Environment Modules."""
-    yield from open_lab(_new_folder("em"), "environment-modules")
+    yield from open_lab(new_folder("em"), "environment-modules")
 
 
 @pytest.fixture

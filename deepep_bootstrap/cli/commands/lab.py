@@ -11,16 +11,23 @@ from deepep_bootstrap.lab import cluster, first_steps
 from deepep_bootstrap.lab import cluster_lab as labs
 
 
-def lab(action: str, *, layer: str = "lmod", dir: str = "", json: bool = False) -> int:  # noqa: A002 - names of flags
+def lab(
+    action: str,
+    *,
+    layer: str = "lmod",
+    light: int = 0,
+    dir: str = "",  # noqa: A002 - names of flags
+    json: bool = False,
+) -> int:
     """Bring the embedded cluster up or down (`invoke lab up`, `status`, `down`): hosts, sshd and Slurm in
     namespaces.
 
-    `dir` is its folder, `layer` its module system ("lmod" or "environment-modules"). Prints for people, or one JSON
-    document.
+    `dir` is its folder, `layer` its module system ("lmod" or "environment-modules"), `light` how many hosts without
+    Slurm it has in place of its three (0). Prints for people, or one JSON document.
     """
     folder = labs.folder_of(dir)
     if action == "up":
-        first_steps.write_try_file(cluster.up(folder, layer, _say))
+        first_steps.write_try_file(cluster.up(folder, layer, _say, light))
     elif action == "down":
         cluster.down(folder)
     elif action != "status":
