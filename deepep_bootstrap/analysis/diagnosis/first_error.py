@@ -48,6 +48,15 @@ ASSERTS = re.compile(r"assert[\s(]")
 INVALID = re.compile(r"\d+ validation errors? for \w")
 """pydantic's heading: the line below says what is wrong."""
 
+WARNED = re.compile(r"CMake (?:Deprecation |Author )?Warning\b")
+"""The head of a warning whose text stands indented below it."""
+
+WARNED_LINES = 20
+"""Lines that such a text may have."""
+
+OF_ANOTHER = re.compile(r"\bRayTaskError\(")
+"""An exception that only says whose it is: its own traceback goes on below."""
+
 DIGIT = re.compile(r"\d")
 
 RANK = (
@@ -74,7 +83,7 @@ FILE_RANK, FILE_NODE = re.compile(r"\brank[-_](\d+)"), re.compile(r"\bnode-\d+-(
 
 STAMP = (
     re.compile(r"(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d+)?"),
-    re.compile(r"\b[EWIF](?P<mo>\d{1,2})(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d+)?"),
+    re.compile(r"\b[EWIF](?P<y>20\d\d)?(?P<mo>\d{1,2})(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d+)?"),
     re.compile(r"\b(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d+)?"),
     re.compile(r"\b(?P<mon>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d+)?"),
 )
@@ -210,7 +219,7 @@ def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candi
         text = log.lines[line][:2000]
         if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
             continue
-        if _is_frame(text) or _is_trace(text):
+        if _is_frame(text) or _is_trace(text) or _is_warned(log, line):
             continue
         grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
         if grade == ERROR and (
@@ -242,6 +251,16 @@ def _is_frame(line: str) -> bool:
 def _is_trace(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run."""
     return TRACE.match(bare(line)) is not None
+
+
+def _is_warned(log: Log, line: int) -> bool:
+    """Return whether a line is of the indented text below the head of a warning."""
+    label = log.label(line)
+    for number in range(line, max(-1, line - WARNED_LINES), -1):
+        text = bare(log.lines[number], keep_indent=True)
+        if log.label(number) == label and text.strip() and not text.startswith(" "):
+            return number != line and WARNED.match(text) is not None
+    return False
 
 
 def _is_chained(log: Log, line: int) -> bool:
@@ -309,10 +328,16 @@ def _exception(log: Log, line: int) -> int:
         if log.label(number) != label:
             continue
         text = _behind(head, log.lines[number])
-        if text.strip() and not text.startswith((" ", "\t")) and not set(text.strip()) <= set("^~ "):
+        if _ends_frames(text):
             return _with_words(log, number, above, label)
         above = number
     return line
+
+
+def _ends_frames(text: str) -> bool:
+    """Return whether a line ends the frames of a traceback: it is its exception."""
+    frame = not text.strip() or text.startswith((" ", "\t")) or set(text.strip()) <= set("^~ ")
+    return not frame and OF_ANOTHER.search(text) is None
 
 
 def _behind(head: str, line: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
 from deepep_bootstrap.analysis.diagnosis.rules import Pattern
 
 ESCAPES = re.compile(
@@ -90,12 +91,14 @@ class _Stream(Struct, frozen=True):
 
 class Log:
     """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
-    words begin."""
+    words begin. Warnings about pods that are well by now are left out: their lines are empty."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
-        self.lines = clean.replace("\r\n", "\n").split("\n")
+        lines = clean.replace("\r\n", "\n").split("\n")
+        over = got_over(lines)
+        self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()
         self._ends = [match.start() for match in re.finditer("\n", self._small)]
         self._letters = "\n".join(self._each_letters())

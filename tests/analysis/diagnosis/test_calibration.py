@@ -106,3 +106,17 @@ def test_a_shared_symptom_is_sure_of_nothing_by_itself(text: str, confidence: fl
     (found,) = diagnose({"log": text}, rules).findings
     assert found.confidence == pytest.approx(confidence)
     assert (found.confidence >= SURE) == (confidence > SHARED_MOST)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E0901 10:02:40.400210 1 main.go:301] check: IMEX daemon not ready: connect: connection refused",
+        "Warning  Unhealthy  pod/ep-0  Startup probe failed: exit code 1",
+    ],
+)
+def test_a_service_that_does_not_answer_is_a_symptom(line: str) -> None:
+    """Both named a cause with 0.8 and more, whatever kept the service from getting ready."""
+    found = diagnose({"log": line + "\n"}, BOOK).findings
+    assert all(each.confidence <= SHARED_MOST for each in found)
+    assert found

@@ -109,10 +109,29 @@ CHAINED = """1: Traceback (most recent call last):
         ('at 3 pod Traceback (most recent call last):\nat 3 pod   File "a.py", line 3\nat 4 pod Odd\n', 3),
         ("Traceback (most recent call last):\nValidationError: 1 validation error for A\n  odd [type=b]\n", 3),
         ("WARN: device x_0 is not enumerated as an mlx5 device. Skipping...\nRuntimeError: CUDA error: odd\n", 1),
+        ("free(): invalid next size (fast)\n[n1:9] Signal: Aborted (6)\n", 1),
+        ('dpkg: dependency problems prevent configuration of a:\n#3 ERROR: process "x" did not complete\n', 1),
+        ("Some packages could not be installed. This may mean\n a : Depends: b but it is not installable\nE: odd\n", 2),
+        ('NVRTC compilation failed with options: -a\na.cuh(97): error: identifier "b" is undefined\n', 2),
+        ("RuntimeError: Ninja build failed. Ninja output:\nninja: Entering directory `/a'\nsh: 1: x: not found\n", 3),
+        ("CMake Warning (dev) at a:6 (message):\n  B could not be detected\n\nninja: error: 'c', missing\n", 4),
+        (
+            'Traceback (most recent call last):\nray.exceptions.RayTaskError(KeyError): w()\n  File "a"\nKeyError: 3\n',
+            4,
+        ),
+        ("nvshmem initialization failed, exiting\n/a/util/cs.cpp:21: non-zero status: 16: Device busy, exiting\n", 1),
+        ("E20260821 12:30:19.433391  5410 a.cpp:9] not without b\nE20260821 12:30:19.43 5 a.cpp:2] failed\n", 1),
+        ("request to query it failed with error:WARNING Nothing to do\nRuntimeError: odd\n", 1),
     ],
 )
 def test_a_summary_a_warning_or_a_consequence_is_not_first(text: str, line: int) -> None:
     assert first(log=text).evidence.line == line
+
+
+def test_a_wait_that_ended_comes_before_the_launch_that_failed_by_it() -> None:
+    late = "Rank 9] Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
+    assert first(log="DeepEP timeout check failed: rank = 0\n" + late).evidence.line == 1
+    assert first(log="hello\n" + late).evidence.line == 2
 
 
 def test_of_one_log_the_order_counts_within_seconds() -> None:
@@ -148,6 +167,11 @@ def test_over_several_logs_the_earliest_time_is_first() -> None:
     assert found
     assert (found.evidence.log, found.evidence.text, found.node) == ("node-1-n2.log", "KeyError: 'b'", "n2")
     assert (found.rank, found.time) == ("DP1 TP4", "2026-11-20 10:00:03")
+
+
+def test_a_date_of_eight_digits_is_a_time() -> None:
+    found = first(log="E20260821 12:30:19.433391  5410 a.cpp:9] odd\nRuntimeError: odd\n")
+    assert found.time == "E20260821 12:30:19.433391"
 
 
 def test_those_that_waited_or_were_ended_are_not_first() -> None:
