@@ -10,15 +10,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.bootstrap.build import Event
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import hash_path
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
@@ -104,6 +108,97 @@ def test_a_second_run_changes_nothing(built: Built, prepared: Prepared) -> None:
     outcomes = standins.run(prepared.request(prefix, prepared.wanted(prepared.toolkit())))
     assert {outcome.state for outcome in outcomes.values()} == {"unchanged"}
     assert [(path, path.lstat().st_mtime_ns if path != prefix / "store" else 0) for path in walk(prefix)] == before
+
+
+COMPILERS = ("cc", "c++", "gcc", "g++", *(f"{os.uname().machine}-linux-gnu-{name}" for name in ("gcc", "g++")))
+COUNTED = """#!/bin/sh
+echo "$ENTRY $*" >>{calls}
+exec {compiler} "$@"
+"""
+"""A compiler that writes down for which entry it is called, and with what."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A prefix that has the demo's entries, and every call of a compiler since it is there."""
+
+    prefix: Path
+    calls: Path
+
+    @property
+    def entries(self) -> Counter[str]:
+        """How often a compiler was called for each entry."""
+        return Counter(line.split(" ")[0] for line in self.calls.read_text().splitlines())
+
+    def compiled(self, suffixes: tuple[str, ...]) -> set[str]:
+        """The names of the source files that were compiled; CMake tries its compilers with files of its own."""
+        words = [word for line in self.calls.read_text().splitlines() for word in line.split(" ")[1:]]
+        return {Path(word).name for word in words if word.endswith(suffixes)}
+
+
+@pytest.fixture
+def counted(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    prefix, calls = tmp_path / "prefix", tmp_path / "calls"
+    shutil.copytree(built[0], prefix, symlinks=True)
+    calls.touch()
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in COMPILERS:
+        (folder / name).write_text(COUNTED.format(calls=calls, compiler=shutil.which(name)))
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return Counted(prefix, calls)
+
+
+def with_another_pin(prepared: Prepared, name: str, pinned: str, file: str, folder: Path) -> Prepared:
+    """Return what is prepared with one more source, `pinned`: that called `name` with one more line in a file."""
+    tree = folder / pinned
+    shutil.copytree(dict(prepared.files)[f"src/{name}"], tree, symlinks=True)
+    (tree / file).chmod(0o644)
+    (tree / file).write_text((tree / file).read_text() + "\n// the next commit\n")
+    source = structs.replace(prepared.lock.sources[name], name=pinned, rev="1" * 40, hash=hash_path(tree))
+    files = [(path, place) for path, place in prepared.files if path != f"src/{pinned}"]
+    lock = structs.replace(prepared.lock, sources={**prepared.lock.sources, pinned: source})
+    return replace(prepared, lock=lock, files=(*files, (f"src/{pinned}", tree)))
+
+
+@pytest.mark.long
+def test_a_change_of_deepeps_pin_compiles_deepep_alone(counted: Counted, prepared: Prepared, tmp_path: Path) -> None:
+    moved = with_another_pin(prepared, "deepep", "deepep", "csrc/deep_ep.cpp", tmp_path)
+    request = moved.request(counted.prefix, moved.wanted(moved.toolkit()))
+    outcomes = standins.run(request)
+    assert {kind: outcome.state for kind, outcome in outcomes.items()} == {
+        **dict.fromkeys(KINDS, "unchanged"),
+        "deepep": "done",
+    }
+    (deepep,) = [entry.name for entry in request.entries if entry.kind == "deepep"]
+    assert {*counted.entries} == {deepep}
+    sources = {path.name for path in (tmp_path / "deepep" / "csrc").rglob("*") if path.suffix in {".cpp", ".cu"}}
+    assert sources <= counted.compiled((".cpp", ".cu"))
+
+
+@pytest.mark.long
+def test_a_second_stack_compiles_what_it_does_not_share(counted: Counted, prepared: Prepared, tmp_path: Path) -> None:
+    """It differs in its NVSHMEM, and so in Python, whose torch is given that one, and in DeepEP; GDRCopy is that of the
+    first."""
+    file = "src/modules/transport/ibgda/ibgda.cpp"
+    both = with_another_pin(prepared, "nvshmem", "nvshmem-next", file, tmp_path)
+    first = both.lock.stacks[both.lock.default_stack]
+    second = structs.replace(first, name="second", nvshmem="nvshmem-next")
+    lock = structs.replace(both.lock, stacks={**both.lock.stacks, "second": second}, default_stack="second")
+    both = replace(both, lock=lock)
+    request = both.request(counted.prefix, both.wanted(both.toolkit()))
+    outcomes = standins.run(request)
+    assert {kind: outcome.state for kind, outcome in outcomes.items()} == {
+        **dict.fromkeys(KINDS, "done"),
+        "gdrcopy": "unchanged",
+    }
+    compiled = {entry.kind for entry in request.entries if counted.entries[entry.name]}
+    assert {"nvshmem", "deepep"} <= compiled
+    assert {*counted.entries} <= {entry.name for entry in request.entries if entry.kind != "gdrcopy"}
+    calls = counted.calls.read_text()
+    assert {outcome.state for outcome in standins.run(request).values()} == {"unchanged"}
+    assert counted.calls.read_text() == calls, "a second run calls no compiler"
 
 
 def test_no_entry_names_a_place_of_its_build(built: Built) -> None:
