@@ -118,7 +118,8 @@ def probe_shared(transport: Transport, place: PrefixHandle, hosts: Sequence[Host
     try:
         script = compose(place.recipes, *PROBE)
         others = [host for host in hosts if host.name != place.host.name]
-        replies = transport.run_all(others, lambda _: Job(script, args=("look", name), env={"PREFIX": place.prefix}))
+        look = Job(script, args=("look", name), env={"PREFIX": place.prefix}, anywhere=True)
+        replies = transport.run_all(others, lambda _: look)
     finally:
         _probe(transport, place, "clean", name)
     seen: dict[str, list[str]] = {}

@@ -48,6 +48,10 @@ PROLOG_LIMIT = 60
 END_LIMIT = 90.0
 """Seconds for the script on the Slurm host to cancel what is left and to wait for free nodes."""
 
+LATE = 30
+"""Seconds that srun waits for the other tasks once the first has ended, or a third of the script's own time where that
+is more: a node that died is noticed by slurmctld after minutes alone (SlurmdTimeout)."""
+
 TRIES = 2
 """How often nodes are asked for: where one of them was taken since Slurm was asked, all others wait with it."""
 
@@ -262,7 +266,8 @@ class Fanout:
             *commands.request_options(request),
             f"--time={minutes}",
             *("--mem=0", "--ntasks-per-node=1", f"--ntasks={len(group.hosts)}", f"--immediate={START_LIMIT}"),
-            *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--export=NONE", "--chdir=/"),
+            *("--no-kill", "--kill-on-bad-exit=0", f"--wait={max(LATE, math.ceil(group.seconds / 3))}"),
+            *("--cpu-bind=none", "--export=NONE", "--chdir=/"),
         )
 
     def _step(self, group: Group) -> tuple[dict[str, Reply | Trouble], dict[str, str]]:

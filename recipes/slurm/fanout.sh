@@ -6,9 +6,8 @@
 # Results: `NUMBER: LINE`, the lines of task NUMBER as srun labels them; then what srun says itself, `srun: …`, among it which task was on
 # which node. Nothing that a task prints can begin like that.
 
-readonly END_LIMIT=60 # seconds for the nodes to be free again: an epilog may look at the whole node
-
 box=""
+end_limit=10 # seconds for the nodes to be free again: a dead one never is
 
 # names_job FORMAT: print what Slurm knows of our job.
 names_job() {
@@ -20,7 +19,7 @@ names_job() {
 end_job() {
     local states="" since="${SECONDS}"
     timeout 20 scancel --quiet --name="${NAME}" >&2 || true # it has ended, or Slurm is silent: its time limit ends it
-    while ((SECONDS - since < END_LIMIT)); do
+    while ((SECONDS - since < end_limit)); do
         states="$(names_job %T)" || break
         grep -qE 'RUNNING|COMPLETING|CONFIGURING|PENDING' <<<"${states}" || break
         sleep 0.2
@@ -39,6 +38,7 @@ main() {
     payload >"${box}/in"
     timeout -k 10 "${LIMIT}" srun --verbose --label --job-name="${NAME}" "$@" \
         /bin/sh -c "${STEP}" step "${COMMAND}" "${SECONDS_EACH}" "${BYTES_EACH}" <"${box}/in" 2>"${box}/err" || code=$?
+    ((code != 0)) || end_limit=60 # an epilog may look at the whole node
     grep '^srun: ' "${box}/err" || true # it was killed before it said anything
     say "srun ended with ${code}"
 }
