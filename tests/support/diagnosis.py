@@ -12,7 +12,15 @@ from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis"
-SETS = ("known", "blind", "blind-2026", "outsider-2026", "outsider-2026-held", "outsider-2026-second")
+SETS = (
+    "known",
+    "blind",
+    "blind-2026",
+    "outsider-2026",
+    "outsider-2026-held",
+    "outsider-2026-second",
+    "outsider-2026-third",
+)
 """Sets of logs written without sight of the rules, each with an index.toml."""
 
 RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
