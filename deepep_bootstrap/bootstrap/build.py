@@ -55,6 +55,9 @@ STATES = {"waiting=": "waiting", "waiting for ": "waits"}
 NOTHING_NEW = ("srun: cluster configuration lacks support for cpu binding",)
 """Beginnings of lines that say nothing of a build; the log has them."""
 
+TIMES = "timing "
+"""What lines begin with that say how long compile units took, and at the end of a log the whole entry."""
+
 
 class Event(Struct, frozen=True):
     """Something to show while entries are built: `state` is "running", "waiting", "waits" (it said so once more, or
@@ -321,7 +324,7 @@ class _Run:
                 with self.writing:
                     file.write(line + "\n")
                     file.flush()
-                if line.startswith(NOTHING_NEW):
+                if line.startswith((*NOTHING_NEW, TIMES)):
                     return
                 state = next((state for start, state in STATES.items() if line.startswith(start)), "running")
                 self.on_event(Event(entry.name, state, line.partition("=")[2] if line.startswith(NOISE) else line))
@@ -331,7 +334,8 @@ class _Run:
             except Trouble as trouble:
                 # The host went away: what was published before is an outcome of this run all the same.
                 reply = Reply(self.host.name, 1, "", trouble.problems[0].message, 0.0)
-        seconds = time.monotonic() - start
+            seconds = time.monotonic() - start
+            file.write(f"{TIMES}seconds: {seconds:.1f}\n")
         if reply.code and self.stopping:
             # Its end is ours: what its log says last is no reason.
             outcome = Outcome(entry.name, self.host.name, "stopped", "", seconds, INTERRUPTED, str(log))

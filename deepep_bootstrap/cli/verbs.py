@@ -89,6 +89,7 @@ HELP = {
     "run": "a run of `invoke test`: its folder on this machine, or with --hosts its name (default: the newest)",
     "html": "write the report as one HTML file, to this new file",
     "cluster": "the whole cluster in place of a run: hosts, findings, stacks, generations, last runs",
+    "build": "the builds of a bootstrap of this machine (RUN: the folder of its logs) in place of a run of a test",
     "junit": "write the run as JUnit XML, to this new file",
     "list": "which runs there are, newest first: of --hosts or --prefix, or of a folder of this machine",
     "force": "let --html and --junit replace a file that is there",

@@ -25,15 +25,22 @@ COMMON_RECIPES = (
 """Texts in front of every entry's own recipe, in this order; together they are one script."""
 OWN_RECIPES = {
     "gdrcopy": ("build/gdrcopy.sh",),
-    "nvshmem": ("build/nvshmem.sh",),
+    "nvshmem": ("build/units.sh", "build/nvshmem.sh"),
     "nvshmem-wheel": ("build/wheel.sh", "build/nvshmem-wheel.sh"),
     "nccl-wheel": ("build/wheel.sh", "build/nccl-wheel.sh"),
     "python": ("build/python.sh",),
-    "deepep": ("build/deepep-checks.sh", "build/deepep-setup.sh", "build/deepep.sh"),
-    "deepep-v2": ("build/deepep-checks.sh", "build/deepep-v2-checks.sh", "build/deepep-setup.sh", "build/deepep-v2.sh"),
+    "deepep": ("build/deepep-checks.sh", "build/units.sh", "build/deepep-setup.sh", "build/deepep.sh"),
+    "deepep-v2": (
+        "build/deepep-checks.sh",
+        "build/deepep-v2-checks.sh",
+        "build/units.sh",
+        "build/deepep-setup.sh",
+        "build/deepep-v2.sh",
+    ),
     "deepep-v25": (
         "build/deepep-checks.sh",
         "build/deepep-v2-checks.sh",
+        "build/units.sh",
         "build/deepep-setup.sh",
         "build/deepep-v25.sh",
     ),

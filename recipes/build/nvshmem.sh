@@ -2,7 +2,7 @@
 # NVSHMEM, built by its own CMake project with the options of the lock. Its headers are offered to DeepEP's build as soon as they are there.
 # The lock takes an ordering out of that project that Makefiles need and Ninja does not: so Ninja it is, everywhere.
 # Inputs besides those of prefix/publish.sh: SRC, VERSION, CUDA_HOME, ARCHS ("9.0 10.0"), OPTIONS (NAME=VALUE, one a line), GDRCOPY (entry),
-# SPLIT_COMPILE (1 where nvcc has --split-compile).
+# SPLIT_COMPILE (1 where nvcc has --split-compile). It stands behind build/units.sh.
 
 BUILD="${SCRATCH}/build/${ENTRY}"
 # Its largest files took 0.5 GiB each; machines whose memory grows with use report little of it as free.
@@ -12,11 +12,15 @@ COMPILER_MEMORY_KIB=$((1024 * 1024))
 build_entry() {
     need_command cmake ninja gcc g++
     [[ "${SPLIT_COMPILE:-0}" != 1 ]] || export NVCC_APPEND_FLAGS="--split-compile=0"
+    time_nvcc
+    # Each of the first four took 80 to 88 s of the 144 s of a build on 128 cores, the others of their kind 64 s.
+    first_units "${SCRATCH}/ninja-${ENTRY}" 'transfer_device[.]cu' 'reduce_(sum|max|min|prod)[.]cu' 'reduce_[a-z_]*[.]cu'
     wait_for_entry "${GDRCOPY}"
     configure
     offer_headers
     cmake --build "${BUILD}" --parallel "${JOBS}"
     cmake --install "${BUILD}"
+    tell_times "${BUILD}"
 }
 
 # configure: nvshmem-info links the driver's library, so a machine without a driver needs the toolkit's stub of it.

@@ -15,6 +15,7 @@ import pytest
 import uv
 from msgspec.structs import replace
 
+from deepep_bootstrap.analysis.build_times import parse_build_times
 from deepep_bootstrap.analysis.results import read
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.fetch import wheels
@@ -116,6 +117,16 @@ def built(place: Place) -> Place:
         outcomes = place.build(stack)
         assert {outcome.state for outcome in outcomes.values()} <= {"done", "unchanged"}, outcomes
     return place
+
+
+def test_the_log_of_a_build_says_how_long_its_units_took(place: Place) -> None:
+    (log,) = (place.prefix.parent / "logs").glob("build-*-nvshmem-*.log")
+    with log.open(encoding="utf-8") as lines:
+        times = parse_build_times(lines)
+    names = [unit.name for unit in times.units]
+    assert {"library.cpp", "ibgda.cpp", "transfer_device"} <= set(names), "of the project inside the project too"
+    assert times.seconds is not None
+    assert 0 < times.units[0].seconds <= times.seconds
 
 
 def python(place: Place, stack: str, code: str, **more: str) -> subprocess.CompletedProcess[str]:

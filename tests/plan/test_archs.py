@@ -71,3 +71,14 @@ def test_only_hosts_without_a_gpu_are_spared_the_import_and_only_where_archs_are
 def test_what_is_no_list_of_compute_capabilities_is_refused(value: str) -> None:
     with pytest.raises(Trouble, match=r"--archs: no list of compute capabilities .*9\.0,10\.0"):
         request().inventory.built_for(value)
+
+
+def test_nothing_is_built_for_a_gpu_that_no_host_has() -> None:
+    """Neither for what the lock, torch or an earlier offer knows besides: the compilers get the hosts' own alone."""
+    facts = cluster()
+    one = decisions.make_decisions(request(), facts)
+    assert {entry.env["ARCHS"] for entry in one.entries} == {"9.0"}
+    assert {tuple(entry.inputs["archs"]) for entry in one.entries if "archs" in entry.inputs} == {("9.0",)}  # type: ignore[arg-type]
+    newer = tuple(replace(gpu, capability="10.0") for gpu in facts["n002"].gpus)
+    both = decisions.make_decisions(request(), cluster(n002={"gpus": newer}))
+    assert {entry.env["ARCHS"] for entry in both.entries} == {"9.0 10.0"}

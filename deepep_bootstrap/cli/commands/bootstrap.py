@@ -48,6 +48,7 @@ from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan
 from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, hooks_of_others, leave_hook, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
+from deepep_bootstrap.report.build import is_log_of_build, longest_units, read_builds
 from deepep_bootstrap.slurm.fanout import open_ways
 
 
@@ -323,6 +324,9 @@ def summarize(state: RunState, ending: str, *, in_prefix: str = "") -> None:
     context = state.context
     context.screen.say()
     context.screen.outcomes(explained(state.outcomes, context.flags.root))
+    logs = [outcome.log for outcome in state.outcomes if outcome.state == "done" and is_log_of_build(outcome.log)]
+    if longest := longest_units(read_builds(map(Path, logs))):
+        context.screen.say(f"Longest to compile: {', '.join(longest)} (more: invoke report --build)")
     if any(context.run.folder.rglob("*.log")):
         context.screen.say(f"Logs: {context.run.folder}" + (f" and {in_prefix}" if in_prefix else ""))
     context.screen.paragraph(ending, style="bold")

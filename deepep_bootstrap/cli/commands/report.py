@@ -42,6 +42,7 @@ from deepep_bootstrap.prefix.access import NOTHING
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.history import read_contents
 from deepep_bootstrap.report import bundle, load, terminal
+from deepep_bootstrap.report.build import LOGS, build_lines, find_logs, read_builds
 from deepep_bootstrap.report.bundle import pack
 from deepep_bootstrap.report.cluster import Looked, compose_cluster
 from deepep_bootstrap.report.cluster import as_json as cluster_json
@@ -80,21 +81,26 @@ def report(
     force: bool = False,
     bundle: str | bool = "",
     scrub_hosts: bool = False,
+    build: bool = False,
 ) -> int:
     """Tell how a run of a test went (figures, NIC traffic, ranks, sweep, cause, history); with --list which runs there
-    are; with --cluster how all hosts, stacks and last runs are; or with --bundle write a bug bundle: versions, plan,
-    facts, lock, hosts file and the last logs in one archive, without passwords and keys.
+    are; with --cluster how all hosts, stacks and last runs are; with --build how long the builds of a bootstrap took
+    and which compile units longest; or with --bundle write a bug bundle: versions, plan, facts, lock, hosts file and
+    the last logs in one archive, without passwords and keys.
 
     Show a run (its folder here, or its name in the prefix; "" the newest) or the `cluster`, as HTML in the file `html`
     and a run as JUnit XML in the file `junit` too; or write a bug bundle to the file `bundle` (True: one named by the
     time, here). Exit 0 whatever the verdict is and whatever the hosts say."""
     screen = Screen("report", as_json=flags.json)
-    asked = [flag for flag, given in (("--list", list), ("--cluster", cluster), ("--bundle", bundle)) if given]
+    others = (("--list", list), ("--cluster", cluster), ("--build", build), ("--bundle", bundle))
+    asked = [flag for flag, given in others if given]
     refuse_both(asked, run, [flag for flag, name in (("--html", html), ("--junit", junit)) if name])
     if list:
         return show_list(flags, screen, run)
     if cluster:
         return show_cluster(flags, screen, html, force=force)
+    if build:
+        return show_build(screen, run)
     if not bundle:
         return show_run(flags, screen, run, RunFilesWanted(html, junit, force))
     now = int(time.time())
@@ -127,6 +133,7 @@ class OtherReport(Struct, frozen=True):
 OTHER_REPORTS = {
     "--bundle": OtherReport("a bundle is not the report of a run or a cluster", ("--html", "--junit")),
     "--cluster": OtherReport("the report of a cluster is not that of a run", ("--junit",)),
+    "--build": OtherReport("a build is not the run of a test", ("--html", "--junit"), no_run=False),
     "--list": OtherReport("a list of runs is not the report of one", ("--html", "--junit"), no_run=False),
 }
 
@@ -188,6 +195,17 @@ def show_list(flags: Flags, screen: Screen, folder: str) -> int:
         newest = str(Path(folder, runs[0].run)) if folder else runs[0].run
         screen.next_commands([shlex.join(["invoke", "report", newest, *load.given(flags)])])
     screen.document(OK, (), where=where, runs=[to_builtins(run) for run in runs])
+    return OK
+
+
+def show_build(screen: Screen, run: str) -> int:
+    """Show how long the builds of a bootstrap took, from the logs that it left on this machine."""
+    folder = find_logs(state_dir() / "logs", run)
+    found = read_builds(folder.glob(LOGS))
+    screen.say(f"Builds of {folder}", style="bold")
+    for line in build_lines(found):
+        screen.say(line)
+    screen.document(OK, (), where=str(folder), builds=[to_builtins(each) for each in found])
     return OK
 
 
