@@ -117,6 +117,16 @@ def test_a_bootstrap_with_nothing_to_do_asks_each_host_twice(
     assert Counter(hosts.asked) == {"n0001": 3, **{f"n{number:04}": 2 for number in range(2, 13)}}
 
 
+def test_who_agrees_to_a_plan_knows_whom_it_leaves_out(flags: Flags, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the ten silent hosts the first are named, once, before anybody is asked."""
+    assert bootstrap(flags) == 1
+    said = capsys.readouterr().err
+    assert said.count("n0011: not reached") == 1
+    assert said.index("n0011: not reached") < said.index("bootstrap: not confirmed, nothing was changed")
+    assert said.count("and 5 hosts more: --json has them") == 1
+    assert len(said.splitlines()) < MOST_LINES
+
+
 def test_a_kind_of_line_is_told_a_few_times() -> None:
     lines = [("port", f"n{number}: port down") for number in range(9)] + [("disk", "n1: disk full")]
     told = alike_shortened(lines, 3)

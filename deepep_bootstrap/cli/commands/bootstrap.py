@@ -122,6 +122,8 @@ def bootstrap(
         context = BootstrapContext(flags, screen, RunLogs.none(), transport, survey, request, made, policy)
         state = RunState(context, made, orphans, kept=kept, saved=saved, saved_at=plan)
         if made.steps and not flags.dry_run:
+            # Who agrees to a plan, and who reads the log of an hour, knows from the start whom it leaves out.
+            screen.problems(survey.problems)
             agree(state, take_over=take_over)
         if state.agreed:
             state.context = replace(state.context, run=RunLogs.start("bootstrap"))
@@ -136,8 +138,8 @@ def conclude(state: RunState) -> int:
     looked_only = context.flags.dry_run or (bool(state.problems) and not state.agreed)
     waiting = (*unbelieved(context.plan.preparation), *(() if looked_only else unfinished(context)))
     problems = (*context.survey.problems, *state.problems, *waiting)
-    for problem in (*context.survey.problems, *waiting):
-        screen.problem(problem)
+    told = bool(state.shown.steps) and not context.flags.dry_run and not state.agreed
+    screen.problems((*(() if told else context.survey.problems), *waiting))
     trouble = [TROUBLE for _ in (*context.survey.problems, *waiting)]
     code = worst([state.code, *(outcome.code for outcome in state.failed), *trouble])
     if code == OK and not context.flags.dry_run:
