@@ -26,7 +26,8 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.lock import model
 from deepep_bootstrap.plan import steps
 from deepep_bootstrap.prefix.generations import Content
-from tests.support.plan import ROOT, cluster, request
+from tests.support.paths import ROOT
+from tests.support.plan import cluster, request
 from tests.support.store import Prefix
 
 pytest_plugins = ["tests.support.store"]

@@ -35,7 +35,8 @@ from deepep_bootstrap.prefix.offer import Offer, StackRecord, command_for, offer
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.fleet import Reply
 from tests.support.doctor import BOOT, CASES, RECORD, WELL, changed, cluster, examined, findings, read, told
-from tests.support.plan import PREFIX, ROOT, request
+from tests.support.paths import ROOT
+from tests.support.plan import PREFIX, request
 
 FILES = {path.stem: path for path in sorted(CASES.glob("*.toml"))}
 SCRIPT = "".join((ROOT / "recipes" / name).read_text(encoding="utf-8") for name in ("lib.sh", "doctor/user.sh"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import tomlkit
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.mirror import index
 from deepep_bootstrap.fetch.mirror.index import compare, is_inside, page, parse_mirror_index, render_mirror_index
 from deepep_bootstrap.inventory import facts, hostsfile, network_env
-from deepep_bootstrap.inventory.survey import Survey, read_tree
+from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.lock import model, packages
 from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.prefix import contents, entries, modulefiles, offer
@@ -56,15 +57,16 @@ from tests.support.fuzz import (
     put,
 )
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_env
 
 SHIPPED = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8")
-TREE = read_tree(ROOT / "env")
+TREE = shipped_env()
 
 
 def small_lock() -> dict[str, Any]:
     """The lock that is shipped with little in every list and table that is long: every kind of key, and quick to
     read."""
-    found: dict[str, Any] = tomlkit.parse(SHIPPED).unwrap()
+    found: dict[str, Any] = tomllib.loads(SHIPPED)
     found["system"] = {"ubuntu-24_04": found["system"]["ubuntu-24_04"]}
     for name, stack in found["stack"].items():
         needed = {stack.get("nvshmem_wheel"), stack.get("nccl_wheel"), "torch"} if name != "v1" else {"torch"}

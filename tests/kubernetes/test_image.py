@@ -20,13 +20,13 @@ from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.kubernetes import image as made
 from deepep_bootstrap.kubernetes import oci
-from deepep_bootstrap.lock.model import read_lock_file
 from deepep_bootstrap.prefix.archive.index import LINK, ArchiveMember, Tree
 from deepep_bootstrap.prefix.offer import SiteSettings, StackRecord
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import HERE, make_prefix, run_bash
 from tests.support.images import PYTHON, SMALL, make_layout, tar_of
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_lock
 from tests.support.store import RECORD, Prefix, entry_name
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -236,7 +236,7 @@ def test_a_base_that_is_not_there_is_refused(tmp_path: Path, base: str, message:
     make_layout(tmp_path / "arm", tar_of(SMALL), architecture="arm64")
     order = image._Order(Flags(root=ROOT), Screen("image"), tmp_path, base.format(tmp_path), ())
     with pytest.raises(Trouble, match=message):
-        image.find_base(order, read_lock_file(ROOT / "deepep.lock.toml"), "amd64")
+        image.find_base(order, shipped_lock(), "amd64")
 
 
 def test_flags_that_make_no_sense_are_refused(tmp_path: Path) -> None:

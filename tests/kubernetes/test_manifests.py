@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -22,12 +21,13 @@ from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.kubernetes import manifests
 from deepep_bootstrap.kubernetes.manifests import Inputs, Rendered
 from deepep_bootstrap.kubernetes.settings import read_settings
-from deepep_bootstrap.lock.model import ImagePin, read_lock_file
+from deepep_bootstrap.lock.model import ImagePin
 from tests.support.paths import CASES, ROOT
+from tests.support.shipped import shipped_lock
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
 GOLDEN = ROOT / "tests" / "golden" / "kubernetes"
-LOCK = read_lock_file(ROOT / "deepep.lock.toml")
+LOCK = shipped_lock()
 RECIPES, TEXTS = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")
 CLUSTERS = {"gke-a4": "v1", "gke-a3": "v1", "generic": "v2", "generic-host": "v1"}
 """Settings files of tests/cases/kubernetes, and the stack that each is rendered for."""
@@ -96,6 +96,9 @@ def test_the_files_are_those_that_are_kept(cluster: tuple[str, Rendered]) -> Non
 
 
 def test_objects_have_the_schema_of_the_api(cluster: tuple[str, Rendered]) -> None:
+    # Its schemas take seconds to load, which only these tests should wait for.
+    import kubernetes_validate
+
     checked = set()
     for thing in objects(cluster[1]):
         for each in (thing, *inner(thing)):
@@ -106,6 +109,8 @@ def test_objects_have_the_schema_of_the_api(cluster: tuple[str, Rendered]) -> No
 
 
 def test_a_wrong_field_is_seen() -> None:
+    import kubernetes_validate
+
     job = next(each for each in objects(rendered("gke-a4")) if each["kind"] == "Job")
     job["spec"]["backofLimit"] = 0
     with pytest.raises(kubernetes_validate.ValidationError, match="backofLimit"):

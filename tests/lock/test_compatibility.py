@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap.planning import read_wanted
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.lock import compatibility, model
+from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import decisions, steps
 from tests.support import doctor as doctor_support
 from tests.support import plan as plan_support
 from tests.support.paths import ROOT
+from tests.support.shipped import demo_lock, shipped_env, shipped_lock
 
-TEXTS = read_tree(ROOT / "env")
-SHIPPED = model.read_lock_file(ROOT / "deepep.lock.toml")
+TEXTS = shipped_env()
+SHIPPED = shipped_lock()
 CLOSURE = SHIPPED.stacks["v1"].wheels["cp312-x86_64"]
 PARENT = "29d31c095796f3c8ece47ee9cdcc167051bbeed9"
 D4F41E4 = "d4f41e4e93602a15e95f55f6ee8df8f1aaa0e4bb"
@@ -148,7 +148,7 @@ def test_a_pair_that_breaks_is_refused_with_its_reason(name: str) -> None:
 
 def test_what_is_shipped_breaks_no_rule() -> None:
     assert compatibility.check_lock(SHIPPED, TEXTS) == ()
-    assert compatibility.check_lock(model.read_lock_file(ROOT / "tests/upstreams/demo.lock.toml"), TEXTS) == ()
+    assert compatibility.check_lock(demo_lock(), TEXTS) == ()
 
 
 def test_a_commit_that_nobody_has_read_is_told_as_that_and_refused_only_where_it_matters() -> None:

@@ -19,6 +19,7 @@ from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.lock.packages import System
 from tests.support.paths import TESTS
+from tests.support.shipped import demo_lock, shipped_lock
 
 HERE = TESTS
 REAL = HERE.parent / "deepep.lock.toml"
@@ -143,7 +144,7 @@ def test_which_wheels_install_on_a_target(file: str, fits: bool) -> None:
 
 def every_wheel() -> list[Wheel]:
     """Every wheel file of the shipped lock once."""
-    real = model.read_lock_file(REAL)
+    real = shipped_lock()
     closures = [closure for stack in real.stacks.values() for closure in stack.wheels.values()]
     return list(dict.fromkeys(wheel for wheels in (*closures, *real.tools.values()) for wheel in wheels))
 
@@ -185,13 +186,13 @@ def test_versions_of_the_shipped_lock_compare_as_they_always_did() -> None:
             parts.pop()
         return tuple(parts)
 
-    real = model.read_lock_file(REAL)
+    real = shipped_lock()
     versions = {each.version for each in (*every_wheel(), *real.sources.values())}
     assert {version: numbers(version) for version in versions} == {each: by_hand(each) for each in versions}
 
 
 def test_requirements_of_the_shipped_lock_have_their_names() -> None:
-    for stack in model.read_lock_file(REAL).stacks.values():
+    for stack in shipped_lock().stacks.values():
         for requirement in (*stack.asked.python, *stack.asked.overrides):
             assert model.REQUIREMENT.fits(requirement)
             name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
@@ -255,7 +256,7 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
 
 
 def test_the_lock_that_is_shipped() -> None:
-    real = model.read_lock_file(REAL)
+    real = shipped_lock()
     assert set(real.stacks) == {"v1", "v1-wheel", "v1-cu13", "v2", "v2-vllm"}
     assert real.default_stack == "v1"
     assert not real.indexes
@@ -291,7 +292,7 @@ def test_every_substitution_says_its_reason_and_where_it_can_be_read(path: Path)
 def test_the_stack_for_vllm_is_what_vllm_takes() -> None:
     """torch and its own NCCL and NVSHMEM with nothing put in their place, for both machines; vLLM's commit of DeepEP
     has no st.bulk (counted), and for the barrier the same text as the other pin of V2."""
-    real = model.read_lock_file(REAL)
+    real = shipped_lock()
     stack, source = real.stacks["v2-vllm"], real.sources["deepep-v2-vllm"]
     assert stack.asked.overrides == ()
     assert {(target[:5], target[6:]) for target in stack.wheels} == {
@@ -308,14 +309,14 @@ def test_the_stack_for_vllm_is_what_vllm_takes() -> None:
 
 def test_the_demo_makes_the_substitutions_of_the_shipped_lock() -> None:
     """The stand-in sources hold the same texts; but for one, which names a structure that is NVSHMEM's own."""
-    real, demo = model.read_lock_file(REAL).sources, model.read_lock_file(DEMO).sources
+    real, demo = shipped_lock().sources, demo_lock().sources
     for name, theirs in (("nvshmem", "nvshmem"), ("deepep", "deepep-v1"), ("deepep-v2", "deepep-v2")):
         other = [each for each in real[theirs].substitutes if not each.file.endswith("ibgda.cpp")]
         assert [each for each in demo[name].substitutes if not each.file.endswith("ibgda.cpp")] == other
 
 
 def test_a_wheel_shared_by_targets_is_one_file() -> None:
-    real = model.read_lock_file(REAL)
+    real = shipped_lock()
     hashes: dict[str, set[str]] = {}
     for wheels in (wheels for stack in real.stacks.values() for wheels in stack.wheels.values()):
         for wheel in wheels:

@@ -11,6 +11,7 @@ from deepep_bootstrap.core.toml import Table, load_toml
 from deepep_bootstrap.lock import model, packages
 from deepep_bootstrap.lock.packages import Repository, System, recipe_env
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_lock
 
 REAL = ROOT / "deepep.lock.toml"
 PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
@@ -211,7 +212,7 @@ CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
     ],
 )
 def test_a_host_gets_the_repositories_of_its_kind_of_machine(system: str, machine: str, address: str) -> None:
-    row = model.read_lock_file(REAL).systems[system].on(machine)
+    row = shipped_lock().systems[system].on(machine)
     lines = [line.split() for line in recipe_env(row, "cuda-toolkit-13", "").get("REPOSITORIES", "").splitlines()]
     assert [line[1] for line in lines] == ([address] if address else [])
     assert all(line[4].startswith(f"{address}/") and "{" not in " ".join(line) for line in lines)
@@ -236,7 +237,7 @@ def test_a_repository_whose_key_nobody_has_noted_is_set_up_by_hand() -> None:
 def test_the_shipped_repository_of_doca_waits_for_its_fingerprint() -> None:
     text = REAL.read_text(encoding="utf-8")
     noted = model.parse_lock(text.replace('key_fingerprint = ""', f'key_fingerprint = "{PRINT}"'), "x.toml")
-    for name, row in model.read_lock_file(REAL).systems.items():
+    for name, row in shipped_lock().systems.items():
         for machine, folder in (("x86_64", "x86_64"), ("aarch64", "arm64-sbsa")):
             waiting = recipe_env(row.on(machine), "doca-ofed", "6.8.0")
             assert f"/{folder} with its signing key https://linux.mellanox.com/" in waiting["BY_HAND"], name
@@ -257,7 +258,7 @@ def test_without_a_row_a_recipe_knows_nothing_of_packages() -> None:
 )
 def test_a_stack_that_needs_a_newer_toolkit_gets_its_packages(floor: str, purpose: str) -> None:
     """Where none is new enough it is the plain one, which then says what it has not."""
-    for row in model.read_lock_file(REAL).systems.values():
+    for row in shipped_lock().systems.values():
         assert packages.toolkit_purpose(row, "13", floor) == purpose
         assert recipe_env(row, purpose, "6.8.0")["CUDA_MAJOR"] == "13"
         assert "REPOSITORIES" in recipe_env(row, purpose, "6.8.0")
@@ -265,7 +266,7 @@ def test_a_stack_that_needs_a_newer_toolkit_gets_its_packages(floor: str, purpos
 
 
 def test_the_rows_that_are_shipped() -> None:
-    systems = model.read_lock_file(REAL).systems
+    systems = shipped_lock().systems
     assert set(systems) == {"ubuntu-22_04", "ubuntu-24_04", "debian-12", "rocky-9", "rhel-9"}
     for row in systems.values():
         assert set(row.packages) == set(packages.PURPOSES), row.id

@@ -18,20 +18,19 @@ from deepep_bootstrap.cli.commands.rollback import rollback
 from deepep_bootstrap.cli.commands.status import status
 from deepep_bootstrap.cli.commands.verify import verify
 from deepep_bootstrap.inventory.flags import Flags
-from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.lock import model
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry
 from deepep_bootstrap.prefix.defects import Defect, defects
 from tests.support.doctor import RECORD
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_env, shipped_lock
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store"]
 
 Capture = pytest.CaptureFixture[str]
 
-TEXTS = read_tree(ROOT / "env")
-SHIPPED = model.read_lock_file(ROOT / "deepep.lock.toml")
+TEXTS = shipped_env()
+SHIPPED = shipped_lock()
 MODULES = {"v1": "deepep/1.2.1-8a07e7e-v1", "v1-cu13": "deepep/1.2.1-8a07e7e-v1-cu13", "v2": "deepep/2.1.0-dd758ca-v2"}
 ST_BULK = "static_cast<uint64_t>(kNumBytes)"
 FENCED, BARE, NVSHMEM = entry_name("deepep", "1.2.1"), entry_name("deepep", "1.2.1.old"), entry_name("nvshmem", "3.4.5")

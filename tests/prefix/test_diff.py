@@ -24,6 +24,7 @@ from deepep_bootstrap.prefix.entries import Entry
 from deepep_bootstrap.prefix.offer import Offer
 from tests.support.paths import ROOT, TESTS
 from tests.support.plan import cluster, request
+from tests.support.shipped import demo_lock
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store"]
@@ -58,7 +59,7 @@ def changed_lock(tmp_path: Path, *edits: tuple[str, str]) -> tuple[OfferChange, 
         text, count = re.subn(pattern, replacement, text, count=1, flags=re.DOTALL)
         assert count == 1
     (tmp_path / "new.toml").write_text(text)
-    return difference(lock_facts(model.read_lock_file(DEMO)), lock_facts(model.read_lock_file(tmp_path / "new.toml")))
+    return difference(lock_facts(demo_lock()), lock_facts(model.read_lock_file(tmp_path / "new.toml")))
 
 
 def test_equal_locks_do_not_differ_whatever_their_comments_say(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_one_edit_of_a_lock_is_one_change(tmp_path: Path, edit: tuple[str, str],
 
 def test_another_commit_has_a_link_and_another_hash(tmp_path: Path) -> None:
     url = ("https://example.invalid/standin/gdrcopy", "https://example.invalid/standin/gdrcopy")
-    old = model.read_lock_file(DEMO).sources["gdrcopy"]
+    old = demo_lock().sources["gdrcopy"]
     new = replace(old, rev="f" * 40, hash="sha256-" + "A" * 43 + "=")
     changes = difference(diff.source_facts("gdrcopy", old), diff.source_facts("gdrcopy", new))
     assert [change.key for change in changes] == ["hash", "rev"]
@@ -113,7 +114,7 @@ def test_wheels_that_came_went_and_changed(tmp_path: Path) -> None:
 
 
 def test_generations_differ_in_what_their_entries_were_made_of(prefix: Prefix) -> None:
-    source = model.read_lock_file(DEMO).sources["deepep"]
+    source = demo_lock().sources["deepep"]
     inputs = {
         "source": source.hash,
         "version": "1.2.1",

@@ -16,13 +16,13 @@ from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.recipes import strip_comments
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
-from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.prefix import entries, offer
 from deepep_bootstrap.prefix.entries import EntryInputs, name_entries
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_digest
 from tests.support.build import RECIPES
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_lock
 
 WHEELS = (
     Wheel("torch", "2.10.0", "pypi", "torch.whl", "sha256-a", 1),
@@ -313,7 +313,7 @@ def test_stripped_recipes_still_are_the_same_program(name: str) -> None:
 
 
 def test_v25_needs_neither_nvshmem_nor_architectures() -> None:
-    shipped = model.read_lock_file(ROOT / "deepep.lock.toml")
+    shipped = shipped_lock()
     sources = {**shipped.sources, "deepep-v2": replace(shipped.sources["deepep-v2"], version="2.5.0")}
     lock = replace(shipped, sources=sources)
     asked = replace(wanted(), lock=lock, stack=shipped.stacks["v2"], recipes=RECIPES, target="cp312-x86_64")
@@ -334,7 +334,7 @@ def test_every_recipe_of_an_entry_is_in_the_tree() -> None:
 def shipped_names() -> dict[str, list[str]]:
     """Return the entries of the shipped lock by stack and target on one made-up build host; without a target, those
     beside an external Python, of V2 also with --nccl=own."""
-    shipped, found = model.read_lock_file(ROOT / "deepep.lock.toml"), {}
+    shipped, found = shipped_lock(), {}
     for stack in shipped.stacks.values():
         for target in (*stack.wheels, ""):
             base = wanted() if target else replace(external(), libraries=LIBRARIES)
@@ -363,7 +363,7 @@ def test_each_kind_of_machine_has_entries_of_its_own() -> None:
 
 
 def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
-    shipped = model.read_lock_file(ROOT / "deepep.lock.toml")
+    shipped = shipped_lock()
     for stack in shipped.stacks.values():
         for target in stack.wheels:
             entries = name_entries(replace(wanted(), lock=shipped, stack=stack, recipes=RECIPES, target=target))

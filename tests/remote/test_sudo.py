@@ -19,7 +19,7 @@ from deepep_bootstrap.inventory.survey import gather
 from deepep_bootstrap.remote.channel import Secret
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
-from tests.support.plan import ROOT
+from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 
 pytest_plugins = ["tests.support.sshd"]

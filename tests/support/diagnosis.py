@@ -60,7 +60,8 @@ def cases_of_rules(kind: str) -> list[Path]:
 
 def slug_of(path: Path) -> str:
     """Return the cause of a failing log by its name: the slug, and a number where there are several."""
-    return max((slug for slug in SLUGS if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", path.stem)), key=len)
+    known = set(SLUGS)
+    return path.stem if path.stem in known else re.sub(r"-\d+$", "", path.stem)
 
 
 def recorded_cases() -> list[Case]:

@@ -22,7 +22,8 @@ from deepep_bootstrap.inventory.machine import Address, FlowControl, Library, Ma
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check
 from deepep_bootstrap.prefix.offer import Offer, SiteSettings, StackRecord, offer_document
-from tests.support.plan import PREFIX, READY, ROOT, request
+from tests.support.paths import ROOT
+from tests.support.plan import PREFIX, READY, request
 
 CASES = ROOT / "tests" / "cases" / "doctor"
 BOOT = "8b4c3d0e-0000-4000-8000-000000000001"

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.inventory import hostsfile
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Modules, Prefix, Python, Slurm, Toolkit
-from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.lock import model
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.remote import host
-from tests.support.paths import ROOT
+from tests.support.shipped import shipped_env, shipped_lock, shipped_recipes
 
 PREFIX = "/shared/deepep"
 MARKER = "5f3a9c1e"
@@ -59,12 +57,12 @@ def changed(value: Any, changes: Mapping[str, Any]) -> Any:
 
 def request(text: str = f"defaults prefix={PREFIX}\nn[001-002]\nlogin1 role=login\n", **wishes: Any) -> PlanRequest:
     """Return what `invoke bootstrap` would ask for with the shipped lock and this hosts file."""
-    found = model.read_lock_file(ROOT / "deepep.lock.toml")
+    found = shipped_lock()
     inventory = hostsfile.parse_hosts_file(text, "hosts.txt")
     left_out = tuple(host.Host(name) for name in wishes.pop("left_out", ()))
     inventory = replace(inventory, left_out=left_out)
     stack = found.stacks[wishes.pop("stack", found.default_stack)]
-    recipes, templates = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")
+    recipes, templates = shipped_recipes(), shipped_env()
     return PlanRequest(found, stack, inventory, inventory.settings.prefix, recipes, templates, **wishes)
 
 

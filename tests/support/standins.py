@@ -32,6 +32,7 @@ from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import name_entries
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import FAST, HERE, RECIPES
+from tests.support.shipped import demo_lock
 
 STANDIN = "https://example.invalid/standin/"
 FACTS = Facts(os_id="debian", os_version="12", machine="x86_64", tools=(("gcc", "12.2.0"), ("g++", "12.2.0")))
@@ -90,7 +91,7 @@ def newest_target(found: model.Stack) -> str:
 
 def prepare(folder: Path) -> Prepared:
     """Make repositories and wheels in `folder` and fetch what the demo's lock names through the engine's own connections."""
-    found = model.read_lock_file(ROOT / "tests/upstreams/demo.lock.toml")
+    found = demo_lock()
     stack = found.stacks[found.default_stack]
     target = newest_target(stack)
     if not (folder / "upstreams").exists():

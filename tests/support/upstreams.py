@@ -15,6 +15,7 @@ import pytest
 
 from deepep_bootstrap.lock import model as locks
 from tests.support.paths import TESTS
+from tests.support.shipped import demo_lock
 from tests.upstreams import make
 
 FAKE_CUDA = TESTS / "fakes" / "cuda"
@@ -63,7 +64,7 @@ class Sources:
 
     def lock(self) -> locks.Lock:
         """Return the demo lock."""
-        return locks.read_lock_file(make.LOCK)
+        return demo_lock()
 
 
 @dataclass(frozen=True)

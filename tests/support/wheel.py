@@ -16,6 +16,7 @@ from typing import Any
 from deepep_bootstrap.lock import model
 from tests.support.build import run_bash
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_lock
 from tests.support.store import RECORD, Prefix, entry_name
 
 LOCK_TEXT = (ROOT / "deepep.lock.toml").read_text(encoding="utf-8")
@@ -68,7 +69,7 @@ for path in sorted(pathlib.Path(__file__).parent.parent.glob("nvidia/*/lib/lib*.
 @cache
 def lock() -> model.Lock:
     """The shipped lock."""
-    return model.read_lock_file(ROOT / "deepep.lock.toml")
+    return shipped_lock()
 
 
 def shared(source: str, target: Path, *words: str) -> Path:

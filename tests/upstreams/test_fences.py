@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from deepep_bootstrap.fetch.locations import Level, Mirrors
 from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.fetch.wheels import fetch_wheel
-from deepep_bootstrap.lock import model as locks
 from tests.support.paths import ROOT
+from tests.support.shipped import demo_lock, shipped_lock
 from tests.support.upstreams import NO_REAL_NVCC, REAL_CUDA, must, run
 from tests.upstreams import make
 
-SHIPPED = locks.read_lock_file(ROOT / "deepep.lock.toml")
+SHIPPED = shipped_lock()
 BARRIER = ROOT / "tests/cases/upstreams/fences/barrier.cu"
 COMBINE = "csrc/kernels/internode_ll.cu"
 PROXY_FENCE = "fence.proxy.async.shared::cta"
@@ -85,7 +85,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     folder = tmp_path_factory.mktemp("trees")
     make.make_all(folder)
     mirrors = Mirrors((Level({"https://example.invalid/standin/": f"{folder}/git/standin/"}, {}),))
-    pins = locks.read_lock_file(make.LOCK).sources
+    pins = demo_lock().sources
 
     def get(name: str, substituted: bool) -> Path:
         substitutes = SHIPPED.sources[name].substitutes if substituted else ()

@@ -334,6 +334,8 @@ class _Look(Struct, frozen=True):
         if sign.hint and not self.failed:
             return
         for place, part in enumerate(self.parts):
+            if not part.log.has_word(sign.find):
+                continue
             hits = part.log.find(sign.find, 0 if lasting else part.start)
             if hit := next((each for each in hits if self._counts(sign, part, each, lasting=lasting)), None):
                 yield place, hit

@@ -89,6 +89,9 @@ STAMP = (
 )
 """Times as programs print them: ISO, glog's, vLLM's, syslog's."""
 
+CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+"""What all of them have: most lines have none, and are not looked at four times."""
+
 MONTHS = {
     name: number
     for number, name in enumerate("JanFebMarAprMayJunJulAugSepOctNovDec"[i : i + 3] for i in range(0, 36, 3))
@@ -277,7 +280,8 @@ def _grade(line: str, ending: Ending) -> int:
 
 
 def _fits(patterns: Sequence[Pattern], line: str) -> bool:
-    return any(pattern.regex.search(line) for pattern in patterns)
+    small = line.lower()
+    return any(pattern.regex.search(line) for pattern in patterns if any(word in small for word in pattern.words))
 
 
 def _earliest(found: Sequence[_Candidate]) -> _Candidate:
@@ -303,7 +307,7 @@ def _time(log: Log, line: int) -> tuple[str, tuple[float, ...] | None]:
     """Return the time of a line as it stands there, and as numbers; of the lines above it where it says none."""
     for number in range(line, max(-1, line - BACK), -1):
         head = log.lines[number][:120]
-        for pattern in STAMP:
+        for pattern in STAMP if CLOCK.search(head) else ():
             if match := pattern.search(head):
                 return match[0], _numbers(match)
     return "", None

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from bisect import bisect_right
@@ -104,6 +105,8 @@ class Log:
         self._letters = "\n".join(self._each_letters())
         self._places: dict[str, int] = {}
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
+        self._joined_small = "\0".join(stream.small for stream in self._streams)
+        self._joined_words: dict[str, bool] = {}
 
     def find(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
         """Yield the lines from `start` on that fit, in order; what is cut over several lines comes after those that
@@ -111,6 +114,11 @@ class Log:
         yield from itertools.islice(self._whole(pattern, start), MOST_HITS)
         if pattern.tight:
             yield from itertools.islice(self._cut(pattern, start), MOST_HITS)
+
+    def has_word(self, pattern: Pattern) -> bool:
+        """Return whether any word of a pattern is in the log: without one nothing fits, which is so of most rules, and
+        told quickly."""
+        return any(self._place(word, 0) >= 0 or (pattern.tight and self._is_joined(word)) for word in pattern.words)
 
     def label(self, line: int) -> str:
         """Return what tells the process of a line from others, "" where nothing does."""
@@ -167,10 +175,17 @@ class Log:
         """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for
         from the start once, and not at all where its letters are nowhere, as those of most errors are."""
         if word not in self._places:
-            possible = all(letters in self._letters for letters in LETTERS.findall(word))
+            possible = all(letters in self._letters for letters in _letters_of(word))
             self._places[word] = self._small.find(word) if possible else -1
         first = self._places[word]
         return first if first < 0 or first >= begin else self._small.find(word, begin)
+
+    def _is_joined(self, word: str) -> bool:
+        """Return whether a word stands in the joined lines of a process."""
+        found = self._joined_words.get(word)
+        if found is None:
+            found = self._joined_words[word] = word in self._joined_small
+        return found
 
     def _each_letters(self) -> set[str]:
         """Return each row of letters of the text once: few, in a log that says the same again and again."""
@@ -192,7 +207,7 @@ class Log:
     def _cut(self, pattern: Pattern, start: int) -> Iterator[Hit]:
         """Yield messages that go over the end of a line: wrapped by a terminal or a tool, or cut by another process."""
         for stream in self._streams:
-            for word in pattern.words:
+            for word in filter(self._is_joined, pattern.words):
                 for begin, end in _surroundings(stream.small, word):
                     match = pattern.regex.search(stream.text, begin, end)
                     hit = stream.cut_hit(match) if match else None
@@ -212,6 +227,12 @@ def bare(line: str, *, keep_indent: bool = False) -> str:
         if text == before:
             break
     return text if keep_indent else text.strip()
+
+
+@functools.cache
+def _letters_of(word: str) -> tuple[str, ...]:
+    """Return the rows of letters of a word of the rules, of which there are some thousand."""
+    return tuple(LETTERS.findall(word))
 
 
 def _surroundings(text: str, word: str) -> Iterator[tuple[int, int]]:

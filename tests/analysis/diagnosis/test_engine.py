@@ -3,6 +3,7 @@ verb."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import outcomes
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, advice, as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, Diagnosis, advice, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.log import Log
 from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes
 from deepep_bootstrap.cli.commands.diagnose import diagnose as verb
@@ -25,12 +26,10 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
+from tests.support.diagnosis import BOOK, RULES, SLUGS, slug_of
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
-RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
-BOOK = load_causes(RULES, "env/rules/causes.toml")
-SLUGS = [cause.slug for cause in BOOK.causes]
 WAITS = {
     "peer-late-jit-compile",
     "deepep-too-old-for-nvshmem-3-5",
@@ -62,16 +61,19 @@ def cases(kind: str) -> list[Path]:
     return sorted((CASES / kind).glob("*.log"))
 
 
-def slug_of(path: Path) -> str:
-    return max((slug for slug in SLUGS if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", path.stem)), key=len)
-
-
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
 def told(text: str, **logs: str) -> list[str]:
-    return [finding.cause for finding in diagnose({"log": text, **logs}, BOOK).findings]
+    found = diagnose({"log": text, **logs}, BOOK) if logs else diagnosed("log", text)
+    return [finding.cause for finding in found.findings]
+
+
+@functools.cache
+def diagnosed(name: str, text: str) -> Diagnosis:
+    """Return the diagnosis of a log by the shipped rules, which several tests look at."""
+    return diagnose({name: text}, BOOK)
 
 
 def test_there_are_a_hundred_causes_each_with_its_source() -> None:
@@ -100,7 +102,7 @@ def test_no_pattern_quotes_what_only_one_case_has() -> None:
 def test_a_rule_does_not_fire_on_its_near_miss(path: Path) -> None:
     """Logs that fail too, with words of the cause and without the cause."""
     assert path.stem in SLUGS
-    assert diagnose({path.name: read(path)}, BOOK).failure
+    assert diagnosed(path.name, read(path)).failure
     assert path.stem not in told(read(path))
 
 
@@ -116,7 +118,7 @@ def test_there_is_a_case_for_every_cause() -> None:
 
 @pytest.mark.parametrize("path", cases("failing"), ids=lambda path: path.stem)
 def test_a_rule_fires_on_its_case_and_no_other_does(path: Path) -> None:
-    found = diagnose({path.name: read(path)}, BOOK).findings
+    found = diagnosed(path.name, read(path)).findings
     assert found
     assert found[0].cause == slug_of(path)
     assert {finding.cause for finding in found[1:]} <= COMPANIONS.get(path.name, set())
@@ -143,11 +145,9 @@ def test_healthy_and_unrelated_logs_have_no_cause(path: Path) -> None:
 
 
 def test_expected_noise_is_told_to_be_harmless() -> None:
-    notes = {note.about for path in cases("healthy") for note in diagnose({path.name: read(path)}, BOOK).notes}
+    notes = {note.about for path in cases("healthy") for note in diagnosed(path.name, read(path)).notes}
     assert {"ibgda-without-nic", "other-rdma-providers", "nccl-looks-around", "process-group-left-open"} <= notes
-    failed = {
-        path.stem: {note.about for note in diagnose({path.name: read(path)}, BOOK).notes} for path in cases("unrelated")
-    }
+    failed = {path.stem: {note.about for note in diagnosed(path.name, read(path)).notes} for path in cases("unrelated")}
     assert all("ibgda-without-nic" in notes for name, notes in failed.items() if name.startswith("one-node-"))
     assert {name for name, notes in failed.items() if "ended-from-outside" in notes} == {
         "slurm",
@@ -335,7 +335,7 @@ QUIET = [line for line in BENIGN if not WELL.search(line)]
 def test_lines_of_healthy_logs_around_change_nothing(path: Path, before: list[str], after: list[str]) -> None:
     text = read(path)
     # A cause that is not sure may give way to another one that a further line is a sign of.
-    assume(diagnose({"log": text}, BOOK).findings[0].confidence >= SURE)
+    assume(diagnosed("log", text).findings[0].confidence >= SURE)
     assert told("\n".join([*before, text.rstrip("\n"), *after]) + "\n")[0] == told(text)[0]
 
 

@@ -21,18 +21,18 @@ from packageurl import PackageURL
 from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.inventory.facts import Python, Toolkit
 from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.lock import model
 from deepep_bootstrap.prefix import entries, offer
 from deepep_bootstrap.prefix.bill import provenance, sbom
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
 from tests.support.modules import offer as made_offer
 from tests.support.paths import ROOT
+from tests.support.shipped import shipped_lock
 from tests.support.standins import FACTS
 from tests.support.store import Prefix
 
 pytest_plugins = ["tests.support.store"]
 
-SHIPPED = model.read_lock_file(ROOT / "deepep.lock.toml")
+SHIPPED = shipped_lock()
 RECIPES = read_tree(ROOT / "recipes")
 REV = SHIPPED.sources[SHIPPED.stacks["v1"].deepep].rev
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
