@@ -90,7 +90,7 @@ main() {
     clients=0
     # shellcheck disable=SC2034  # facts/cluster.sh reads it
     find_slurm && clients=1
-    for probe in gpus gpu_processes nvlinks nvswitch imex slurm modules external tools toolkits pythons packages verbs verbs_devices flow_control network daemons; do "probe_$probe" & done
+    for probe in gpus gpu_processes nvlinks nvswitch imex slurm kubelet modules external tools toolkits pythons packages verbs verbs_devices flow_control network daemons; do "probe_$probe" & done
     probe_system; probe_kernel; probe_fabric; probe_devices; probe_state
     wait
     probe_prefix

@@ -27,6 +27,9 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.flags import OWN_NCCL, Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import FACTS_TIMEOUT, Survey, fold_problems, gather, read_tree
+from deepep_bootstrap.kube import client as kube
+from deepep_bootstrap.kube import nodes as kube_nodes
+from deepep_bootstrap.kube.nodes import NodeLook
 from deepep_bootstrap.lock import compatibility, model
 from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import host_recipes, steps
@@ -48,6 +51,20 @@ def look_at_hosts(flags: Flags, transport: ConnectionPool, inventory: Inventory,
     """Return the hosts of a command and their facts, and which nodes of Slurm they are as the Slurm host says it."""
     survey = gather(flags, transport, inventory, prefix)
     return with_nodes(transport, survey, control_has_slurm=asks_slurm_here(survey))
+
+
+def cluster_of(inventory: Inventory, kubeconfig: str, context: str) -> kube.Cluster | None:
+    """Return the cluster of Kubernetes that the flags or the hosts file name, None where neither does: a configuration
+    that merely lies there is no word on these hosts. Trouble where it cannot be used."""
+    file, name = kubeconfig or inventory.settings.kubeconfig, context or inventory.settings.context
+    return kube.connect(name, kubeconfig=os.path.expanduser(file)) if file or name else None
+
+
+def look_at_nodes(cluster: kube.Cluster | None, survey: Survey) -> NodeLook:
+    """Return which nodes of Kubernetes the hosts are. Raises Trouble."""
+    if cluster is None:
+        return NodeLook()
+    return kube_nodes.look(cluster, {name: facts.boot_id for name, facts in survey.facts.items() if facts.boot_id})
 
 
 def asks_slurm_here(survey: Survey) -> bool:
@@ -152,8 +169,11 @@ def check_hosts(
     return host_recipes.settle(Preparation(inputs, checks), facts)
 
 
-def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = ()) -> PlanRequest:
-    """Return what is wanted, with the texts of recipes and templates read from the repository."""
+def request_for(
+    flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str] = (), nodes: NodeLook | None = None
+) -> PlanRequest:
+    """Return what is wanted, with the texts of recipes and templates read from the repository; `nodes` is what
+    Kubernetes says of the hosts."""
     return PlanRequest(
         lock=wanted.lock,
         stack=wanted.stack,
@@ -167,11 +187,13 @@ def request_for(flags: Flags, survey: Survey, wanted: Wanted, skip: Sequence[str
         control_has_slurm=asks_slurm_here(survey),
         skip=tuple(skip),
         mirrors=wanted.mirrors,
+        kubernetes=nodes or NodeLook(),
     )
 
 
 class BootstrapContext(Struct, frozen=True):
-    """What every phase of one bootstrap needs."""
+    """What every phase of one bootstrap needs; `cluster` is that of Kubernetes, None where no host is said to be in
+    one."""
 
     flags: Flags
     screen: Screen
@@ -181,6 +203,7 @@ class BootstrapContext(Struct, frozen=True):
     request: PlanRequest
     plan: Plan
     policy: Policy
+    cluster: kube.Cluster | None = None
 
     def look(self) -> Survey:
         """Return the hosts of the run as they are now. One that could not be asked before stays out of it, with the
@@ -224,7 +247,9 @@ class BootstrapContext(Struct, frozen=True):
 def look_again(context: BootstrapContext) -> BootstrapContext:
     """Return the context as it stands now that the hosts were changed: facts and plan anew."""
     survey, _ = without_dead_jobs(context.transport, with_prefix(context.look()), context.request.recipes)
-    return replace(context, survey=survey, plan=decide(context.transport, survey, context.request, anyhow=True))
+    request = replace(context.request, kubernetes=look_at_nodes(context.cluster, survey))
+    made = decide(context.transport, survey, request, anyhow=True)
+    return replace(context, survey=survey, request=request, plan=made)
 
 
 def leave_out(context: BootstrapContext, gone: Collection[str]) -> BootstrapContext:

@@ -21,11 +21,12 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Survey, gather_one
+from deepep_bootstrap.plan import kube_nodes
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
-from deepep_bootstrap.plan.steps import RESUME, Step, preparation_steps
+from deepep_bootstrap.plan.steps import RESUME, UNCORDON, Step, preparation_steps
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import identity
-from deepep_bootstrap.slurm.nodes import is_drained, is_ours, read_reason, reason_out_of_use
+from deepep_bootstrap.slurm.nodes import MARK, is_drained, is_ours, read_reason, reason_out_of_use
 
 OPTIONS = "driver-options"
 FILES_ONLY = frozenset((OPTIONS, "peer-memory"))
@@ -115,7 +116,7 @@ def reboot_hosts(context: BootstrapContext, unprepared: Mapping[str, str]) -> tu
     run left drained. The hosts `unprepared` are left alone: what failed on each, a title, is to be mended before a
     reboot is of use."""
     orders = permitted(tuple(_orders(context, unprepared)), context.policy)
-    outcomes = list(_resume(context))
+    outcomes = [*_resume(context), *_uncordon(context)]
     if not context.policy.reboot:
         outcomes += _write_only(context, {order.host.name for order in orders})
     return (*outcomes, *_roll(context, held_up(orders, _left_behind(context, orders))))
@@ -125,8 +126,13 @@ def _left_behind(context: BootstrapContext, orders: Sequence[HostReboot]) -> Map
     """Return, by host, why nodes stay drained by this program, without those that are given back now or are part of
     the next wave."""
     part = {order.host.name for order in orders if not order.refused}
-    back = {host for step in context.plan.of_kind(RESUME) for host in step.hosts}
-    return left_behind(context.transport, context.survey, slurm_hosts(context), but=part | back) if part else {}
+    back = {host for step in context.plan.steps if step.kind in {RESUME, UNCORDON} for host in step.hosts}
+    if not part:
+        return {}
+    look = context.request.kubernetes
+    theirs = {kube_nodes.node_of(look, host) for host in part | back}
+    cordoned = {node: why.removeprefix(MARK).strip() for node, why in look.cordoned.items() if node not in theirs}
+    return cordoned | left_behind(context.transport, context.survey, slurm_hosts(context), but=part | back)
 
 
 def held_up(orders: Sequence[HostReboot], left: Mapping[str, str]) -> tuple[HostReboot, ...]:
@@ -164,6 +170,7 @@ def _roll(context: BootstrapContext, orders: Sequence[HostReboot]) -> Iterator[O
         actions=hooks,
         tell=tell,
         ended=lambda host: context.screen.finished("reboot", host),
+        kubernetes=context.cluster,
     )
     context.screen.ended(*hooks.outcomes, *outcomes)
     yield from (*hooks.outcomes, *outcomes)
@@ -183,6 +190,8 @@ def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed
     facts = context.survey.facts[host]
     to_apply = {check.recipe for check in checks if check.state == TO_APPLY}
     steps = [step for step in context.plan.of_kind("reboot") if step.name in to_apply and host in step.hosts]
+    nodes = context.request.kubernetes
+    refused = refusal(facts) or kube_nodes.refusal(nodes, host, facts)
     return HostReboot(
         host=context.survey.host(host),
         node=facts.slurm.node if facts.slurm.works else "",
@@ -190,7 +199,8 @@ def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed
         boot_id=facts.boot_id,
         steps=tuple(steps),
         reload=context.policy.reload and {check.recipe for check in checks} == {OPTIONS},
-        refused=f"not rebooted: {failed} failed there" if failed else refusal(facts),
+        refused=f"not rebooted: {failed} failed there" if failed else refused,
+        kube_node=kube_nodes.node_of(nodes, host),
         out_of_use=reason_out_of_use(facts.slurm.state, facts.prepared.slurm_reason),
     )
 
@@ -225,6 +235,17 @@ def _write_only(context: BootstrapContext, others: Collection[str]) -> Iterator[
 def _resume(context: BootstrapContext) -> tuple[Outcome, ...]:
     """Give back the nodes that an earlier run left drained and that need nothing any more."""
     return give_back(context, _to_resume(context))
+
+
+def _uncordon(context: BootstrapContext) -> tuple[Outcome, ...]:
+    """Give back the nodes of Kubernetes that an earlier run left cordoned and that need nothing any more."""
+    look, hosts = context.request.kubernetes, [host for step in context.plan.of_kind(UNCORDON) for host in step.hosts]
+    if not hosts or context.cluster is None:
+        return ()
+    cordoned = {look.by_host[host].name: look.by_host[host].reason for host in hosts}
+    outcomes = rollout.uncordon(context.cluster, cordoned, context.screen.line)
+    context.screen.ended(*outcomes)
+    return outcomes
 
 
 def _to_resume(context: BootstrapContext) -> list[str]:
@@ -282,6 +303,9 @@ def unfinished(context: BootstrapContext) -> Iterator[Problem]:
     for host, seen in context.survey.facts.items():
         if is_ours(seen.prepared.slurm_reason) and is_drained(seen.slurm.state):
             reasons.setdefault(read_reason(seen.prepared.slurm_reason).text, []).append(host)
+    for host, node in context.request.kubernetes.by_host.items():
+        if node.cordoned and node.reason:
+            reasons.setdefault(node.reason, []).append(host)
     for reason, hosts in reasons.items():
         remedy = "mend what it says, then the same command, without --skip: it gives back what needs nothing any more"
         yield Problem(fold(hosts), "stays drained", reason, "in use", remedy)

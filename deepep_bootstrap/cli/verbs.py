@@ -101,6 +101,12 @@ HELP = {
     "slurm above --ssh-limit",
     "test.via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
     "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
+    "context": "the context of the kubeconfig (default: its current one)",
+    "plan.context": "the cluster of Kubernetes whose nodes the hosts are, by its context: they are drained before a "
+    "reboot (default: the hosts file's; without any such hosts are not rebooted)",
+    "bootstrap.context": "the cluster of Kubernetes whose nodes the hosts are, by its context: they are drained before "
+    "a reboot (default: the hosts file's; without any such hosts are not rebooted)",
+    "kubeconfig": "the file of kubectl's configuration (default: KUBECONFIG, then ~/.kube/config)",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
     "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for "
     "pressure)",
@@ -153,7 +159,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("update", "ref", "version", "archs", "plan", "cluster", "list", "target", "logs", "log", "causes", "args"),
         *("nodes", "action", "shell", "as_", "for_", "settings", "base", "without"),
     ),
-    "Where": (*HOSTS, "mirror", "directory", "out", "output", "html", "junit", "bundle", "dir", "via", "push"),
+    "Where": (
+        *(*HOSTS, "mirror", "directory", "out", "output", "html", "junit", "bundle", "dir", "via", "push"),
+        *("context", "kubeconfig"),
+    ),
     "How": (),
     "Connection": (*CONNECTION, "ssh_limit"),
 }

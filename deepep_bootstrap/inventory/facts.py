@@ -195,7 +195,7 @@ class Facts(Struct, frozen=True):
     gave no list. Whole numbers among `nvidia_params` are decimal whatever the driver's spelling. `machine` is
     "x86_64"; `prepared` how far the host is prepared. `external_packages` are name and version of setuptools and
     numpy beside the external Python's torch, as far as they are there, `external_libraries` the NCCL and NVSHMEM of
-    that torch."""
+    that torch. `kubelet`: the host itself runs one, and so is a node of Kubernetes."""
 
     os_id: str = ""
     os_version: str = ""
@@ -230,6 +230,7 @@ class Facts(Struct, frozen=True):
     external_libraries: tuple[TorchLibrary, ...] = ()
     gpu_problem: HostText = NO_TEXT
     prepared: Machine = field(default_factory=Machine)
+    kubelet: bool = False
 
 
 SCRIPT, PARTS = "facts.sh", "facts/"
@@ -312,6 +313,7 @@ def _facts(records: Records) -> Facts:
         slurm=_slurm(records),
         prefix=parse_prefix(records),
         prepared=prepared(records),
+        kubelet=records.truth("kubelet"),
     )
 
 

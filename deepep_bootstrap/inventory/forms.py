@@ -107,6 +107,7 @@ FACTS_LINES: Mapping[str, Fields] = {
     "modules": (one_of("none", "lmod", "environment-modules"), VERSION, PATH_OR_NOT, LINE),
     "slurm": (FLAG, VERSION, FLAG),
     "slurmd": (FLAG,),
+    "kubelet": (FLAG,),
     "slurm_node": (
         NAME_OR_NOT,
         words("a node's state", r"[A-Za-z_*~#!%$@^+-]*"),

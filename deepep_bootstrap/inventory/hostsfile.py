@@ -41,7 +41,8 @@ MOST_PROBLEMS = 10_000
 
 class Settings(Struct, frozen=True):
     """Cluster-wide settings of the `defaults` line; a field that stays empty has its default worked out from the
-    facts. `archs` are compute capabilities to build for besides those of the GPUs that are seen."""
+    facts. `archs` are compute capabilities to build for besides those of the GPUs that are seen; `kubeconfig` and
+    `context` lead to the cluster of Kubernetes whose nodes the hosts are."""
 
     prefix: str = ""
     build_host: str = ""
@@ -56,6 +57,8 @@ class Settings(Struct, frozen=True):
     profile: str = "auto"
     archs: tuple[str, ...] = ()
     contact: str = ""
+    kubeconfig: str = ""
+    context: str = ""
 
 
 class Inventory(Struct, frozen=True):
@@ -381,6 +384,8 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "gres": _matches(GRES, "auto, none or gpu:8"),
     "sbatch_args": _arguments,
     "contact": _matches(WORD, "whom users ask: an address or URL without spaces"),
+    "kubeconfig": lambda value: "" if value and value.isprintable() else "the file of kubectl's configuration",
+    "context": lambda value: "" if value and value.isprintable() else "a context of kubectl's configuration",
     "profile": _matches(re.compile(r"[a-z0-9][a-z0-9._-]*"), "auto or the name of a profile"),
     "archs": _archs,
 }

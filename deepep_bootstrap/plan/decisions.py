@@ -18,6 +18,7 @@ from deepep_bootstrap.inventory import network_env
 from deepep_bootstrap.inventory.facts import Facts, Python, Toolkit, TorchLibrary
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.network_env import AUTO, GPUS_PER_NODE, Derived, ascending, read_profile, short_name
+from deepep_bootstrap.kube.nodes import NodeLook
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
@@ -45,7 +46,8 @@ class PlanRequest(Struct, frozen=True):
     """What is wanted, from the lock, the hosts file and the flags; texts of recipes, templates and profiles by
     relative path. `skip` names host recipes to leave alone ("all" for every one); `mirrors` say from where hosts get
     the lock's package repositories; `take_over` names the modulefiles directories of other prefixes whose hook ours
-    may replace (ANY for every one); `own_nccl`: beside an external Python DeepEP V2 takes the lock's NCCL."""
+    may replace (ANY for every one); `own_nccl`: beside an external Python DeepEP V2 takes the lock's NCCL; `kubernetes`
+    is what a cluster says of the hosts that are its nodes."""
 
     lock: Lock
     stack: Stack
@@ -60,6 +62,7 @@ class PlanRequest(Struct, frozen=True):
     skip: tuple[str, ...] = ()
     mirrors: Mirrors = field(default_factory=Mirrors)
     take_over: tuple[str, ...] = ()
+    kubernetes: NodeLook = field(default_factory=NodeLook)
 
 
 class Decisions(Struct, frozen=True):

@@ -17,7 +17,7 @@ from rich.text import Text
 from deepep_bootstrap.core.console import MOST_ALIKE, Screen, more
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.text import duration, shortened, size
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, Step
+from deepep_bootstrap.plan.steps import HOOK, RESUME, UNCORDON, Plan, Step
 
 GROUPS = {
     "prefix": "Look",
@@ -27,6 +27,7 @@ GROUPS = {
     "host": "Hosts",
     HOOK: "Hosts",
     RESUME: "Hosts",
+    UNCORDON: "Hosts",
     "reboot": "Reboots",
 }
 """The heading under which a plan has the steps of a kind, in the order of the screen: what disturbs users most stands
@@ -175,7 +176,7 @@ def _counts(plan: Plan, reboots: str) -> Iterator[str]:
         yield "1 new generation"
     if changed := hosts("host", HOOK, "reboot"):
         yield f"{counted(len(changed), 'host')} {'changes' if len(changed) == 1 else 'change'} files"
-    if resumed := hosts(RESUME):
+    if resumed := hosts(RESUME, UNCORDON):
         yield f"{counted(len(resumed), 'node')} back into use"
     if rebooted := hosts("reboot"):
         yield f"{counted(len(rebooted), 'node')} REBOOT{'S' if len(rebooted) == 1 else ''} ({reboots})"

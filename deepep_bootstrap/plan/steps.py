@@ -17,7 +17,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts, Prefix
-from deepep_bootstrap.plan import decisions, host_recipes
+from deepep_bootstrap.plan import decisions, host_recipes, kube_nodes
 from deepep_bootstrap.plan.decisions import Decisions, PlanRequest, check_writable
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
 from deepep_bootstrap.prefix import offer
@@ -37,7 +37,7 @@ MIB = 1024**2
 CONTROL = "@control"
 """This machine in the JSON document."""
 
-RESUME = "resume"
+RESUME, UNCORDON = "resume", "uncordon"
 OTHER_TEXTS = "~ texts of the modulefiles or sbatch files, as this version of the program writes them"
 BUILD_DEPS = "build-deps"
 HOOK = "module-hook"
@@ -119,8 +119,18 @@ def make_plan(
     """Return the plan that brings the hosts of `facts` to what `request` wants; Trouble where that cannot be
     decided or done, unless hosts are to be prepared first, or `anyhow` asks for what is known all the same."""
     preparation = preparation or Preparation()
-    hosts_first = (*preparation_steps(preparation), *resume_steps(request, facts, preparation))
-    notes = (*check_notes(preparation), *host_recipes.from_mirrors(request, facts, preparation), *without_hook(request))
+    hosts_first = (
+        *preparation_steps(preparation),
+        *resume_steps(request, facts, preparation),
+        *uncordon_steps(request, facts, preparation),
+    )
+    kubernetes = kube_nodes.notes(request.kubernetes, facts, preparation)
+    notes = (
+        *check_notes(preparation),
+        *kubernetes,
+        *host_recipes.from_mirrors(request, facts, preparation),
+        *without_hook(request),
+    )
     try:
         choice = decisions.make_decisions(request, facts)
         missing = missing_entries(choice, facts[choice.prefix_host].prefix.entries)
@@ -195,6 +205,15 @@ def resume_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: 
             tuple(hosts),
             Reason(f"drained: {text}", "in use, as nothing is left to do"),
         )
+
+
+def uncordon_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
+    """Yield one step for each reason with which an earlier run left nodes of Kubernetes cordoned that need nothing any
+    more."""
+    for text, hosts in kube_nodes.to_uncordon(request.kubernetes, facts, preparation).items():
+        if not unasked(request.skip, text) and not any(regressions.still(text, facts[host]) for host in hosts):
+            reason = Reason(f"cordoned: {text}", "in use, as nothing is left to do")
+            yield Step(UNCORDON, UNCORDON, "uncordon in Kubernetes", tuple(hosts), reason)
 
 
 def unasked(skip: Sequence[str], reason: str) -> bool:

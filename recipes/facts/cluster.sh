@@ -42,10 +42,20 @@ find_slurm() { # fails where sinfo is neither on PATH nor beside slurmd
     program=$(readlink "$process/exe") || program=$(tr '\0' '\n' <"$process/cmdline" | head -n 1)
     use_slurm "$root${program%/*}" '' || use_slurm "$root${program%/*/*}/bin" ''
 }
-find_slurmd() { # the slurmd of this host itself, as a folder of /proc: not one in a container, nor what another user tries
-    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+find_slurmd() { find_own slurmd; }
+find_own() { # NAME: the daemon of this host itself, as a folder of /proc: not one in a container, nor what another user tries
+    grep -sxl "$1" "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
         awk -v me="$(id -u)" '$1 == "Uid:" { own = $2 == 0 || $2 == me } $1 == "NSpid:" { inner = NF > 2 } END { exit !own || inner }' \
             "${file%comm}status" && echo "${file%/comm}" && break
+    done
+}
+probe_kubelet() { # k3s and microk8s have it inside another program. Where other users' processes are hidden, systemd tells
+    for name in kubelet k3s-server k3s-agent kubelite; do
+        [ -z "$(find_own "$name")" ] || { put kubelet 1; return 0; }
+    done
+    [ -d "$root/run/systemd/system" ] || return 0
+    for name in kubelet k3s k3s-agent rke2-server rke2-agent snap.microk8s.daemon-kubelite; do
+        limit 5 systemctl is-active --quiet "$name" >/dev/null && { put kubelet 1; return 0; }
     done
 }
 use_slurm() { # FOLDER CONF

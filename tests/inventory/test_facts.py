@@ -69,7 +69,8 @@ def ask(machine: Machine | None = None, prefix: str = "/nowhere/deepep", python:
 def test_recorded_answer(path: Path) -> None:
     # Older recordings say nothing of how far the host is prepared, of packages beside torch, nor of stacks that were
     # never seen to work.
-    silent = {key: plain(Facts())[key] for key in ("prepared", "external_packages", "external_libraries")}
+    later = ("prepared", "external_packages", "external_libraries", "kubelet")
+    silent = {key: plain(Facts())[key] for key in later}
     wanted = silent | json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     wanted["prefix"] = {"unproved": []} | wanted["prefix"]
     assert plain(parse_facts(path.read_text(encoding="utf-8"), path.stem)) == wanted
@@ -422,6 +423,23 @@ def test_whose_slurmd_it_is(status: str, slurmd: bool, tmp_path: Path) -> None:
     machine = Machine(tmp_path, {"files": {**SLURMD, "proc/4242/status": status}})
     seen = ask(machine, HOME=str(tmp_path)).slurm
     assert (seen.slurmd, seen.works, seen.version, seen.path) == (slurmd, False, "", "")
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("name", "status", "there"),
+    [
+        ("kubelet", STATUS, True),
+        ("k3s-agent", STATUS, True),
+        ("kubelet", STATUS.replace("4242\n", "4242\t17\n"), False),  # of a cluster in containers
+        ("kubectl", STATUS, False),
+    ],
+)
+def test_a_host_that_runs_a_kubelet_is_a_node_of_kubernetes(
+    name: str, status: str, there: bool, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, {"files": {"proc/4242/comm": f"{name}\n", "proc/4242/status": status}})
+    assert ask(machine, HOME=str(tmp_path)).kubelet == there
 
 
 @pytest.mark.usefixtures("programs")

@@ -50,6 +50,8 @@ class Api(KubernetesEmulator):
             return aiohttp.web.json_response({"kind": "Namespace", "metadata": {"name": match[1]}})
         if request.resource and request.resource.plural == "pods" and request.subresource == "log":
             return await self._send_log(request)
+        if request.resource and request.resource.plural == "pods" and request.subresource == "eviction":
+            return self._evict(request)
         if request.action == kmock.action.CREATE:
             meta = request.data.setdefault("metadata", {})
             if request.namespace:
@@ -57,9 +59,35 @@ class Api(KubernetesEmulator):
                     raise refusal(404, f'namespaces "{request.namespace}" not found', "NotFound")
                 meta["namespace"] = request.namespace
             meta |= {"uid": str(uuid.uuid4()), "resourceVersion": str(next(self._version))}
+        if request.action == kmock.action.UPDATE:
+            self._check_version(request)
         if request.action == kmock.action.DELETE:
             self._check_uid(request)
         return await super()._handle(request)
+
+    def _evict(self, request: Request) -> aiohttp.web.StreamResponse:
+        """End a pod as a cluster does whose budgets allow it; `refusals` say where they do not."""
+        key = next(
+            (key for key in self.objects if key[0].plural == "pods" and key[1:] == (request.namespace, request.name)),
+            None,
+        )
+        if key is None:
+            raise refusal(404, f'pods "{request.name}" not found', "NotFound")
+        wanted = ((request.data or {}).get("deleteOptions") or {}).get("preconditions", {}).get("uid")
+        if wanted and self.objects[key].raw["metadata"].get("uid") != wanted:
+            raise refusal(409, "Precondition failed: UID in precondition", "Conflict")
+        del self.objects[key]
+        return aiohttp.web.json_response({"kind": "Status", "status": "Success"}, status=201)
+
+    def _check_version(self, request: Request) -> None:
+        """Refuse a change of an object that was changed since it was read; give it its next version."""
+        meta = request.data.setdefault("metadata", {})
+        for key, found in self.objects.items():
+            if key == (request.resource, request.namespace, request.name) and not found.deleted:
+                now = found.raw["metadata"].get("resourceVersion")
+                if meta.get("resourceVersion") not in (None, now):
+                    raise refusal(409, "the object has been modified", "Conflict")
+        meta["resourceVersion"] = str(next(self._version))
 
     def _check_uid(self, request: Request) -> None:
         wanted = ((request.data or {}).get("preconditions") or {}).get("uid")
@@ -180,3 +208,29 @@ contexts: [{{name: {context}, context: {{cluster: here, user: me{within}}}}}]
 """
     )
     return path
+
+
+def make_node(name: str, boot: str, *, cordoned: str = "", ready: bool = True) -> Object:
+    """A node in the boot `boot`; `cordoned` is the reason of this program."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, **({"annotations": {"deepep-bootstrap/cordoned": cordoned}} if cordoned else {})},
+        **({"spec": {"unschedulable": True}} if cordoned else {}),
+        "status": {
+            "nodeInfo": {"bootID": boot},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+        },
+    }
+
+
+def make_pod(name: str, node: str, owner: str) -> Object:
+    """A pod on a node that an object of the kind `owner` controls."""
+    controller = [{"kind": owner, "name": f"{name}-owner", "controller": True}] if owner else []
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "ownerReferences": controller},
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running"},
+    }

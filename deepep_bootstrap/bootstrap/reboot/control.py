@@ -44,6 +44,11 @@ list_slurm() { # NAME…: the processes of these names, as `name (PID, user)`
 
 SEEN = f"{SLURM_PROCESSES}list_slurm slurmd slurmstepd"
 
+KUBELETS = "kubelet k3s-server k3s-agent kubelite"
+"""The programs that hold a kubelet: of Kubernetes itself and of RKE2, of k3s, of microk8s."""
+
+KUBELET_SEEN = f"{SLURM_PROCESSES}list_slurm {KUBELETS}"
+
 REBOOT = f"""{SLURM_PROCESSES}
 if [ "$(cat /proc/sys/kernel/random/boot_id)" != "$1" ]; then echo 'somebody rebooted it just now' >&2; exit 1; fi
 if [ -z "$2" ]; then
@@ -58,13 +63,18 @@ else
     done
 fi
 if [ -n "$found" ]; then echo "$found runs there, $why" >&2; exit 1; fi
+if [ -z "$3" ]; then
+    found=$(list_slurm {KUBELETS})
+    if [ -n "$found" ]; then echo "$found runs there, although nobody drained its node in Kubernetes" >&2; exit 1; fi
+fi
 echo rebooting=1
 sync
 if [ -d /run/systemd/system ]; then exec systemctl reboot; fi
 exec reboot
 """
 """Reboots the host it runs on, as long as it is in the boot that its first argument names and Slurm runs nothing there
-that a reboot would end: neither a job's step nor, where the second argument names no drained node, a slurmd. Outside
+that a reboot would end: neither a job's step nor, where the second argument names no drained node, a slurmd. Where the
+third argument names no node of Kubernetes that was drained, no kubelet may run there either. Outside
 systemd (containers, sysvinit) `reboot` is the one name that all have."""
 
 
@@ -177,14 +187,23 @@ def slurm_processes(transport: Line, host: Host) -> str:
     return reply.out.strip()
 
 
-def reboot(transport: Line, host: Host, boot: str, node: str) -> None:
+def kubelet_processes(transport: Line, host: Host) -> str:
+    """Return the kubelet that runs on a host, as root sees it; "" for none. Raises Trouble."""
+    reply = transport.run(host, Job(KUBELET_SEEN, user="root", timeout=60))
+    if reply.code:
+        raise Trouble(Problem(host.name, "cannot say whether kubelet runs there", reply.err.strip()[-200:]))
+    return reply.out.strip()
+
+
+def reboot(transport: Line, host: Host, boot: str, node: str, kube_node: str = "") -> None:
     """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
-    `node` is its node in Slurm, drained and without jobs, "" for a host that is none. How the session ends says
+    `node` is its node in Slurm, drained and without jobs, "" for a host that is none; `kube_node` that in Kubernetes,
+    drained as well. How the session ends says
     nothing; NotRebootedError when the host refuses before it begins, other Trouble when nothing is known to have
     begun, or the host says why it does not."""
     begun: list[str] = []
     try:
-        reply = transport.run(host, Job(REBOOT, args=(boot, node), user="root", timeout=60), begun.append)
+        reply = transport.run(host, Job(REBOOT, args=(boot, node, kube_node), user="root", timeout=60), begun.append)
     except Trouble:
         if "rebooting=1" not in begun:
             raise

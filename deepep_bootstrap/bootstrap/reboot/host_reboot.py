@@ -1,5 +1,5 @@
-"""The reboot of one host within a rolling reboot: drain, wait until idle, change, reboot, look again,
-resume.
+"""The reboot of one host within a rolling reboot: drain in Slurm and in Kubernetes, wait until idle, change, reboot,
+look again, give back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.reboot import control
 from deepep_bootstrap.bootstrap.reboot.control import NotRebootedError
+from deepep_bootstrap.bootstrap.reboot.pod_drain import KEEPS_IT, PodDrain
 from deepep_bootstrap.bootstrap.reboot.policy import ACTIVE_LATER, HostReboot
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.bootstrap.reboot.wave import TITLE, Wave
@@ -53,7 +54,7 @@ class HostRebootRun:
     def __init__(self, wave: Wave, order: HostReboot) -> None:
         self.outcomes: list[Outcome] = []
         self._wave, self._order, self._policy, self._host = wave, order, wave.policy, order.host
-        self._drain = wave.drain(order)
+        self._drain, self._pods = wave.drain(order), wave.pods(order)
         self._changed = self._rebooted = self._asked_slurm = False
         self._without_slurmd: float | None = None
         self._back_at = ""
@@ -130,9 +131,37 @@ class HostRebootRun:
             raise LeftAloneError(
                 f"left alone: {found} runs there, but Slurm named no node for it: its jobs cannot be seen"
             )
+        self._cordon()
+        self._wait_until_idle()
+        if self._drain:
+            self._check_leave()
+            self._check_reservation(self._drain.look())
+        if self._is_out:
+            self._check_leave()
+            self._check_not_lost()
+
+    @property
+    def _is_out(self) -> bool:
+        """Whether nothing new is started on the host, neither by Slurm nor by Kubernetes."""
+        return self._drain is not None or self._pods is not None
+
+    def _cordon(self) -> None:
+        """Cordon the host's node of Kubernetes, where it is one. What keeps the node is looked for before that: a node
+        that cannot be drained stays in use."""
+        if self._pods:
+            if keeping := self._pods.departure().keeping:
+                raise LeftAloneError(f"left alone: {keeping[0]}; kubectl drain {self._pods.node} says how to force it")
+            self._pods.take_out(self._order.why)
+            if self._pods.kept:
+                self._say(KEEPS_IT)
+        elif found := control.kubelet_processes(self._wave.transport, self._host):
+            raise LeftAloneError(f"left alone: {found} runs there, and no node of Kubernetes is known that it is")
+
+    def _wait_until_idle(self) -> None:
+        """Return when nobody uses the host any more, LeftAloneError where it takes too long."""
         deadline, told, pause = time.monotonic() + self._policy.drain_timeout, "", self._policy.pause
         while busy := self._who_is_busy():
-            if not self._drain:
+            if not self._is_out:
                 raise LeftAloneError(f"in use, left alone: {busy}")
             if time.monotonic() > deadline:
                 raise LeftAloneError(f"still in use after {duration(self._policy.drain_timeout)}: {busy}", "failed")
@@ -143,14 +172,12 @@ class HostRebootRun:
             # A job may go on for hours, on hundreds of nodes at a time: the controller is asked less and less often.
             pause = min(pause * 1.25, 10 * self._policy.pause)
             self._check_leave()
-        if self._drain:
-            self._check_leave()
-            self._check_reservation(self._drain.look())
-            self._check_not_lost()
 
     def _check_not_lost(self) -> None:
         """Raise LeftAloneError where somebody else has taken the node over since it was taken out of use."""
         if self._drain and (lost := self._drain.lost()):
+            raise LeftAloneError(f"not rebooted: {lost}")
+        if self._pods and (lost := self._pods.lost()):
             raise LeftAloneError(f"not rebooted: {lost}")
 
     def _take_out(self, drain: NodeDrain) -> None:
@@ -202,14 +229,25 @@ class HostRebootRun:
             self._wave.sleep(self._policy.pause)
 
     def _see_who_is_busy(self) -> str:
-        """Return who uses the host now: jobs first, then processes on its GPUs."""
+        """Return who uses the host now: jobs first, then pods, then processes on its GPUs."""
         if self._drain:
             look = self._drain.look()
             if jobs := look.jobs.get(self._order.node):
                 return f"job {', '.join(jobs)}"
             if nodes.is_occupied(look.nodes[self._order.node].state):
                 return "a job that Slurm does not show to this account"
+        if self._pods and (pods := self._see_pods(self._pods)):
+            return pods
         return self._wave.actions.look(self._host).busy
+
+    def _see_pods(self, drain: PodDrain) -> str:
+        """Ask pods away that may go; return those that are still there. A pod that came since the node was looked at
+        may keep it."""
+        self._check_not_lost()
+        departure = drain.departure()
+        if departure.keeping:
+            raise LeftAloneError(f"left alone: {departure.keeping[0]}")
+        return drain.evict(departure)
 
     def _check_reservation(self, look: Look) -> None:
         other = nodes.in_the_way(look, self._order.node, self._policy.boot_timeout, self._policy.reservation)
@@ -251,8 +289,9 @@ class HostRebootRun:
         """Leave a host that was changed drained for the next run to reboot; one that was not goes back."""
         if not self._changed:
             raise LeftAloneError(why)
-        if self._drain:
-            self._drain.leave(f"changed, waits for a reboot: {self._order.why}")
+        for drain in (self._drain, self._pods):
+            if drain:
+                drain.leave(f"changed, waits for a reboot: {self._order.why}")
         reason = f"changed, waits for a reboot: {why}"
         self._say(reason)
         return Outcome(TITLE, self._host.name, "skipped", reason, code=TROUBLE)
@@ -272,7 +311,7 @@ class HostRebootRun:
     def _reboot_over_ssh(self, before: str, why: str) -> None:
         self._say(f"rebooting over SSH ({why})")
         try:
-            control.reboot(self._wave.transport, self._host, before, self._order.node)
+            control.reboot(self._wave.transport, self._host, before, self._order.node, self._order.kube_node)
         except NotRebootedError:
             self._rebooted = False
             raise
@@ -350,20 +389,32 @@ class HostRebootRun:
             return Problem(
                 self._host.name, "came back", slurmd, try_="systemctl status slurmd there"
             ), self._policy.boot_timeout
-        return None
+        return self._node_is_missing(seen.boot_id)
+
+    def _node_is_missing(self, boot_id: str) -> tuple[Problem, float] | None:
+        """Return what Kubernetes lacks of a node that returned, and how long to wait for it; None for nothing."""
+        try:
+            lacks = self._pods.missing(boot_id) if self._pods else ""
+        except Trouble as trouble:
+            return trouble.problems[0], self._policy.boot_timeout
+        if not lacks:
+            return None
+        remedy = "journalctl -u kubelet there"
+        return Problem(self._host.name, "came back", lacks, try_=remedy), self._policy.boot_timeout
 
     def _give_back(self, state: str, detail: str) -> Outcome:
         """Bring the host back into use, unless somebody else had taken it out; return the outcome."""
-        stays = self._drain.bring_back() if self._drain else ""
-        after = stays or ("back in use" if self._drain else "")
+        stays = "; ".join(said for drain in (self._pods, self._drain) if drain and (said := drain.bring_back()))
+        after = stays or ("back in use" if self._is_out else "")
         self._say(f"{state}: {detail}; {after}" if after else f"{state}: {detail}")
         return Outcome(TITLE, self._host.name, state, f"{detail}; {stays}" if stays else detail)
 
     def _give_up(self, left: LeftAloneError) -> Outcome:
         """Put everything back as it was: nothing was changed that must not run."""
         try:
-            if self._drain:
-                self._drain.put_back()
+            for drain in (self._pods, self._drain):
+                if drain:
+                    drain.put_back()
             self._say(str(left))
             end = Outcome(TITLE, self._host.name, left.state, str(left))
         except Trouble as trouble:
@@ -383,8 +434,9 @@ class HostRebootRun:
             self._wave.stop(f"{self._host.name} {reason}")
         else:
             self._wave.count_failed_change(f"{self._host.name}: {reason}")
-        if self._drain:
-            self._drain.leave(reason)
+        for drain in (self._drain, self._pods):
+            if drain:
+                drain.leave(reason)
         self._say(str(trouble))
         return Outcome(TITLE, self._host.name, "failed", reason, code=TROUBLE)
 

@@ -26,7 +26,7 @@ class HostReboot(Struct, frozen=True):
     that node was drained or down when the plan was made ("": it was in use), `why` what the reboot is for, `boot_id`
     that of the facts, `steps` the host recipes to apply before; with `reload` the driver is loaded anew, and the
     reboot saved where that is enough; `refused` says why it must be left alone whatever it needs, "" where it need
-    not."""
+    not; `kube_node` is its name in Kubernetes ("" without)."""
 
     host: Host
     node: str
@@ -36,6 +36,7 @@ class HostReboot(Struct, frozen=True):
     reload: bool = False
     refused: str = ""
     out_of_use: str = ""
+    kube_node: str = ""
 
 
 ACTIVE_LATER = "active after a reboot"

@@ -17,6 +17,8 @@ from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootA
 from deepep_bootstrap.bootstrap.reboot.wave import Wave
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.kube import client as kube
+from deepep_bootstrap.kube import nodes as kube_nodes
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm.nodes import is_ours, not_to_resume
 
@@ -30,16 +32,18 @@ def roll(
     actions: RebootActions,
     tell: Tell,
     ended: Callable[[str], None] = lambda host: None,
+    kubernetes: kube.Cluster | None = None,
 ) -> tuple[Outcome, ...]:
     """Carry out `orders`, idle nodes first, and return the outcomes of all: "done", "unchanged", "failed", and
     "skipped" for a host that was left as it was (its detail says why, its code is not 0: it still waits).
 
     `ended` hears of each host as soon as nothing more is done on it.
 
-    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. ^C closes the connections, leaves
+    `slurm_at` are hosts that have Slurm's clients, best first; empty without Slurm. `kubernetes` is the cluster whose
+    nodes some of them are. ^C closes the connections, leaves
     what is drained drained, says so through `tell`, and goes on upwards.
     """
-    wave = Wave(transport, slurm_at, policy, actions=actions, tell=tell)
+    wave = Wave(transport, slurm_at, policy, actions=actions, tell=tell, kubernetes=kubernetes)
     pool = ThreadPoolExecutor(policy.at_once or max(1, len(orders)))
     try:
         futures = [pool.submit(_one, HostRebootRun(wave, order), ended) for order in _idle_first(wave, orders)]
@@ -103,3 +107,24 @@ def _resume(cluster: Cluster, node: str, reason: str) -> str:
     if not taken:
         cluster.resume(node)
     return taken
+
+
+def uncordon(cluster: kube.Cluster, cordoned: Mapping[str, str], tell: Tell) -> tuple[Outcome, ...]:
+    """Uncordon nodes of Kubernetes that an earlier run left so and that need nothing any more; `cordoned` has their
+    reasons by node. One that somebody has taken over since is theirs."""
+    outcomes = []
+    for name, reason in cordoned.items():
+        try:
+            node = kube_nodes.read(cluster, name)
+            if node.cordoned and node.reason == reason:
+                kube_nodes.uncordon(cluster, node)
+                tell(name, "uncordon", "back in use: nothing is left to do")
+                outcomes.append(Outcome("uncordon", name, "done", "cordoned by an earlier run, nothing is left to do"))
+                continue
+        except Trouble as trouble:
+            outcomes.append(Outcome("uncordon", name, "failed", str(trouble), code=TROUBLE))
+            continue
+        taken = "it is not as this program left it"
+        tell(name, "uncordon", f"left alone: {taken}")
+        outcomes.append(Outcome("uncordon", name, "skipped", f"left alone: {taken}", code=TROUBLE))
+    return tuple(outcomes)

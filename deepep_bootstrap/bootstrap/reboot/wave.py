@@ -8,10 +8,12 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from deepep_bootstrap.bootstrap.reboot.control import SLURM_PATIENCE, Cluster, Line
+from deepep_bootstrap.bootstrap.reboot.pod_drain import PodDrain
 from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, Policy, RebootActions, Tell
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.kube import client as kube
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import nodes
 
@@ -24,13 +26,22 @@ class Wave:
     """What the reboots of all hosts share: the connections, and whether to go on."""
 
     def __init__(
-        self, transport: Line, slurm_at: Sequence[Host], policy: Policy, *, actions: RebootActions, tell: Tell
+        self,
+        transport: Line,
+        slurm_at: Sequence[Host],
+        policy: Policy,
+        *,
+        actions: RebootActions,
+        tell: Tell,
+        kubernetes: kube.Cluster | None = None,
     ) -> None:
         self.transport, self.policy, self.actions = transport, policy, actions
+        self._kubernetes = kubernetes
         self.cluster = Cluster(transport, slurm_at, sleep=self.sleep, patience=max(policy.boot_timeout, SLURM_PATIENCE))
         self.stopped = ""
         self._tell, self._lock, self._interrupted = tell, threading.RLock(), threading.Event()
         self._drains: dict[str, NodeDrain] = {}
+        self._pod_drains: dict[str, PodDrain] = {}
         self._out: set[str] = set()
         self._failed_changes: list[str] = []
 
@@ -44,6 +55,14 @@ class Wave:
         if not order.node:
             return None
         return self._drains.setdefault(order.host.name, NodeDrain(self.cluster, order.node, self.policy.run))
+
+    def pods(self, order: HostReboot) -> PodDrain | None:
+        """Return the drain of the order's node in Kubernetes, None where it is none."""
+        if not order.kube_node or self._kubernetes is None:
+            return None
+        return self._pod_drains.setdefault(
+            order.host.name, PodDrain(self._kubernetes, order.kube_node, self.policy.run)
+        )
 
     def enter(self, node: str, *, in_use: bool) -> str:
         """Count a node among those that this wave has out of use. Return why it must wait, "" where it is counted:
@@ -122,3 +141,6 @@ class Wave:
             for host, drain in list(self._drains.items()):
                 if drain.ours:
                     self._tell(host, TITLE, f"stays drained ({drain.ours}): the next run goes on from there")
+            for host, pods in list(self._pod_drains.items()):
+                if pods.ours:
+                    self._tell(host, TITLE, f"stays cordoned ({pods.ours}): the next run goes on from there")

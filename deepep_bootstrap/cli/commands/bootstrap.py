@@ -19,11 +19,13 @@ from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, remove_or
 from deepep_bootstrap.bootstrap.planning import (
     BootstrapContext,
     RunLogs,
+    cluster_of,
     dead_builds,
     decide,
     leave_out,
     look_again,
     look_at_hosts,
+    look_at_nodes,
     read_wanted,
     request_for,
     skipped,
@@ -45,7 +47,7 @@ from deepep_bootstrap.inventory.survey import read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import ANY, PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
 from deepep_bootstrap.plan.screen import FETCH, PlanView, show_plan
-from deepep_bootstrap.plan.steps import HOOK, RESUME, Plan, hooks_of_others, leave_hook, plan_json
+from deepep_bootstrap.plan.steps import HOOK, RESUME, UNCORDON, Plan, hooks_of_others, leave_hook, plan_json
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.report.build import is_log_of_build, longest_units, read_builds
@@ -89,6 +91,8 @@ def bootstrap(
     archs: str = "",
     plan: str = "",
     take_over: bool = False,
+    kubeconfig: str = "",
+    context: str = "",
 ) -> int:
     """Make the hosts ready, build what is missing once into the shared prefix, offer it as modules, prove that it
     loads.
@@ -105,22 +109,24 @@ def bootstrap(
     screen = Screen("bootstrap", as_json=flags.json)
     saved = read_plan(plan) if plan else None
     if saved:
-        flags, own = flags_of(saved, flags, {"skip": skip, "archs": archs})
-        skip, archs = own["skip"], own["archs"]
+        given = {"skip": skip, "archs": archs, "kubeconfig": kubeconfig, "context": context}
+        flags, own = flags_of(saved, flags, given)
+        skip, archs, kubeconfig, context = (own[name] for name in given)
     wanted, without = read_wanted(flags), skipped(skip)
     inventory, prefix = read_inventory(flags)
     inventory = inventory.built_for(archs)
+    cluster = cluster_of(inventory, kubeconfig, context)
     with open_ways(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
-        request = request_for(flags, survey, wanted, without)
+        request = request_for(flags, survey, wanted, without, look_at_nodes(cluster, survey))
         made = decide(transport, survey, request)
         if saved:
             check_same(saved, plan, request, made)
         kept = kept_at(flags.hosts, prefix)
         present_plan(screen, made, kept, PlanView(urgent=dead_builds(orphans), reboots=policy.plainly, verbose=verbose))
-        context = BootstrapContext(flags, screen, RunLogs.none(), transport, survey, request, made, policy)
-        state = RunState(context, made, orphans, kept=kept, saved=saved, saved_at=plan)
+        begun = BootstrapContext(flags, screen, RunLogs.none(), transport, survey, request, made, policy, cluster)
+        state = RunState(begun, made, orphans, kept=kept, saved=saved, saved_at=plan)
         if made.steps and not flags.dry_run:
             # Who agrees to a plan, and who reads the log of an hour, knows from the start whom it leaves out.
             screen.problems(survey.problems)
@@ -241,7 +247,7 @@ def run_phases(state: RunState) -> None:
     do(state, lambda context: run_recipes(context, first.of_kind("host")))
     unprepared = {outcome.host: outcome.step for outcome in state.outcomes[before:] if outcome.state == "failed"}
     do(state, lambda context: reboot_hosts(context, unprepared))
-    if first.preparation.changes or first.of_kind(RESUME):
+    if first.preparation.changes or first.of_kind(RESUME) or first.of_kind(UNCORDON):
         plan_again(state)
     choice = state.context.plan.choice
     if not first.decided:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from deepep_bootstrap.bootstrap.earlier_runs import kept_at, present_plan
 from deepep_bootstrap.bootstrap.orphans import without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
+    cluster_of,
     dead_builds,
     decide,
     look_at_hosts,
+    look_at_nodes,
     read_wanted,
     request_for,
     skipped,
@@ -25,7 +27,15 @@ from deepep_bootstrap.slurm.fanout import open_ways
 
 
 def plan(
-    flags: Flags, *, check: bool = False, skip: str = "", verbose: bool = False, archs: str = "", out: str = ""
+    flags: Flags,
+    *,
+    check: bool = False,
+    skip: str = "",
+    verbose: bool = False,
+    archs: str = "",
+    out: str = "",
+    kubeconfig: str = "",
+    context: str = "",
 ) -> int:
     """Say what bootstrap would do and why; change nothing. With --out the plan goes into a file too, which
     bootstrap --plan carries out as it is.
@@ -36,13 +46,15 @@ def plan(
     wanted = read_wanted(flags)
     inventory, prefix = read_inventory(flags)
     inventory = inventory.built_for(archs)
+    cluster = cluster_of(inventory, kubeconfig, context)
     with open_ways(flags, inventory) as transport:
         survey = with_prefix(look_at_hosts(flags, transport, inventory, prefix))
         survey, orphans = without_dead_jobs(transport, survey, read_tree(flags.root / "recipes"))
-        request = request_for(flags, survey, wanted, skipped(skip))
+        request = request_for(flags, survey, wanted, skipped(skip), look_at_nodes(cluster, survey))
         made = decide(transport, survey, request)
     if out:
-        save_plan(out, flags, {"skip": skip, "archs": archs}, request, made)
+        own = {"skip": skip, "archs": archs, "kubeconfig": kubeconfig, "context": context}
+        save_plan(out, flags, own, request, made)
     view = PlanView(urgent=dead_builds(orphans), verbose=verbose)
     present_plan(screen, made, kept_at(flags.hosts, prefix), view)
     problems = (*survey.problems, *unbelieved(made.preparation))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from datetime import time as clock
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,11 +22,15 @@ from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostStat
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
 from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.kube import client as kube
+from deepep_bootstrap.kube.nodes import NODES as KUBE_NODES
+from deepep_bootstrap.kube.nodes import read as read_node
 from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.ssh import Timeouts
 from deepep_bootstrap.slurm import nodes
+from tests.support.kube_api import live_api, make_node, make_pod
 
 if TYPE_CHECKING:
     from tests.support.lab import LiveLab
@@ -81,10 +86,16 @@ class HostActions:
         return HostReboot(host, node, "driver options", boot, (WRITE,), reload, out_of_use=out_of_use)
 
     def roll(
-        self, *orders: HostReboot, policy: Policy = QUICK, slurm_at: tuple[Host, ...] = (LOGIN,)
+        self,
+        *orders: HostReboot,
+        policy: Policy = QUICK,
+        slurm_at: tuple[Host, ...] = (LOGIN,),
+        kubernetes: kube.Cluster | None = None,
     ) -> dict[str, Outcome]:
         """Carry out orders and return the last outcome of each host."""
-        outcomes = rollout.roll(self.transport, slurm_at, orders, policy, actions=self, tell=self.tell)
+        outcomes = rollout.roll(
+            self.transport, slurm_at, orders, policy, actions=self, tell=self.tell, kubernetes=kubernetes
+        )
         return {outcome.host: outcome for outcome in outcomes}
 
     def order_both(self) -> tuple[HostReboot, HostReboot]:
@@ -136,6 +147,54 @@ def actions(bare_lab: LiveLab) -> Iterator[HostActions]:
     )
     yield HostActions(bare_lab, fleet)
     fleet.close()
+
+
+def test_a_node_of_kubernetes_is_drained_and_given_back(actions: HostActions, tmp_path: Path) -> None:
+    """The host is a node of Slurm too, and runs what root there takes for a kubelet."""
+    pods = "/api/v1/namespaces/moe/pods"
+    alone = replace(actions.order(N1), node="")
+    without_slurm(actions.lab, "n001")
+    actions.lab.nsenter("n001", "cp /bin/sleep /run/kubelet; setsid /run/kubelet 3600 >/dev/null 2>&1 </dev/null &")
+    left = actions.roll(alone, slurm_at=())["n001"]
+    assert (left.state, "kubelet (" in left.detail, "no node of Kubernetes is known" in left.detail) == (
+        "skipped",
+        True,
+        True,
+    )
+    with pytest.raises(NotRebootedError, match="although nobody drained its node in Kubernetes"):
+        control.reboot(actions.transport, N1, alone.boot_id, "")
+    with live_api(tmp_path, "moe") as (api, file):
+        cluster = kube.connect(kubeconfig=str(file))
+        cluster.create(KUBE_NODES, make_node("gpu-a", alone.boot_id))
+        cluster.create(pods, make_pod("test", "gpu-a", "Job"))
+        cluster.create(pods, make_pod("web", "gpu-a", "ReplicaSet"))
+        cluster.create(pods, make_pod("sleeper", "gpu-a", ""))
+        order = replace(alone, kube_node="gpu-a")
+        kept = actions.roll(order, slurm_at=(), kubernetes=cluster)["n001"]
+        assert kept.detail.startswith("left alone: pod moe/sleeper is controlled by nothing")
+        assert not read_node(cluster, "gpu-a").cordoned
+        cluster.delete(f"{pods}/sleeper")
+
+        def watch(host: str, line: str) -> None:
+            if "waiting for pod" in line:
+                assert read_node(cluster, "gpu-a").cordoned
+                cluster.delete(f"{pods}/test")
+            if line == "back":  # what its kubelet does
+                cluster.patch(f"{KUBE_NODES}/gpu-a", make_node("gpu-a", actions.lab.boot_id("n001")))
+
+        actions.on_line = watch
+        outcome = actions.roll(order, slurm_at=(), kubernetes=cluster)["n001"]
+        assert (outcome.state, outcome.detail, api.objects("pods")) == ("done", "driver options", [])
+        node = read_node(cluster, "gpu-a")
+        assert (node.cordoned, node.reason, node.boot_id not in ("", alone.boot_id)) == (False, "", True)
+        assert [line for _, _, line in actions.lines][-5:] == [
+            "drained, waiting for pod moe/test, moe/web",
+            "write options",
+            "rebooting over SSH (no node of Slurm)",
+            "back",
+            "done: driver options; back in use",
+        ]
+        cluster.close()
 
 
 def test_two_nodes_one_by_one_with_a_job_on_one_and_the_drain_of_somebody_else_on_the_other(
