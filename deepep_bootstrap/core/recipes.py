@@ -53,12 +53,13 @@ TOKEN = re.compile(
       (?P<quoted> \'[^\']*(?:\'|\Z) | "(?:\\.|[^"\\])*(?:"|\\?\Z) )
     | (?P<escaped> \\.? )
     | (?P<comment> (?:(?<=\s)|\A) \#(?!!)[^\n]* )
-    | (?P<plain> . )
+    | (?P<plain> [^'"\\\#]+ | . )
     """,
     re.VERBOSE | re.DOTALL,
 )
 """What a bash or Python text is made of, as far as comments go: a quoted text, which may never end, an escaped
-character, a comment, any other character. In single quotes a backslash is a character like any other."""
+character, a comment, other characters up to the next that may begin one of these. In single quotes a backslash is a
+character like any other."""
 
 
 def strip_comments(text: str) -> str:
