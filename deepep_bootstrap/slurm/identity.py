@@ -9,7 +9,8 @@ host says of itself only tells which record to ask for, and is held against the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -169,22 +170,36 @@ def _short(name: str) -> str:
     return name if re.fullmatch(r"[0-9.]+|.*:.*", name) else name.partition(".")[0]
 
 
-def belongs(host: Host, node: SlurmNode, addresses: Mapping[str, Collection[str]]) -> bool:
-    """Return whether a node is a host: by NodeHostName or NodeAddr, as names, or as addresses that the Slurm host has
-    for them."""
-    called = {name for full in (node.host.lower(), node.address.lower()) for name in (full, _short(full)) if name}
-    if called & names_of(host):
-        return True
-    own = set(addresses.get(host.name, ()))
-    return any(own & set(addresses.get(name, ())) for name in (node.host, node.address))
-
-
 def owners(hosts: Sequence[Host], records: NodeRecords) -> dict[str, tuple[str, ...]]:
-    """Return, by host, the nodes that are it."""
-    return {
-        host.name: tuple(node.name for node in records.nodes.values() if belongs(host, node, records.addresses))
-        for host in hosts
-    }
+    """Return, by host, the nodes that are it: by NodeHostName or NodeAddr, as names, or as addresses that the Slurm
+    host has for them. Nodes are looked up, and not compared with every host: a thousand of each are a million pairs."""
+    nodes = records.nodes.values()
+    by_name = _nodes_by((name, node.name) for node in nodes for name in _called(node))
+    by_address = _nodes_by((address, node.name) for node in nodes for address in _addresses(node, records))
+    place = {name: number for number, name in enumerate(records.nodes)}
+    found: dict[str, tuple[str, ...]] = {}
+    for host in hosts:
+        named = (by_name.get(name, ()) for name in names_of(host))
+        addressed = (by_address.get(address, ()) for address in records.addresses.get(host.name, ()))
+        found[host.name] = tuple(sorted({*chain(*named, *addressed)}, key=place.__getitem__))
+    return found
+
+
+def _called(node: SlurmNode) -> set[str]:
+    """Return the names of a node's host, in small letters, and their parts before the first dot."""
+    full = [name.lower() for name in (node.host, node.address) if name]
+    return {*full, *map(_short, full)}
+
+
+def _addresses(node: SlurmNode, records: NodeRecords) -> set[str]:
+    return {address for name in (node.host, node.address) for address in records.addresses.get(name, ())}
+
+
+def _nodes_by(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, node in pairs:
+        found.setdefault(key, []).append(node)
+    return found
 
 
 def refusals(

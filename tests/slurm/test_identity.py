@@ -15,7 +15,7 @@ from deepep_bootstrap.remote.fleet import Job, Reply
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import identity
 from deepep_bootstrap.slurm.commands import SlurmNode
-from deepep_bootstrap.slurm.identity import belongs, with_nodes
+from deepep_bootstrap.slurm.identity import NodeRecords, owners, with_nodes
 
 N001 = "NodeName=n001 NodeAddr=10.0.0.1 NodeHostName=n001 State=IDLE Gres=gpu:8 Partitions=batch"
 N002 = "NodeName=n002 NodeAddr=10.0.0.2 NodeHostName=n002 State=MIXED Gres=gpu:8 Partitions=batch"
@@ -144,7 +144,7 @@ def test_without_slurm_nobody_is_asked() -> None:
 )
 def test_whose_node_it_is_by_name(name: str, host: str, address: str, same: bool) -> None:
     node = SlurmNode("n001", host, "IDLE", "", (), "", address=address)
-    assert belongs(Host(name), node, {}) is same
+    assert owners([Host(name)], NodeRecords({"n001": node}, {}, {})) == {name: ("n001",) if same else ()}
 
 
 def test_a_node_list_that_cannot_be_read_is_trouble() -> None:
