@@ -193,6 +193,11 @@ def test_everything_is_open(machine: Path) -> None:
 
 
 @pytest.mark.usefixtures("programs")
+def test_the_limits_of_a_job_of_our_own_are_not_the_users(machine: Path) -> None:
+    assert look(machine, DEEPEP_STEP="17").memlock == ""
+
+
+@pytest.mark.usefixtures("programs")
 def test_what_a_plain_user_may_not_open_is_named_with_the_reason(machine: Path) -> None:
     (machine / "dev" / "shm").chmod(0o555)
     for name in ("dev/nvidia1", "dev/infiniband", "prefix"):

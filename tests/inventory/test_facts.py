@@ -444,6 +444,32 @@ def test_a_host_that_runs_a_kubelet_is_a_node_of_kubernetes(
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
+    ("step", "state", "told", "jobs"),
+    [
+        ("", "MIXED+CLOUD", "MIXED+CLOUD", ("17",)),
+        ("17", "MIXED+CLOUD", "IDLE+CLOUD", ()),
+        ("17", "ALLOCATED", "IDLE", ()),
+        ("17", "IDLE+DRAIN", "IDLE+DRAIN", ()),
+        ("18", "ALLOCATED", "IDLE", ("17",)),
+    ],
+)
+def test_a_job_of_our_own_leaves_no_trace_in_the_facts_that_it_asks_for(
+    step: str, state: str, told: str, jobs: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A node was free when it was asked so; the limits are the job's."""
+    record = f"NodeName=n1 State={state} Gres=gpu:8 Partitions=b Reason=ALLOCATED MIXED"
+    programs = {
+        "bin/sinfo": SINFO,
+        "bin/scontrol": f"case $2 in node) echo '{record}' ;; esac\n",
+        "bin/squeue": "echo 17\n",
+    }
+    seen = ask(Machine(tmp_path, {"programs": programs}), DEEPEP_STEP=step)
+    assert (seen.slurm.state, seen.slurm.jobs) == (told, jobs)
+    assert bool(seen.prepared.memlock) is not bool(step)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
     ("limits", "brings"),
     [
         (("ALL", "(null)"), True),

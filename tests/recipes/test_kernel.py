@@ -433,6 +433,18 @@ def test_the_process_that_keeps_the_cgroup_of_steps_is_no_job(limited: Host) -> 
     assert changes(limited) == ["systemctl daemon-reload", "systemctl restart slurmd.service"]
 
 
+@pytest.mark.parametrize(
+    ("step", "found"), [("17", "slurmd runs with a limit on memlock"), ("1", "as wanted"), ("", "as wanted")]
+)
+def test_a_check_that_comes_as_a_job_of_our_own_is_no_job_in_the_way(limited: Host, step: str, found: str) -> None:
+    """Slurm brought it through this very slurmstepd (recipes/slurm/step.sh)."""
+    systemd(limited)
+    limited.write("/proc/600/comm", "slurmstepd\n")
+    limited.write("/proc/600/cmdline", "slurmstepd: [17.0]\0")
+    limited.recipe("limits", "apply")
+    assert limited.recipe("limits", "check", DEEPEP_STEP=step).data["found"] == found
+
+
 def test_a_unit_that_is_unlimited_already_is_left_alone(limited: Host) -> None:
     systemd(limited, "infinity")
     limited.recipe("limits", "apply")
