@@ -7,6 +7,7 @@ reference to a group, no word to look for.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
@@ -261,6 +262,12 @@ class CauseSet(Struct, frozen=True):
 def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
     """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them.
     Their causes may hide those of `base` too."""
+    return _load(text, where, frozenset(cause.slug for cause in base.causes) if base else frozenset())
+
+
+@functools.lru_cache(maxsize=8)
+def _load(text: str, where: str, others: frozenset[str]) -> CauseSet:
+    """Return the rules in `text`; `others` are causes beside them. Kept: whoever judges many runs asks for each."""
     problems: list[Problem] = []
     top = Table(read_toml(text, where), where, problems)
     causes = tuple(map(_cause, top.tables("cause")))
@@ -272,7 +279,7 @@ def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet
     ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
     ending.close()
     top.close()
-    _compare_names(top, causes, {cause.slug for cause in base.causes} if base else set())
+    _compare_names(top, causes, others)
     if problems:
         raise Trouble(*problems)
     return CauseSet(causes, harmless, ends, symptoms, origins, meanings)
@@ -407,7 +414,7 @@ def _number(table: Table, key: str, least: float) -> float:
     return value
 
 
-def _compare_names(top: Table, causes: tuple[Cause, ...], known: set[str]) -> None:
+def _compare_names(top: Table, causes: tuple[Cause, ...], known: frozenset[str]) -> None:
     """Note slugs that stand twice, and causes that hide one which is not there."""
     slugs = [cause.slug for cause in causes]
     for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
