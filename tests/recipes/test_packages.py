@@ -43,6 +43,8 @@ cd "$below/root"
 printf '#!/bin/sh\nexit 101\n' >usr/sbin/policy-rc.d
 chmod 755 usr/sbin/policy-rc.d
 rm -rf etc/apt/sources.list etc/apt/sources.list.d/* var/lib/apt/lists/* etc/yum.repos.d usr/local/cuda* var/lib/deepep-bootstrap
+# After each package mandb would index all manuals of this machine, for seconds.
+rm -f var/lib/man-db/auto-update
 sed -i 's/^enabled.*/enabled=false/' etc/dnf/plugins/local.conf
 echo ready
 exec sleep 600
