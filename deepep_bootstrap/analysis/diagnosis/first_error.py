@@ -62,7 +62,7 @@ DIGIT = re.compile(r"\d")
 RANK = (
     re.compile(r"\[?\brank[ _:]{0,2}(\d+)\b", re.IGNORECASE),
     re.compile(r"\[default(\d+)\]"),
-    re.compile(r"^\s*\[\d+,(\d+)\]<std"),
+    re.compile(r"\[\d+,(\d+)\]<std"),
     re.compile(r"^\s*(\d{1,5}): "),
     re.compile(r"-- Process (\d+) terminated"),
     re.compile(r"\b(?:RANK|local_rank|LOCAL_RANK)\W{1,3}(\d+)\b"),
@@ -73,6 +73,7 @@ PLACE = re.compile(r"\b((?:DP|TP|EP|PP)\d+(?:[ _](?:DP|TP|EP|PP)\d+)*)\b|\((\w*(
 NODE = (
     re.compile(r"^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] "),
     re.compile(r"srun: error: ([\w.-]+): task"),
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? ([A-Za-z][\w.-]*) \S{1,60}: "),
     re.compile(r"slurmstepd-([\w.-]+): "),
     re.compile(r"\bip=([\w.:-]+)\)"),
     re.compile(r"\bON ([\w.-]+) CANCELLED"),
@@ -306,9 +307,10 @@ def _seconds(stamp: tuple[float, ...]) -> float:
 def _time(log: Log, line: int) -> tuple[str, tuple[float, ...] | None]:
     """Return the time of a line as it stands there, and as numbers; of the lines above it where it says none."""
     for number in range(line, max(-1, line - BACK), -1):
-        head = log.lines[number][:120]
-        for pattern in STAMP if CLOCK.search(head) else ():
-            if match := pattern.search(head):
+        # A collector's clock is the same for all lines; a program has a time of its own on some.
+        heads = [head for head in (log.heads[number], log.lines[number][:120]) if CLOCK.search(head)]
+        for match in (pattern.search(head) for head in heads for pattern in STAMP):
+            if match:
                 return match[0], _numbers(match)
     return "", None
 
@@ -386,8 +388,9 @@ def _who(log: Log, line: int) -> tuple[str, str]:
     log's name."""
     label = log.label(line)
     above = [n for n in range(line, max(-1, line - REACH), -1) if n == line or log.label(n) == label]
-    rank = next((found for n in above if (found := _rank(log.lines[n][:400]))), "")
-    node = next((found for n in above if (found := _node(log.lines[n][:400]))), "")
+    said = [text[:400] for n in above for text in (log.lines[n], log.whole(n))]
+    rank = next(filter(None, map(_rank, said)), "")
+    node = next(filter(None, map(_node, said)), "")
     if not rank and (named := FILE_RANK.search(log.name)):
         rank = f"rank {named[1]}"
     if not node and (named := FILE_NODE.search(log.name)):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from deepep_bootstrap.analysis.diagnosis.collectors import without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
 from deepep_bootstrap.analysis.diagnosis.rules import Pattern
 
@@ -21,14 +22,16 @@ ESCAPES = re.compile(
 """Colours, titles, cursor moves, bells; not what ends a line."""
 
 LABEL = re.compile(
-    r"\s*(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\[\d+,\d+\]<std(?:out|err)>:|\((?:[\w.]+ )?(?:pid"
-    r"|ip)=[^)\n]{1,40}\)"
-    r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$)"
+    r"\s*(?:\[\d+,\d+\]<std(?:out|err)>:|(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\((?:[\w.]+ )?(?:pid"
+    r"|ip)=[^)\n]{1,40}\)|\[pod/[\w./-]{1,120}\]|[\w.-]{1,60} [\w./@-]{1,60}\[\d+\]:"
+    r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$))"
 )
-"""What srun -l, mpirun, torchrun, Ray, vLLM, pdsh and compose put before the lines of one process."""
+"""What srun -l, mpirun, torchrun, Ray, vLLM, pdsh, compose, kubectl and the journal put before the lines of one
+process."""
 
 TIME = re.compile(
-    r"\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?"
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "
+    r"|\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?"
     r"(?: (?:DP|TP|EP|PP)\d+){0,4}\]?[:,]?\s?"
 )
 LEVEL = re.compile(
@@ -92,12 +95,13 @@ class _Stream(Struct, frozen=True):
 
 class Log:
     """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
-    words begin. Warnings about pods that are well by now are left out: their lines are empty."""
+    words begin. What a collector put before all lines stands apart, in `heads`. Warnings about pods that are well by
+    now are left out: their lines are empty."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
-        lines = clean.replace("\r\n", "\n").split("\n")
+        self.heads, lines = without_prefix(clean.replace("\r\n", "\n").split("\n"))
         over = got_over(lines)
         self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()
@@ -122,8 +126,12 @@ class Log:
 
     def label(self, line: int) -> str:
         """Return what tells the process of a line from others, "" where nothing does."""
-        label = LABEL.match(TIME.sub("", self.lines[line][:LONGEST_LABEL], 1))
+        label = LABEL.match(_without_time(self.lines[line][:LONGEST_LABEL]))
         return label[0].strip() if label else ""
+
+    def whole(self, line: int) -> str:
+        """Return a line as it stands in the log."""
+        return self.heads[line] + self.lines[line]
 
     def last(self, pattern: Pattern, before: int | None = None) -> int:
         """Return the number of the last line that fits, of those `before` a line where one is given, -1 without one.
@@ -215,12 +223,17 @@ class Log:
                         yield hit
 
 
+def _without_time(line: str) -> str:
+    time = TIME.match(line)
+    return line[time.end() :] if time else line
+
+
 def bare(line: str, *, keep_indent: bool = False) -> str:
     """Return a line without labels of processes, times and levels before its text; with its indent where asked."""
     text = line
     for _ in range(3):
         before = text
-        text = TIME.sub("", text, 1) if TIME.match(text) else text
+        text = _without_time(text)
         if label := LABEL.match(text):
             text = text[label.end() :].removeprefix(" ")
         text = text[level.end() :] if (level := LEVEL.match(text)) else text
@@ -248,7 +261,7 @@ def _joined(lines: list[str]) -> Iterator[_Stream]:
     """Yield the lines of each process as one text, once without anything between them and once with a space."""
     streams: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(lines):
-        text = TIME.sub("", line, 1)
+        text = _without_time(line)
         label = LABEL.match(text)
         streams.setdefault(label[0].strip() if label else "", []).append(
             (number, text[label.end() if label else 0 :].strip())
