@@ -65,7 +65,7 @@ FREE = re.compile(r"IDLE(\+(CLOUD|DYNAMIC_NORM|DYNAMIC_FUTURE))*")
 """States of a node on which a job starts at once, and which Slurm plans for no other job."""
 
 LABELLED = re.compile(rb" *([0-9]{1,6}): (.*)")
-LAUNCHED = re.compile(r"srun: launching \S+ on host (\S+), 1 tasks: ([0-9]{1,6})")
+LAUNCHED = re.compile(r"srun: launching \S+ on host (\S+), 1 tasks: \[?([0-9]{1,6})\]?")
 """srun's own words, from 17.11 to 25.05, on the task that it starts on a node."""
 
 
@@ -267,7 +267,7 @@ class Fanout:
             f"--time={minutes}",
             *("--mem=0", "--ntasks-per-node=1", f"--ntasks={len(group.hosts)}", f"--immediate={START_LIMIT}"),
             *("--no-kill", "--kill-on-bad-exit=0", f"--wait={max(LATE, math.ceil(group.seconds / 3))}"),
-            *("--cpu-bind=none", "--export=NONE", "--chdir=/"),
+            *("--mpi=none", "--cpu-bind=none", "--export=NONE", "--chdir=/"),
         )
 
     def _step(self, group: Group) -> tuple[dict[str, Reply | Trouble], dict[str, str]]:

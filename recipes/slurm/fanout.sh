@@ -12,13 +12,13 @@ end_limit=10 # seconds for the nodes to be free again: a dead one never is
 # names_job FORMAT: print what Slurm knows of our job.
 names_job() {
     # shellcheck disable=SC2153 # NAME is an input
-    timeout 20 squeue --noheader --states=all --name="${NAME}" --format="$1"
+    timeout 20 squeue --noheader --states=all --user="$(id -un)" --name="${NAME}" --format="$1"
 }
 
 # end_job: cancel what still runs, and wait until the nodes are free again: who plans next must not take us for a user.
 end_job() {
     local states="" since="${SECONDS}"
-    timeout 20 scancel --quiet --name="${NAME}" >&2 || true # it has ended, or Slurm is silent: its time limit ends it
+    timeout 20 scancel --quiet --user="$(id -un)" --name="${NAME}" >&2 || true # it has ended, or Slurm is silent: its time limit ends it
     while ((SECONDS - since < end_limit)); do
         states="$(names_job %T)" || break
         grep -qE 'RUNNING|COMPLETING|CONFIGURING|PENDING' <<<"${states}" || break

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.e2e import Engine, wait_until
+from tests.support.e2e import Engine, interrupt, wait_until
 from tests.support.lab import LiveLab
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
@@ -77,8 +78,16 @@ def test_many_hosts_through_one_srun(engine: Engine) -> None:
     lab.on_login("scontrol update nodename=n002 state=resume")
     idle(engine)
 
-    # A node that dies in the middle is named, the other is done, and no job of ours runs on.
+    # ^C ends the job.
     slow_down(engine, "n002")
+    running = engine.start("facts", "--via=slurm")
+    wait_until(lambda: "sleep 25" in lab.nsenter("n002", "ps -eo args").stdout, "the node is asked")
+    code, said = interrupt(running, signal.SIGINT)
+    assert code == 130, said
+    idle(engine)
+    assert "sleep 25" not in lab.nsenter("n002", "ps -eo args").stdout
+
+    # A node that dies in the middle is named, the other is done, and no job of ours runs on.
     running = engine.start("facts", "--via=slurm", "--json")
     wait_until(lambda: "sleep 25" in lab.nsenter("n002", "ps -eo args").stdout, "the node is asked")
     lab.power_cut("n002")

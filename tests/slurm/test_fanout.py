@@ -38,10 +38,12 @@ def group(**hosts: str) -> Group:
     return Group(b"", 90.0, "batch", 8, {node: Host(name) for node, name in (hosts or {"n001": "n001"}).items()})
 
 
-def step(script: str, *, seconds: int = 60, limit: int = 1000, text: str = STEP) -> list[str]:
-    """Run the program of a step on this machine; return its lines."""
+def step(
+    script: str, *, seconds: int = 60, limit: int = 1000, text: str = STEP, inside: tuple[str, ...] = ()
+) -> list[str]:
+    """Run the program of a step on this machine, `inside` of a command that runs it; return its lines."""
     payload = channel.payload(channel.compose(script, ("one", "t w o"), {"GREETING": "hello"}))
-    words = ["/bin/sh", "-c", text, "step", channel.COMMAND, str(seconds), str(limit)]
+    words = [*inside, "/bin/sh", "-c", text, "step", channel.COMMAND, str(seconds), str(limit)]
     env = {"SLURM_JOB_ID": "4711", "CUDA_VISIBLE_DEVICES": "3", "LD_PRELOAD_NOT": "x"}
     done = subprocess.run(words, input=payload, env=env, capture_output=True, check=False)
     return done.stdout.decode().splitlines()
@@ -98,9 +100,10 @@ def test_a_task_can_speak_for_no_other() -> None:
     assert read_answer("n001", liar, group(), 1.0) == fanout.NO_ANSWER
 
 
-@pytest.mark.parametrize("launching", ["launching StepId=7.0", "launching 7.0", "launching StepId=7.StepId"])
-def test_the_node_of_a_task_is_what_srun_says(launching: str) -> None:
-    data = f"srun: {launching} on host rack7-1, 1 tasks: 1\nsrun: error: Unable to x\n".encode()
+@pytest.mark.parametrize("number", ["1", "[1]"])
+@pytest.mark.parametrize("launching", ["launching StepId=7.0", "launching 7.0", "launching StepId=7+0.0"])
+def test_the_node_of_a_task_is_what_srun_says(launching: str, number: str) -> None:
+    data = f"srun: {launching} on host rack7-1, 1 tasks: {number}\nsrun: error: Unable to x\n".encode()
     tasks = taken(b"00: a\n01: b\n12: dropped\n" + data)
     assert (tasks.nodes, tasks.trouble) == ({"rack7-1": 1}, "Unable to x")
     assert [task.lines for task in tasks.tasks] == [[b"a"], [b"b"]]
@@ -166,6 +169,18 @@ def test_what_a_job_hides_is_told_and_nothing_is_run(tmp_path: Path, cpus: str, 
         assert answer_of(lines) == f"a job hides its {hidden[0].removeprefix('hidden=')}"
     else:
         assert isinstance(answer_of(lines), Reply)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
+def test_root_leaves_the_folders_of_a_job(tmp_path: Path) -> None:
+    """As job_container/tmpfs mounts them; what a session sees is what init sees."""
+    (tmp_path / "real").touch()
+    node = ("unshare", "-pfm", "--mount-proc", "sh", "-c", 'unshare -m sh -c "$@"; :', "init")
+    job = 'mount -t tmpfs tmpfs "$0" && cd / && exec "$@"'
+    lines = step(f"ls {tmp_path}", inside=(*node, job, str(tmp_path)))
+    reply = answer_of(lines)
+    assert isinstance(reply, Reply)
+    assert reply.out == "real\n"
 
 
 NODES = """\
