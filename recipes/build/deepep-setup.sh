@@ -52,6 +52,7 @@ write_compilers() {
     local -r folder="$1" before_link="$2"
     local name real
     shift 2
+    choose_cache
     mkdir -p -- "${folder}"
     for name in "$@" cc c++ gcc g++ "$(gcc -dumpmachine)-gcc" "$(gcc -dumpmachine)-g++"; do
         real="$(command -v "${name}")" || continue
@@ -62,7 +63,9 @@ write_compilers() {
 }
 
 # write_compiler REAL BEFORE-LINK: print the wrapper of one compiler. Code names its files without the scratch folder; what nvcc hands to the
-# host compiler passes unchanged. Run paths into places of this build are left out of what is linked, since LDFLAGS has the right ones: their
+# host compiler passes unchanged. The host's own units are compiled in the scratch folder, under names relative to it, so that nothing of what
+# goes in or out depends on where that is, and ccache, where there is one, knows them again; one with a relative name is compiled where it is
+# asked for. The list of headers gets whole names again, since ninja reads it from where it runs. Run paths into places of this build are left out of what is linked, since LDFLAGS has the right ones: their
 # length would stay in the file. BEFORE-LINK is a line of sh that runs before it links.
 write_compiler() {
     local -r real="$1" before_link="$2"
@@ -82,7 +85,31 @@ case " \$* " in
     ${before_link}
     ;;
 *__CUDACC__*) ;;
-*" -c "*) exec "${real}" ${map} "\$@" ;;
+*" -c "*)
+    inside=yes
+    for word; do
+        case "\${word}" in
+        /* | -I/*) ;;
+        -I* | [!-]*) inside="" ;;
+        esac
+    done
+    [ -n "\${inside}" ] || exec "${real}" ${map} "\$@"
+    depends="" before=""
+    for word; do
+        shift
+        [ "\${before}" != -MF ] || depends="\${word}"
+        before="\${word}"
+        case "\${word}" in
+        "${SCRATCH}"/*) word="./\${word#"${SCRATCH}/"}" ;;
+        -I"${SCRATCH}"/*) word="-I./\${word#-I"${SCRATCH}/"}" ;;
+        esac
+        set -- "\$@" "\${word}"
+    done
+    cd -- "${SCRATCH}" || exit
+    ${CACHE:+"${CACHE}"} "${real}" ${map} "\$@" || exit
+    [ -z "\${depends}" ] || exec sed -i -E 's#(^|[[:space:]])(\./)?([^/[:space:]\\])#\1${SCRATCH}/\3#g' "\${depends}"
+    exit 0
+    ;;
 esac
 exec "${real}" "\$@"
 WRAPPER

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The compile units of an entry: the longest ones first, and how long each took. It stands between build/common.sh and the recipes that
+# The compile units of an entry: the longest ones first, how long each took, and ccache for those of the host compiler. It stands between build/common.sh and the recipes that
 # compile much.
 # Inputs: SCRATCH, ENTRY, CUDA_HOME.
 
@@ -49,6 +49,31 @@ WRAPPER
 time_nvcc() {
     [[ "$("${CUDA_HOME}/bin/nvcc" --help 2>/dev/null)" == *$'\n--time '* ]] || return 0
     export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:+${NVCC_APPEND_FLAGS} }--time=${NVCC_TIMES}"
+}
+
+# choose_cache: set CACHE to the path of ccache where it is installed and works, else to nothing. Its objects lie in a folder that is this
+# account's alone, whatever a setting of the site says: what others may write is nothing to build from. The whole preprocessed text and the
+# content of the compiler decide what is the same; what the options that map paths do is in that text.
+choose_cache() {
+    local -r folder="${HOME:-/nowhere}/.cache/deepep-bootstrap/ccache" probe="${SCRATCH}/ccache-${ENTRY}"
+    local name found
+    CACHE=""
+    found="$(command -v ccache)" || return 0
+    for name in "${!CCACHE_@}"; do unset "${name}"; done
+    { mkdir -p -- "${folder%/*}" && mkdir -m 0700 -- "${folder}"; } 2>/dev/null || true # it is looked at next
+    if [[ -L "${folder}" || ! -O "${folder}" || "$(stat -c %a -- "${folder}" 2>/dev/null)" != 700 ]]; then
+        say "ccache is not used: ${folder} is not a folder of this account alone"
+        return 0
+    fi
+    export CCACHE_DIR="${folder}" CCACHE_CONFIGPATH=/dev/null CCACHE_NODIRECT=1 CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 \
+        CCACHE_IGNOREOPTIONS='-ffile-prefix-map=*'
+    printf 'int works;\n' >"${probe}.c"
+    if "${found}" gcc -c "${probe}.c" -o "${probe}.o" >/dev/null 2>&1 && [[ -s "${probe}.o" ]]; then
+        # shellcheck disable=SC2034 # read by write_compiler of build/deepep-setup.sh
+        CACHE="${found}"
+    else
+        say "ccache is not used: ${found} does not compile here"
+    fi
 }
 
 # tell_times FOLDER: print what ninja noted in FOLDER and below, and what nvcc did; the build's log keeps it.

@@ -37,9 +37,10 @@ target_link_libraries(info host)
 
 
 def run_units(script: str, folder: Path, **environment: str) -> str:
-    """Return what lines of bash print after the recipe was read."""
-    text = "\n".join((RECIPES["lib.sh"], RECIPES["build/units.sh"], script))
+    """Return what lines of bash print after the recipes were read."""
+    text = "\n".join((RECIPES["lib.sh"], RECIPES["build/units.sh"], RECIPES["build/deepep-setup.sh"], script))
     given = {"PATH": "/usr/bin:/bin", "SCRATCH": str(folder), "ENTRY": "e-1", "CUDA_HOME": f"{folder}/cuda"}
+    given |= {"PREFIX": f"{folder}/prefix"}
     done = subprocess.run(
         ["/bin/bash", "-c", text], cwd=folder, env={**given, **environment}, capture_output=True, text=True, check=False
     )
@@ -130,3 +131,84 @@ def test_what_was_noted_is_told_with_a_mark(tmp_path: Path) -> None:
         "timing nvcc: source file name , phase name",
         "timing nvcc: a.cu , ptxas",
     ]
+
+
+CCACHE = """#!/bin/sh
+[ -z "{broken}" ] || exit 1
+printf '%s|%s|%s|%s\\n' "$PWD" "$CCACHE_DIR" "${{CCACHE_REMOTE_STORAGE-none}}" "$*" >>{log}
+exec "$@"
+"""
+
+
+def compiled(folder: Path, *words: str, cache: str = "", home: Path | None = None) -> tuple[bytes, str]:
+    """Compile a unit in the scratch folder `folder` by the wrapper of g++; return the object and what the wrappers'
+    making said. `cache` is a fake ccache ("works", "broken"), "" for none."""
+    source = folder / "src/deepep/csrc"
+    source.mkdir(parents=True)
+    (folder / "build/temp").mkdir(parents=True)
+    (source / "unit.h").write_text("inline const char *where() { return __FILE__; }\n")
+    (source / "unit.cpp").write_text(
+        '#include "unit.h"\nconst char *both() { return *where() ? where() : __FILE__; }\n'
+    )
+    (folder / "tools").mkdir()
+    if cache:
+        text = CCACHE.format(broken="yes" if cache == "broken" else "", log=folder / "ccache.log")
+        (folder / "tools/ccache").write_text(text)
+        (folder / "tools/ccache").chmod(0o755)
+    command = " ".join(("g++", "-g", "-O2", f"-I{source}", "-c", *words, "-o", str(folder / "build/temp/unit.o")))
+    script = f'write_compilers "${{WORK}}/bin" "" 2>&1; cd {folder}/src/deepep; {command}'
+    said = run_units(
+        script,
+        folder,
+        PATH=f"{folder}/tools:/usr/bin:/bin",
+        HOME=str(home or folder / "home"),
+        CCACHE_REMOTE_STORAGE="http://elsewhere.invalid",
+    )
+    return (folder / "build/temp/unit.o").read_bytes(), said
+
+
+def test_an_object_is_the_same_with_ccache_and_without_wherever_the_scratch_folder_is(tmp_path: Path) -> None:
+    made: list[bytes] = []
+    for name, cache in (("a", ""), ("some/longer/name", "works"), ("b", "broken")):
+        folder = tmp_path / name
+        depends = folder / "build/temp/unit.d"
+        words = (str(folder / "src/deepep/csrc/unit.cpp"), "-MMD", "-MF", str(depends))
+        made.append(compiled(folder, *words, cache=cache, home=tmp_path)[0])
+        assert depends.read_text().replace("\\\n", " ").split() == [
+            f"{folder}/build/temp/unit.o:",
+            f"{folder}/src/deepep/csrc/unit.cpp",
+            f"{folder}/src/deepep/csrc/unit.h",
+        ]
+    assert made[0] == made[1] == made[2]
+    assert b"./src/deepep/csrc/unit.h" in made[0]
+    assert str(tmp_path).encode() not in made[0]
+    probe, used = (tmp_path / "some/longer/name/ccache.log").read_text().splitlines()
+    place, folder, storage, command = used.split("|")
+    assert place == str(tmp_path / "some/longer/name")
+    assert folder == f"{tmp_path}/.cache/deepep-bootstrap/ccache"
+    assert storage == "none", "what the site's own settings lead to is not asked"
+    assert command.startswith("/usr/bin/g++ -ffile-prefix-map=")
+    assert command.endswith(
+        "-g -O2 -I./src/deepep/csrc -c ./src/deepep/csrc/unit.cpp -MMD -MF ./build/temp/unit.d -o ./build/temp/unit.o"
+    )
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert "ccache-e-1.c" in probe
+
+
+def test_a_unit_with_a_relative_name_is_compiled_where_it_is(tmp_path: Path) -> None:
+    compiled(tmp_path / "s", "csrc/unit.cpp", cache="works")
+    assert len((tmp_path / "s/ccache.log").read_text().splitlines()) == 1, "the probe alone"
+
+
+def test_a_folder_of_objects_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / ".cache/deepep-bootstrap/ccache").mkdir(parents=True, mode=0o777)
+    (tmp_path / ".cache/deepep-bootstrap/ccache").chmod(0o777)
+    unit = str(tmp_path / "s/src/deepep/csrc/unit.cpp")
+    _, said = compiled(tmp_path / "s", unit, cache="works", home=tmp_path)
+    assert (
+        said.strip()
+        == f"ccache is not used: {tmp_path}/.cache/deepep-bootstrap/ccache is not a folder of this account alone"
+    )
+    assert not (tmp_path / "s/ccache.log").exists()
+    _, said = compiled(tmp_path / "t", unit.replace("/s/", "/t/"), cache="broken", home=tmp_path / "other")
+    assert said.strip() == f"ccache is not used: {tmp_path}/t/tools/ccache does not compile here"
