@@ -99,20 +99,21 @@ HELP = {
     "example-prefill or example-decode",
     "via": "how the hosts are asked: ssh, slurm (one srun over the free nodes, SSH for the others), or auto (default): "
     "slurm above --ssh-limit",
-    "test.via": "slurm (default where it runs) or ssh: without Slurm, over the connections to the hosts",
     "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
+    "test.via": "slurm (default where it runs), ssh: without Slurm, over the connections to the hosts, or kubernetes",
     "context": "the context of the kubeconfig (default: its current one)",
     "plan.context": "the cluster of Kubernetes whose nodes the hosts are, by its context: they are drained before a "
     "reboot (default: the hosts file's; without any such hosts are not rebooted)",
     "bootstrap.context": "the cluster of Kubernetes whose nodes the hosts are, by its context: they are drained before "
     "a reboot (default: the hosts file's; without any such hosts are not rebooted)",
     "kubeconfig": "the file of kubectl's configuration (default: KUBECONFIG, then ~/.kube/config)",
+    "namespace": "the namespace for the test's objects (default: that of the settings)",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",
     "time_limit": "how long the test may run: 90s, 30m, 4h (default: the kind's own, from 10m for smoke to 4h for "
     "pressure)",
     "save_as_reference": "keep the figures as this site's references, for later runs to be compared with",
     "args": "arguments for upstream's test, e.g. --args='--num-tokens 2048'",
-    "start_timeout": "seconds to wait for the nodes (default 600)",
+    "start_timeout": "seconds to wait for the nodes (default 600; on Kubernetes start_minutes of the settings)",
     "logs": "logs, folders of logs (*.log, *.out), globs, or --logs=- for standard input",
     "log": "one more of them; may be given more than once",
     "causes": "a file of causes of your own, in the form of env/rules/causes.toml",
@@ -161,7 +162,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "Where": (
         *(*HOSTS, "mirror", "directory", "out", "output", "html", "junit", "bundle", "dir", "via", "push"),
-        *("context", "kubeconfig"),
+        *("context", "kubeconfig", "namespace"),
     ),
     "How": (),
     "Connection": (*CONNECTION, "ssh_limit"),
@@ -301,7 +302,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
             (*READING, "stack", "on_busy_host", "dry_run"),
             (
                 "test internode --hosts=hosts/b200.txt",
-                "test --kind=pairs --hosts=hosts/b200.txt --limit=b200-[001-008]",
+                "test --via=kubernetes --for=gke-a4 --settings=mine.toml --context=b200",
             ),
             "docs/tests.md",
             natural="kind",

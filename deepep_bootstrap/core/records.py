@@ -231,9 +231,3 @@ def driver_value(text: str) -> str:
     "PeerMappingOverride=1"."""
     parts = [part.strip().partition("=") for part in text.strip().strip('"').split(";") if part.strip()]
     return ";".join(f"{name}={one_spelling(value)}" if equals else one_spelling(name) for name, equals, value in parts)
-
-
-@lru_cache(LINES_KEPT)
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts mlx5_2 before mlx5_10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name))

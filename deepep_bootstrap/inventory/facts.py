@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.records import Records, decimal, disagreement, driver_value, natural, number, read_records
+from deepep_bootstrap.core.records import Records, decimal, disagreement, driver_value, number, read_records
 from deepep_bootstrap.core.text import NO_TEXT, HostText
 from deepep_bootstrap.inventory.forms import FACTS
 from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.machine import parse_machine as prepared
+from deepep_bootstrap.inventory.natural import natural
 
 MANIFESTS_KEPT = 8
 """Manifests that are kept once they were read: all hosts of a prefix show the same one, which names all of them."""

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from deepep_bootstrap.core.records import Records, decimal, natural, number
+from deepep_bootstrap.core.records import Records, decimal, number
+from deepep_bootstrap.inventory.natural import natural
 
 
 class Library(Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""The network as the GPUs see it: the NIC of each GPU, the GID index, the interface between the hosts."""
+"""The network as the GPUs see it: the NIC of each GPU, the GID index, the interface between the hosts.
+
+Of Python's own library and inventory.natural alone: images have a copy, by which a pod finds its own NICs.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct, field
+from deepep_bootstrap.inventory.natural import natural
 
-from deepep_bootstrap.core.records import natural
-from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Rdma
-from deepep_bootstrap.inventory.machine import Machine
+if TYPE_CHECKING:
+    from deepep_bootstrap.inventory.facts import Facts, Gid, Gpu, Rdma
+    from deepep_bootstrap.inventory.machine import Machine
 
 DRIVER = "mlx5_core"
 """IBGDA drives NICs of this kernel driver only; the names of devices say nothing certain."""
@@ -43,7 +48,7 @@ DEFAULT_PREFIX = "mlx5"
 """NVSHMEM passes over NICs whose names begin otherwise, unless it is told."""
 
 
-class Nic(Struct, frozen=True):
+class Nic(NamedTuple):
     """One active port of an RDMA device that IBGDA can drive; `virtual`: a function that a physical one of this host
     lends."""
 
@@ -60,11 +65,11 @@ class Nic(Struct, frozen=True):
         return f"{self.name}:{self.port}"
 
 
-class Sorted(Struct, frozen=True):
+class Sorted(NamedTuple):
     """The ports of a host that carry its GPUs' traffic, and its other RDMA devices by the reason why each does not."""
 
     used: tuple[Nic, ...] = ()
-    left: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def active_nics(facts: Facts) -> tuple[Nic, ...]:

@@ -29,6 +29,9 @@ PAGE = 500
 LONGEST = 64 * 1024 * 1024
 """Bytes of one answer that are read."""
 
+MOST_CONNECTIONS = 256
+"""Connections that are kept for the next request; each pod that is followed has one."""
+
 BUSY = frozenset((429, 500, 502, 503, 504))
 """Answers of an API server that may be another one soon."""
 
@@ -235,6 +238,7 @@ def connect(context: str = "", *, kubeconfig: str = "", namespace: str = "") -> 
             )
         )
     try:
+        from kubernetes.client import Configuration
         from kubernetes.config import ConfigException, kube_config
     except ImportError:
         raise Trouble(Problem("kubernetes", "the client library of Kubernetes is not installed", try_=EXTRA)) from None
@@ -255,7 +259,11 @@ def connect(context: str = "", *, kubeconfig: str = "", namespace: str = "") -> 
                     "--context",
                 )
             )
-        api = kube_config.new_client_from_config(files, name, persist_config=False)  # type: ignore[no-untyped-call]
+        configuration = Configuration()
+        configuration.connection_pool_maxsize = MOST_CONNECTIONS
+        api = kube_config.new_client_from_config(  # type: ignore[no-untyped-call]
+            files, name, persist_config=False, client_configuration=configuration
+        )
     except (ConfigException, YAMLError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise Trouble(
             Problem(files, "this kubeconfig cannot be used", plain(" ".join(str(error).split()))[:200])

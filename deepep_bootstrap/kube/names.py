@@ -31,6 +31,9 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation and label of a pod of an Indexed Job with its number from 0. JOB_COMPLETION_INDEX has it too, but
 stands behind the variables of the manifest, which therefore cannot refer to it."""
 
+RUN = "app.kubernetes.io/instance"
+"""The label with a run's name: all objects of one test have it, and nobody else's."""
+
 HOSTNAME = "kubernetes.io/hostname"
 QUEUE = "kueue.x-k8s.io/queue-name"
 REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"

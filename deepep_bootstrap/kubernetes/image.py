@@ -32,6 +32,9 @@ from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
 ROOT = "/opt/deepep"
 PROGRAM = "in_pod.py"
 ABOUT = "image.json"
+PACKAGE = Path(__file__).resolve().parents[1]
+MODULES = ("inventory/natural.py", "inventory/nics.py", "kubernetes/pod_facts.py")
+"""What the entry point imports, by path in this package: Python's own library is all that they need."""
 OWN_MANIFEST = "manifest.json"
 """The file of each entry that says when and where it was built. Nothing loads it, and it is another one in every
 store, so it stays there."""
@@ -122,7 +125,15 @@ def own_files(record: StackRecord, texts: Mapping[str, str]) -> dict[str, bytes]
     program = Path(__file__).with_name(PROGRAM).read_bytes()
     files = {PROGRAM: program, ABOUT: json.dumps(about_stack(record, texts), indent=1, sort_keys=True).encode() + b"\n"}
     carried = (name for name in texts if name.startswith(("programs/", "examples/")))
+    files |= own_modules()
     return {**files, **{name: texts[name].encode() for name in sorted(carried)}}
+
+
+def own_modules() -> dict[str, bytes]:
+    """Return what the entry point imports, by path beside it."""
+    lib = f"lib/{PACKAGE.name}"
+    made = {f"{lib}/{folder}__init__.py": b"" for folder in ("", "inventory/", "kubernetes/")}
+    return {**made, **{f"{lib}/{path}": (PACKAGE / path).read_bytes() for path in MODULES}}
 
 
 def about_stack(record: StackRecord, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -133,6 +144,7 @@ def about_stack(record: StackRecord, texts: Mapping[str, str]) -> dict[str, Any]
         "stack": record.stack,
         "module": record.module,
         "root": ROOT,
+        "deepep": record.deepep,
         "python": modulefiles.interpreter(record),
         "tests": f"{modulefiles.entry(record, record.deepep)}/tests",
         "lists": {lead.name: _entries(lead) for lead in modulefiles.lists(record) if lead.entries},

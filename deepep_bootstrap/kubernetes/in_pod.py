@@ -1,16 +1,18 @@
 """What a container of the image runs first: it sets the environment of the stack, then runs a test or a command. It is
-copied into the image, where it is alone: nothing but Python's own library is there.
+copied into the image, where nothing but Python's own library is there.
 
     in_pod.py test KIND [ARGUMENTS…]    a test of the stack, on this node or with the others of its Job
     in_pod.py node SCRIPT               the node's own recipes, as root of the node: look, do what lacks, look again
     in_pod.py wait                      nothing, until somebody ends it
     in_pod.py COMMAND [ARGUMENTS…]      any other command, with the environment of the stack
 
-image.json beside it says what the stack is. Variables that the pod sets win over those of the stack.
+image.json beside it says what the stack is, and lib/ has the modules that look at GPUs and NICs. Variables that the
+pod sets win over those of the stack.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -21,7 +23,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -29,12 +32,15 @@ LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
 DRIVER = "/proc/driver/nvidia"
 PATIENCE = 600  # seconds for the first node's name: pods of a gang may start minutes apart, as images are pulled
 NEW_MOUNTS = 0x00020000  # CLONE_NEWNS of linux/sched.h
+PART = 4000  # characters of a file in one line of the log, below the 16 KiB at which a container runtime cuts lines
+LARGEST = 4 * 2**20  # bytes of a rank's log that are handed over: the first and the last half of that
+MOST = 32 * 2**20  # bytes of all of them
 GIB_LINE = re.compile(r"\s*export\s+(NCCL_[A-Z0-9_]+)=(?:\"([^\"$`\\]*)\"|'([^']*)'|([^\s\"'$`\\;]*))\s*(?:#.*)?")
 
 
 def say(text: str) -> None:
-    """Print a line of ours."""
-    print(f"deepep: {text}", flush=True)
+    """Print a line of ours; who follows the test tells it from the test's own by the mark, as launchers' lines are."""
+    print(f"{'deepep-say' if os.environ.get('DEEPEP_RUN') else 'deepep'}: {text}", flush=True)
 
 
 def stop(text: str) -> SystemExit:
@@ -75,6 +81,83 @@ def adopt_gib(script: str, environment: MutableMapping[str, str]) -> None:
     with open(script, encoding="utf-8", errors="replace") as lines:
         for match in filter(None, map(GIB_LINE.fullmatch, (line.rstrip("\n") for line in lines))):
             environment.setdefault(match[1], match[2] or match[3] or match[4] or "")
+
+
+def adopt_network(environment: MutableMapping[str, str]) -> None:
+    """Set what the NICs of this pod decide, for the link layer that the manifest names: the NIC of each GPU, the GID
+    index, the interface over which ranks meet. What is set already stays."""
+    link = environment.get("DEEPEP_LINK", "")
+    if not link:
+        return
+    facts = pod_facts()
+    found = facts.settings(facts.look(), link)
+    for name, value in found.items():
+        environment.setdefault(name, value)
+    say("; ".join(f"{name}={environment[name]}" for name in found) or f"no NIC with link layer {link} is seen here")
+
+
+def pod_facts() -> Any:
+    """Return the module that looks at the GPUs and NICs; in the image it is below lib."""
+    if os.path.isdir(os.path.join(HERE, "lib")) and os.path.join(HERE, "lib") not in sys.path:
+        sys.path.insert(0, os.path.join(HERE, "lib"))
+    from deepep_bootstrap.kubernetes import pod_facts as module
+
+    return module
+
+
+def hand_over(name: str, data: bytes) -> None:
+    """Print a file into the log, from which whoever follows the test takes it: nothing else of a pod can be had when it
+    has ended."""
+    text = base64.b64encode(zlib.compress(data, 9)).decode()
+    parts = [text[at : at + PART] for at in range(0, len(text), PART)]
+    for number, part in enumerate(parts, 1):
+        print(f"deepep-file: {name} {number}/{len(parts)} {part}", flush=number == len(parts))
+
+
+def report(part: Callable[[], None]) -> None:
+    """Hand over a part of the report. What cannot be had of it is beside the point of the test."""
+    try:
+        part()
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        say(f"a part of the report is missing: {type(error).__name__}: {error}")
+
+
+def begin_report(image: Mapping[str, Any], kind: str) -> None:
+    """Hand over what the image is, what this pod sees, and the NICs' counters before the test."""
+    facts = pod_facts()
+    about = {key: image[key] for key in ("stack", "module", "deepep") if key in image}
+    about |= {"prefix": image["root"], "script": image["kinds"][kind]["script"]}
+    if os.environ["RANK"] == "0":
+        hand_over("about", json.dumps(about).encode())
+    node = os.environ.get("DEEPEP_NODE") or os.uname().nodename
+    hand_over("facts", "".join(f"{line}\n" for line in facts.lines(facts.look(), node)).encode())
+    hand_over("counters/before", count(facts))
+
+
+def end_report() -> None:
+    """Hand over the counters after the test, and what each rank printed."""
+    print()  # what the test printed last may have no end of line
+    hand_over("counters/after", count(pod_facts()))
+    folder, left = os.environ.get("DEEPEP_RUN_DIR", ""), MOST
+    for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
+        if re.fullmatch(r"rank-[0-9]{1,5}\.log", name) and left > 0:
+            with open(os.path.join(folder, name), "rb") as file:
+                data = shortened(file.read())
+            left -= len(data)
+            hand_over(name, data)
+
+
+def count(facts: Any) -> bytes:
+    """Return the NICs' counters."""
+    return "".join(f"{line}\n" for line in facts.counters(time.time())).encode()
+
+
+def shortened(data: bytes) -> bytes:
+    """Return the bytes of a log; of a long one its beginning and its end."""
+    half = LARGEST // 2
+    if len(data) <= LARGEST:
+        return data
+    return b"%s\n[%d bytes left out here]\n%s" % (data[:half], len(data) - LARGEST, data[-half:])
 
 
 def find_place(environment: MutableMapping[str, str]) -> None:
@@ -143,15 +226,26 @@ def run_test(image: Mapping[str, Any], kind: str, arguments: Sequence[str]) -> i
     command = test_command(image, kind, arguments)
     find_place(os.environ)
     os.environ.setdefault("DEEPEP_TEST_CAPABILITY", image["kinds"][kind]["capability"])
-    place = f"node {os.environ['RANK']} of {os.environ['WORLD_SIZE']} at {os.environ['MASTER_ADDR']}"
-    say(f"{kind} test of {image['module']}, {place}")
+    reports = bool(os.environ.get("DEEPEP_RUN"))
+    # The words of the sbatch files, by which readers of logs find a test. Of several nodes that are followed, the first
+    # one speaks for all.
+    speaks = not reports or os.environ["RANK"] == "0"
+    if speaks:
+        say(f"{kind} test of {image['module']}: {image['kinds'][kind]['script']} {' '.join(arguments)}".rstrip())
+        say(f"node {os.environ['RANK']} of {os.environ['WORLD_SIZE']} at {os.environ['MASTER_ADDR']}")
+    if reports:
+        report(lambda: begin_report(image, kind))
     await_first(os.environ)
     raise_memlock()
     child = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, _: child.send_signal(signum))
-    code = await_end(child, image["kinds"][kind]["seconds"])
-    say(f"{kind} test ended with exit code {code}")
+    seconds = image["kinds"][kind]["seconds"]
+    code = await_end(child, int(os.environ.get("DEEPEP_TEST_SECONDS") or seconds) if seconds else 0)
+    if reports:
+        report(end_report)
+    if not reports:  # who follows the test says it when all nodes have ended
+        say(f"{image['kinds'][kind]['script']} ended with exit code {code}")
     if os.environ.get("DEEPEP_HOLD"):
         say("the pod stays until it is deleted")
         wait()
@@ -253,6 +347,7 @@ def main(words: Sequence[str]) -> int:
         image = json.load(file)
     set_environment(image, os.environ)
     adopt_gib(os.environ.get("DEEPEP_GIB", ""), os.environ)
+    adopt_network(os.environ)
     if words[:1] == ["test"] and len(words) > 1:
         return run_test(image, words[1], words[2:])
     if not words or words[0] in {"test", "node"}:

@@ -24,6 +24,7 @@ CAPABILITY = ValueForm(r"[1-9][0-9]?\.[0-9]", 'a compute capability such as "10.
 PROFILE = ValueForm(r"[a-z0-9][a-z0-9._-]*", "a file of env/profiles without .toml")
 MODE = ValueForm("|".join(NETWORKS), " or ".join(NETWORKS))
 GIB = ValueForm("install|there", "install or there")
+FORM = ValueForm("job|jobset", "job or jobset")
 SYSTEM = ValueForm(r"[a-z]+-[0-9]+(_[0-9]+)?", "a table of the lock's [system.*], such as ubuntu-24_04")
 
 MOST_NODES = 1024
@@ -60,7 +61,8 @@ class Rdma(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """What is asked of the manifests. `image` is the stack's, by digest; `nodes` of the tests between nodes;
+    """What is asked of the manifests. `image` is the stack's, by digest; `nodes` of the tests between nodes, and
+    `internode` what they are as `invoke test` makes them, job or jobset;
     `driver_options` whether the nodes' driver lets GPU threads ring the NIC's doorbell, which spares pods the rights of
     the node's root; `queue` and `topology` are Kueue's; `start_minutes` how long pods may wait for their nodes,
     `keep_hours` how long an ended Job stays; `node_system` the table of the lock with the nodes' packages ("" leaves
@@ -71,6 +73,7 @@ class Settings(Struct, frozen=True):
     image: str = ""
     namespace: str = "deepep"
     nodes: int = 2
+    internode: str = "job"
     spot: bool = False
     networks: str = ""
     driver_options: bool = True
@@ -170,6 +173,7 @@ def _top(top: Table, platform: Platform) -> Settings:
         image=top.take("image", str, ""),
         namespace=_if_there(top, "namespace", names.DNS_LABEL, "deepep"),
         nodes=_number(top, "nodes", 2, MOST_NODES, 2),
+        internode=_if_there(top, "internode", FORM, "job"),
         spot=top.take("spot", bool, default=False),
         networks=_if_there(top, "networks", MODE, platform.networks),
         driver_options=top.take("driver_options", bool, default=True),

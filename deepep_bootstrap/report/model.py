@@ -23,9 +23,9 @@ from deepep_bootstrap.analysis.results.model import BELOW, ERROR, FIGURE, NIC, T
 from deepep_bootstrap.analysis.traffic import NicTraffic, gigabytes
 from deepep_bootstrap.analysis.tuning.sweep import HeatMap, heat_maps
 from deepep_bootstrap.core.nodeset import fold
-from deepep_bootstrap.core.records import natural
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number, plain, three_digits
+from deepep_bootstrap.inventory.natural import natural
 from deepep_bootstrap.testing.run_folder import RunVerdict, TestRun
 
 

@@ -134,7 +134,7 @@ def test_a_bridge_whose_name_begins_like_another_is_not_nearer() -> None:
 def test_names_are_ordered_by_their_numbers_and_first_ports_come_first() -> None:
     nics = [nic(f"mlx5_{n}") for n in (10, 9, 2)]
     assert [str(found) for found in assign_nics([gpu(0, ""), gpu(1, "")], nics).values()] == ["mlx5_2:1", "mlx5_9:1"]
-    ports = [replace(nic(f"mlx5_{n}"), port=port) for n in (0, 1) for port in (1, 2)]
+    ports = [nic(f"mlx5_{n}")._replace(port=port) for n in (0, 1) for port in (1, 2)]
     assert [str(found) for found in assign_nics([gpu(0, ""), gpu(1, "")], ports).values()] == ["mlx5_0:1", "mlx5_1:1"]
 
 
@@ -206,7 +206,7 @@ def test_devices_on_a_virtual_machines_one_bridge_are_under_no_switch() -> None:
 
 def test_ports_of_one_card_are_found_by_device_and_by_slot() -> None:
     single, one, two = nic("mlx5_0", "a/0000:1d:00.0"), nic("mlx5_1", "a/0000:29:00.0"), nic("mlx5_2", "a/0000:29:00.1")
-    ports = [replace(nic("mlx5_3", "a/0000:30:00.0"), port=port) for port in (1, 2)]
+    ports = [nic("mlx5_3", "a/0000:30:00.0")._replace(port=port) for port in (1, 2)]
     assert nics.cards([single, one, *ports, two]) == [(one, two), tuple(ports)]
 
 

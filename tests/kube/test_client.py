@@ -59,11 +59,10 @@ def test_objects_come_and_go(live: tuple[LiveApi, Cluster], monkeypatch: pytest.
 
 def test_lines_of_a_log_come_as_they_are_written(live: tuple[LiveApi, Cluster]) -> None:
     api, cluster = live
-    api.inside(lambda each: each.logs.update({("gpu", "a"): bytearray(b"one\ntwo\nth")}))
-    api.inside(lambda each: each.running.add(("gpu", "a")))
+    api.inside(lambda each: (each.running.add(("gpu", "a")), each.say("gpu", "a", "one", "two")))
     lines = cluster.lines(f"{PODS}/a/log", follow="true")
     assert [next(lines), next(lines)] == ["one", "two"]
-    api.inside(lambda each: (each.logs["gpu", "a"].extend(b"ree"), each.running.clear()))
+    api.inside(lambda each: (each.say("gpu", "a", "three"), each.running.clear()))
     assert list(lines) == ["three"]
 
 

@@ -87,10 +87,10 @@ def test_a_test_runs_out_of_the_image(place: Path) -> None:
     done = run(place, "test", "intranode", "--num-processes", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     lines = done.stdout.splitlines()
-    assert "deepep: intranode test of deepep/1.2.1-8a07e7e-v1, node 0 of 1 at 127.0.0.1" in lines
+    assert "deepep: intranode test of deepep/1.2.1-8a07e7e-v1: test_intranode.py --num-processes 2" in lines
     home = f"/opt/deepep/store/{NAMES['nvshmem']}"
     assert [line for line in lines if line.startswith(f"ran 0 {home} ") and "'--num-processes', '2'" in line], lines
-    assert lines[-1] == "deepep: intranode test ended with exit code 0"
+    assert lines[-1] == "deepep: test_intranode.py ended with exit code 0"
 
 
 def test_it_has_no_shell_and_no_pip(place: Path) -> None:

@@ -22,6 +22,7 @@ from deepep_bootstrap.kubernetes import manifests
 from deepep_bootstrap.kubernetes.manifests import Inputs, Rendered
 from deepep_bootstrap.kubernetes.settings import read_settings
 from deepep_bootstrap.lock.model import ImagePin
+from deepep_bootstrap.prefix.test_kinds import KINDS
 from tests.support.paths import CASES, ROOT
 from tests.support.shipped import shipped_lock
 
@@ -254,3 +255,63 @@ def test_gib_without_a_digest_is_refused() -> None:
     lock = replace(LOCK, images={"gib": ImagePin("registry.example/gib:v1", "")})
     with pytest.raises(Trouble, match=r"image\.gib: the lock has no digest.*Try: invoke lock --update=image\.gib"):
         manifests.render(Inputs(settings, lock, lock.stacks["v1"], RECIPES, TEXTS))
+
+
+RUN = "20261122T210000Z-internode-1a2b3c"
+
+
+def followed(name: str, kind: str, nodes: int, **settings: str) -> tuple[str, list[dict[str, Any]]]:
+    """The objects of one test that is followed, as text and as values."""
+    asked = read_settings(str(CASES / "kubernetes" / f"{name}.toml"), name.removesuffix("-host"))
+    inputs = Inputs(replace(asked, path=f"{name}.toml", **settings), LOCK, LOCK.stacks[CLUSTERS[name]], {}, TEXTS)
+    run = RUN.replace("internode", kind)
+    work = manifests.followed(inputs, KINDS[kind], run, nodes=nodes, seconds=600, words=("--num-tokens", "64"))
+    text = manifests.render_test(inputs, work)
+    return text, [each for each in yaml.safe_load_all(text) if each]
+
+
+FOLLOWED = [
+    ("gke-a4", "internode", 2, "job"),
+    ("gke-a3", "internode", 4, "jobset"),
+    ("gke-a4", "intranode", 1, "job"),
+    ("generic", "ep", 2, "job"),
+    ("generic-host", "pressure", 1, "job"),
+    ("generic-host", "pairs", 3, "jobset"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "nodes", "form"), FOLLOWED, ids=lambda value: str(value))
+def test_a_test_that_is_followed_needs_nothing_of_another_run(name: str, kind: str, nodes: int, form: str) -> None:
+    import kubernetes_validate
+
+    text, found = followed(name, kind, nodes, internode=form)
+    golden = GOLDEN.parent / "kubernetes-run" / f"{name}-{kind}.yaml"
+    if os.environ.get("GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert golden.read_text(encoding="utf-8") == text
+    own = f"deepep-{kind}-1a2b3c"
+    assert {each["metadata"]["name"] for each in found} == {own}
+    for each in found:
+        if each["kind"] not in OWN_KINDS:
+            kubernetes_validate.validate(each, API, strict=True)
+    workload = found[-1]
+    job = workload["spec"]["replicatedJobs"][0]["template"] if form == "jobset" else workload
+    template = job["spec"]["template"]
+    assert template["metadata"]["labels"]["app.kubernetes.io/instance"] == RUN.replace("internode", kind)
+    assert template["spec"]["serviceAccountName"] == own
+    (container,) = template["spec"]["containers"]
+    assert container["args"] == ["test", kind, "--num-tokens", "64"]
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["DEEPEP_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert ("DEEPEP_TEST_SECONDS" in variables) == (kind == "pressure")
+    if nodes > 1:
+        first = f"{own}-0" if form == "job" else f"{own}-nodes-0-0"
+        assert variables["MASTER_ADDR"]["value"] == f"{first}.{own}"
+
+
+def test_a_stack_without_such_a_test_is_refused() -> None:
+    with pytest.raises(Trouble, match="--kind: the stack v1 has no such test — found ep"):
+        followed("gke-a4", "ep", 2)
+    with pytest.raises(Trouble, match="--nodes: the internode test cannot run on that many nodes"):
+        followed("gke-a4", "internode", 1)

@@ -5,6 +5,7 @@ and the emulator lacks: uids, label and field selectors, pages, preconditions of
 from __future__ import annotations
 
 import asyncio
+import datetime
 import itertools
 import re
 import threading
@@ -29,14 +30,15 @@ def refusal(status: int, message: str, reason: str = "Forbidden") -> KubernetesE
 
 class Api(KubernetesEmulator):
     """The emulator. `namespaces` are there; `refusals` by method and path (a regular expression of both) are answered
-    instead; `logs` are texts by namespace and pod, which grow while `running` has the pod."""
+    instead; `logs` are lines by namespace and pod, each with its time, which grow while `running` has the pod."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.namespaces = {"default"}
         self.refusals: dict[str, KubernetesError] = {}
-        self.logs: dict[tuple[str, str], bytearray] = {}
+        self.logs: dict[tuple[str, str], list[str]] = {}
         self.running: set[tuple[str, str]] = set()
+        self.cut: set[tuple[str, str]] = set()  # of these the answer that is under way ends now
         self._version = itertools.count(1)
 
     async def _handle(self, request: Request) -> aiohttp.web.StreamResponse:
@@ -119,16 +121,24 @@ class Api(KubernetesEmulator):
             raise refusal(400, f'container "test" in pod "{key[1]}" is waiting to start', "BadRequest")
         reply = aiohttp.web.StreamResponse()
         await reply.prepare(request._raw_request)
-        sent = 0
+        since, stamped, sent = request.params.get("sinceTime", "")[:19], request.params.get("timestamps") == "true", 0
         while True:
-            text = bytes(self.logs.get(key, b"")[sent:])
-            await reply.write(text)
-            sent += len(text)
-            if key not in self.running and sent >= len(self.logs.get(key, b"")):
+            ended = key not in self.running
+            lines = self.logs.get(key, [])[sent:]
+            sent += len(lines)
+            shown = (line if stamped else line.partition(" ")[2] for line in lines if line[:19] >= since)
+            await reply.write("".join(f"{line}\n" for line in shown).encode())
+            if ended or key in self.cut:
+                self.cut.discard(key)
                 break
             await asyncio.sleep(0.02)
         await reply.write_eof()
         return reply
+
+    def say(self, namespace: str, pod: str, *lines: str) -> None:
+        """Add lines to the log of a pod."""
+        now = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0") + "Z"
+        self.logs.setdefault((namespace, pod), []).extend(f"{now} {line}" for line in lines)
 
 
 def at(item: Object, path: str) -> str:

@@ -24,12 +24,20 @@ from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst
+from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import parse_time, size
 from deepep_bootstrap.inventory.facts import Facts, facts_json
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import Survey, number, open_connections, read_inventory, read_tree
+from deepep_bootstrap.kube.client import connect
+from deepep_bootstrap.kube.runs import ClusterRun, read_objects
+from deepep_bootstrap.kubernetes import manifests as made
+from deepep_bootstrap.kubernetes import run as cluster_run
+from deepep_bootstrap.kubernetes.run import ClusterTest, Ran
+from deepep_bootstrap.kubernetes.settings import read_settings
+from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
@@ -47,9 +55,9 @@ NOTHING = Assessment((), (), (), Diagnosis((), ()), failed=True)
 
 
 class TestFlags(Struct, frozen=True):
-    """The flags of the verb, read: the kind's name, words for the script, "slurm", "ssh" or "" for whichever there
-    is, nodes (0: the kind's own number), seconds to wait for nodes and to run (0: the kind's own), and whether the
-    figures become the site's references."""
+    """The flags of the verb, read: the kind's name, words for the script, "slurm", "ssh", "kubernetes" or "" for
+    whichever of the first two there is, nodes (0: the kind's own number), seconds to wait for nodes (0: the usual) and
+    to run (0: the kind's own), and whether the figures become the site's references."""
 
     kind: str
     args: tuple[str, ...]
@@ -58,6 +66,22 @@ class TestFlags(Struct, frozen=True):
     start_limit: int
     time_limit: int
     save: bool
+
+
+class ClusterFlags(Struct, frozen=True):
+    """The flags that say which cluster of Kubernetes, and how pods are made there; "" for those not given."""
+
+    platform: str = ""
+    settings: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+    namespace: str = ""
+
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Return them as a person types them."""
+        names = ("--for", "--settings", "--context", "--kubeconfig", "--namespace")
+        values = (self.platform, self.settings, self.context, self.kubeconfig, self.namespace)
+        return tuple(zip(names, values, strict=True))
 
 
 class TestContext(Struct, frozen=True):
@@ -132,7 +156,8 @@ def read_test_flags(
     test_kinds.known_kind(kind)
     count = number("--nodes", nodes) if nodes else 0
     seconds = int(parse_time("--time-limit", time_limit)) if time_limit else 0
-    return TestFlags(kind, split(args), via, count, number("--start-timeout", start_timeout), seconds, save)
+    start = number("--start-timeout", start_timeout) if start_timeout else 0
+    return TestFlags(kind, split(args), via, count, start, seconds, save)
 
 
 def split(args: str) -> tuple[str, ...]:
@@ -150,9 +175,14 @@ def test(
     args: str = "",
     via: str = "",
     nodes: str = "",
-    start_timeout: str = "600",
+    start_timeout: str = "",
     time_limit: str = "",
     save_as_reference: bool = False,
+    for_: str = "",
+    settings: str = "",
+    context: str = "",
+    kubeconfig: str = "",
+    namespace: str = "",
 ) -> int:
     """Run a test (through Slurm where it runs), compare its figures and traffic with references, say what is wrong
     and why.
@@ -163,6 +193,11 @@ def test(
     options = read_test_flags(
         kind, args, via, nodes=nodes, start_timeout=start_timeout, time_limit=time_limit, save=save_as_reference
     )
+    place = ClusterFlags(for_, settings, context, kubeconfig, namespace)
+    if via == cluster_run.VIA:
+        return run_on_kubernetes(flags, options, place)
+    if given := [name for name, value in place.named() if value]:
+        raise Trouble(Problem(given[0], "is for tests on Kubernetes", try_=f"--via={cluster_run.VIA}"))
     return run_test(flags, options)
 
 
@@ -184,7 +219,7 @@ def run_test(flags: Flags, options: TestFlags) -> int:
             options.time_limit or kind.minutes * 60,
             args=options.args,
             named=spot.named,
-            start_limit=options.start_limit,
+            start_limit=options.start_limit or slurm_run.START_LIMIT,
             user=inventory.settings.build_user,
             capability=ssh_run.capability(spot.hosts, survey.facts),
         )
@@ -265,9 +300,7 @@ def conclude(context: TestContext, request: TestRequest, run_result: TestRunResu
     result = Result(run, facts, found, rules, site)
     unkept = summary.unkept(run_result.outcome.code, found) if save else ""
     kept, remarks = keep_result(context, place, result, save=save and not unkept)
-    screen.say()
-    for text, style in summary.lines(found, request.kind.name):
-        screen.say(text, style=style)
+    show_findings(screen, found, request.kind.name)
     left_out = tuple(f"{size(missing)} of {name} are left out" for name, missing in collected.cut.items())
     remarks = (*remarks, *left_out, *((f"nothing was kept as reference: {unkept}",) if unkept else ()))
     for remark in remarks:
@@ -286,6 +319,113 @@ def conclude(context: TestContext, request: TestRequest, run_result: TestRunResu
     again = "" if judgement.verdict is RunVerdict.PASSED else load.rerun(context.flags, run)
     screen.next_commands([report, *([f"{again}    # the same test again"] if again else [])])
     return TestSummary(outcome, result, run_result.place, silent, kept, remarks, judgement=judgement, nodes=nodes)
+
+
+def show_findings(screen: Screen, found: Assessment, kind: str) -> None:
+    """Show what was found."""
+    screen.say()
+    for text, style in summary.lines(found, kind):
+        screen.say(text, style=style)
+
+
+def run_on_kubernetes(flags: Flags, options: TestFlags, place: ClusterFlags) -> int:
+    """Run one test in a cluster of Kubernetes and return the exit code of its verdict; its folder is on this
+    machine."""
+    screen = Screen("test", as_json=flags.json)
+    texts = read_tree(flags.root / "env")
+    test, inputs, work, command = plan_in_cluster(flags, options, place, texts)
+    namespace = place.namespace or inputs.settings.namespace
+    where = f"{place.context or 'the current context'}, namespace {namespace}"
+    said = "would run" if flags.dry_run else "runs"
+    screen.say(f"{test.kind.name} test of stack {inputs.stack.name}: {where} {said} {command}")
+    conclusion = TestSummary(Outcome(f"{test.kind.name} test", place.context, "skipped", "--dry-run"))
+    problems: tuple[Problem, ...] = ()
+    if not flags.dry_run:
+        cluster = connect(place.context, kubeconfig=place.kubeconfig, namespace=namespace)
+        try:
+            run = ClusterRun(cluster, namespace, test.name)
+            ran = cluster_run.run_in_cluster(
+                run, read_objects(made.render_test(inputs, work)), test, on_line=screen.say
+            )
+        finally:
+            cluster.close()
+        conclusion, problems = conclude_in_cluster(screen, test, ran, texts, (command, place)), ran.problems
+    for problem in problems:
+        screen.problem(problem)
+    code = worst([conclusion.outcome.code, *(TROUBLE for _ in problems)])
+    head = {"kind": test.kind.name, "module": "", "command": command, "outcome": outcome_json(conclusion.outcome)}
+    screen.document(code, problems, **head, **conclusion.document())
+    return code
+
+
+def plan_in_cluster(
+    flags: Flags, options: TestFlags, place: ClusterFlags, texts: Mapping[str, str]
+) -> tuple[ClusterTest, made.Inputs, made.Workload, str]:
+    """Return the test, what its objects are made of, and what is run in words. Trouble for flags that lack or do not
+    fit, and for what is wrong with the settings."""
+    wanted = (("--for", place.platform, "gke-a4, gke-a3 or generic"), ("--settings", place.settings, "a settings file"))
+    if lacking := [Problem(flag, "is missing", wanted=words) for flag, value, words in wanted if not value]:
+        raise Trouble(*lacking)
+    if options.save:
+        what = "references are kept in a prefix, which a test on Kubernetes has not"
+        raise Trouble(Problem("--save-as-reference", what))
+    asked = read_settings(place.settings, place.platform)
+    lock = locks.read_lock_file(flags.lock or flags.root / "deepep.lock.toml")
+    name = flags.stack or lock.default_stack
+    if name not in lock.stacks:
+        raise Trouble(Problem("--stack", "no such stack in the lock", name, " or ".join(lock.stacks)))
+    kind = test_kinds.KINDS[options.kind]
+    nodes = options.nodes or (asked.nodes if kind.nodes > 1 else kind.nodes)
+    run = slurm_run.run_name(kind.name)
+    seconds = options.time_limit or kind.minutes * 60
+    start = options.start_limit or asked.start_minutes * 60
+    # The Job's own deadline counts the wait for nodes too.
+    asked = replace(asked, start_minutes=-(-start // 60))
+    inputs = made.Inputs(asked, lock, lock.stacks[name], {}, texts)
+    work = made.followed(inputs, kind, run, nodes=nodes, seconds=seconds, words=options.args)
+    folder = state_dir() / "tests" / run
+    test = ClusterTest(kind, run, nodes, start, seconds, folder, shlex.join(options.args))
+    return test, inputs, work, f"{work.form} {work.name} on {nodes} node{'s' * (nodes > 1)}"
+
+
+def conclude_in_cluster(
+    screen: Screen, test: ClusterTest, ran: Ran, texts: Mapping[str, str], place: tuple[str, ClusterFlags]
+) -> TestSummary:
+    """Judge what a test in a cluster left, keep the verdict in its folder, and print all of it."""
+    result = ran.result
+    if not result.began:
+        screen.say()
+        screen.outcomes([result.outcome])
+        return TestSummary(result.outcome)
+    run = run_folder.of_files(test.name, run_folder.of_folder(test.folder))
+    rules = assess.read_rules(texts, {}, test.name)
+    found = assess.assess(run, ran.facts, rules)
+    silent = slurm_run.silent(result.last_output, run.nodes)
+    judgement = judged(run, result, found, silent)
+    outcome = outcome_of(result, judgement)
+    nodes = list_nodes(run, ran.facts, found, judgement, rules.causes)
+    kept = {run_folder.VERDICT: run_folder.judgement_text(judgement).encode(), **nodes.files()}
+    for name, data in kept.items():
+        (test.folder / name).write_bytes(data)
+    show_findings(screen, found, test.kind.name)
+    screen.say()
+    screen.outcomes([outcome])
+    screen.say(f"\nLogs and counters: {test.folder}")
+    if nodes.failing:
+        screen.say(f"At fault: {fold(nodes.failing)}; without: kubectl cordon {' '.join(nodes.failing)}")
+    again = "" if judgement.verdict is RunVerdict.PASSED else again_in_cluster(test, place[1])
+    report = shlex.join(["invoke", "report", str(test.folder)])
+    screen.next_commands([report, *([f"{again}    # the same test again"] if again else [])])
+    kept_result = Result(run, ran.facts, found, rules, {})
+    return TestSummary(outcome, kept_result, str(test.folder), silent, judgement=judgement, nodes=nodes)
+
+
+def again_in_cluster(test: ClusterTest, place: ClusterFlags) -> str:
+    """Return the command that runs the same test again."""
+    flags = [f"{name}={value}" for name, value in place.named() if value]
+    args = [f"--args={test.args}"] if test.args else []
+    kind = f"--kind={test.kind.name}"
+    return shlex.join(["invoke", "test", f"--via={cluster_run.VIA}", kind, f"--nodes={test.nodes}", *args, *flags])
 
 
 def bring_back(
