@@ -61,7 +61,12 @@ def run_recipe(
     if step.name in NEEDS_SOURCE and verb == "apply":
         step, unsent = send_source(context, step, hosts)
     ready = [host for host in hosts if host.name not in unsent]
-    pairs = apply_step(context.transport, ready, step, context.request.recipes, on_line=show, verb=verb)
+
+    def ended(host: str) -> None:
+        context.screen.finished(step.title, host)
+
+    recipes = context.request.recipes
+    pairs = apply_step(context.transport, ready, step, recipes, on_line=show, on_end=ended, verb=verb)
     if folder := step.env.get("SRC"):
         context.transport.run_all(ready, lambda _: Job('rm -rf -- "$SRC"', env={"SRC": folder}, user="root"))
     lost = ((Outcome(step.title, host, "failed", why, code=TROUBLE), why) for host, why in unsent.items())
@@ -128,10 +133,11 @@ def apply_step(
     recipes: Mapping[str, str],
     *,
     on_line: Callable[[str, str], None],
+    on_end: Callable[[str], None] = lambda _: None,
     verb: str = "apply",
 ) -> tuple[tuple[Outcome, str], ...]:
     """Run a host recipe as root on `hosts` at the same time; return the outcome for each, in their order, with what
-    belongs into its log beside the lines that went to `on_line`.
+    belongs into its log beside the lines that went to `on_line`. `on_end` hears of each host that has ended.
 
     The recipe looks first, acts only where something is missing, and looks again; so an outcome is "done", or "failed"
     with the last lines the recipe said. A host that goes away is a failed outcome and delays no other; one that hangs
@@ -149,7 +155,7 @@ def apply_step(
         anywhere=step.kind == HOOK,
     )
     begin = time.monotonic()
-    replies = transport.run_all(hosts, lambda host: job, on_line)
+    replies = transport.run_all(hosts, lambda host: job, on_line, on_end)
     return tuple(judge(step, host.name, replies[host.name], time.monotonic() - begin) for host in hosts)
 
 

@@ -32,7 +32,7 @@ from deepep_bootstrap.prefix.offer import Offer, named_entries, read_offer
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
-PREFIX = "prefix"
+PREFIX, VERIFY = "prefix", "verify"
 
 BUILD_MINUTES = 120
 """Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
@@ -270,7 +270,7 @@ def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
     to do after it."""
     record = context.plan.choice.record
     hosts = verify.of_machine(context.survey, record)
-    context.screen.started("verify", [host.name for host in hosts])
+    context.screen.started(VERIFY, [host.name for host in hosts])
     default = context.plan.choice.offer.stacks[context.plan.choice.offer.default_stack]
     name = "deepep" if default.module == record.module else record.module
     load = verify.Load(name, without_hook=HOOK in context.request.skip)
@@ -291,5 +291,6 @@ def prove(context: BootstrapContext) -> tuple[Outcome, ...]:
             generation=generation,
             keep=keep,
             without_gpu=decisions.without_gpu(context.survey.inventory, context.survey.facts),
+            on_end=lambda host: context.screen.finished(VERIFY, host),
         ),
     )

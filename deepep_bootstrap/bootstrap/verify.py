@@ -173,16 +173,17 @@ def verify_all(
     generation: int = 0,
     keep: Keep = lambda *_: "",
     without_gpu: Collection[str] = (),
+    on_end: Callable[[str], None] | None = None,
 ) -> tuple[Outcome, ...]:
     """Look at all hosts at once, login hosts and those `without_gpu` without the import, as soon as they see
     `generation` as the current one (0: at once); return one outcome per host in their order. `keep` gets what a host
-    said that is not as it should be, and returns where that can be read."""
+    said that is not as it should be, and returns where that can be read; `on_end` hears of each host that has ended."""
 
     def job(host: Host) -> Job:
         imports = host.role == "gpu" and host.name not in without_gpu
         return load_job(record, recipes, load=load, imports=imports, generation=generation)
 
-    replies = transport.run_all(hosts, job)
+    replies = transport.run_all(hosts, job, on_end=on_end)
     outcomes = []
     for host in hosts:
         reply = replies[host.name]

@@ -32,7 +32,7 @@ from rich.text import Text
 
 from deepep_bootstrap.core.errors import REMEDY, Problem
 from deepep_bootstrap.core.guard import plain_streams, raw_stream
-from deepep_bootstrap.core.nodeset import fold
+from deepep_bootstrap.core.nodeset import fold, fold_short
 from deepep_bootstrap.core.outcome import Outcome, WorkClock
 from deepep_bootstrap.core.program import as_called
 from deepep_bootstrap.core.text import duration, plain, shortened
@@ -273,11 +273,13 @@ class Screen:
 
 
 class _Row(Struct):
-    """A running step: its hosts, its last line, its clock, and the counter that its lines begin with (`[3/903]`, as
-    ninja's) since when and where it was first seen. `share` and `figures` are those of a step that measures itself."""
+    """A running step: the hosts that it runs on, how many it has `begun` on, its last line, its clock, and the counter
+    that its lines begin with (`[3/903]`, as ninja's) since when and where it was first seen. `share` and `figures` are
+    those of a step that measures itself."""
 
     clock: WorkClock
     hosts: dict[str, None]
+    begun: int = 0
     text: str = ""
     done: int = 0
     total: int = 0
@@ -304,11 +306,13 @@ class _Row(Struct):
         return since / steps * (self.total - self.done) if steps > 0 and self.total > self.done else None
 
     def told(self, before: float | None) -> list[str]:
-        """Return counter, and how long it will still work, as far as they are known; figures where it has some."""
+        """Return how many hosts have ended it, counter, and how long it will still work, as far as they are known;
+        figures where it has some."""
         if self.figures:
             return [self.figures]
-        left = self.seconds_left(before)
+        left, ended = self.seconds_left(before), self.begun - len(self.hosts)
         return [
+            *([f"{ended} of {self.begun} hosts ended"] if ended else []),
             *([f"{self.done}/{self.total}"] if self.total else []),
             *([f"about {roughly(left)} left"] if left is not None else []),
         ]
@@ -339,7 +343,9 @@ class _Progress:
     def start(self, step: str, hosts: Sequence[str]) -> str:
         """A step began on some hosts. Return its number as a head of a line, "" where no steps are expected."""
         with self._lock:
-            self._rows.setdefault(step, _Row(WorkClock(), {})).hosts.update(dict.fromkeys(hosts))
+            row = self._rows.setdefault(step, _Row(WorkClock(), {}))
+            row.begun += len({*hosts} - {*row.hosts})
+            row.hosts.update(dict.fromkeys(hosts))
             return self._number(step)
 
     def _number(self, step: str) -> str:
@@ -385,7 +391,7 @@ class _Progress:
         """Return one line for each step that runs for `since` seconds or longer."""
         with self._lock:
             return [
-                f"{self._number(step)}{fold(row.hosts)}: {step}: {self._how_long(step, row)}"
+                f"{self._number(step)}{fold_short(row.hosts)}: {step}: {self._how_long(step, row)}"
                 for step, row in self._rows.items()
                 if row.clock.seconds >= since
             ]

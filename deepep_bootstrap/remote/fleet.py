@@ -163,10 +163,14 @@ class Transport(Protocol):
         `keys` are those that somebody may wait for."""
 
     def run_all(
-        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
+        self,
+        hosts: Sequence[Host],
+        job_for: Callable[[Host], Job],
+        on_line: Callable[[str, str], None] | None = None,
+        on_end: Callable[[str], None] | None = None,
     ) -> dict[str, Reply | Trouble]:
         """Run a job on every host in a bounded pool; a host that fails is a Trouble in the result and delays no other.
-        `on_line` gets host name and line."""
+        `on_line` gets host name and line, `on_end` the name of each host whose script has ended, or which is lost."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -342,20 +346,30 @@ class ConnectionPool:
         )
 
     def run_all(
-        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: Callable[[str, str], None] | None = None
+        self,
+        hosts: Sequence[Host],
+        job_for: Callable[[Host], Job],
+        on_line: Callable[[str, str], None] | None = None,
+        on_end: Callable[[str], None] | None = None,
     ) -> dict[str, Reply | Trouble]:
-        """See Transport. `on_line` is called by one thread at a time."""
+        """See Transport. `on_line` is called by one thread at a time, `on_end` by several."""
         # Who gets lines shows them.
         watch = watch_nothing if on_line else self._options.watch
         with watch([host.name for host in hosts]) as answered:
-            return self._run_all(hosts, job_for, on_line, answered)
+
+            def ended(host: str) -> None:
+                answered(host)
+                if on_end:
+                    on_end(host)
+
+            return self._run_all(hosts, job_for, on_line, ended)
 
     def _run_all(
         self,
         hosts: Sequence[Host],
         job_for: Callable[[Host], Job],
         on_line: Callable[[str, str], None] | None,
-        answered: Callable[[str], None],
+        ended: Callable[[str], None],
     ) -> dict[str, Reply | Trouble]:
         one_at_a_time = threading.Lock()
 
@@ -370,11 +384,11 @@ class ConnectionPool:
             except Trouble as trouble:
                 return trouble
             finally:
-                answered(host.name)
+                ended(host.name)
 
         found = dict(self._ask_many(hosts, job_for))
         for name, reply in found.items():
-            answered(name)
+            ended(name)
             _tell_lines(name, reply, on_line)
         rest = [host for host in hosts if host.name not in found]
         pool = ThreadPoolExecutor(max(1, min(self._options.forks, len(rest))))

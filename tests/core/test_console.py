@@ -178,6 +178,22 @@ def test_a_row_says_which_step_of_how_many_its_counter_and_what_is_left(monkeypa
     assert "left" not in progress.lines(60)[0], "what takes longer than ever before has no estimate of that"
 
 
+def test_a_row_says_how_many_hosts_have_ended_and_which_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = console._Progress()
+    names = [f"n{number:04}" for number in range(1, 1001)]
+    progress.start("memory limits", names)
+    now[0] += 60
+    assert progress.lines(60) == ["n[0001-1000] (1000): memory limits: 1 min"]
+    for name in names:
+        if name not in ("n0007", "n0800"):
+            progress.end("memory limits", name)
+    assert progress.lines(60) == ["n[0007,0800] (2): memory limits: 1 min, 998 of 1000 hosts ended"]
+    (row,) = rendered(progress, 120)
+    assert "n[0007,0800] (2) memory limits 1:00 998 of 1000 hosts ended" in row
+
+
 def test_without_a_terminal_a_long_step_says_so_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen("bootstrap")
     screen.log_every = 0.05

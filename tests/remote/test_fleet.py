@@ -56,6 +56,25 @@ def fleet(ssh_lab: Lab, host: Host) -> Iterator[ConnectionPool]:
     fleet.close()
 
 
+def test_who_has_ended_is_told_while_others_still_run(tmp_path: Path) -> None:
+    hosts = [Host(f"n{number}", connection="local") for number in range(3)]
+    heard: list[str] = []
+
+    def ended(host: str) -> None:
+        heard.append(host)
+        if {*heard} == {"n1", "n2"}:
+            (tmp_path / "go").touch()  # the first host waits for that
+
+    def job(host: Host) -> Job:
+        return Job(f"until [ {host.name} != n0 ] || [ -e {tmp_path}/go ]; do sleep 0.05; done", timeout=SAFETY)
+
+    fleet = ConnectionPool(hosts)
+    replies = fleet.run_all(hosts, job, on_end=ended)
+    fleet.close()
+    assert [type(reply) for reply in replies.values()] == [Reply] * 3
+    assert heard[2:] == ["n0"]
+
+
 def trouble_of(fleet: ConnectionPool, host: Host, job: Job | None = None) -> str:
     """Return the message of a run that cannot work. It must name the host, and hold nothing of paramiko's own."""
     try:

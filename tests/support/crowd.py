@@ -162,7 +162,7 @@ class Crowd:
         return Reply(host.name, 0, out, "", 0.1)
 
     def run_all(
-        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: object = None
+        self, hosts: Sequence[Host], job_for: Callable[[Host], Job], on_line: object = None, on_end: object = None
     ) -> dict[str, Reply | Trouble]:
         found: dict[str, Reply | Trouble] = {}
         for host in hosts:
