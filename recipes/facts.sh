@@ -22,7 +22,7 @@ limit() { limit_s=$1; shift; if command -v timeout >/dev/null; then timeout -k 1
 ask_gpus() { # SECONDS ARGUMENT…: what nvidia-smi answers, then a line code=N. Where the driver hangs, not even KILL ends nvidia-smi, and it
     # keeps its output open for ever: so it is not its end that is waited for, but that of a reader which can be ended.
     ask_s=$1; shift
-    { limit "$ask_s" nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
+    { limit "$ask_s" env ${smi_libraries:+"LD_LIBRARY_PATH=$smi_libraries"} nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
 }
 first_line() { value=; [ -r "$1" ] && IFS= read -r value <"$1"; }
 ask() { # NAME SECONDS COMMAND…: sets `answer`. What does not end in time, or is killed, is asked once more with twice the time; then NAME
@@ -79,6 +79,14 @@ probe_prefix() { # a dead NFS server must cost seconds, not the run: `stat` in a
     [ -r "$prefix/current/manifest.json" ] && put prefix_manifest "$(base64 <"$prefix/current/manifest.json" | tr -d '\n')"
 }
 
+find_managed() { # GKE puts the driver that it manages, and gIB, where only its own plugins look
+    smi_libraries=; folder=$root/home/kubernetes/bin
+    [ -e "$folder/gib/scripts/set_nccl_env.sh" ] && put managed gib
+    [ -x "$folder/nvidia/bin/nvidia-smi" ] || return 0
+    put managed driver
+    command -v nvidia-smi >/dev/null || { PATH=$PATH:$folder/nvidia/bin; smi_libraries=$folder/nvidia/lib64; }
+}
+
 main() {
     exec </dev/null 2>/dev/null
     prefix=$1
@@ -87,6 +95,7 @@ main() {
     case $python in /*) PATH=$PATH:${python%/*} ;; esac
     kernel=$(uname -r); machine=$(uname -m)
     put facts 1
+    find_managed
     clients=0
     # shellcheck disable=SC2034  # facts/cluster.sh reads it
     find_slurm && clients=1

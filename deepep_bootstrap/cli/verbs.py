@@ -99,6 +99,11 @@ HELP = {
     "example-prefill or example-decode",
     "via": "how the hosts are asked: ssh, slurm (one srun over the free nodes, SSH for the others), or auto (default): "
     "slurm above --ssh-limit",
+    **dict.fromkeys(
+        ("doctor.via", "facts.via"),
+        "how the hosts are asked: ssh, slurm (one srun over the free nodes), auto (default: slurm above --ssh-limit); "
+        "or kubernetes: the GPU nodes of a cluster, by its API alone",
+    ),
     "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
     "test.via": "slurm (default where it runs), ssh: without Slurm, over the connections to the hosts, or kubernetes",
     "context": "the context of the kubeconfig (default: its current one)",

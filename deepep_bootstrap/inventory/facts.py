@@ -196,7 +196,8 @@ class Facts(Struct, frozen=True):
     gave no list. Whole numbers among `nvidia_params` are decimal whatever the driver's spelling. `machine` is
     "x86_64"; `prepared` how far the host is prepared. `external_packages` are name and version of setuptools and
     numpy beside the external Python's torch, as far as they are there, `external_libraries` the NCCL and NVSHMEM of
-    that torch. `kubelet`: the host itself runs one, and so is a node of Kubernetes."""
+    that torch. `kubelet`: the host itself runs one, and so is a node of Kubernetes; `managed`: which of
+    "driver" and "gib" GKE keeps there in places of its own."""
 
     os_id: str = ""
     os_version: str = ""
@@ -232,6 +233,7 @@ class Facts(Struct, frozen=True):
     gpu_problem: HostText = NO_TEXT
     prepared: Machine = field(default_factory=Machine)
     kubelet: bool = False
+    managed: tuple[str, ...] = ()
 
 
 SCRIPT, PARTS = "facts.sh", "facts/"
@@ -315,6 +317,7 @@ def _facts(records: Records) -> Facts:
         prefix=parse_prefix(records),
         prepared=prepared(records),
         kubelet=records.truth("kubelet"),
+        managed=tuple(sorted(records.words("managed"))),
     )
 
 

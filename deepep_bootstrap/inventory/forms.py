@@ -172,6 +172,7 @@ FACTS_ROWS: Mapping[str, Fields] = {
     "python": (words("a system's Python", r"/usr/bin/python3\.[0-9]{1,3}"), VERSION, FLAG),
     "hook": (one_of("sh", "csh"), LINE),
     "kernel_module": (NAME,),
+    "managed": (one_of("driver", "gib"),),
     "header": (one_of("infiniband/mlx5dv.h", "infiniband/verbs.h"),),
     "slurm_job": (words("a job's number", "[0-9_]{1,20}"),),
     "slurm_limits": (

@@ -69,7 +69,7 @@ def ask(machine: Machine | None = None, prefix: str = "/nowhere/deepep", python:
 def test_recorded_answer(path: Path) -> None:
     # Older recordings say nothing of how far the host is prepared, of packages beside torch, nor of stacks that were
     # never seen to work.
-    later = ("prepared", "external_packages", "external_libraries", "kubelet")
+    later = ("prepared", "external_packages", "external_libraries", "kubelet", "managed")
     silent = {key: plain(Facts())[key] for key in later}
     wanted = silent | json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     wanted["prefix"] = {"unproved": []} | wanted["prefix"]
@@ -423,6 +423,17 @@ def test_whose_slurmd_it_is(status: str, slurmd: bool, tmp_path: Path) -> None:
     machine = Machine(tmp_path, {"files": {**SLURMD, "proc/4242/status": status}})
     seen = ask(machine, HOME=str(tmp_path)).slurm
     assert (seen.slurmd, seen.works, seen.version, seen.path) == (slurmd, False, "", "")
+
+
+@pytest.mark.usefixtures("programs")
+def test_what_gke_manages_is_found_in_its_own_places(tmp_path: Path) -> None:
+    smi = (
+        'case $LD_LIBRARY_PATH in */home/kubernetes/bin/nvidia/lib64) ;; *) exit 4 ;; esac; echo "no devices"; exit 6\n'
+    )
+    programs = {"home/kubernetes/bin/nvidia/bin/nvidia-smi": smi}
+    files = {"home/kubernetes/bin/gib/scripts/set_nccl_env.sh": "export NCCL_NET=gIB\n"}
+    seen = ask(Machine(tmp_path, {"files": files, "programs": programs}), PATH="/usr/bin:/bin")
+    assert (seen.managed, "code 6" in str(seen.gpu_problem), seen.prepared.gib) == (("driver", "gib"), True, "")
 
 
 @pytest.mark.usefixtures("programs")

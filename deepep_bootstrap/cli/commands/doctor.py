@@ -8,20 +8,23 @@ from collections.abc import Sequence
 
 from deepep_bootstrap.bootstrap.planning import look_at_hosts, read_lock
 from deepep_bootstrap.cli.examination import Judged, examine_cluster
+from deepep_bootstrap.cli.node_view import look_at_nodes, through_kubernetes
 from deepep_bootstrap.core.console import Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.doctor.examine import exit_code, finding_json
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Finding
+from deepep_bootstrap.doctor.nodes import examine_nodes
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import USER
 from deepep_bootstrap.inventory.survey import read_inventory
+from deepep_bootstrap.kube.node_facts import ClusterFacts
 from deepep_bootstrap.slurm.fanout import open_ways
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
 
-def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
+def doctor(flags: Flags, *, as_: str = "", strict: bool = False, kubeconfig: str = "", context: str = "") -> int:
     """Say what is wrong with the hosts, why it matters and what to do; change nothing.
 
     Findings are printed with the worst first; exit 4 when something blocks (with `strict` also when something warns),
@@ -29,8 +32,10 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
     the connection's own user).
 
     Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
-    is offered."""
+    is offered. With --via=kubernetes the GPU nodes of a cluster are judged by what its API tells of them."""
     screen = Screen("doctor", as_json=flags.json)
+    if through_kubernetes(flags, kubeconfig, context):
+        return doctor_nodes(screen, flags, look_at_nodes(flags, kubeconfig, context), strict=strict)
     user = as_
     if user and not USER.fullmatch(user):
         wanted = "a user of the hosts, e.g. --as=alice"
@@ -48,6 +53,19 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False) -> int:
     users = {name: view.user for name, view in found.looks.items()}
     findings = [finding_json(finding) for finding in found.findings]
     screen.document(code, found.problems, **by, users=users, findings=findings)
+    return code
+
+
+def doctor_nodes(screen: Screen, flags: Flags, found: ClusterFacts, *, strict: bool) -> int:
+    """Print what is wrong with the nodes of a cluster, and return the exit code."""
+    _, stack = read_lock(flags)
+    findings = examine_nodes(found, stack.cuda)
+    names = fold_short(node.name for node in found.nodes)
+    screen.say(f"{names} of {found.context}: stack {stack.name}", style="bold")
+    show_findings(screen, findings, ())
+    code = exit_code(findings, strict=strict)
+    by = {"stack": stack.name, "stacks": [stack.name], "profile": "", "users": {}, "context": found.context}
+    screen.document(code, (), **by, findings=[finding_json(finding) for finding in findings])
     return code
 
 
@@ -87,6 +105,11 @@ def show(screen: Screen, judged: Sequence[Judged], findings: Sequence[Finding]) 
     first = judged[0]
     stacks = f"stack {names[0]}" if len(names) < 2 else f"stacks {', '.join(names)} as offered"
     screen.say(f"{fold_short(first.survey.facts)}: {stacks}, profile {first.case.profile}", style="bold")
+    show_findings(screen, findings, names)
+
+
+def show_findings(screen: Screen, findings: Sequence[Finding], names: Sequence[str]) -> None:
+    """Print findings of hosts that are judged by the stacks `names`, and their numbers."""
     for finding, *others in alike(findings):
         whose = "" if set(finding.stacks) >= set(names) else f" (stack {', '.join(finding.stacks)})"
         headline = f"{finding.severity}: {finding.check} on {fold_short(finding.hosts)}{whose}"

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from deepep_bootstrap.cli.node_view import look_at_nodes, through_kubernetes
 from deepep_bootstrap.core.console import MOST_ALIKE, Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.inventory.facts import by_label, facts_json, lines
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import gather, read_inventory
+from deepep_bootstrap.kube import node_facts
+from deepep_bootstrap.kube.node_facts import ClusterFacts
 from deepep_bootstrap.slurm.fanout import open_ways
 
 
-def facts(flags: Flags) -> int:
+def facts(flags: Flags, *, kubeconfig: str = "", context: str = "") -> int:
     """Look at the hosts and say what they are.
 
-    Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here."""
+    Equal hosts are told once; exit 1 when some did not answer. Facts judge nothing, so no stack matters here. With
+    --via=kubernetes it is the GPU nodes of a cluster, as its API tells of them."""
     screen = Screen("facts", as_json=flags.json)
+    if through_kubernetes(flags, kubeconfig, context):
+        return show_nodes(screen, flags, look_at_nodes(flags, kubeconfig, context))
     inventory, prefix = read_inventory(flags, apart=True)
     with open_ways(flags, inventory) as transport:
         survey = gather(flags, transport, inventory, prefix)
@@ -30,6 +36,17 @@ def facts(flags: Flags) -> int:
     if flags.json:
         screen.document(code, survey.problems, hosts=facts_json(survey.facts), via=ways)
     return code
+
+
+def show_nodes(screen: Screen, flags: Flags, found: ClusterFacts) -> int:
+    """Print what a cluster says of its nodes, equal ones once, and which operators are there."""
+    screen.say(f"{fold_short(node.name for node in found.nodes)} of {found.context}", style="bold")
+    for line in folded({node.name: node_facts.lines(node) for node in found.nodes}):
+        screen.say(line)
+    screen.say(f"  {'there':<8} {', '.join(found.operators) or 'no operator that is known here'}")
+    if flags.json:
+        screen.document(OK, (), **node_facts.facts_json(found))
+    return OK
 
 
 def folded(lines_of: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
