@@ -13,9 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -866,3 +866,35 @@ def test_a_secret_does_not_show() -> None:
     secret = Secret("hunter2")
     assert "hunter2" not in f"{secret} {secret!r} {Options(sudo_password=secret)}"
     assert secret.reveal() == "hunter2"
+
+
+class OtherWay:
+    """A way that reaches one host of all, and remembers whom it was offered."""
+
+    name = "other"
+
+    def __init__(self) -> None:
+        self.offered: list[str] = []
+
+    def run_all(self, jobs: Mapping[Host, Job]) -> Mapping[str, Reply | Trouble]:
+        self.offered += [host.name for host in jobs]
+        return {"second": Reply("second", 0, "by the other\n", "talk\n", 0.1)}
+
+
+def test_who_is_not_reached_by_another_way_is_asked_over_a_session() -> None:
+    hosts, other = [Host(name, connection="local") for name in ("first", "second")], OtherWay()
+    told: list[tuple[str, str]] = []
+    with closing(ConnectionPool(hosts)) as pool:
+        pool.prefer(other)
+        job = Job("echo by a session", anywhere=True)
+        replies = pool.run_all(hosts, lambda _: job, lambda host, line: told.append((host, line)))
+        ways = dict(pool.ways)
+        bound = pool.run_all(hosts, lambda _: structs.replace(job, anywhere=False))
+    assert list(replies) == ["first", "second"]
+    assert [reply.out for reply in replies.values() if isinstance(reply, Reply)] == ["by a session\n", "by the other\n"]
+    assert sorted(told) == [("first", "by a session"), ("second", "by the other"), ("second", "talk")]
+    assert ways == {"first": "local", "second": "other"}
+    # What does not say that it may come by any way is not offered to it.
+    assert other.offered == ["first", "second"]
+    assert pool.ways == {"first": "local", "second": "local"}
+    assert {reply.out for reply in bound.values() if isinstance(reply, Reply)} == {"by a session\n"}
