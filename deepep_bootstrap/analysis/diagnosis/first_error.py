@@ -30,6 +30,9 @@ FRAMES = 400
 BACK = 200
 """Lines above an error in which its process may have said the time."""
 
+LAST_ERROR = 5
+"""Lines of its own process below an exception of NCCL's in which it says its last error."""
+
 CHAIN = 60
 """Lines above an exception in which it may be said that another one was its cause."""
 
@@ -221,7 +224,7 @@ def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candi
     found: list[_Candidate] = []
     for line, hit in sorted(_hits(log, start, ending).items()):
         text = log.lines[line][:2000]
-        if any(_fits(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
+        if any(_says(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
             continue
         if _is_frame(text) or _is_trace(text) or _is_warned(log, line):
             continue
@@ -277,7 +280,13 @@ def _is_chained(log: Log, line: int) -> bool:
 def _grade(line: str, ending: Ending) -> int:
     """Return how far a line is from being the first error: see _Candidate."""
     grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (WENT_ON, ending.lesser))
-    return next((grade for grade, patterns in grades if _fits(patterns, line)), ERROR)
+    return next((grade for grade, patterns in grades if _says(patterns, line)), ERROR)
+
+
+def _says(patterns: Sequence[Pattern], line: str) -> bool:
+    """Return whether a line fits one of the patterns, with or without what its launcher put before it."""
+    text = bare(line, keep_indent=True)
+    return _fits(patterns, line) or (text != line and _fits(patterns, text))
 
 
 def _fits(patterns: Sequence[Pattern], line: str) -> bool:
@@ -367,12 +376,13 @@ def _with_words(log: Log, line: int, above: int, label: str) -> int:
 
 def _last_error(log: Log, line: int, label: str) -> int:
     """Return the line on which an exception says its `Last error:`, as NCCL's do, else its own line."""
-    below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
-    for number in below:
+    own = (n for n in range(line + 1, min(len(log.lines), line + FRAMES)) if log.label(n) == label)
+    below = list(itertools.islice(own, LAST_ERROR))
+    for number, following in itertools.pairwise([*below, line]):
         text = bare(log.lines[number])
-        if text == "Last error:" and number + 1 < len(log.lines):
-            return number + 1
-        if text.startswith("Last error:"):
+        if text == "Last error:" and following != line:
+            return following
+        if text != "Last error:" and text.startswith("Last error:"):
             return number
     return line
 

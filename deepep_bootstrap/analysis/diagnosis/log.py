@@ -43,6 +43,9 @@ LETTERS = re.compile(r"[a-z]{3,}")
 """Letters in a row: a text that has none with those of a word in them cannot have the word."""
 
 LONGEST_LABEL = 200
+OTHERS = 200
+"""Lines on each side among which those of one process are looked for: a few of each of many ranks."""
+
 WINDOW = 1000
 """Characters on both sides of a word that are looked at where a line is longer."""
 
@@ -108,6 +111,7 @@ class Log:
         self._ends = [match.start() for match in re.finditer("\n", self._small)]
         self._letters = "\n".join(self._each_letters())
         self._places: dict[str, int] = {}
+        self._labels: dict[int, str] = {}
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
         self._joined_small = "\0".join(stream.small for stream in self._streams)
         self._joined_words: dict[str, bool] = {}
@@ -126,8 +130,10 @@ class Log:
 
     def label(self, line: int) -> str:
         """Return what tells the process of a line from others, "" where nothing does."""
-        label = LABEL.match(_without_time(self.lines[line][:LONGEST_LABEL]))
-        return label[0].strip() if label else ""
+        if (known := self._labels.get(line)) is None:
+            label = LABEL.match(_without_time(self.lines[line][:LONGEST_LABEL]))
+            known = self._labels[line] = label[0].strip() if label else ""
+        return known
 
     def whole(self, line: int) -> str:
         """Return a line as it stands in the log."""
@@ -151,10 +157,22 @@ class Log:
         return found
 
     def near(self, pattern: Pattern, line: int, reach: int) -> bool:
-        """Return whether a line not more than `reach` lines away fits."""
+        """Return whether a line not more than `reach` lines away fits, or one of the same process that is as near
+        among its own lines."""
+        span = range(max(0, line - reach), min(len(self.lines), line + reach + 1))
         return any(
-            pattern.regex.search(text[: 2 * WINDOW]) for text in self.lines[max(0, line - reach) : line + reach + 1]
+            pattern.regex.search(self.lines[number][: 2 * WINDOW])
+            for number in itertools.chain(span, self._own(line, reach))
         )
+
+    def _own(self, line: int, reach: int) -> Iterator[int]:
+        """Yield up to `reach` lines of the same process on both sides of one; none where nothing names processes."""
+        label = self.label(line)
+        if not label:
+            return
+        end = len(self.lines)
+        for side in (range(line - 1, max(-1, line - OTHERS), -1), range(line + 1, min(end, line + OTHERS))):
+            yield from itertools.islice((number for number in side if self.label(number) == label), reach)
 
     def _whole(self, pattern: Pattern, start: int) -> Iterator[Hit]:
         last = -1

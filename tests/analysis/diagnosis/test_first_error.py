@@ -156,6 +156,27 @@ def test_of_a_traceback_the_exception_of_its_own_rank_is_shown() -> None:
     assert (found.evidence.line, found.evidence.text, found.rank) == (6, "KeyError: 'experts.7'", "rank 2")
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("outsider-2026", "nccl-ifname-missing.log"),
+        ("blind-2026", "peer-mem-dkms.log"),
+        ("outsider-2026-held", "ep2-wrong-api.log"),
+        ("outsider-2026-second", "megatron_duplicate_gpu.log"),
+        ("outsider-2026-second", "k8s_gpu_is_lost.log"),
+    ],
+)
+def test_lines_of_another_rank_in_between_change_nothing(name: str, file: str) -> None:
+    """Before, 9 of 248 recorded logs had another first error so, and 2 no cause."""
+    lines = text_of(name, file).split("\n")
+    alone = diagnose({file: "\n".join(lines)}, BOOK)
+    mixed = diagnose({file: "\n".join(f"3: {line}\n4: loading shard 3 of 7" for line in lines)}, BOOK)
+    assert alone.first
+    assert mixed.first
+    assert (mixed.first.evidence.line - 1) // 2 == alone.first.evidence.line - 1
+    assert [each.cause for each in mixed.findings][:1] == [each.cause for each in alone.findings][:1]
+
+
 def test_over_several_logs_the_earliest_time_is_first() -> None:
     late = (
         "[2026-11-20 10:00:09 DP0 TP0] Scheduler hit an exception: Traceback (most recent call last):\nKeyError: 'a'\n"
