@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from msgspec.structs import replace
 from packageurl import PackageURL
 
@@ -35,7 +35,14 @@ pytest_plugins = ["tests.support.store"]
 SHIPPED = shipped_lock()
 RECIPES = read_tree(ROOT / "recipes")
 REV = SHIPPED.sources[SHIPPED.stacks["v1"].deepep].rev
-VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
+
+
+@functools.cache
+def faults_of(text: str) -> object:
+    """Return what is wrong with a bill by the schema; its library takes seconds to load, which only some tests need."""
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
 
 
 def entries_of(stack: str, external: str = "") -> tuple[entries.Entry, ...]:
@@ -74,7 +81,7 @@ def offer_of(**stacks: tuple[entries.Entry, ...]) -> offer.Offer:
 
 
 def read(text: bytes) -> dict[str, Any]:
-    assert VALIDATOR.validate_str(text.decode()) is None, VALIDATOR.validate_str(text.decode())
+    assert faults_of(text.decode()) is None, faults_of(text.decode())
     found: dict[str, Any] = json.loads(text)
     return found
 
