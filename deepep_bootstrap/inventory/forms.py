@@ -374,6 +374,9 @@ ORPHAN_JOBS = RecordForm({"end": (TRUE,)}, {"job": (JOB,)}, end="end")
 ORPHANS_REMOVED = RecordForm({"end": (TRUE,)}, {"removed": (PATH,), "stuck": (PATH,)}, end="end")
 """recipes/prefix/orphans.sh: `look`, `jobs`, `remove`."""
 
+SLURM_CLIENT = RecordForm({"path": (PATH,), "conf": (PATH_OR_NOT,), "works": (TRUE,)})
+"""recipes/slurm/client.sh."""
+
 DOCUMENTS = RecordForm(
     {"end": (TRUE,)}, {"document": (words("a document's name", "[a-z0-9][a-z0-9._-]*"), BASE64)}, end="end"
 )

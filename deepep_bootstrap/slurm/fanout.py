@@ -21,10 +21,12 @@ from itertools import chain
 
 from msgspec import Struct
 
+from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.text import size
+from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import open_connections, read_tree
@@ -98,14 +100,16 @@ def find_client(pool: ConnectionPool, inventory: Inventory, recipes: Mapping[str
 
 def _is_client(pool: ConnectionPool, host: Host, recipes: Mapping[str, str]) -> bool:
     """Return whether srun works on a host; later scripts find it there, wherever it is."""
+    recipe = "slurm/client.sh"
     try:
-        reply = pool.run(host, Job(compose(recipes, "lib.sh", "slurm/client.sh")))
+        reply = pool.run(host, Job(compose(recipes, "lib.sh", recipe)))
+        said = records.read_records(reply.out, forms.SLURM_CLIENT, host.name, recipe)
     except Trouble:
         return False
-    said = dict(line.split("=", 1) for line in reply.out.splitlines() if "=" in line)
-    if folder := said.get("path"):
-        pool.equip(host.name, folder, {"SLURM_CONF": said["conf"]} if said.get("conf") else {})
-    return said.get("works") == "1"
+    if folder := said.text("path"):
+        conf = said.text("conf")
+        pool.equip(host.name, folder, {"SLURM_CONF": conf} if conf else {})
+    return said.truth("works")
 
 
 class Group(Struct, frozen=True):

@@ -203,7 +203,9 @@ def test_what_differs_is_told_in_about_ten_lines(name: str, wanted: PlanRequest)
     assert len(list(diff.lines(changes))) > len(told := list(in_short(changes)))
     assert len(told) <= 12
     golden = TESTS / "golden" / "report" / f"{name}.txt"
-    assert "".join(f"{shortened(line)}\n" for line in told) == golden.read_text(encoding="utf-8")
+    # How many facts differ changes with every text of a recipe.
+    found = re.sub(r"^[1-9]\d* facts", "N facts", "".join(f"{shortened(line)}\n" for line in told), flags=re.MULTILINE)
+    assert found == golden.read_text(encoding="utf-8")
 
 
 def test_the_same_variable_of_many_hosts_is_one_short_line() -> None:
