@@ -20,7 +20,8 @@ FIXED: Mapping[str, Sequence[str]] = {
     "action": ("up", "down", "status"),
     "layer": ("lmod", "environment-modules"),
     "via": ("auto", "slurm", "ssh"),
-    "test.via": ("slurm", "ssh"),
+    **dict.fromkeys(("facts.via", "doctor.via"), ("auto", "slurm", "ssh", "kubernetes")),
+    "test.via": ("slurm", "ssh", "kubernetes"),
     "reboot": ("never", "ask", "rolling", "all"),
     "on_busy_host": ("leave", "use"),
 }

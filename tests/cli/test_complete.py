@@ -49,6 +49,8 @@ def test_verbs_come_first_then_flags() -> None:
 def test_values_that_are_known() -> None:
     assert words("test", "") == [*KINDS]
     assert words("test", "--kind=in") == ["--kind=internode", "--kind=intranode"]
+    assert words("plan", "--via=") == ["--via=auto", "--via=slurm", "--via=ssh"]
+    assert words("test", "--via=k") == words("facts", "--via=k") == ["--via=kubernetes"]
     assert words("test", "--kind", "sm") == ["smoke"]
     assert words("bootstrap", "--reboot=r") == ["--reboot=rolling", "--reboot=all"][:1]
     assert words("lab", "") == ["up", "down", "status"]
