@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from deepep_bootstrap.bootstrap.planning import cluster_of
 from deepep_bootstrap.bootstrap.reboot import rollout
 from deepep_bootstrap.bootstrap.reboot.pod_drain import KEEPS_IT, PodDrain
-from deepep_bootstrap.core.errors import TROUBLE
+from deepep_bootstrap.core.errors import TROUBLE, Trouble
+from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
 from deepep_bootstrap.kube import client, nodes
 from deepep_bootstrap.kube.client import Cluster
 from deepep_bootstrap.kube.nodes import Node, NodeLook
 from deepep_bootstrap.plan import kube_nodes
 from deepep_bootstrap.plan.host_recipes import OK, REBOOT, Check, Preparation
 from deepep_bootstrap.plan.steps import UNCORDON, make_plan
-from tests.support.kube_api import LiveApi, live_api, make_node, make_pod, refusal
+from tests.support.kube_api import LiveApi, live_api, make_node, make_pod, refusal, write_kubeconfig
 from tests.support.plan import cluster as facts_of
 from tests.support.plan import request
 
@@ -115,6 +119,25 @@ def test_what_an_earlier_run_left_goes_back_to_its_reason_or_into_use(live: tupl
     (again,) = rollout.uncordon(cluster, {"gpu-a": OLD}, lambda node, title, line: None)
     assert (again.state, again.detail) == ("skipped", "left alone: it is not as this program left it")
     assert lines == ["back in use: nothing is left to do"]
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_cluster_is_asked_where_it_is_named_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", "prod")
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    plain = parse_hosts_file("n001\n", "hosts.txt")
+    assert cluster_of(plain, "", "") is None  # a configuration that lies there says nothing of these hosts
+    named = parse_hosts_file(f"defaults context=prod kubeconfig={file}\nn001\n", "hosts.txt")
+    monkeypatch.delenv("KUBECONFIG")
+    for inventory, kubeconfig, context in ((named, "", ""), (plain, str(file), ""), (plain, str(file), "prod")):
+        cluster = cluster_of(inventory, kubeconfig, context)
+        assert cluster
+        assert cluster.context == "prod"
+    with pytest.raises(Trouble, match="no such context — found dev"):
+        cluster_of(named, "", "dev")
+    commands = ", ".join(f"deepep_bootstrap.cli.commands.{name}" for name in ("plan", "bootstrap", "doctor", "facts"))
+    code = f"import sys, {commands}; sys.exit('kubernetes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- what a plan says ------------------------------------------------------------------------------------------------------------------
