@@ -120,3 +120,13 @@ def test_a_service_that_does_not_answer_is_a_symptom(line: str) -> None:
     found = diagnose({"log": line + "\n"}, BOOK).findings
     assert all(each.confidence <= SHARED_MOST for each in found)
     assert found
+
+
+def test_a_folder_that_may_not_be_made_is_of_a_build_only_beside_one() -> None:
+    """Anything may fail so: enroot's run folder was taken for a build's with 0.88 where its own rule was away."""
+    refused = "mkdir: cannot create directory '/srv/run/deep_ep': Permission denied\n"
+    (alone,) = diagnose({"log": refused}, BOOK).findings
+    (beside,) = diagnose({"log": "cmake -S . -B out\n" + refused}, BOOK).findings
+    assert (alone.cause, beside.cause) == ("build-permission", "build-permission")
+    assert alone.confidence <= SHARED_MOST
+    assert beside.confidence >= SURE
