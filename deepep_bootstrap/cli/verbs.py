@@ -22,7 +22,8 @@ HELP = {
     "stack": "which stack of the lock (default: its default_stack)",
     "verify.stack": "which stack (default: each that is offered)",
     "doctor.stack": "which stack (default: each that is offered)",
-    "test.stack": "which stack (default: what `module load deepep` gives)",
+    "test.stack": "which stack (default: what `module load deepep` gives; on Kubernetes the lock's default)",
+    "test.lock": "on Kubernetes: the lock file whose stack the image has (default: as for plan)",
     "remove.stack": "this stack only (default: the whole offer)",
     "lock.stack": "this stack only (default: all)",
     "wheel.stack": "which stack (default: what `module load deepep` gives)",
@@ -304,7 +305,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "test",
             "run a test and judge its figures",
-            (*READING, "stack", "on_busy_host", "dry_run"),
+            (*READING, "stack", "lock", "on_busy_host", "dry_run"),
             (
                 "test internode --hosts=hosts/b200.txt",
                 "test --via=kubernetes --for=gke-a4 --settings=mine.toml --context=b200",

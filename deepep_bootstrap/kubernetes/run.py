@@ -53,6 +53,9 @@ LARGEST = 64 * 1024 * 1024
 LOOK = 1.0
 """Seconds between two looks at the pods."""
 
+EVENTS_AGE = 5.0
+"""Seconds for which events are not asked for again: each pod is a request."""
+
 GRACE = 20.0
 """Seconds in which the other pods may end by themselves when one has failed or is lost: the Job ends them, and their
 last lines say what they saw."""
@@ -201,6 +204,8 @@ class _Follower:
         self._threads: list[threading.Thread] = []
         self._pods: dict[int, Object] = {}
         self._started = 0.0
+        self._known_events: Sequence[Object] = ()
+        self._events_until = 0.0
         test.folder.mkdir(parents=True, exist_ok=True)
         (test.folder / "counters").mkdir(exist_ok=True)
         self._job = _JobLog(test.folder / "job.log", on_line)
@@ -258,11 +263,17 @@ class _Follower:
         try:
             waits = [pod for pod in pods if _phase(pod) == "Pending"]
             owner = self._run.owner() if len(pods) < self._test.nodes else None
-            return waiting.explain(pods, self._run.events(waits), self._test.nodes, owner)
+            return waiting.explain(pods, self._events(waits), self._test.nodes, owner)
         except Trouble as trouble:
             if not trouble.may_pass:
                 raise
             return None
+
+    def _events(self, pods: Sequence[Object]) -> Sequence[Object]:
+        if time.monotonic() > self._events_until:
+            self._known_events = self._run.events(pods)
+            self._events_until = time.monotonic() + EVENTS_AGE
+        return self._known_events
 
     def _await_end(self) -> _End:
         limit, grace = time.monotonic() + self._test.time_limit, 0.0
@@ -288,7 +299,7 @@ class _Follower:
     def _lost(self, pods: Sequence[Object], there: set[str]) -> Gone | None:
         """Return why a pod was ended by others, is lost with its node, or is not there any more."""
         try:
-            events = self._run.events([pod for pod in pods if _phase(pod) == "Running"])
+            events = self._events([pod for pod in pods if _phase(pod) == "Running"])
         except Trouble:
             events = []
         found = [gone for pod in pods for gone in [waiting.gone(pod, events)] if gone]

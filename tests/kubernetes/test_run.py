@@ -83,6 +83,7 @@ def handed(capsys: pytest.CaptureFixture[str], name: str, data: bytes) -> list[s
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LiveApi, Cluster]]:
     monkeypatch.setattr(made, "LOOK", 0.05)
     monkeypatch.setattr(made, "GRACE", 2.0)
+    monkeypatch.setattr(made, "EVENTS_AGE", 0.2)
     monkeypatch.setattr(runs, "AGAIN", 0.1)
     with live_api(tmp_path, "gpu") as (api, file):
         cluster = client.connect(kubeconfig=str(file))

@@ -7,7 +7,7 @@ import hashlib
 import io
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepep_bootstrap.kubernetes import oci
@@ -68,9 +68,9 @@ def make_layout(folder: Path, *tars: bytes, architecture: str = "amd64", env: tu
     return image
 
 
-def tar_of_packages() -> bytes:
-    """Return the files of PACKAGES on this machine, and of what they need to start, as a tar stream."""
-    listed = subprocess.run(["dpkg", "-L", *PACKAGES], capture_output=True, text=True, check=True).stdout
+def tar_of_packages(packages: Sequence[str] = PACKAGES) -> bytes:
+    """Return the files of packages on this machine, and of what they need to start, as a tar stream."""
+    listed = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=True).stdout
     paths = sorted({path for path in listed.splitlines() if Path(path).is_file() or Path(path).is_symlink()})
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
