@@ -149,7 +149,7 @@ def test_between_two_pods(engine: Engine, tmp_path: Path) -> None:
     found = json.loads(ended.out)
     assert (found["verdict"], found["run"]["values"]["nodes"]) == ("passed", "n001,n002"), said
     assert found["tests"][0]["ok"]
-    assert [rank["rank"] for rank in found["tests"][0]["ranks"]] == [0, 1, 2, 3]
+    assert [rank["rank"] for rank in found["tests"][0]["ranks"]] == [0, 2], "the first rank of each node prints"
     assert {each["host"] for each in found["traffic"]} == set(NODES)
     folder = Path(found["run"]["folder"])
     facts = json.loads((folder / "facts.json").read_text())["hosts"]
