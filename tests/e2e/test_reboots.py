@@ -124,8 +124,16 @@ def test_nodes_are_installed_drained_rebooted_one_by_one_and_given_back(bare_eng
     wait_while_running(process, lambda: lab.boot_id("n001") not in ("", boots["n001"]), "n001 was rebooted")
     assert (lab.job_state(job), lab.boot_id("n002")) == ("RUNNING", boots["n002"])
     wait_while_running(process, lambda: lab.reason("n002").startswith("deepep-bootstrap: "), "n002 is drained by us")
+    # The job goes on until the wave has seen it: the look at its pods comes between the drain and that.
+    assert process.stdout
+    out = ""
+    while line := process.stdout.readline():
+        out += line
+        if "n002: drained, waiting for" in line:
+            break
     (lab.shared / "go").touch()
-    out, _ = process.communicate(timeout=300)
+    out += process.stdout.read()
+    process.wait()
     holder.wait()
     assert process.returncode == 0, out
     told = re.search(r"^\d\d:\d\d:\d\d n002: drained, waiting for (?:a )?job", out, re.MULTILINE)
