@@ -36,7 +36,8 @@ main() {
     box="$(mktemp -d)"
     trap end_job EXIT
     payload >"${box}/in"
-    timeout -k 10 "${LIMIT}" srun --verbose --label --job-name="${NAME}" "$@" \
+    # In our own process group, so that whoever ends that ends srun too.
+    timeout --foreground -k 10 "${LIMIT}" srun --verbose --label --job-name="${NAME}" "$@" \
         /bin/sh -c "${STEP}" step "${COMMAND}" "${SECONDS_EACH}" "${BYTES_EACH}" <"${box}/in" 2>"${box}/err" || code=$?
     ((code != 0)) || end_limit=60 # an epilog may look at the whole node
     grep '^srun: ' "${box}/err" || true # it was killed before it said anything

@@ -36,6 +36,8 @@ mount_system() { # <layer>
 
 install_packages() { # <root> <word>…
   local -r root=$1
+  # In hosts mandb would index all manuals after each package, for seconds.
+  rm -f "$root/var/lib/man-db/auto-update"
   local -r apt=(chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confold)
   shift
   # Nothing that a package brings may start on this machine.
