@@ -139,10 +139,14 @@ def wanted(request: PlanRequest, facts: Mapping[str, Facts]) -> dict[str, dict[s
     floor = decisions.floor(request.lock, request.stack, tuple(archs), request.templates)
     python = {"python"} if needs_python(request, gpu_hosts) else set()
     found: dict[str, dict[str, dict[str, str]]] = {}
+    systems: dict[tuple[str, str], System | None] = {}
     for host, seen in gpu_hosts.items():
+        kind = system_id(seen), seen.machine
+        if kind not in systems:
+            systems[kind] = system_for(request, seen)
         meant = python | meant_for(request, seen, floor if seen is builder else request.stack.needs.get("nvcc", ""))
         names = [name for name in TITLES if name in meant and name not in request.skip]
-        found[host] = {name: inputs(request, name, seen, floor) for name in names}
+        found[host] = {name: inputs(request, name, seen, systems[kind], floor) for name in names}
     return found
 
 
@@ -219,9 +223,9 @@ def needs_python(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> bool:
     )
 
 
-def inputs(request: PlanRequest, name: str, seen: Facts, floor: str) -> dict[str, str]:
-    """Return the environment of a recipe on a host: packages and repositories of its distribution, and what the
-    recipe alone asks; `floor` is the oldest toolkit that will do, "" for any."""
+def inputs(request: PlanRequest, name: str, seen: Facts, system: System | None, floor: str) -> dict[str, str]:
+    """Return the environment of a recipe on a host: packages and repositories of its distribution (`system`, see
+    system_for), and what the recipe alone asks; `floor` is the oldest toolkit that will do, "" for any."""
     source = request.lock.sources[request.stack.gdrcopy] if request.stack.gdrcopy else None
     own = {
         "cuda-toolkit": {"CUDA_MAJOR": request.stack.cuda},
@@ -231,7 +235,6 @@ def inputs(request: PlanRequest, name: str, seen: Facts, floor: str) -> dict[str
         own[name] = {"SHM_MIB": str(SHM_MIB)}
     if name == "rdma-userspace" and request.stack.nccl_wheel:
         own[name] = {"TOOLS": TOOLS_OF_V2}
-    system = system_for(request, seen)
     purpose = toolkit_purpose(system, request.stack.cuda, floor) if name == TOOLKIT else name
     if name == "fabric-manager":
         driver = recipe_env(system, "nvidia-driver", seen.kernel).get("PACKAGES", "")
