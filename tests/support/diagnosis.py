@@ -20,6 +20,7 @@ SETS = (
     "outsider-2026-held",
     "outsider-2026-second",
     "outsider-2026-third",
+    "outsider-2026-fourth",
 )
 """Sets of logs written without sight of the rules, each with an index.toml."""
 

@@ -122,6 +122,28 @@ def test_a_service_that_does_not_answer_is_a_symptom(line: str) -> None:
     assert found
 
 
+@pytest.mark.parametrize(
+    ("line", "beside"),
+    [
+        (
+            "TimeoutError: Timed out waiting for engine core processes to start.",
+            "(EngineCore_DP0 pid=6) DeepGEMM warmup:  37%|#   | 7178/19432 [04:12<12:40, 19.80it/s]",
+        ),
+        (
+            "torch.AcceleratorError: CUDA error: operation failed due to a previous error during capture",
+            "CUDA error: operation not permitted when stream is capturing",
+        ),
+    ],
+)
+def test_what_an_earlier_error_leads_to_is_a_symptom(line: str, beside: str) -> None:
+    """Both named a cause with 0.86 and more where the log told of another one, or of none."""
+    (alone,) = diagnose({"log": line + "\n"}, BOOK).findings
+    (both,) = diagnose({"log": f"{beside}\n{line}\n"}, BOOK).findings
+    assert alone.confidence <= SHARED_MOST
+    assert both.cause == alone.cause
+    assert both.confidence >= SURE
+
+
 def test_a_folder_that_may_not_be_made_is_of_a_build_only_beside_one() -> None:
     """Anything may fail so: enroot's run folder was taken for a build's with 0.88 where its own rule was away."""
     refused = "mkdir: cannot create directory '/srv/run/deep_ep': Permission denied\n"
