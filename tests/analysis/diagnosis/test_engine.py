@@ -213,6 +213,23 @@ def test_what_died_is_not_alive_by_the_lines_of_others() -> None:
     assert diagnose({"log": died + "restarting worker group\n" + STEPS}, BOOK).first is None
 
 
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        ("8 COMPLETED 0:0", False),
+        ("8            ep-smoke  COMPLETED      0:0", False),
+        ("8.extern COMPLETED 0:0", True),
+        ("7 FAILED 1:0\n8 COMPLETED 0:0", True),
+        ("7 OUT_OF_ME+ 0:125\n8 COMPLETED 0:0", True),
+        ("8 COMPLETED 0:0\nFAIL: bandwidth 0.26 GB/s is below 40", True),
+        ("8 COMPLETED 0:0\nFAIL: 0", False),
+    ],
+)
+def test_what_slurm_says_of_a_job_is_how_it_ended(end: str, failed: bool) -> None:
+    text = f"[n18:8214] PMIX ERROR: OUT-OF-RESOURCE in file a.c at line 750\nbandwidth 24340.77\n{end}\n"
+    assert (diagnose({"log": text}, BOOK).first is not None) == failed
+
+
 def test_what_a_run_got_over_is_a_note() -> None:
     text = read(CASES / "failing" / "ibgda-driver-config.log").replace("Fatal Python error: Segmentation fault", "")
     well = "[tuning] Best combine: SMs 24, NVL chunk 2, RDMA chunk 12: 57.02 GB/s (RDMA), 186.10 GB/s (NVL)\n"
