@@ -210,6 +210,18 @@ def test_those_that_waited_or_were_ended_are_not_first() -> None:
     assert first(log=waited + "srun: error: n1: tasks 0-7: Aborted (core dumped)\n").rank == "rank 1"
 
 
+def test_who_was_told_to_end_in_its_exit_handler_is_not_first() -> None:
+    ended = """Exception ignored in atexit callback: <function _exit_function at 0x7f4c43a602c0>
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/util.py", line 357, in _exit_function
+    p.join()
+SystemExit: 143
+"""
+    own = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    found = first(**{"node-0-n001.log": ended, "node-1-n002.log": own})
+    assert (found.evidence.log, found.evidence.line) == ("node-1-n002.log", 1)
+
+
 @pytest.mark.parametrize(
     ("line", "library", "program"),
     [
