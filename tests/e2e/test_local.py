@@ -91,7 +91,7 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
         f"--prefix={PREFIX}"
         " --mirror https://example.invalid/standin/=/shared/standin/git/standin/"
     )
-    said = invoke(machine, f"bootstrap {flags}")
+    said = invoke(machine, f"bootstrap {flags} --yes")
     for absence in ("no Slurm", "no module system", "no way out of the local network", "no sshd"):
         assert said.count(f"note: {absence}") == 1, f"each absence is reported once: {said}"
     run(machine, f"grep -q CycloneDX {PREFIX}/current/sbom.cdx.json")
@@ -105,7 +105,7 @@ def test_a_machine_with_nothing_around_it(machine: LiveLab) -> None:
     seen = run(machine, f"{kept} bash -c {shlex.quote(f'. {PREFIX}/current/env.sh && env')}")
     for setting in kept.split():
         assert f"\n{setting}\n" in seen, "what the caller set stays set"
-    assert "Nothing to do" in invoke(machine, f"bootstrap {flags}")
+    assert "Nothing to do" in invoke(machine, f"bootstrap {flags} --yes")
     assert "passed" in invoke(machine, f"test --hosts=hosts/local.txt --prefix={PREFIX} --kind=low-latency")
     assert "NVSHMEM store/" in invoke(machine, f"verify --hosts=hosts/local.txt --prefix={PREFIX}")
     run(

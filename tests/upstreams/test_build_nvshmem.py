@@ -267,10 +267,11 @@ def test_a_static_library_left_out_of_the_installation_is_seen(project: Project,
 def run_recipe(call: str, tmp_path: Path, path: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Call one function of the recipe with the inputs that every one has."""
     recipe = RECIPES["build/nvshmem.sh"].replace('main "$@"', call)
-    text = "\n".join((RECIPES["lib.sh"], RECIPES["build/common.sh"], recipe))
+    text = "\n".join((RECIPES["lib.sh"], RECIPES["build/common.sh"], RECIPES["build/units.sh"], recipe))
     places = {"PREFIX": f"{tmp_path}/prefix", "SCRATCH": f"{tmp_path}/scratch", "OUT": f"{tmp_path}/out", "SRC": "/src"}
     inputs = {**places, "ENTRY": "e-nvshmem-1", "GDRCOPY": "e-gdrcopy-1", "VERSION": "3.4.5", "ARCHS": "9.0 10.0"}
     (tmp_path / "prefix/store/e-gdrcopy-1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "scratch/build/e-nvshmem-1").mkdir(parents=True, exist_ok=True)
     return run_bash(text, {**inputs, "CUDA_HOME": "/nowhere", "JOBS": "1", "PATH": path, **more})
 
 
@@ -280,7 +281,7 @@ def programs(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).write_text(f'#!/bin/bash\necho {name} "$@"\n')
         (folder / name).chmod(0o755)
-    for name in ("bash", "mkdir", "ln", "touch", "cat", "awk", "nproc", "sleep"):
+    for name in ("bash", "mkdir", "ln", "touch", "cat", "awk", "nproc", "sleep", "chmod", "cmp", "find", "mv", "rm"):
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
 
