@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The compile units of an entry: the longest ones first, how long each took, and ccache for those of the host compiler. It stands between build/common.sh and the recipes that
-# compile much.
+# The compile units of an entry: the longest ones first, how long each took, and ccache for those of the host compiler. It stands between
+# build/common.sh and the recipes that compile much.
 # Inputs: SCRATCH, ENTRY, CUDA_HOME.
 
 NVCC_TIMES="${SCRATCH}/times-${ENTRY}.csv"
