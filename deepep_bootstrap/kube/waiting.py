@@ -47,6 +47,9 @@ class _Rule(Struct, frozen=True):
 
 
 FREE_GPUS = "kubectl get pods -A --field-selector=status.phase=Running -o wide, for who has them"
+TAINTS = "kubectl describe nodes: a taint of the cluster's owner, or of a node that is not ready or under pressure"
+FEWER = "there are fewer nodes than pods: each pod gets a node of its own"
+MORE_NODES = "nodes = … of the settings, or --nodes; a bigger pool"
 
 # The first that fits is told: what nodes lack that would do otherwise says more than which nodes are of another kind.
 SCHEDULING = (
@@ -79,7 +82,13 @@ SCHEDULING = (
         r"untolerated taint\(?s?\)? \{([^}]*)\}",
         "taint",
         "the nodes that fit have a taint that the pods do not tolerate: {0}",
-        "kubectl describe nodes: a taint of the cluster's owner, or of a node that is not ready or under pressure",
+        TAINTS,
+    ),
+    _Rule(
+        r"untolerated taint",  # newer Kubernetes no longer says which
+        "taint",
+        "the nodes that fit have a taint that the pods do not tolerate",
+        TAINTS,
     ),
     _Rule(
         r"node\(s\) were unschedulable",
@@ -87,12 +96,7 @@ SCHEDULING = (
         "the nodes that fit are cordoned",
         "kubectl get nodes: who cordoned them? kubectl uncordon gives them back",
     ),
-    _Rule(
-        r"didn't (?:match|satisfy) (?:existing pods |pod )?anti-affinity",
-        "spread",
-        "there are fewer nodes than pods: each pod gets a node of its own",
-        "nodes = … of the settings, or --nodes; a bigger pool",
-    ),
+    _Rule(r"didn't (?:match|satisfy) (?:existing pods |pod )?anti-affinity", "spread", FEWER, MORE_NODES),
     _Rule(
         r"didn't match Pod's node affinity/selector",
         "selector",
@@ -134,7 +138,7 @@ IMAGES = (
         "kubectl describe node, for DiskPressure; a bigger disk of the pool",
     ),
     _Rule(
-        r"unauthorized|authentication required|denied|forbidden|401|403",
+        r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",  # not within a digest
         "image-access",
         "the registry does not let the node have the image",
         "kubectl get serviceaccount -o yaml, for imagePullSecrets; on Google's clusters the node's service account "
@@ -229,7 +233,8 @@ def explain(
     """Return why not all of `wanted` pods run; None where nothing says so. `events` are those of the pods and of their
     `owner`, the Job that makes them."""
     pending = [pod for pod in pods if (pod.get("status") or {}).get("phase") in {"Pending", None}]
-    found = [why for pod in pending for why in [_of_pod(pod, events)] if why]
+    placed = sum(1 for pod in pods if (pod.get("spec") or {}).get("nodeName"))
+    found = [why for pod in pending for why in [_of_pod(pod, events, placed)] if why]
     if found:
         first = next((why for why in found if why.final), found[0])
         return Waiting(first.cause, f"{len(pending)} of {wanted} pods wait: {first.text}", first.remedy, first.final)
@@ -249,7 +254,8 @@ def _of_owner(there: int, events: Sequence[Object], wanted: int, owner: Object |
     if owner is not None and (owner.get("spec") or {}).get("suspend"):
         queue = ((owner.get("metadata") or {}).get("labels") or {}).get("kueue.x-k8s.io/queue-name", "")
         what = f"the Job waits in the queue {queue}" if queue else "the Job is suspended"
-        said = next((_said(event.get("message")) for event in _newest(events) if event.get("reason") in QUEUED), "")
+        said = next((event.get("message") for event in _newest(events) if event.get("reason") in QUEUED), "")
+        said = _brief(_said(said))
         text = f"{head}: {what}" + (f": {said}" if said else "")
         return Waiting(
             "queue", text, "kubectl get workloads, kubectl describe localqueue: is there room for all pods at once?"
@@ -261,12 +267,12 @@ QUEUED = frozenset(("Pending", "QuotaReserved", "Suspended", "Inadmissible", "Cr
 """Reasons of Kueue's events on a Job."""
 
 
-def _of_pod(pod: Object, events: Sequence[Object]) -> Waiting | None:
+def _of_pod(pod: Object, events: Sequence[Object], placed: int) -> Waiting | None:
     status = pod.get("status") or {}
     own = [event for event in events if (event.get("involvedObject") or {}).get("name") == pod["metadata"]["name"]]
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _unscheduled(condition)
+            return _unscheduled(condition, placed)
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         if why := _of_container(waiting, own):
@@ -274,19 +280,43 @@ def _of_pod(pod: Object, events: Sequence[Object]) -> Waiting | None:
     return _creating(own)
 
 
-def _unscheduled(condition: Object) -> Waiting:
+def _unscheduled(condition: Object, placed: int) -> Waiting:
+    """Return why no node takes a pod, while `placed` pods of the same test have theirs."""
     said = _said(condition.get("message"))
     if condition.get("reason") == "SchedulingGated":
         return Waiting(
             "queue", "the queue has not let them start yet", "kubectl get workloads, kubectl describe localqueue"
         )
-    return _told(SCHEDULING, said, "unschedulable", "no node takes them", "kubectl describe pod")
+    telling = _telling(said, placed)
+    if said and not telling:
+        return Waiting("spread", f"{FEWER} ({_brief(said)})", MORE_NODES)
+    return _told(SCHEDULING, said, "unschedulable", "no node takes them", "kubectl describe pod", telling=telling)
+
+
+FULL = re.compile(r"(\d+) (?:Insufficient |node\(s\) didn't (?:match|satisfy) (?:existing pods |pod )?anti-affinity)")
+"""Nodes that would do, but that others are on; by it the scheduler counts those too that have a pod of this test."""
+
+OTHER_KIND = re.compile(r"node affinity/selector|taint \{node-role\.kubernetes\.io/(?:control-plane|master)[:} ]")
+"""Nodes of which nobody expects that they take such pods."""
+
+
+def _telling(said: str, placed: int) -> str:
+    """Return those of the scheduler's reasons that keep a pod away from more nodes than the `placed` that this test
+    itself is on; "" where no other node is of the kind that is asked for."""
+    _, found, body = said.partition(" nodes are available: ")
+    if not (placed and found):
+        return said
+    reasons = re.split(r", (?=\d+ )", body.rstrip("."))
+    others = [each for each in reasons if not ((full := FULL.match(each)) and int(full[1]) <= placed)]
+    if len(others) == len(reasons):
+        return said
+    return ", ".join(each for each in others if not OTHER_KIND.search(each))
 
 
 def _of_container(waiting: Object, events: Sequence[Object]) -> Waiting | None:
     reason, said = str(waiting.get("reason") or ""), _said(waiting.get("message"))
     if reason == "InvalidImageName":
-        return Waiting("image", f"this names no image: {said}", "image of the settings", final=True)
+        return Waiting("image", f"this names no image: {_brief(said)}", "image of the settings", final=True)
     if reason in PULLING:
         # ImagePullBackOff says only that it waits: the event before it says why.
         failed = [_said(event.get("message")) for event in _newest(events) if event.get("reason") == "Failed"]
@@ -296,7 +326,7 @@ def _of_container(waiting: Object, events: Sequence[Object]) -> Waiting | None:
         return _told(IMAGES, words, "image", "the image cannot be pulled", "kubectl describe pod")
     if reason in BROKEN:
         return Waiting(
-            "container", f"the container cannot be made: {said or reason}", "kubectl describe pod", final=True
+            "container", f"the container cannot be made: {_brief(said) or reason}", "kubectl describe pod", final=True
         )
     return None
 
@@ -314,14 +344,17 @@ def _creating(events: Iterable[Object]) -> Waiting | None:
     return None
 
 
-def _told(rules: Iterable[_Rule], said: str, cause: str, what: str, remedy: str, head: str = "") -> Waiting:
-    """Return what the first rule that fits makes of a text, with the text itself; without one what stands behind it."""
-    front = f"{head}: " if head else ""
+def _told(
+    rules: Iterable[_Rule], said: str, cause: str, what: str, remedy: str, head: str = "", telling: str = ""
+) -> Waiting:
+    """Return what the first rule that fits makes of a text, with the text itself; without one what stands behind it.
+    `telling` is the part of the text that rules look at, where not all of it."""
+    front, quoted = f"{head}: " if head else "", _brief(said)
     for rule in rules:
-        if match := re.search(rule.pattern, said, re.IGNORECASE):
+        if match := re.search(rule.pattern, telling or said, re.IGNORECASE):
             words = rule.what.format(*match.groups())
-            return Waiting(rule.cause, f"{front}{words} ({said})", rule.remedy, rule.final)
-    return Waiting(cause, f"{front}{what} ({said})" if said else f"{front}{what}", remedy)
+            return Waiting(rule.cause, f"{front}{words} ({quoted})", rule.remedy, rule.final)
+    return Waiting(cause, f"{front}{what} ({quoted})" if said else f"{front}{what}", remedy)
 
 
 def _newest(events: Iterable[Object]) -> Iterator[Object]:
@@ -335,8 +368,14 @@ def _said(text: object) -> str:
     """Return words of the API on one line, as a terminal may have them."""
     words = plain(" ".join(str(text or "").split()))
     # What preemption would not help repeats why no node fits.
-    words = words.partition(" preemption: ")[0].rstrip()
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    return re.sub(r" (?:[a-z ]{1,60}, )?preemption: .*", "", words)
+
+
+def _brief(words: str) -> str:
+    """Return a text that is not too long to be read, without its middle: the cause of an error stands at its end,
+    behind names that are repeated."""
+    half = LONGEST // 2
+    return words if len(words) <= LONGEST else f"{words[:half]} … {words[-half:]}"
 
 
 def gone(pod: Object, events: Sequence[Object] = ()) -> Gone | None:
@@ -349,7 +388,7 @@ def gone(pod: Object, events: Sequence[Object] = ()) -> Gone | None:
             return _disrupted(f"pod {name} on {where}", condition)
     reason = str(status.get("reason") or "")
     if reason in ENDED_BY_NODE:
-        return Gone(f"pod {name} on {where}: {reason.lower()} ({_said(status.get('message'))})", taken=True)
+        return Gone(f"pod {name} on {where}: {reason.lower()} ({_brief(_said(status.get('message')))})", taken=True)
     if status.get("phase") == "Unknown" or reason == "NodeLost" or _is_lost(pod, events):
         return Gone(f"{where} does not answer any more: pod {name} is lost", taken=False)
     return None
@@ -360,7 +399,7 @@ ENDED_BY_NODE = frozenset(("Evicted", "Preempting", "Preempted", "NodeShutdown",
 
 
 def _disrupted(pod: str, condition: Object) -> Gone:
-    reason, said = str(condition.get("reason") or ""), _said(condition.get("message"))
+    reason, said = str(condition.get("reason") or ""), _brief(_said(condition.get("message")))
     words = TAKEN.get(reason) or LOST.get(reason) or reason
     return Gone(f"{pod}: {words} ({said})" if said else f"{pod}: {words}", reason not in LOST)
 

@@ -201,7 +201,7 @@ class _Follower:
         self._run, self._test = run, test
         self._stop = threading.Event()
         self._logs: dict[str, _PodLog] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
         self._pods: dict[int, Object] = {}
         self._started = 0.0
         self._known_events: Sequence[Object] = ()
@@ -218,9 +218,16 @@ class _Follower:
         self._started = time.time()
         self._note({"started": str(int(self._started))})
         end = self._await_end()
-        for thread in self._threads:
-            thread.join(GRACE)
+        self._await_last_lines()
         return end
+
+    def _await_last_lines(self) -> None:
+        """Wait until the logs are read to their end, but for those of pods that still run, which have none."""
+        run = {pod["metadata"]["name"] for pod in self._look() if _phase(pod) not in OVER}
+        limit = time.monotonic() + GRACE
+        for name, thread in self._threads.items():
+            if name not in run:
+                thread.join(max(0.0, limit - time.monotonic()))
 
     def _look(self) -> list[Object]:
         """Return the newest pod of each index, and follow those that begin to run; [] where the API is away."""
@@ -239,7 +246,7 @@ class _Follower:
                     target=self._run.follow, args=(name, log.take, self._stop), name=f"log {name}", daemon=True
                 )
                 thread.start()
-                self._threads.append(thread)
+                self._threads[name] = thread
         return pods
 
     def _await_start(self) -> _End | None:

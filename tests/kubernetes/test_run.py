@@ -19,7 +19,7 @@ from deepep_bootstrap.kubernetes import run as made
 from deepep_bootstrap.kubernetes.run import ClusterTest, Ran, run_in_cluster
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import run_folder, slurm_run
-from tests.support.e2e import wait_until
+from tests.support.e2e import PATIENCE, wait_until
 from tests.support.kube_api import LiveApi, live_api, refusal
 from tests.support.kube_cluster import Emulated, at_work
 
@@ -244,8 +244,11 @@ def test_a_node_that_dies_is_named(live: tuple[LiveApi, Cluster], tmp_path: Path
     assert not left(api)
 
 
-def test_one_without_an_end_is_stopped_at_its_time(live: tuple[LiveApi, Cluster], tmp_path: Path) -> None:
+def test_one_without_an_end_is_stopped_at_its_time(
+    live: tuple[LiveApi, Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, cluster = live
+    monkeypatch.setattr(made, "GRACE", PATIENCE)  # who waited for the last lines of each pod would wait that long
 
     def start(pod: Object, node: str, say: Callable[..., None]) -> Scripted:
         return Scripted([f"{node} hangs"], None, say)
