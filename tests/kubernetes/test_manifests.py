@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from deepep_bootstrap.kubernetes.manifests import Inputs, Rendered
 from deepep_bootstrap.kubernetes.settings import read_settings
 from deepep_bootstrap.lock.model import ImagePin
 from deepep_bootstrap.prefix.test_kinds import KINDS
+from tests.support import extension_schemas
 from tests.support.paths import CASES, ROOT
 from tests.support.shipped import shipped_lock
 
@@ -33,9 +35,9 @@ RECIPES, TEXTS = read_tree(ROOT / "recipes"), read_tree(ROOT / "env")
 CLUSTERS = {"gke-a4": "v1", "gke-a3": "v1", "generic": "v2", "generic-host": "v1"}
 """Settings files of tests/cases/kubernetes, and the stack that each is rendered for."""
 
-OWN_KINDS = ("GKENetworkParamSet", "JobSet", "LeaderWorkerSet", "Network", "Kustomization")
-"""Kinds of extensions, whose schemas kubernetes-validate has not: golden files alone hold them, but for the pods and
-Jobs inside."""
+EXTENSIONS = frozenset(("GKENetworkParamSet", "JobSet", "LeaderWorkerSet", "Network"))
+"""Kinds that kubernetes-validate does not know: their schemas are in tests/cases/kubernetes/schemas, and the pods and
+Jobs inside them are held to those of the API. A Kustomization is read by kubectl itself."""
 API = "1.34"
 """The first version with resource.k8s.io/v1."""
 
@@ -97,16 +99,23 @@ def test_the_files_are_those_that_are_kept(cluster: tuple[str, Rendered]) -> Non
 
 
 def test_objects_have_the_schema_of_the_api(cluster: tuple[str, Rendered]) -> None:
+    checked = {kind for thing in objects(cluster[1]) for kind in held_to_schemas(thing)}
+    assert {"Job", "JobSet", "LeaderWorkerSet", "Namespace", "Pod", "Service", "ServiceAccount"} <= checked
+    networks = {"GKENetworkParamSet", "Network"}
+    assert networks & checked == (networks if cluster[0] == "gke-a4" else set())  # gke-a3 claims its NICs
+
+
+def held_to_schemas(thing: dict[str, Any]) -> Iterator[str]:
+    """Hold an object and those inside it to their schemas; yield their kinds."""
     # Its schemas take seconds to load, which only these tests should wait for.
     import kubernetes_validate
 
-    checked = set()
-    for thing in objects(cluster[1]):
-        for each in (thing, *inner(thing)):
-            if each["kind"] not in OWN_KINDS:
-                kubernetes_validate.validate(each, API, strict=True)
-                checked.add(each["kind"])
-    assert {"Job", "Namespace", "Pod", "Service", "ServiceAccount"} <= checked
+    for each in (thing, *inner(thing)):
+        if each["kind"] in EXTENSIONS:
+            extension_schemas.check(each)
+        elif each["kind"] != "Kustomization":
+            kubernetes_validate.validate(each, API, strict=True)
+        yield each["kind"]
 
 
 def test_a_wrong_field_is_seen() -> None:
@@ -116,6 +125,75 @@ def test_a_wrong_field_is_seen() -> None:
     job["spec"]["backofLimit"] = 0
     with pytest.raises(kubernetes_validate.ValidationError, match="backofLimit"):
         kubernetes_validate.validate(job, API, strict=True)
+
+
+FAULTS = [
+    ("JobSet", "spec.replicatedJob", [], "replicatedJob"),
+    ("JobSet", "spec.network.publishNotReadyAddress", True, "publishNotReadyAddress"),
+    ("JobSet", "spec.replicatedJobs.0.name", None, "'name' is a required property"),
+    ("JobSet", "spec.failurePolicy.restartStrategy", "Always", "'Always' is not one of"),
+    ("JobSet", "spec.failurePolicy.maxRestarts", "0", "'0' is not of type 'integer'"),
+    ("JobSet", "spec.ttlSecondsAfterFinished", -1, "-1 is less than the minimum"),
+    ("JobSet", "apiVersion", "jobset.x-k8s.io/v1", "'jobset.x-k8s.io/v1alpha2' was expected"),
+    ("LeaderWorkerSet", "spec.leaderWorkerTemplate.sizes", 2, "sizes"),
+    ("LeaderWorkerSet", "spec.leaderWorkerTemplate.workerTemplate", None, "'workerTemplate' is a required property"),
+    ("LeaderWorkerSet", "spec.startupPolicy", "LeaderStarted", "'LeaderStarted' is not one of"),
+    ("LeaderWorkerSet", "spec.leaderWorkerTemplate.restartPolicy", "Never", "'Never' is not one of"),
+    ("LeaderWorkerSet", "spec.replicas", 2**31, "2147483648 is greater than the maximum"),
+    ("Network", "spec.parameterRef", {}, "parameterRef"),
+    ("Network", "spec.type", None, "'type' is a required property"),
+    ("Network", "spec.type", "RDMA", "'RDMA' is not one of"),
+    ("Network", "spec.parametersRef.name", None, "'name' is a required property"),
+    ("Network", "spec.parametersRef.namespace", "default", "should not be valid under"),
+    ("Network", "metadata.namespace", "default", "should not be valid under"),
+    ("GKENetworkParamSet", "spec.subnet", "x", "subnet"),
+    ("GKENetworkParamSet", "spec.vpcSubnet", None, "'vpcSubnet' is a required property"),
+    ("GKENetworkParamSet", "spec.deviceMode", "Rdma", "'Rdma' is not one of"),
+    ("GKENetworkParamSet", "spec.deviceMode", None, "not valid under any of the given schemas"),
+    ("GKENetworkParamSet", "spec.podIPv4Ranges", {"rangeNames": ["pods"]}, "valid under each of"),
+    ("GKENetworkParamSet", "spec.networkAttachment", "x", "'networkAttachment' was expected"),
+]
+
+
+@pytest.mark.parametrize(("kind", "place", "value", "message"), FAULTS, ids=lambda value: str(value)[:40])
+def test_a_fault_in_an_extensions_object_is_seen(kind: str, place: str, value: object, message: str) -> None:
+    """None takes the field away."""
+    thing = next(each for each in objects(rendered("gke-a4")) if each["kind"] == kind)
+    extension_schemas.check(thing)
+    *way, last = place.split(".")
+    inside: Any = thing
+    for step in way:
+        inside = inside[int(step) if step.isdecimal() else step]
+    if value is None:
+        del inside[last]
+    else:
+        inside[last] = value
+    with pytest.raises(jsonschema.ValidationError, match=message):
+        extension_schemas.check(thing)
+
+
+def test_jobset_takes_one_order_of_its_jobs_alone() -> None:
+    thing = next(each for each in objects(rendered("gke-a4")) if each["kind"] == "JobSet")
+    thing["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
+    extension_schemas.check(thing)
+    thing["spec"]["replicatedJobs"][0]["dependsOn"] = [{"name": "other", "status": "Ready"}]
+    with pytest.raises(jsonschema.ValidationError, match="should not be valid under"):
+        extension_schemas.check(thing)
+
+
+def test_facts_of_extensions_say_where_they_are_from() -> None:
+    found = extension_schemas.facts()
+    assert found.keys() == EXTENSIONS
+    for fact in found.values():
+        assert set(fact["source"]) == {"repository", "path", "commit"}
+        assert len(fact["source"]["commit"]) == 40
+
+
+def test_every_network_has_its_parameters() -> None:
+    things = list(objects(rendered("gke-a4")))
+    asked = [each["spec"]["parametersRef"]["name"] for each in things if each["kind"] == "Network"]
+    there = [each["metadata"]["name"] for each in things if each["kind"] == "GKENetworkParamSet"]
+    assert sorted(asked) == sorted(there)
 
 
 def test_lines_fit_a_screen(cluster: tuple[str, Rendered]) -> None:
@@ -282,8 +360,6 @@ FOLLOWED = [
 
 @pytest.mark.parametrize(("name", "kind", "nodes", "form"), FOLLOWED, ids=lambda value: str(value))
 def test_a_test_that_is_followed_needs_nothing_of_another_run(name: str, kind: str, nodes: int, form: str) -> None:
-    import kubernetes_validate
-
     text, found = followed(name, kind, nodes, internode=form)
     golden = GOLDEN.parent / "kubernetes-run" / f"{name}-{kind}.yaml"
     if os.environ.get("GOLDEN") == "write":
@@ -293,8 +369,7 @@ def test_a_test_that_is_followed_needs_nothing_of_another_run(name: str, kind: s
     own = f"deepep-{kind}-1a2b3c"
     assert {each["metadata"]["name"] for each in found} == {own}
     for each in found:
-        if each["kind"] not in OWN_KINDS:
-            kubernetes_validate.validate(each, API, strict=True)
+        assert each["kind"] in held_to_schemas(each)
     workload = found[-1]
     job = workload["spec"]["replicatedJobs"][0]["template"] if form == "jobset" else workload
     template = job["spec"]["template"]
