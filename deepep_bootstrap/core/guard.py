@@ -141,7 +141,8 @@ def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
     if error.errno in READER_GONE and error.filename is None:
         # The reader of our output (head, less, a terminal) has gone, so there is nobody to tell.
         _silence(sys.stdout)
-        return INTERRUPTED if _followed_interrupt(error) else READER_LEFT
+        # A closed terminal also sends SIGHUP: whichever comes first, it is one end.
+        return INTERRUPTED if error.errno == errno.EIO or _followed_interrupt(error) else READER_LEFT
     if error.errno not in MACHINE_TROUBLE:
         return _tell_bug(verb, as_json=as_json)
     if error.filename is None:

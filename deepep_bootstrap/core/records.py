@@ -76,7 +76,7 @@ class Records(Struct, frozen=True):
 
     def rows(self, key: str) -> Sequence[tuple[str, ...]]:
         """Return all lines of `key`, split into fields."""
-        if _has_text(self.form, key):
+        if key in _with_text(self.form):
             raise TypeError(f"{key} has free text, which is for showing alone")
         return self.lines.get(key, ())
 
@@ -163,9 +163,10 @@ _kept_line = lru_cache(LINES_KEPT)(_line)
 
 
 @cache
-def _has_text(form: RecordForm, key: str) -> bool:
-    """Return whether lines of `key` have free text."""
-    return any(each.free for each in form.fields(key) or ())
+def _with_text(form: RecordForm) -> frozenset[str]:
+    """Return the keys whose lines have free text."""
+    both = (*form.single.items(), *form.many.items())
+    return frozenset(key for key, fields in both if any(each.free for each in fields))
 
 
 def _fault(line: str, form: RecordForm) -> str:

@@ -72,7 +72,7 @@ def _manifest(coded: str) -> str:
     return base64.b64decode(coded, validate=True).decode()
 
 
-class Gpu(Struct, frozen=True):
+class Gpu(Struct, frozen=True, cache_hash=True):
     """One GPU as nvidia-smi and sysfs show it. `capability` is "9.0", `memory_mib` MiB, `processes` how many use it
     now."""
 
@@ -124,7 +124,7 @@ class TorchLibrary(Struct, frozen=True):
     folder: str
 
 
-class Gid(Struct, frozen=True):
+class Gid(Struct, frozen=True, cache_hash=True):
     """One entry of a port's GID table; `kind` is "IB/RoCE v1" or "RoCE v2", `netdev` the network device behind it."""
 
     index: int
@@ -133,7 +133,7 @@ class Gid(Struct, frozen=True):
     netdev: str
 
 
-class Port(Struct, frozen=True):
+class Port(Struct, frozen=True, cache_hash=True):
     """One port of an RDMA device: `state` such as "ACTIVE", `link_layer` "InfiniBand" or "Ethernet", `rate_gbps` in
     Gb/s."""
 
@@ -144,7 +144,7 @@ class Port(Struct, frozen=True):
     gids: tuple[Gid, ...] = ()
 
 
-class Rdma(Struct, frozen=True):
+class Rdma(Struct, frozen=True, cache_hash=True):
     """One RDMA device by kernel driver (mlx5_core), not by name; `virtual`: a function that a physical one of this
     host lends (SR-IOV)."""
 
@@ -345,6 +345,7 @@ def _gpus(records: Records) -> tuple[Gpu, ...]:
 
 
 def _rdma(records: Records) -> tuple[Rdma, ...]:
+    virtual = frozenset(records.words("rdma_virtual"))
     gids: dict[tuple[str, str], list[Gid]] = {}
     for device, port, index, gid, kind, netdev in records.rows("gid"):
         gids.setdefault((device, port), []).append(Gid(number(index), gid, kind, netdev))
@@ -360,7 +361,7 @@ def _rdma(records: Records) -> tuple[Rdma, ...]:
             number(numa, -1),
             firmware,
             tuple(ports.get(name, [])),
-            name in records.words("rdma_virtual"),
+            name in virtual,
         )
         for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
     )

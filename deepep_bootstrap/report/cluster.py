@@ -220,8 +220,12 @@ def stack_of(run: Report) -> str:
 def kinds(looked: Looked) -> tuple[HostKind, ...]:
     """Return the hosts, those that are alike together, the worst first."""
     groups: dict[HostKind, list[str]] = {}
+    by_host: dict[str, list[Finding]] = {}
+    for finding in looked.findings:
+        for name in finding.hosts:
+            by_host.setdefault(name, []).append(finding)
     for host in looked.survey.inventory.hosts:
-        state, why = condition(host.name, looked)
+        state, why = condition(host.name, looked, by_host.get(host.name, ()))
         kind = HostKind((), host.role, state, why)
         if (facts := looked.survey.facts.get(host.name)) is not None:
             kind = replace(kind, **described(facts, looked.survey.prefix))
@@ -230,9 +234,8 @@ def kinds(looked: Looked) -> tuple[HostKind, ...]:
     return tuple(sorted(found, key=lambda kind: list(HOST_STATES).index(kind.state)))
 
 
-def condition(name: str, looked: Looked) -> tuple[str, str]:
-    """Return the state of a host, and what is behind it."""
-    mine = [finding for finding in looked.findings if name in finding.hosts]
+def condition(name: str, looked: Looked, mine: Sequence[Finding]) -> tuple[str, str]:
+    """Return the state of a host, and what is behind it; `mine` are the findings that name it."""
     checks = {
         severity: tuple(dict.fromkeys(each.check for each in mine if each.severity == severity))
         for severity in (BLOCKING, WARNING)

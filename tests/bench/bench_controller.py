@@ -30,6 +30,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from fabric import Connection
 
+from deepep_bootstrap.cli.app import collect_less_often
 from deepep_bootstrap.cli.commands.bootstrap import bootstrap
 from deepep_bootstrap.cli.commands.facts import facts
 from deepep_bootstrap.cli.commands.plan import plan
@@ -149,6 +150,7 @@ def measured(body: Callable[[], object], count: int) -> Measured:
 
 def verb(run: Callable[[Flags], int], flags: Flags, says: str) -> None:
     """Run a verb as a person does, and end where a host did not answer, or where it does not say what it should."""
+    collect_less_often()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = run(flags)

@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
+from deepep_bootstrap.cli.app import collect_less_often
 from deepep_bootstrap.cli.commands.doctor import doctor
 from deepep_bootstrap.cli.commands.facts import facts
 from deepep_bootstrap.cli.commands.plan import plan
@@ -31,6 +32,7 @@ VERBS = {"facts": facts, "plan": plan, "doctor": doctor, "report": lambda flags:
 
 def main(count: int, names: list[str]) -> None:
     survey.ConnectionPool = crowd.Crowd  # type: ignore[misc,assignment]
+    collect_less_often()
     with tempfile.TemporaryDirectory() as folder:
         flags = Flags(root=ROOT, hosts=str(crowd.hosts_file(Path(folder), count)))
         for number in range(1, count + 1):

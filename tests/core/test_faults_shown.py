@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.errors import INTERRUPTED, Problem, Trouble
 from deepep_bootstrap.core.guard import guarded
 from deepep_bootstrap.core.text import HOSTS, LOCK, looks_like, other_than
 from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
@@ -81,3 +82,17 @@ def test_a_reader_that_leaves_ends_it_as_it_ends_others(more: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m invoke lock{more} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout.splitlines()[-1], done.stderr) == ("141", "")
+
+
+def test_a_terminal_that_closed_ends_it_as_its_hangup_does() -> None:
+    """Which of the two is noticed first is chance."""
+    control, terminal = os.openpty()
+
+    def body() -> int:
+        os.close(control)
+        return os.write(terminal, b"a line")
+
+    try:
+        assert guarded("bootstrap", body) == INTERRUPTED
+    finally:
+        os.close(terminal)
