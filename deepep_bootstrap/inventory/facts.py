@@ -354,15 +354,7 @@ def _rdma(records: Records) -> tuple[Rdma, ...]:
         table = tuple(sorted(gids.get((device, port), []), key=lambda gid: gid.index))
         ports.setdefault(device, []).append(Port(number(port), state, link, decimal(rate), table))
     return tuple(
-        Rdma(
-            name,
-            driver,
-            path,
-            number(numa, -1),
-            firmware,
-            tuple(ports.get(name, [])),
-            name in virtual,
-        )
+        Rdma(name, driver, path, number(numa, -1), firmware, tuple(ports.get(name, [])), name in virtual)
         for name, driver, path, numa, firmware in sorted(records.rows("rdma"), key=lambda f: natural(f[0]))
     )
 
