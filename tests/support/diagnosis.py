@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 from msgspec import Struct
 
+from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, diagnose
 from deepep_bootstrap.analysis.diagnosis.rules import load_causes
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
@@ -27,6 +29,12 @@ SETS = (
 RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
 BOOK = load_causes(RULES, "env/rules/causes.toml")
 SLUGS = [cause.slug for cause in BOOK.causes]
+
+
+@functools.cache
+def diagnosed(name: str, text: str) -> Diagnosis:
+    """Return the diagnosis of a log by the shipped rules, which several tests of a file look at."""
+    return diagnose({name: text}, BOOK)
 
 
 class Case(Struct, frozen=True):

@@ -35,7 +35,7 @@ MOST = 0.98
 SHARED_MOST, SHARED_IN_CONTEXT, DECIDES = 0.7, 0.88, 0.3
 """The most that is believed of a cause of which there are only symptoms that many causes share (a timeout, an abort,
 an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or more, and so singles the cause out.
-Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_calibration.py) are then given
+Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_engine.py) are then given
 to no other with 0.8 and more, but for what those tests name."""
 
 WORD = re.compile(r"[^\W\d_]{3}")

@@ -126,7 +126,12 @@ class Log:
     def has_word(self, pattern: Pattern) -> bool:
         """Return whether any word of a pattern is in the log: without one nothing fits, which is so of most rules, and
         told quickly."""
-        return any(self._place(word, 0) >= 0 or (pattern.tight and self._is_joined(word)) for word in pattern.words)
+        # Written out, since it is asked for each sign of each cause: a thousand times a log.
+        for word in pattern.words:
+            place = self._places.get(word)
+            if (self._place(word, 0) if place is None else place) >= 0 or (pattern.tight and self._is_joined(word)):
+                return True
+        return False
 
     def label(self, line: int) -> str:
         """Return what tells the process of a line from others, "" where nothing does."""
@@ -200,10 +205,9 @@ class Log:
     def _place(self, word: str, begin: int) -> int:
         """Return where a word stands first from `begin` on, -1 for nowhere. Rules share words: each is looked for
         from the start once, and not at all where its letters are nowhere, as those of most errors are."""
-        if word not in self._places:
-            possible = all(letters in self._letters for letters in _letters_of(word))
-            self._places[word] = self._small.find(word) if possible else -1
-        first = self._places[word]
+        first = self._places.get(word)
+        if first is None:
+            first = self._places[word] = self._small.find(word) if _longest_letters(word) in self._letters else -1
         return first if first < 0 or first >= begin else self._small.find(word, begin)
 
     def _is_joined(self, word: str) -> bool:
@@ -261,9 +265,9 @@ def bare(line: str, *, keep_indent: bool = False) -> str:
 
 
 @functools.cache
-def _letters_of(word: str) -> tuple[str, ...]:
-    """Return the rows of letters of a word of the rules, of which there are some thousand."""
-    return tuple(LETTERS.findall(word))
+def _longest_letters(word: str) -> str:
+    """Return the longest row of letters of a word of the rules, of which there are some thousand."""
+    return max(LETTERS.findall(word), key=len, default="")
 
 
 def _surroundings(text: str, word: str) -> Iterator[tuple[int, int]]:

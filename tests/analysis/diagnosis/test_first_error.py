@@ -13,7 +13,7 @@ import pytest
 from deepep_bootstrap.analysis.diagnosis.engine import as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import BOOK, CASES, cases_of_rules, cases_of_set
+from tests.support.diagnosis import BOOK, CASES, cases_of_rules, cases_of_set, diagnosed
 from tests.support.paths import ROOT
 
 OUTSIDER = (
@@ -49,12 +49,14 @@ def first(**logs: str) -> FirstError:
 
 @pytest.mark.parametrize(("name", "file"), WANTED)
 def test_the_first_error_of_a_log_of_2026(name: str, file: str) -> None:
-    assert WANTED[name, file] in first(log=text_of(name, file)).evidence.text
+    found = diagnosed(file, text_of(name, file)).first
+    assert found
+    assert WANTED[name, file] in found.evidence.text
 
 
 @pytest.mark.parametrize(("name", "file"), HEALTHY)
 def test_what_went_well_has_neither_cause_nor_first_error(name: str, file: str) -> None:
-    found = diagnose({file: text_of(name, file)}, BOOK)
+    found = diagnosed(file, text_of(name, file))
     assert (found.findings, found.first) == ((), None)
 
 
@@ -71,7 +73,7 @@ def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
 ) -> None:
     """How many were before the rules were mended by them is told at the head of each index."""
     cases = [case for name in names for case in cases_of_set(name) if (name, case.path.name) in WANTED]
-    found = {case: diagnose({case.path.name: case.text}, BOOK).findings for case in cases}
+    found = {case: diagnosed(case.path.name, case.text).findings for case in cases}
     right = [case for case, findings in found.items() if findings and findings[0].cause == case.cause]
     assert len(cases) >= failing
     assert len([key for key in HEALTHY if key[0] in names]) >= healthy
