@@ -105,6 +105,9 @@ HELP = {
         "how the hosts are asked: ssh, slurm (one srun over the free nodes), auto (default: slurm above --ssh-limit); "
         "or kubernetes: the GPU nodes of a cluster, by its API alone",
     ),
+    "debug_pods": "with --via=kubernetes: look at the nodes from inside too, by a privileged pod on each of them, of "
+    "this image (by its digest, with chroot in it); deleted afterwards",
+    **dict.fromkeys(("doctor.namespace", "facts.namespace"), "the namespace for debug pods (default: the context's)"),
     "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
     "test.via": "slurm (default where it runs), ssh: without Slurm, over the connections to the hosts, or kubernetes",
     "context": "the context of the kubeconfig (default: its current one)",

@@ -1,14 +1,22 @@
-"""Checks of a cluster's GPU nodes by what the Kubernetes API says of them."""
+"""Checks of a cluster's GPU nodes by what the Kubernetes API says of them, and by their own facts where debug pods
+brought these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.doctor import gpu, grace, host, network
 from deepep_bootstrap.doctor.examine import folded, ordered
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, Finding
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Case, Fault, Finding, HostView
+from deepep_bootstrap.inventory import network_env
+from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.kube.node_facts import ClusterFacts, NodeFacts
+from deepep_bootstrap.lock.model import Stack
 
 OLDEST_DRIVER = {"12": 525, "13": 580}
 """The first driver branch on which programs of a CUDA major run: CUDA Compatibility Guide."""
@@ -166,3 +174,47 @@ def ranked_values(values: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]
     for name, value in values.items():
         nodes.setdefault(value, []).append(name)
     return sorted(((value, tuple(names)) for value, names in nodes.items()), key=lambda pair: -len(pair[1]))
+
+
+NOT_ASKED = frozenset(
+    ("gpu-busy", "rdma-userspace", "libmlx5", "rdma-provider", "nic-handler", "gdrdrv", "host-address")
+)
+"""Checks of hosts that say nothing of a node: pods compute there, with user space, handler and name of their own."""
+
+INSIDE = tuple(
+    row
+    for row in (*gpu.ROWS, *grace.ROWS, *network.ROWS, *host.ROWS)
+    if row.check not in NOT_ASKED and (row not in host.ROWS or row.check == "secure-boot")
+)
+"""Checks of hosts that hold for nodes too: GPUs, driver and its options, NICs, links, firmware."""
+
+
+BY_SSH = "invoke bootstrap --hosts=… --context=…"
+"""What prepares a node; node.yaml of invoke manifests does so too, but for reboots."""
+
+
+def known_inside(found: ClusterFacts, facts: Mapping[str, Facts]) -> ClusterFacts:
+    """Return the nodes with the driver that they themselves say they have."""
+    versions = {name: seen.prepared.nvidia_version for name, seen in facts.items() if seen.prepared.nvidia_version}
+    nodes = tuple(replace(node, driver=versions.get(node.name, node.driver)) for node in found.nodes)
+    return replace(found, nodes=nodes)
+
+
+def examine_inside(facts: Mapping[str, Facts], stack: Stack, texts: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return what the nodes' own facts say; `texts` are the files of env/ by path."""
+    if not facts:
+        return ()
+    try:
+        derived = network_env.derive(network_env.AUTO, facts, texts)
+        profile, handler = derived.profile, derived.environment.get(network_env.HANDLER, "")
+        link = network_env.read_profile(profile, texts).link
+    except Trouble:  # no GPU on any of them, which has a row of its own
+        profile, link, handler = network_env.SINGLE, "", ""
+    case = Case(stack, "", profile, link, handler, bootstrap=BY_SSH, alone=len(facts) < 2)
+    single = [
+        (name, Finding(row.check, fault.severity, (), fault.found, fault.wanted, row.why, fault.fix))
+        for name, seen in facts.items()
+        for row in INSIDE
+        for fault in row.look(HostView(name, "gpu", seen, None, case))
+    ]
+    return ordered(folded(single), list(facts))

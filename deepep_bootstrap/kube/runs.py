@@ -12,6 +12,7 @@ from deepep_bootstrap.kube import names
 from deepep_bootstrap.kube.client import EXTRA, Cluster, Object, Refused
 
 PLURALS = {
+    ("v1", "Pod"): "pods",
     ("v1", "Service"): "services",
     ("v1", "ServiceAccount"): "serviceaccounts",
     ("batch/v1", "Job"): "jobs",
@@ -118,7 +119,7 @@ class ClusterRun:
     @property
     def by_hand(self) -> str:
         """Return the command that deletes what is left."""
-        kinds = "job,service,serviceaccount"
+        kinds = "job,pod,service,serviceaccount"
         return f"kubectl --context={self.cluster.context} -n {self.namespace} delete {kinds} -l {names.RUN}={self.name}"
 
     def pods(self) -> list[Object]:

@@ -4,6 +4,7 @@ their index, conditions and events as the real ones have them, and a container o
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,9 @@ class Emulated:
                 self.known.add(uid)
                 self._make_pods(job)
         for pod in pods:
+            if not pod["metadata"].get("ownerReferences"):
+                self._run_alone(pod)
+                continue
             owner = pod["metadata"]["ownerReferences"][0]["uid"]
             phase = pod["status"]["phase"]
             if pod["spec"].get("nodeName") in self.dead:
@@ -81,6 +85,14 @@ class Emulated:
                 self._end(pod, code)
             elif phase == "Running" and self._has_failed(owner):
                 self._delete(pod)  # backoffLimit: 0
+
+    def _run_alone(self, pod: Object) -> None:
+        """Do with a pod that nothing controls, and whose maker put it on its node, what the kubelet there does."""
+        phase, name = (pod.get("status") or {}).get("phase"), pod["metadata"]["name"]
+        if phase is None:
+            self._begin(pod, pod["spec"]["nodeName"])
+        elif phase == "Running" and (code := self.containers[name].poll()) is not None:
+            self._end(pod, code)
 
     def _has_failed(self, owner: str) -> bool:
         return any(
@@ -114,16 +126,20 @@ class Emulated:
             said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.unschedulable}
             self._patch(pod, status={"conditions": [said]})
             return
-        node, name = free[0], pod["metadata"]["name"]
-        self.busy[node] = name
+        self.busy[free[0]] = pod["metadata"]["name"]
+        self._begin(pod, free[0])
+
+    def _begin(self, pod: Object, node: str) -> None:
+        """Start a pod's container on a node, if its image is there."""
+        name = pod["metadata"]["name"]
         scheduled = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
         image = pod["spec"]["containers"][0]["image"]
         if self.images is not None and image not in self.images:
             words = f'failed to resolve reference "{image}": {image}: not found'
             self.event(pod, "Failed", f'Failed to pull image "{image}": {words}')
             waits = {"waiting": {"reason": "ErrImagePull", "message": words}}
-            scheduled["containerStatuses"] = [{"name": "test", "state": waits}]
-            self._patch(pod, spec={"nodeName": node}, status=scheduled)
+            scheduled["containerStatuses"] = [{"name": pod["spec"]["containers"][0]["name"], "state": waits}]
+            self._patch(pod, spec={"nodeName": node}, status={"phase": "Pending", **scheduled})
             return
         namespace = pod["metadata"]["namespace"]
         self.live.inside(lambda api: (api.running.add((namespace, name)), api.say(namespace, name)))
@@ -131,14 +147,14 @@ class Emulated:
         self.containers[name] = self.start(
             placed, node, lambda *lines: self.live.inside(lambda api: api.say(namespace, name, *lines))
         )
-        scheduled["containerStatuses"] = [{"name": "test", "state": {"running": {}}}]
+        scheduled["containerStatuses"] = [{"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}}]
         self._patch(pod, spec={"nodeName": node}, status={"phase": "Running", **scheduled})
 
     def _end(self, pod: Object, code: int) -> None:
         meta = pod["metadata"]
         self.live.inside(lambda api: api.running.discard((meta["namespace"], meta["name"])))
         ended = {"terminated": {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}}
-        statuses = [{"name": "test", "state": ended}]
+        statuses = [{"name": pod["spec"]["containers"][0]["name"], "state": ended}]
         self._patch(pod, status={"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses})
 
     def _delete(self, pod: Object) -> None:
@@ -175,6 +191,13 @@ class Emulated:
 
     def _patch(self, pod: Object, **changes: Mapping[str, Any]) -> None:
         self.cluster.patch(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}", changes)
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """A word of a container's command as kubelet gives it: $(NAME) of a variable that is there, and $ for $$."""
+    return re.sub(
+        r"\$(?:(\$)|\(([^()]*)\))", lambda match: "$" if match[1] else variables.get(match[2], match[0]), text
+    )
 
 
 @contextmanager

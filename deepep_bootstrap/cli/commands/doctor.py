@@ -8,23 +8,33 @@ from collections.abc import Sequence
 
 from deepep_bootstrap.bootstrap.planning import look_at_hosts, read_lock
 from deepep_bootstrap.cli.examination import Judged, examine_cluster
-from deepep_bootstrap.cli.node_view import look_at_nodes, through_kubernetes
+from deepep_bootstrap.cli.node_view import ClusterFlags, look_at_nodes, look_inside, through_kubernetes
 from deepep_bootstrap.core.console import Screen, more
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold_short
-from deepep_bootstrap.doctor.examine import exit_code, finding_json
+from deepep_bootstrap.doctor.examine import exit_code, finding_json, ordered
 from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, SEVERITIES, WARNING, Finding
-from deepep_bootstrap.doctor.nodes import examine_nodes
+from deepep_bootstrap.doctor.nodes import examine_inside, examine_nodes, known_inside
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import USER
-from deepep_bootstrap.inventory.survey import read_inventory
+from deepep_bootstrap.inventory.survey import read_inventory, read_tree
 from deepep_bootstrap.kube.node_facts import ClusterFacts
+from deepep_bootstrap.kubernetes.debug_pods import NodesSeen
 from deepep_bootstrap.slurm.fanout import open_ways
 
 STYLES = {BLOCKING: "red", WARNING: "yellow", NOTE: "dim"}
 
 
-def doctor(flags: Flags, *, as_: str = "", strict: bool = False, kubeconfig: str = "", context: str = "") -> int:
+def doctor(
+    flags: Flags,
+    *,
+    as_: str = "",
+    strict: bool = False,
+    kubeconfig: str = "",
+    context: str = "",
+    namespace: str = "",
+    debug_pods: str = "",
+) -> int:
     """Say what is wrong with the hosts, why it matters and what to do; change nothing.
 
     Findings are printed with the worst first; exit 4 when something blocks (with `strict` also when something warns),
@@ -32,10 +42,13 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False, kubeconfig: str
     the connection's own user).
 
     Without --stack the hosts are judged by each stack that the prefix offers, by the lock's default one where nothing
-    is offered. With --via=kubernetes the GPU nodes of a cluster are judged by what its API tells of them."""
+    is offered. With --via=kubernetes the GPU nodes of a cluster are judged by what its API tells of them, and
+    with debug pods by their own facts too."""
     screen = Screen("doctor", as_json=flags.json)
-    if through_kubernetes(flags, kubeconfig, context):
-        return doctor_nodes(screen, flags, look_at_nodes(flags, kubeconfig, context), strict=strict)
+    asked = ClusterFlags(kubeconfig, context, namespace, debug_pods)
+    if through_kubernetes(flags, asked):
+        nodes = look_at_nodes(flags, asked)
+        return doctor_nodes(screen, flags, nodes, look_inside(flags, asked, nodes), strict=strict)
     user = as_
     if user and not USER.fullmatch(user):
         wanted = "a user of the hosts, e.g. --as=alice"
@@ -56,16 +69,19 @@ def doctor(flags: Flags, *, as_: str = "", strict: bool = False, kubeconfig: str
     return code
 
 
-def doctor_nodes(screen: Screen, flags: Flags, found: ClusterFacts, *, strict: bool) -> int:
+def doctor_nodes(screen: Screen, flags: Flags, found: ClusterFacts, inside: NodesSeen, *, strict: bool) -> int:
     """Print what is wrong with the nodes of a cluster, and return the exit code."""
     _, stack = read_lock(flags)
-    findings = examine_nodes(found, stack.cuda)
+    findings = examine_nodes(known_inside(found, inside.facts), stack.cuda)
+    texts = read_tree(flags.root / "env")
+    findings = ordered([*findings, *examine_inside(inside.facts, stack, texts)], [node.name for node in found.nodes])
     names = fold_short(node.name for node in found.nodes)
     screen.say(f"{names} of {found.context}: stack {stack.name}", style="bold")
     show_findings(screen, findings, ())
-    code = exit_code(findings, strict=strict)
+    screen.problems(inside.problems)
+    code = worst([exit_code(findings, strict=strict), TROUBLE if inside.problems else OK])
     by = {"stack": stack.name, "stacks": [stack.name], "profile": "", "users": {}, "context": found.context}
-    screen.document(code, (), **by, findings=[finding_json(finding) for finding in findings])
+    screen.document(code, inside.problems, **by, findings=[finding_json(finding) for finding in findings])
     return code
 
 
