@@ -36,31 +36,50 @@ ONCE, REPEATED, OPTIONAL = "once", "repeated", "optional"
 
 
 class Pattern(Struct, frozen=True):
-    """A compiled pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
+    """A pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
     (small letters). `tight`: it may be tried over the end of a line, where a message was wrapped or cut."""
 
-    regex: re.Pattern[str]
+    source: str
     words: tuple[str, ...]
     tight: bool
 
+    @property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled pattern: most of the rules' are never needed, since no log has their words."""
+        return _compiled(self.source)
 
-def compile_pattern(source: str, *, everywhere: bool = True) -> Pattern:
+
+@functools.cache
+def _compiled(source: str) -> re.Pattern[str]:
+    try:
+        return re.compile(source, re.IGNORECASE)
+    except re.error as error:
+        raise Trouble(Problem(FILE, f"no regular expression: {error}", source, "one that compiles")) from None
+
+
+def compile_pattern(source: str, *, everywhere: bool = True, tried: bool = True) -> Pattern:
     """Return the pattern; ValueError saying what is wrong with it. One that is not looked for `everywhere` needs no
-    word."""
+    word. Not `tried`: it came with this program, whose tests have compiled it."""
     if REPEATED_GROUP.search(source):
         raise ValueError("a repeated group can take for ever on a long line")
     if REFERENCE.search(source):
         raise ValueError("a reference to a group can take for ever on a long line")
+    if tried:
+        _try(source)
+    words, _ = _Scanner(source).alternatives(0)
+    if everywhere and min(map(len, words), default=0) < SHORTEST:
+        raise ValueError(f"no word of {SHORTEST} letters that every match contains, by which it could be found quickly")
+    return Pattern(source, tuple(dict.fromkeys(words)), WIDE.search(source) is None)
+
+
+def _try(source: str) -> None:
+    """Compile a pattern; ValueError saying what is wrong with it."""
     try:
         regex = re.compile(source, re.IGNORECASE)
     except re.error as error:
         raise ValueError(f"no regular expression: {error}") from None
     if regex.search("") is not None:
         raise ValueError("it matches nothing at all, and so every line")
-    words, _ = _Scanner(source).alternatives(0)
-    if everywhere and min(map(len, words), default=0) < SHORTEST:
-        raise ValueError(f"no word of {SHORTEST} letters that every match contains, by which it could be found quickly")
-    return Pattern(regex, tuple(dict.fromkeys(words)), WIDE.search(source) is None)
 
 
 class _Scanner:
@@ -400,8 +419,10 @@ def _patterns(table: Table, key: str, *, everywhere: bool = True) -> tuple[Patte
 
 
 def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:
+    # Compiling all of ours takes longer than looking through a log for them. Those of a user are tried now.
+    ours = table.where.partition(": ")[0].endswith(f"env/{FILE}")
     try:
-        yield compile_pattern(source, everywhere=everywhere)
+        yield compile_pattern(source, everywhere=everywhere, tried=not ours)
     except ValueError as error:
         table.complain(key, f"cannot be used: {error}", source)
 

@@ -87,6 +87,17 @@ CODES = {"764216", "16384", "65536"}
 """A syndrome of a NIC, the same on every machine, and limits of locked memory that distributions set."""
 
 
+def test_every_shipped_pattern_can_be_used() -> None:
+    """They are not tried when they are read; the same text under another name is."""
+    assert load_causes(RULES, "own.toml") == BOOK
+
+
+def test_a_shipped_pattern_that_somebody_broke_is_told() -> None:
+    broken = load_causes(MINIMAL.replace("it broke in two", "it broke in (two"), "env/rules/causes.toml")
+    with pytest.raises(Trouble, match="no regular expression"):
+        diagnose({"log": "it broke in two\nsegmentation fault, it broke in two\n"}, broken)
+
+
 def test_no_pattern_quotes_what_only_one_case_has() -> None:
     patterns = {
         (cause.slug, pattern.regex.pattern)
