@@ -115,6 +115,8 @@ HELP = {
     "reboot (default: the hosts file's; without any such hosts are not rebooted)",
     "bootstrap.context": "the cluster of Kubernetes whose nodes the hosts are, by its context: they are drained before "
     "a reboot (default: the hosts file's; without any such hosts are not rebooted)",
+    "status.context": "the cluster of Kubernetes whose nodes are told that we left cordoned "
+    "(default: the hosts file's, else none)",
     "kubeconfig": "the file of kubectl's configuration (default: KUBECONFIG, then ~/.kube/config)",
     "namespace": "the namespace for the test's objects (default: that of the settings)",
     "nodes": "how many nodes take part (default: the kind's own number; pairs: all)",

@@ -1,10 +1,17 @@
-"""What `invoke status` says of the hosts' MODULEPATH."""
+"""What `invoke status` says of the hosts' MODULEPATH, and of nodes of Kubernetes that were left cordoned."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from deepep_bootstrap.cli.commands.status import MISSING, NOT_NEEDED, hook_words
+from deepep_bootstrap.cli.commands.status import MISSING, NOT_NEEDED, cordoned_by_us, hook_words, tell_cordoned
+from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.kube import client, nodes
+from tests.support.kube_api import live_api, make_node, refusal
+
+LEFT = "deepep-bootstrap: came back without what was wanted (run 7)"
 
 
 @pytest.mark.parametrize(
@@ -18,3 +25,21 @@ from deepep_bootstrap.cli.commands.status import MISSING, NOT_NEEDED, hook_words
 )
 def test_the_hook_of_another_prefix_is_red(hook: str, words: str, style: str) -> None:
     assert hook_words(hook, "/shared/deepep") == (words, style)
+
+
+@pytest.mark.usefixtures("programs")
+def test_nodes_that_we_left_cordoned_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live_api(tmp_path) as (api, file):
+        cluster = client.connect(kubeconfig=str(file))
+        for name, reason in (("gpu-a", LEFT), ("gpu-b", LEFT), ("gpu-c", "")):
+            cluster.create(nodes.NODES, make_node(name, f"boot of {name}", cordoned=reason))
+        cluster.patch(f"{nodes.NODES}/gpu-c", {"spec": {"unschedulable": True}})  # somebody else's
+        assert cordoned_by_us(cluster) == ({"gpu-a": LEFT, "gpu-b": LEFT}, ())
+        api.inside(lambda each: each.refusals.update({"GET /api/v1/nodes": refusal(403, "may not list nodes")}))
+        found, problems = cordoned_by_us(cluster)
+        assert (found, len(problems)) == ({}, 1)
+        assert "may not list nodes" in str(problems[0])
+    assert cordoned_by_us(None) == ({}, ())
+    tell_cordoned(Screen("status"), {"gpu-a": LEFT, "gpu-b": LEFT})
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == f"cordoned by us in Kubernetes, given back by the next successful run: gpu-a,gpu-b (2) ({LEFT})"

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, by_hand, find_orphans, remedy
-from deepep_bootstrap.bootstrap.planning import asks_slurm_of, look_at_hosts
+from deepep_bootstrap.bootstrap.planning import asks_slurm_of, cluster_of, look_at_hosts
 from deepep_bootstrap.bootstrap.reboot.drained import drained_and_silent, drained_by_us, waiting_for_reboot
 from deepep_bootstrap.cli.lock_view import Lead, find_leads
 from deepep_bootstrap.core.console import Screen
@@ -18,6 +18,8 @@ from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import Survey, open_connections, read_inventory, read_tree
+from deepep_bootstrap.kube.client import Cluster
+from deepep_bootstrap.kube.nodes import look
 from deepep_bootstrap.lock.model import read_lock_file
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.defects import current_defects, look_at_offers
@@ -28,13 +30,15 @@ TEST_STYLES = {"failed": "red", "below reference": "yellow", "stopped": "yellow"
 MISSING, NOT_NEEDED = "missing", "not needed, no module system"
 
 
-def status(flags: Flags) -> int:
+def status(flags: Flags, *, kubeconfig: str = "", context: str = "") -> int:
     """Say what is installed and whether the lock is ahead of it, where MODULEPATH of the hosts leads, which wait for a
-    reboot or are drained by us, what builds left that are gone, and the last test of each kind and stack.
+    reboot or are drained by us, what builds left that are gone, and the last test of each kind and stack. Where a
+    cluster of Kubernetes is named, its nodes that we left cordoned too, whether or not their hosts are among these.
 
     Of the current generation its stacks, modules and their known defects are told, which change no exit code."""
     screen = Screen("status", as_json=flags.json)
     inventory, prefix = read_inventory(flags)
+    cluster = cluster_of(inventory, kubeconfig, context)
     with open_connections(flags, inventory) as transport:
         survey = look_at_hosts(flags, transport, inventory, prefix)
         silent = drained_and_silent(transport, survey, asks_slurm_of(survey))
@@ -43,6 +47,7 @@ def status(flags: Flags) -> int:
         defects = current_defects(flags, holdings) if holdings else ()
         orphans = find_orphans(transport, OrphanRequest(prefix, recipes, user), survey.reached)
         tests = load.newest(transport, survey.reached, survey.facts, recipes=recipes, user=user)
+    cordoned, unasked = cordoned_by_us(cluster)
     manifest, unbelieved = offered_manifest(survey)
     leads, unlocked = find_leads_of(flags, survey) if manifest else ((), ())
     hooks, waiting, drained = hooks_of(survey), waiting_for_reboot(survey), drained_by_us(survey) | silent
@@ -57,10 +62,11 @@ def status(flags: Flags) -> int:
     for lead in leads:
         screen.say(f"  {lead.line}", style="yellow")
     tell_hosts(screen, prefix, hooks, waiting, drained)
+    tell_cordoned(screen, cordoned)
     tell_orphans(screen, orphans, remedy(flags))
     for test in tests:
         screen.say(f"  {test.line}", style=TEST_STYLES.get(test.verdict, ""))
-    problems = (*survey.problems, *unread, *unbelieved, *unlocked)
+    problems = (*survey.problems, *unread, *unbelieved, *unlocked, *unasked)
     screen.problems(problems)
     code = TROUBLE if problems else OK
     screen.document(
@@ -72,6 +78,7 @@ def status(flags: Flags) -> int:
         hooks=hooks,
         waiting=waiting,
         drained=drained,
+        cordoned=cordoned,
         orphans=[to_builtins(orphan) for orphan in orphans.found],
         tests=[to_builtins(test) for test in tests],
         defects=[to_builtins(defect) for defect in defects],
@@ -137,6 +144,26 @@ def tell_hosts(
         screen.say(f"  waits for a reboot ({what}): {fold(names)}", style="yellow")
     for reason, names in by_value(drained).items():
         screen.say(f"  drained by us, resumed by the next successful run: {fold(names)} ({reason})", style="yellow")
+
+
+def cordoned_by_us(cluster: Cluster | None) -> tuple[dict[str, str], tuple[Problem, ...]]:
+    """Return, by node of Kubernetes, the reason with which this program cordoned it and has not given it back yet, and
+    why the cluster could not be asked. Nothing without a cluster."""
+    if cluster is None:
+        return {}, ()
+    try:
+        return dict(look(cluster, {}).cordoned), ()
+    except Trouble as trouble:
+        return {}, trouble.problems
+    finally:
+        cluster.close()
+
+
+def tell_cordoned(screen: Screen, cordoned: Mapping[str, str]) -> None:
+    """Print the nodes of Kubernetes that this program keeps cordoned."""
+    for reason, names in by_value(cordoned).items():
+        line = f"cordoned by us in Kubernetes, given back by the next successful run: {fold(names)} ({reason})"
+        screen.say(f"  {line}", style="yellow")
 
 
 def tell_orphans(screen: Screen, orphans: Orphans, command: str) -> None:
