@@ -42,7 +42,7 @@ SESSION = (
 )
 STEP = ("lib.sh", "prefix/lib/owner.sh", "prefix/step.sh")
 RECEIVE = ("lib.sh", "prefix/receive.sh")
-LONGEST_FIRST = ("nvshmem", "python", "deepep", "nccl", "gdrcopy")
+LONGEST_FIRST = ("nvshmem", "python", "deepep", "toolkit", "nccl", "gdrcopy")
 SESSION_STEP = "build session"
 INSTALLED = "installed into the store"
 AGAIN = "the same command again goes on from what is published"

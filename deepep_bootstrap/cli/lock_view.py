@@ -69,7 +69,10 @@ def change_lines(renewal: Renewal) -> list[str]:
 
 
 def _tool_lines(lock: Lock) -> Iterator[str]:
-    """Yield the lines of tools and of images of others, where the lock has any."""
+    """Yield the lines of toolkits, tools and images of others, where the lock has any."""
+    if lock.toolkits:
+        yield "toolkits, for kernels that are compiled where they run"
+        yield from (f"  {name} {each.version}: for {', '.join(each.wheels)}" for name, each in lock.toolkits.items())
     if lock.tools:
         yield "tools"
         yield from (f"  {name} {own[0].version}: {len(own)} wheels, one a platform" for name, own in lock.tools.items())

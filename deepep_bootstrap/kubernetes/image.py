@@ -82,16 +82,15 @@ def plan_image(
 
 
 def inside_record(record: StackRecord, without: Sequence[str]) -> StackRecord:
-    """Return a stack's record as it is inside the image: below ROOT, and without what was found on hosts: names in
-    pods are others, and manifests say what the network is."""
+    """Return a stack's record as it is inside the image: below ROOT, and without what was found on hosts: their toolkit
+    is not in it, names in pods are others, and manifests say what the network is."""
     if "python" in without and record.nccl and record.python:
         what = "DeepEP V2 needs the environment that it was built with"
         raise Trouble(Problem("--without", what, "python", "nothing to be left out"))
     external = record.external_python or ("/usr/bin/python3" if "python" in without else "")
     python = "" if "python" in without else record.python
-    return replace(
-        record, prefix=ROOT, python=python, external_python=external, environment={}, by_host={}, by_kind={}, gib=""
-    )
+    found = {"cuda_home": "", "environment": {}, "by_host": {}, "by_kind": {}, "gib": ""}
+    return replace(record, prefix=ROOT, python=python, external_python=external, **found)
 
 
 def _left_out(record: StackRecord, without: Sequence[str]) -> set[str]:
@@ -139,7 +138,6 @@ def own_modules() -> dict[str, bytes]:
 def about_stack(record: StackRecord, texts: Mapping[str, str]) -> dict[str, Any]:
     """Return what the entry point is told of the stack, as JSON values."""
     table = test_kinds.read_passes(texts)
-    toolkit = {"CUDA_HOME", "EP_JIT_NVCC_COMPILER"}  # the build host's own, which is not in the image
     return {
         "stack": record.stack,
         "module": record.module,
@@ -147,15 +145,16 @@ def about_stack(record: StackRecord, texts: Mapping[str, str]) -> dict[str, Any]
         "deepep": record.deepep,
         "python": modulefiles.interpreter(record),
         "tests": f"{modulefiles.entry(record, record.deepep)}/tests",
-        "lists": {lead.name: _entries(lead) for lead in modulefiles.lists(record) if lead.entries},
-        "variables": {name: value for name, value in modulefiles.variables(record) if name not in toolkit},
+        "lists": {lead.name: _entries(lead, record) for lead in modulefiles.lists(record) if lead.entries},
+        "variables": dict(modulefiles.variables(record)),
         "kinds": {kind.name: _about_kind(kind, record, table) for kind in modulefiles.kinds_of(record)},
     }
 
 
-def _entries(lead: modulefiles.Lead) -> list[str]:
-    # No prefix with commands of its own and no tuning is in the image.
-    return [each for each in lead.entries if each not in {f"{ROOT}/bin", f"{ROOT}/tuning/python"}]
+def _entries(lead: modulefiles.Lead, record: StackRecord) -> list[str]:
+    # No prefix with commands of its own and no tuning is in the image, and no other nvcc than the stack's.
+    compiler = [f"{modulefiles.cuda_folder(record)}/bin"] if lead.name == "PATH" and record.toolkit else []
+    return [each for each in lead.entries if each not in {f"{ROOT}/bin", f"{ROOT}/tuning/python"}] + compiler
 
 
 def _about_kind(kind: Kind, record: StackRecord, table: Sequence[test_kinds.Pass]) -> dict[str, Any]:

@@ -154,6 +154,10 @@ PYTHON = "python"
 """The key of the requirements, and what `lock --update` takes for the wheels; so no source has this name."""
 OWN_INDEX = "pypi"
 TARGET = ValueForm(r"cp3[0-9]{1,2}-(x86_64|aarch64)", "a target such as cp312-x86_64")
+MACHINE = ValueForm(r"x86_64|aarch64", "x86_64 or aarch64")
+ANY_PYTHON = "cp312"
+"""The Python part of a target for wheels that have nothing of Python in them."""
+NVCC = "nvidia-cuda-nvcc"
 
 
 class _RequirementForm(ValueForm, frozen=True):
@@ -280,11 +284,21 @@ class Wheel(Struct, frozen=True):
         return f"{self.name}=={self.version} --hash=sha256:{base64.b64decode(self.hash.partition('-')[2]).hex()}"
 
 
+class ToolkitPin(Struct, frozen=True):
+    """NVIDIA's compiler for kernels that are compiled where they run: the version of its nvcc, and by machine the
+    wheels that its entry is unpacked from. It needs no host toolkit; the host compiler is not in it."""
+
+    name: str
+    version: str
+    wheels: Mapping[str, tuple[Wheel, ...]]
+
+
 class Stack(Struct, frozen=True):
     """A validated set. `deepep`, `nvshmem`, `gdrcopy` name sources ("" for none); `cuda` is the CUDA major; wheels
     by target (`cp312-x86_64`). `nvshmem_wheel` and `nccl_wheel` name distributions among these wheels: the NVSHMEM
     that is not built from a source, and the NCCL that DeepEP V2 is built against ("" for none). `asked` is what the
-    wheels were resolved from, `needs` the lowest version of each of NEEDS that every GPU host must have."""
+    wheels were resolved from, `needs` the lowest version of each of NEEDS that every GPU host must have. `toolkit`
+    names the compiler that comes along for kernels which are compiled where they run ("" for none)."""
 
     name: str
     deepep: str
@@ -296,6 +310,7 @@ class Stack(Struct, frozen=True):
     nccl_wheel: str = ""
     asked: WheelRequest = field(default_factory=WheelRequest)
     needs: Mapping[str, str] = field(default_factory=dict)
+    toolkit: str = ""
 
     def pinned(self, name: str, target: str = "") -> Wheel | None:
         """Return the wheel of the distribution `name` for `target` ("": for any), or None."""
@@ -343,6 +358,7 @@ class Lock(Struct, frozen=True):
     indexes: Mapping[str, str]
     text: str = ""
     images: Mapping[str, ImagePin] = field(default_factory=dict)
+    toolkits: Mapping[str, ToolkitPin] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return where it is from: its text is no help in a message."""
@@ -383,6 +399,7 @@ def parse_lock(text: str, path: str) -> Lock:
         indexes={name: _index(name, table) for name, table in top.named("indexes")},
         text=text,
         images=_images(top.inner("image")),
+        toolkits={name: _toolkit(name, table) for name, table in top.named("toolkit")},
     )
     top.close()
     _check_references(lock, top)
@@ -422,6 +439,7 @@ def _check_references(lock: Lock, top: Table) -> None:
     for stack in lock.stacks.values():
         _check_sources(stack, lock.sources, top)
         _check_wheel_roles(stack, top)
+        _check_toolkit(stack, lock.toolkits, top)
 
 
 def _check_sources(stack: Stack, sources: Mapping[str, Source], top: Table) -> None:
@@ -456,6 +474,38 @@ def _check_wheel_roles(stack: Stack, top: Table) -> None:
         )
 
 
+def _check_toolkit(stack: Stack, toolkits: Mapping[str, ToolkitPin], top: Table) -> None:
+    """The compiler that comes along must be one of the lock, of the stack's CUDA major, for each of its machines."""
+    where, toolkit = f"stack.{stack.name}.toolkit", toolkits.get(stack.toolkit)
+    if toolkit is None:
+        if stack.toolkit:
+            wanted = ", ".join(toolkits) or "a table [toolkit.NAME]"
+            top.complain(where, "there is no such toolkit", stack.toolkit, wanted)
+        return
+    if toolkit.version.split(".")[0] != stack.cuda:
+        top.complain(where, "is of another CUDA major than the stack", toolkit.version, f"CUDA {stack.cuda}")
+    lacking = sorted({target.split("-")[1] for target in stack.wheels} - set(toolkit.wheels))
+    if lacking:
+        top.complain(where, "has no wheels for a machine of the stack", stack.toolkit, f"those for {lacking[0]}")
+
+
+def _toolkit(name: str, table: Table) -> ToolkitPin:
+    wheels = table.inner("wheels")
+    toolkit = ToolkitPin(
+        name, table.text("version", VERSION), {machine: _of_machine(machine, wheels) for machine in wheels.data}
+    )
+    for machine, listed in toolkit.wheels.items():
+        if toolkit.version and not any((each.name, each.version) == (NVCC, toolkit.version) for each in listed):
+            wheels.complain(machine, "has no nvcc of this toolkit's version", wanted=f"{NVCC} {toolkit.version}")
+    table.close()
+    return toolkit
+
+
+def _of_machine(machine: str, wheels: Table) -> tuple[Wheel, ...]:
+    """Read a toolkit's wheels for one machine. They serve every Python, so any of its targets judges them."""
+    return _closure(machine, wheels, f"{ANY_PYTHON}-{machine}")
+
+
 def _stack(name: str, table: Table) -> Stack:
     def unless(other: str, key: str) -> str:
         """Return the name of a source that may be absent where `other` stands."""
@@ -477,6 +527,7 @@ def _stack(name: str, table: Table) -> Stack:
         else table.take("nccl_wheel", str, ""),
         asked=read_asked(table),
         needs=_needs(table.inner("needs")),
+        toolkit=table.text("toolkit", NAME) if "toolkit" in table.data else table.take("toolkit", str, ""),
     )
     table.close()
     return stack
@@ -490,18 +541,20 @@ def _needs(table: Table) -> dict[str, str]:
     return found
 
 
-def _closure(target: str, wheels: Table) -> tuple[Wheel, ...]:
-    """Read the wheels of one target: one of each distribution, each of which that target can install."""
-    if not TARGET.fits(target):
-        wheels.complain(target, "is no target", wanted=TARGET.words)
+def _closure(key: str, wheels: Table, target: str = "") -> tuple[Wheel, ...]:
+    """Read the wheels of one target, which the list's key is where no `target` is named: one of each distribution, each
+    of which that target can install."""
+    target, form = target or key, MACHINE if target else TARGET
+    if not form.fits(key):
+        wheels.complain(key, f"is no {'machine' if form is MACHINE else 'target'}", wanted=form.words)
     seen: set[str] = set()
     closure = []
-    for entry in wheels.tables(target):
+    for entry in wheels.tables(key):
         wheel = _wheel(entry)
         if wheel.name and canonicalize_name(wheel.name) in seen:
             entry.complain("name", "this distribution is listed twice for one target", wheel.name)
         if wheel.file and TARGET.fits(target) and not installs_on(wheel, target):
-            entry.complain("file", f"this wheel does not install on {target}", wheel.file)
+            entry.complain("file", f"this wheel does not install on {key}", wheel.file)
         seen.add(canonicalize_name(wheel.name))
         closure.append(wheel)
     return tuple(closure)

@@ -417,6 +417,7 @@ def make_record(
         torch_nvshmem=deepep.get("TORCH_NVSHMEM", ""),
         nvshmem_version=versions.get("nvshmem", ""),
         own_nccl=names.get("nccl", ""),
+        toolkit=names.get("toolkit", ""),
     )
 
 

@@ -38,6 +38,8 @@ CONTROL = "@control"
 """This machine in the JSON document."""
 
 RESUME, UNCORDON = "resume", "uncordon"
+TITLES_OF_ENTRIES = {"python": "Python with torch", "toolkit": "CUDA's compiler"}
+"""What kinds of entries are called where that is not their name."""
 OTHER_TEXTS = "~ texts of the modulefiles or sbatch files, as this version of the program writes them"
 BUILD_DEPS = "build-deps"
 HOOK = "module-hook"
@@ -153,7 +155,7 @@ def make_plan(
     check_space(request, choice, facts, missing)
     if steps or choice.record.key in facts[choice.prefix_host].prefix.unproved:
         steps.append(verify_step(request, choice, facts))
-    wheels = sum(wheel.size for wheel in choice.wheels) if any(entry.kind == "python" for entry in missing) else 0
+    wheels = sum(wheel.size for entry in missing if entry.kind in {"python", "toolkit"} for wheel in entry.wheels)
     return Plan(tuple(steps), choice, (*choice.notes, *notes), wheels, int(wheels * UNPACKED), preparation)
 
 
@@ -354,7 +356,7 @@ def lacking_hook(request: PlanRequest, facts: Facts) -> Reason | None:
 def build_steps(choice: Decisions, missing: Sequence[Entry]) -> Iterator[Step]:
     """Yield one step for each entry to build."""
     for entry in missing:
-        title = f"build {'Python with torch' if entry.kind == 'python' else entry.kind} {entry.version}"
+        title = f"build {TITLES_OF_ENTRIES.get(entry.kind, entry.kind)} {entry.version}"
         yield Step("build", entry.name, title, (choice.build_host,), Reason("not in the store", entry.name))
 
 

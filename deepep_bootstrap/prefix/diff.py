@@ -31,6 +31,7 @@ RECORD_WORDS = {
     "gdrcopy",
     "python",
     "own_nccl",
+    "toolkit",
     "prefix",
     "stack",
     "environment",
@@ -83,6 +84,10 @@ def lock_facts(lock: Lock) -> Facts:
         found |= _placed("system", name, _flat(system))
     for name, wheels in lock.tools.items():
         found |= wheel_facts(f"tool {name}", ((wheel.file, wheel.version, wheel.hash) for wheel in wheels))
+    for name, toolkit in lock.toolkits.items():
+        for machine, wheels in toolkit.wheels.items():
+            listed = ((wheel.name, wheel.version, wheel.hash) for wheel in wheels)
+            found |= wheel_facts(f"toolkit {name} {machine}", listed)
     for name, url in lock.indexes.items():
         found["index", name, "url"] = url
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ OWN_RECIPES = {
     "nvshmem": ("build/units.sh", "build/nvshmem.sh"),
     "nvshmem-wheel": ("build/wheel.sh", "build/nvshmem-wheel.sh"),
     "nccl-wheel": ("build/wheel.sh", "build/nccl-wheel.sh"),
+    "toolkit": ("build/wheel.sh", "build/toolkit.sh"),
     "python": ("build/python.sh",),
     "deepep": ("build/deepep-checks.sh", "build/units.sh", "build/deepep-setup.sh", "build/deepep.sh"),
     "deepep-v2": (
@@ -53,7 +54,7 @@ V25 = "deepep-v25"
 
 PLACES_OF_V2 = ("PYTHON_ENTRY", "NVSHMEM", "NCCL", "TORCH_NCCL", "TORCH_NVSHMEM")
 """What the recipe of DeepEP V2 gets, each empty where it is not used: entries, and folders beside an external torch."""
-UNCOMPILED = ("python", "nvshmem-wheel", "nccl-wheel")
+UNCOMPILED = ("python", "nvshmem-wheel", "nccl-wheel", "toolkit")
 RELOCATOR = "build/relocate.py"
 
 
@@ -121,8 +122,8 @@ def recipe_names(recipe: str) -> tuple[str, ...]:
 
 def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
     """Return the store entries of the wanted stack, dependencies first: gdrcopy (where it is used), nvshmem, python
-    (unless external), deepep. DeepEP V2 beside an external Python takes NVSHMEM from there: then they are deepep, and
-    before it nccl where ours is wanted."""
+    (unless external), toolkit (where the stack brings one), deepep. DeepEP V2 beside an external Python takes NVSHMEM
+    from there: then they are toolkit, deepep, and before it nccl where ours is wanted."""
     stack, sources = wanted.stack, wanted.lock.sources
     if wanted.joins_torch:
         return _beside_torch(wanted)
@@ -138,6 +139,7 @@ def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
     recipe = deepep_recipe(sources[stack.deepep])
     if recipe == V25:
         del names["NVSHMEM"]  # torch alone uses it there
+    made += _toolkit(wanted)
     deepep = _built(wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=recipe)
     return (*made, deepep)
 
@@ -145,22 +147,22 @@ def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
 def _beside_torch(wanted: EntryInputs) -> tuple[Entry, ...]:
     """Return the entries of DeepEP V2 for an external Python: it is built against the NVSHMEM of that Python's torch,
     and against its NCCL or the lock's."""
-    made = [_unpacked(wanted, "nccl", "nccl-wheel", wanted.stack.nccl_wheel)] if wanted.own_nccl else []
+    own = [_unpacked(wanted, "nccl", "nccl-wheel", wanted.stack.nccl_wheel)] if wanted.own_nccl else []
     nvshmem = wanted.library("nvshmem")
-    used = [nvshmem] if made else [wanted.library("nccl"), nvshmem]
+    used = [nvshmem] if own else [wanted.library("nccl"), nvshmem]
     deepep = _built(
         wanted,
         "deepep",
         wanted.lock.sources[wanted.stack.deepep],
-        {"NCCL": made[0].name} if made else {},
+        {"NCCL": own[0].name} if own else {},
         recipe="deepep-v2",
     )
     inputs = {"libraries": [[each.kind, each.name, each.version, each.folder] for each in used]}
     env = {
         **{f"TORCH_{each.kind.upper()}": each.folder for each in used},
-        "NCCL_VERSION": (made[0] if made else wanted.library("nccl")).version,
+        "NCCL_VERSION": (own[0] if own else wanted.library("nccl")).version,
     }
-    return (*made, replace(deepep, inputs={**deepep.inputs, **inputs}, env={**deepep.env, **env}))
+    return (*own, *_toolkit(wanted), replace(deepep, inputs={**deepep.inputs, **inputs}, env={**deepep.env, **env}))
 
 
 def _unpacked(wanted: EntryInputs, kind: str, recipe: str, name: str) -> Entry:
@@ -184,6 +186,23 @@ def _unpacked(wanted: EntryInputs, kind: str, recipe: str, name: str) -> Entry:
     inputs = {**_surroundings(wanted, kind, recipe), "wheel": [wheel.name, wheel.version, wheel.hash]}
     env = {**_common_env(wanted), "VERSION": wheel.version, "WHEEL": wheel.requirement}
     return Entry(kind, wheel.version, inputs, env=env, wheels=(wheel,), recipe=recipe)
+
+
+def _toolkit(wanted: EntryInputs) -> Iterator[Entry]:
+    """Yield the entry of the compiler that comes along with the stack, if any. DeepEP is built without it and keeps its
+    name whatever compiler that is."""
+    pin = wanted.lock.toolkits.get(wanted.stack.toolkit)
+    if pin is None:
+        return
+    wheels = pin.wheels.get(wanted.facts.machine, ())
+    if not wheels:
+        what = f"has no wheels for {wanted.facts.machine}"
+        raise Trouble(Problem(f"toolkit {pin.name}", what, ", ".join(pin.wheels), "another --stack"))
+    listed = sorted([wheel.name, wheel.version, wheel.hash] for wheel in wheels)
+    inputs = {**_surroundings(wanted, "toolkit", "toolkit"), "wheels": listed}
+    lines = "\n".join(wheel.requirement for wheel in wheels)
+    env = {**_common_env(wanted), "VERSION": pin.version, "WHEEL": lines}
+    yield Entry("toolkit", pin.version, inputs, env=env, wheels=wheels)
 
 
 def _built(

@@ -187,12 +187,19 @@ def variables(record: StackRecord) -> tuple[tuple[str, str], ...]:
         "DEEPEP_PYTHON": interpreter(record),
         **({} if record.is_v25 else {"NVSHMEM_DIR": nvshmem, "NVSHMEM_HOME": nvshmem}),
     }
-    toolkit = {"CUDA_HOME": record.cuda_home} if record.cuda_home else {}
+    cuda_home = cuda_folder(record)
+    toolkit = {"CUDA_HOME": cuda_home} if cuda_home else {}
     second = {"EP_NCCL_ROOT_DIR": nccl_folder(record)} if record.nccl else {}
     if second and not record.is_v25:
         second["EP_NVSHMEM_ROOT_DIR"] = nvshmem
-    compiler = {"EP_JIT_NVCC_COMPILER": f"{record.cuda_home}/bin/nvcc"} if record.nccl and record.cuda_home else {}
+    compiler = {"EP_JIT_NVCC_COMPILER": f"{cuda_home}/bin/nvcc"} if record.nccl and cuda_home else {}
     return (*ours.items(), *toolkit.items(), *second.items(), *compiler.items(), *record.environment.items())
+
+
+def cuda_folder(record: StackRecord) -> str:
+    """Return where the toolkit is that programs of a stack find: the hosts', else the one that came along, which makes
+    kernels and nothing else; "" for none."""
+    return record.cuda_home or (entry(record, record.toolkit) if record.toolkit else "")
 
 
 def nccl_folder(record: StackRecord) -> str:
@@ -567,7 +574,7 @@ def _values(record: StackRecord) -> dict[str, object]:
         "tests": f"{entry(record, record.deepep)}/tests",
         "deepep": record.deepep,
         "libraries": libraries,
-        "cuda_home": record.cuda_home or "none",
+        "cuda_home": cuda_folder(record) or "none",
         "variables": variables(record),
         "host_groups": host_groups(record),
         "host_variables": host_variables(record),

@@ -190,7 +190,9 @@ class StackRecord(Struct, frozen=True):
     brings, `nvshmem_version` the version of the latter, `own_nccl` the entry that the module loads in place of the
     former ("" for none). `machine` is what `uname -m` says on its hosts ("" for x86_64), `hosts` are its GPU hosts
     where it says one (what is offered for other kinds of machine is no matter of theirs), `gpus` those of each of them
-    (0: eight). What came later has a default, so that manifests of earlier versions can be read.
+    (0: eight). `toolkit` is the entry of the compiler that came along for kernels which are compiled where they run
+    ("" for none): CUDA_HOME is in it where `cuda_home` is "". What came later has a default, so that manifests of
+    earlier versions can be read.
     """
 
     stack: str
@@ -220,6 +222,7 @@ class StackRecord(Struct, frozen=True):
     machine: str = ""
     hosts: tuple[str, ...] = ()
     gpus: int = 0
+    toolkit: str = ""
 
     @property
     def key(self) -> str:
@@ -230,6 +233,10 @@ class StackRecord(Struct, frozen=True):
     def is_v25(self) -> bool:
         """Return whether its DeepEP is V2.5 or newer, by the name of its entry."""
         return is_v25(deepep_release("-".join(self.deepep.split("-")[2:])))
+
+
+ENTRY_FIELDS = ("deepep", "nvshmem", "gdrcopy", "python", "own_nccl", "toolkit")
+"""The fields of a record that name store entries."""
 
 
 class Offer(Struct, frozen=True):
@@ -266,8 +273,9 @@ def offer_document(offer: Offer) -> dict[str, Any]:
 
 def named_entries(offer: Offer) -> tuple[str, ...]:
     """Return the store entries that an offer names, sorted; what these need is not among them."""
-    kinds = ("deepep", "nvshmem", "gdrcopy", "python", "own_nccl")
-    return tuple(sorted({name for each in offer.stacks.values() for kind in kinds if (name := getattr(each, kind))}))
+    return tuple(
+        sorted({name for each in offer.stacks.values() for kind in ENTRY_FIELDS if (name := getattr(each, kind))})
+    )
 
 
 def offer_digest(offer: Offer) -> str:
@@ -378,7 +386,7 @@ def _check_names(where: str, record: StackRecord) -> Iterator[Problem]:
     versions = [text for text in numbers if not _VERSION.fullmatch(text)]
     versions += [text for text in record.archs if not _CAPABILITY.fullmatch(text)]
     yield from (Problem(where, "not a version", repr(text)) for text in versions)
-    entries = filter(None, (record.deepep, record.nvshmem, record.gdrcopy, record.python, record.own_nccl))
+    entries = filter(None, (getattr(record, kind) for kind in ENTRY_FIELDS))
     yield from (Problem(where, "not the name of a store entry", repr(n)) for n in entries if not _STACK.fullmatch(n))
 
 

@@ -313,7 +313,7 @@ def offered(generation: Generation | None) -> tuple[Offered, ...]:
             default=generation is not None and name == generation.default_stack,
             parts=tuple(
                 entry_title(text(record, kind))
-                for kind in ("deepep", "nvshmem", "gdrcopy", "own_nccl")
+                for kind in ("deepep", "nvshmem", "gdrcopy", "own_nccl", "toolkit")
                 if record.get(kind)
             ),
             python=text(record, "external_python") or text(record, "python_version"),

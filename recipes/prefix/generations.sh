@@ -28,7 +28,7 @@ sum_of_record() {
 find_metadata() {
     local path
     local -a files=()
-    for path in "$1"/lib/python3*/site-packages/*.dist-info/METADATA; do
+    for path in "$1"/lib/python3*/site-packages/*.dist-info/METADATA "$1"/share/*.dist-info/METADATA; do
         [[ ! -f "${path}" || ! -r "${path}" ]] || files+=("${path}")
     done
     ((${#files[@]})) || return 0 # no wheels in it

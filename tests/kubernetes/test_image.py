@@ -270,6 +270,38 @@ def test_an_entry_that_was_changed_is_refused(place: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["changed"]
 
 
+PASSES = {"rules/passes.toml": (ROOT / "env/rules/passes.toml").read_text(encoding="utf-8")}
+
+
+def made_record(**more: Any) -> StackRecord:
+    values = {
+        "python_version": "3.11",
+        "archs": ("10.0",),
+        "profile": "roce",
+        "environment": {},
+        "site": SiteSettings(),
+    }
+    values |= {"stack": "v2", "module": "deepep/2.1.0-dd758ca-v2", "prefix": "/shared", "external_python": ""}
+    values |= {"deepep": "d", "nvshmem": "n", "gdrcopy": "", "python": "p", "cuda_home": "/usr/local/cuda-13.0"}
+    return StackRecord(**values | more)
+
+
+def test_the_compiler_of_an_image_is_the_one_that_came_along() -> None:
+    """Never the hosts' own, whose path means nothing there."""
+    inside = made.inside_record(made_record(nccl="2.30.4", toolkit="t-toolkit-13.2.86"), ())
+    about = made.about_stack(inside, PASSES)
+    home = "/opt/deepep/store/t-toolkit-13.2.86"
+    assert about["variables"]["CUDA_HOME"] == home
+    assert about["variables"]["EP_JIT_NVCC_COMPILER"] == f"{home}/bin/nvcc"
+    assert about["lists"]["PATH"] == ["/opt/deepep/store/p/bin", f"{home}/bin"]
+
+
+def test_an_image_without_a_compiler_names_none() -> None:
+    about = made.about_stack(made.inside_record(made_record(), ()), PASSES)
+    assert not {"CUDA_HOME", "EP_JIT_NVCC_COMPILER"} & about["variables"].keys()
+    assert about["lists"]["PATH"] == ["/opt/deepep/store/p/bin"]
+
+
 def test_links_are_followed_as_a_container_does() -> None:
     root = oci.Root(
         frozenset({"usr/bin/python3.11", "usr/bin/python3", "bin", "a", "loop"}),

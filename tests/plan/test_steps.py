@@ -209,7 +209,8 @@ def v2_request(**more: Any) -> PlanRequest:
 def test_v2_joins_an_external_python_whose_torch_brings_a_new_nccl() -> None:
     choice = decisions.make_decisions(v2_request(), cluster(n001=with_torch(), n002=with_torch()))
     record = choice.record
-    assert [entry.kind for entry in choice.entries] == ["deepep"]
+    assert [entry.kind for entry in choice.entries] == ["toolkit", "deepep"]
+    assert record.toolkit == choice.entries[0].name
     assert (record.nccl, record.torch_nccl, record.own_nccl) == ("2.30.7", f"{NVIDIA}/nccl", "")
     assert (record.nvshmem, record.torch_nvshmem, record.nvshmem_version) == ("", f"{NVIDIA}/nvshmem", "3.4.5")
     assert not [note for note in choice.notes if "--nccl" in note]
@@ -218,7 +219,7 @@ def test_v2_joins_an_external_python_whose_torch_brings_a_new_nccl() -> None:
 def test_an_nccl_of_ours_beside_an_external_torch_is_an_entry_with_a_warning() -> None:
     facts = cluster(n001=with_torch("2.28.9"), n002=with_torch("2.28.9"))
     choice = decisions.make_decisions(v2_request(own_nccl=True), facts)
-    nccl, deepep = choice.entries
+    nccl, _, deepep = choice.entries
     assert deepep.needs == (nccl.name,)
     record = choice.record
     assert (record.nccl, record.torch_nccl, record.own_nccl) == ("2.30.7", "", nccl.name)

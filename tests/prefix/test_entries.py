@@ -317,7 +317,8 @@ def test_v25_needs_neither_nvshmem_nor_architectures() -> None:
     sources = {**shipped.sources, "deepep-v2": replace(shipped.sources["deepep-v2"], version="2.5.0")}
     lock = replace(shipped, sources=sources)
     asked = replace(wanted(), lock=lock, stack=shipped.stacks["v2"], recipes=RECIPES, target="cp312-x86_64")
-    *_, environment, deepep = name_entries(asked)
+    *_, environment, toolkit, deepep = name_entries(asked)
+    assert (toolkit.kind, toolkit.needs, toolkit.recipe) == ("toolkit", (), "")
     assert (deepep.recipe, deepep.needs, deepep.early) == ("deepep-v25", (environment.name,), (environment.name,))
     assert deepep.env["NCCL_VERSION"] == "2.30.4"
     other = name_entries(replace(asked, archs=("9.0",)))[-1]
@@ -371,6 +372,7 @@ def test_the_shipped_lock_gives_entries_for_every_stack_and_target() -> None:
                 *(["gdrcopy"] if stack.gdrcopy else []),
                 "nvshmem",
                 "python",
+                *(["toolkit"] if stack.toolkit else []),
                 "deepep",
             ]
             recipes = {entry.kind: entry.recipe or entry.kind for entry in entries}

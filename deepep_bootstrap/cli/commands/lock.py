@@ -120,12 +120,19 @@ def check_pins(work: _Work, download: bool = False) -> int:
     return code
 
 
+def _all_wheels(work: _Work) -> dict[Wheel, None]:
+    """Return every wheel of the stacks that are meant, of their toolkits, and of the tools, once."""
+    stacks = [work.lock.stacks[name] for name in work.stacks]
+    lists = [closure for stack in stacks for closure in stack.wheels.values()]
+    for name in dict.fromkeys(stack.toolkit for stack in stacks if stack.toolkit):
+        lists += work.lock.toolkits[name].wheels.values()
+    return dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
+
+
 def _check_wheels(work: _Work, download: bool) -> dict[str, CheckedPin]:
     """Compare every wheel once; of those that are as locked only their number is shown, unless they are downloaded
     for it."""
-    stacks = [work.lock.stacks[name] for name in work.stacks]
-    lists = [closure for stack in stacks for closure in stack.wheels.values()]
-    wheels = dict.fromkeys(wheel for closure in (*lists, *work.lock.tools.values()) for wheel in closure)
+    wheels = _all_wheels(work)
 
     def on_done(wheel: Wheel, checked: CheckedPin) -> None:
         if download or checked.problems or checked.notes:

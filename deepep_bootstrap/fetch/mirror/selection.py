@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.fetch.mirror.index import MirrorIndex, MirrorWants
-from deepep_bootstrap.lock.model import Lock, Wheel, used
+from deepep_bootstrap.lock.model import Lock, ToolkitPin, Wheel, used
 
 
 class MirrorSelection(Struct, frozen=True):
@@ -18,7 +18,8 @@ class MirrorSelection(Struct, frozen=True):
 
     @property
     def wanted(self) -> MirrorWants:
-        """Everything that bootstraps of it fetch: sources, wheels of the targets, and tools for their machines."""
+        """Everything that bootstraps of it fetch: sources, wheels of the targets, toolkits and tools for their
+        machines."""
         machines = {target.rpartition("-")[2] for target in self.targets}
         wheels = [
             wheel
@@ -26,8 +27,14 @@ class MirrorSelection(Struct, frozen=True):
             for target in self.targets
             for wheel in self.lock.stacks[name].wheels.get(target, ())
         ]
+        wheels += [wheel for each in self._toolkits for name in sorted(machines) for wheel in each.wheels.get(name, ())]
         tools = [wheel for each in self.lock.tools.values() for wheel in each if _runs_on(wheel, machines)]
         return MirrorWants(tuple(used(self.lock, self.stacks)), tuple(dict.fromkeys([*wheels, *tools])))
+
+    @property
+    def _toolkits(self) -> list[ToolkitPin]:
+        names = dict.fromkeys(self.lock.stacks[name].toolkit for name in self.stacks)
+        return [self.lock.toolkits[name] for name in names if name]
 
 
 class SelectionFlags(Struct, frozen=True):

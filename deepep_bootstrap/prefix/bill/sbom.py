@@ -71,7 +71,8 @@ class Pins(Struct, frozen=True):
         wheels: dict[str, Wheel] = {}
         for lock in locks:
             sources |= {source.hash: source for source in lock.sources.values()}
-            closures = (closure for stack in lock.stacks.values() for closure in stack.wheels.values())
+            lists = [each.wheels for each in lock.stacks.values()] + [each.wheels for each in lock.toolkits.values()]
+            closures = (closure for each in lists for closure in each.values())
             wheels |= {wheel.hash: wheel for closure in closures for wheel in closure}
         return cls(sources, wheels)
 

@@ -75,7 +75,7 @@ def offer_of(**stacks: tuple[entries.Entry, ...]) -> offer.Offer:
     records = {}
     for stack, built in stacks.items():
         names = {entry.kind: entry.name for entry in built}
-        kinds = {kind: names.get(kind, "") for kind in ("deepep", "nvshmem", "gdrcopy", "python")}
+        kinds = {kind: names.get(kind, "") for kind in ("deepep", "nvshmem", "gdrcopy", "python", "toolkit")}
         records[stack] = replace(record, stack=stack, module=f"deepep/1-{stack}", **kinds)
     return offer.Offer(next(iter(stacks)), records, "")
 
@@ -106,7 +106,9 @@ def test_every_shipped_stack_has_a_valid_bill_of_everything_pinned(stack: str) -
     found = by_ref(document)
     assert {entry.name for entry in entries} <= set(found)
     purls = [PackageURL.from_string(each["purl"]) for each in found.values() if "purl" in each]
-    wanted = {wheel.name.lower().replace("_", "-") for wheel in SHIPPED.stacks[stack].wheels["cp312-x86_64"]}
+    toolkit = SHIPPED.toolkits.get(SHIPPED.stacks[stack].toolkit)
+    listed = (*SHIPPED.stacks[stack].wheels["cp312-x86_64"], *(toolkit.wheels["x86_64"] if toolkit else ()))
+    wanted = {wheel.name.lower().replace("_", "-") for wheel in listed}
     assert {purl.name for purl in purls if purl.type == "pypi"} == wanted
     sources = {SHIPPED.sources[entry.source] for entry in entries if entry.source}
     assert {purl.version for purl in purls if purl.type == "github"} == {source.rev for source in sources}
