@@ -34,6 +34,14 @@ stands behind the variables of the manifest, which therefore cannot refer to it.
 RUN = "app.kubernetes.io/instance"
 """The label with a run's name: all objects of one test have it, and nobody else's."""
 
+STATE = "deepep-bootstrap/state"
+"""The label of a node with how the pods of node.yaml found it, one of STATES."""
+STATE_BOOT = "deepep-bootstrap/state-boot"
+"""The annotation of a node with the boot that its state was written in: one of an earlier boot says nothing."""
+CONDITION = "DeepEPReady"
+"""The type of a node's condition that says the same with the reason."""
+READY, PREPARING, PENDING, FAILED = STATES = ("ready", "preparing", "pending-reboot", "failed")
+
 HOSTNAME = "kubernetes.io/hostname"
 QUEUE = "kueue.x-k8s.io/queue-name"
 REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"

@@ -35,6 +35,12 @@ NEW_MOUNTS = 0x00020000  # CLONE_NEWNS of linux/sched.h
 PART = 4000  # characters of a file in one line of the log, below the 16 KiB at which a container runtime cuts lines
 LARGEST = 4 * 2**20  # bytes of a rank's log that are handed over: the first and the last half of that
 MOST = 32 * 2**20  # bytes of all of them
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+STATE, STATE_BOOT, CONDITION = "deepep-bootstrap/state", "deepep-bootstrap/state-boot", "DeepEPReady"  # kube/names.py
+READY, PREPARING, PENDING, FAILED = "ready", "preparing", "pending-reboot", "failed"
+REASONS = {READY: "AsWanted", PREPARING: "Preparing", PENDING: "RebootPending", FAILED: "NotAsWanted"}
+ANSWER = 30  # seconds for the API server
 GIB_LINE = re.compile(r"\s*export\s+(NCCL_[A-Z0-9_]+)=(?:\"([^\"$`\\]*)\"|'([^']*)'|([^\s\"'$`\\;]*))\s*(?:#.*)?")
 
 
@@ -286,6 +292,74 @@ def read_states(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+class NodeRecord:
+    """What the API server is told of this node, over the pod's own account. All of it is read at once, since the files
+    of the pod are out of reach when those of the node are seen. A node that cannot be written down is prepared all the
+    same."""
+
+    def __init__(self, environment: Mapping[str, str], account: str = ACCOUNT) -> None:
+        self.node = environment.get("DEEPEP_NODE", "")
+        self._address = (environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", ""))
+        self._token, self._trust = "", None
+        if not self.node:
+            return
+        try:
+            # Not when they are needed: Python's own files are out of reach then too, the codec of names included.
+            import encodings.idna  # noqa: F401
+            import http.client
+            import ssl
+
+            self._client = http.client
+            with open(os.path.join(account, "token"), encoding="ascii") as file:
+                self._token = file.read().strip()
+            self._trust = ssl.create_default_context(cafile=os.path.join(account, "ca.crt"))
+        except (OSError, ImportError, ValueError) as error:
+            say(f"the state of {self.node} is not written down: {type(error).__name__}: {error}")
+
+    def write(self, state: str, message: str) -> None:
+        """Write how the node is: its label, the boot that this is about, and the condition with the reason."""
+        if not self._token or self._trust is None:
+            return
+        try:
+            with open(BOOT_ID, encoding="ascii") as file:
+                boot = file.read().strip()
+            about = {"labels": {STATE: state}, "annotations": {STATE_BOOT: boot}}
+            there = self._patch("", "merge", {"metadata": about})
+            old: Mapping[str, str] = next(
+                (each for each in there["status"].get("conditions") or () if each["type"] == CONDITION), {}
+            )
+            now, status = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "True" if state == READY else "False"
+            condition = {
+                "type": CONDITION,
+                "status": status,
+                "reason": REASONS[state],
+                "message": message[:1000],
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == status else now,
+            }
+            # By the type of the condition it is merged into those of kubelet and others.
+            self._patch("/status", "strategic-merge", {"status": {"conditions": [condition]}})
+        except (OSError, ValueError, KeyError, self._client.HTTPException) as error:
+            say(f"the state of {self.node} is not written down: {type(error).__name__}: {error}")
+
+    def _patch(self, part: str, form: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the node's object; return it. OSError where the API server says no."""
+        host, port = self._address
+        connection = self._client.HTTPSConnection(host, int(port or 443), timeout=ANSWER, context=self._trust)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": f"application/{form}-patch+json"}
+        headers["Accept"] = "application/json"
+        try:
+            connection.request("PATCH", f"/api/v1/nodes/{self.node}{part}", json.dumps(body).encode(), headers)
+            reply = connection.getresponse()
+            text = reply.read()
+            if reply.status != 200:
+                raise OSError(f"the API server answers {reply.status}: {text[:300].decode(errors='replace')}")
+            found: dict[str, Any] = json.loads(text)
+            return found
+        finally:
+            connection.close()
+
+
 def enter_node() -> None:
     """See the node's files in place of the container's, as root of the node. The pod has the node's processes."""
     import ctypes  # small bases may lack its libffi, and only this needs it
@@ -310,27 +384,39 @@ def is_doable(state: Mapping[str, str]) -> bool:
     return state.get("state") == "todo" and state.get("needs") != "reboot"
 
 
-def prepare_node(script: str, recipes: Sequence[str]) -> int:
-    """Do what lacks on the node and disturbs nobody; return 0 where all is as it should be then."""
+def waits_for_reboot(state: Mapping[str, str]) -> bool:
+    """Return whether what a recipe lacks works only after a reboot."""
+    return state.get("needs") == "reboot" or state.get("state") == "reboot"
+
+
+def prepare_node(script: str, recipes: Sequence[str], record: NodeRecord) -> int:
+    """Do what lacks on the node and disturbs nobody, and write down how it is; return 0 where all is as it should be
+    then."""
     states = run_recipes(script, "check", recipes)
     if doable := [name for name in recipes if is_doable(states.get(name, {}))]:
         say(f"to do: {', '.join(doable)}")
+        record.write(PREPARING, f"to do: {', '.join(doable)}")
         run_recipes(script, "apply", doable)
         states = run_recipes(script, "check", recipes)
     for name in recipes:
-        one = states.get(name, {})
-        say(f"{name}: {one.get('state', 'no answer')}: found {one.get('found', '')}; wanted {one.get('wanted', '')}")
-        if one.get("note"):
-            say(f"{name}: {one['note']}")
+        say(in_words(name, states.get(name, {})))
+        if note := states.get(name, {}).get("note"):
+            say(f"{name}: {note}")
     bad = [name for name in recipes if states.get(name, {}).get("state") != "ok"]
-    waits = [
-        name
-        for name in bad
-        if states.get(name, {}).get("needs") == "reboot" or states.get(name, {}).get("state") == "reboot"
-    ]
+    waits = [name for name in bad if waits_for_reboot(states.get(name, {}))]
     if waits:
         say(f"{', '.join(waits)}: only with a reboot. Drain this node, reboot it, and it is looked at again")
+    lacks = "; ".join(in_words(name, states.get(name, {})) for name in bad)
+    state = READY if not bad else PENDING if waits == bad else FAILED
+    record.write(state, lacks or f"{', '.join(recipes)}: as wanted")
     return 1 if bad else 0
+
+
+def in_words(name: str, state: Mapping[str, str]) -> str:
+    """Return how far a recipe is, in a line."""
+    return (
+        f"{name}: {state.get('state', 'no answer')}: found {state.get('found', '')}; wanted {state.get('wanted', '')}"
+    )
 
 
 def main(words: Sequence[str]) -> int:
@@ -341,8 +427,9 @@ def main(words: Sequence[str]) -> int:
     if words[:1] == ["node"] and len(words) > 2:
         with open(words[1], encoding="utf-8") as file:
             script = file.read()
+        record = NodeRecord(os.environ)
         enter_node()
-        return prepare_node(script, words[2:])
+        return prepare_node(script, words[2:], record)
     with open(os.path.join(HERE, "image.json"), encoding="utf-8") as file:
         image = json.load(file)
     set_environment(image, os.environ)

@@ -280,6 +280,7 @@ def _cluster(inputs: Inputs, jinja: jinja2.Environment, gib: str) -> Iterator[tu
         yield f"{folder}/gib.yaml", jinja.get_template("gib.yaml.j2").render(gib_image=gib, gib_host=GIB_HOST)
     if settings.node_system:
         values = {"recipes": RECIPES, "node_arguments": ["node", SCRIPT, *RECIPES]}
+        yield f"{folder}/node-account.yaml", jinja.get_template("node_account.yaml.j2").render()
         yield f"{folder}/node.yaml", jinja.get_template("node.yaml.j2").render(values)
         yield f"{folder}/node.sh", node_script(inputs.lock, settings.node_system, inputs.recipes)
     if not settings.platform.is_gke and settings.driver_options:

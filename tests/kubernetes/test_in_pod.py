@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import ssl
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deepep_bootstrap.kube import client, names, nodes
 from deepep_bootstrap.kubernetes import in_pod
+from tests.support.kube_api import LiveApi, live_api, make_node, refusal
 
 IMAGE = {
     "stack": "v1",
@@ -116,19 +125,20 @@ done
 @pytest.mark.usefixtures("programs")
 def test_a_node_gets_what_lacks_and_no_reboot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = RECIPES.replace("${0%/*}/PLACE", str(tmp_path)).replace("PLACE", str(tmp_path))
-    assert in_pod.prepare_node(script, ["driver", "options"]) == 1
+    record = in_pod.NodeRecord({})
+    assert in_pod.prepare_node(script, ["driver", "options"], record) == 1
     said = capsys.readouterr().out
     assert "deepep: to do: driver\n" in said
     assert "deepep: driver: ok: found x=y" in said
     assert "options: only with a reboot" in said
     assert [path.name for path in tmp_path.iterdir()] == ["driver"]
-    assert in_pod.prepare_node(script, ["driver"]) == 0
+    assert in_pod.prepare_node(script, ["driver"], record) == 0
     assert "to do" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("programs")
 def test_a_recipe_without_an_answer_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
-    assert in_pod.prepare_node("exit 3", ["driver"]) == 1
+    assert in_pod.prepare_node("exit 3", ["driver"], in_pod.NodeRecord({})) == 1
     assert "driver: no answer" in capsys.readouterr().out
 
 
@@ -141,3 +151,128 @@ def test_any_command_runs_in_the_environment_of_the_stack(tmp_path: Path) -> Non
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "/opt/deepep/store/n\n"
     done = subprocess.run([sys.executable, program, "no-such"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "deepep: no-such: No such file or directory\n")
+
+
+# --- what a node's pod writes down -----------------------------------------------------------------------------------
+
+
+class Front(http.server.BaseHTTPRequestHandler):
+    """The API server as pods reach it: over TLS, with the account's token. It hands on to the emulator."""
+
+    behind = ""
+
+    def do_PATCH(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        passed = {key: self.headers[key] for key in ("Content-Type", "Accept")}
+        asked = urllib.request.Request(f"{self.behind}{self.path}", body, passed, method="PATCH")
+        if self.headers["Authorization"] != "Bearer token-of-the-pod":
+            self.send_error(401)
+            return
+        try:
+            with urllib.request.urlopen(asked) as reply:
+                self._answer(reply.status, reply.read())
+        except urllib.error.HTTPError as error:
+            self._answer(error.code, error.read())
+
+    def _answer(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *words: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def account(tmp_path: Path, programs: None) -> Iterator[tuple[LiveApi, Path, dict[str, str]]]:
+    """An API server over TLS with a node in it; the folder of an account, and the variables that a pod gets."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    (folder / "token").write_text("token-of-the-pod\n")
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=api", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*words, "-keyout", tmp_path / "key", "-out", folder / "ca.crt"], check=True, capture_output=True)
+    with live_api(tmp_path) as (api, file):
+        cluster = client.connect(kubeconfig=str(file))
+        cluster.create(nodes.NODES, make_node("gpu-a", "b1"))
+        cluster.close()
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (Front,), {"behind": api.url}))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "ca.crt", tmp_path / "key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.server_address[1])}
+        yield api, folder, {"DEEPEP_NODE": "gpu-a", **place}
+        server.shutdown()
+        server.server_close()
+
+
+def written(api: LiveApi) -> tuple[str, str, dict[str, str]]:
+    """The node's label, the boot it is about, and our condition; those of kubelet are still there."""
+    (node,) = api.objects("nodes")
+    conditions = {each["type"]: each for each in node["status"]["conditions"]}
+    assert conditions["Ready"]["status"] == "True"
+    meta = node["metadata"]
+    return meta["labels"][names.STATE], meta["annotations"][names.STATE_BOOT], conditions[names.CONDITION]
+
+
+def test_a_node_says_how_it_is(account: tuple[LiveApi, Path, dict[str, str]], tmp_path: Path) -> None:
+    api, folder, environment = account
+    record = in_pod.NodeRecord(environment, str(folder))
+    script = RECIPES.replace("${0%/*}/PLACE", str(tmp_path)).replace("PLACE", str(tmp_path))
+    assert in_pod.prepare_node(script, ["driver", "options"], record) == 1
+    state, boot, condition = written(api)
+    assert (state, boot) == (names.PENDING, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    assert (condition["status"], condition["reason"]) == ("False", "RebootPending")
+    assert condition["message"] == "options: todo: found x=y; wanted "
+    began = condition["lastTransitionTime"]
+    assert in_pod.prepare_node("exit 3", ["driver"], record) == 1
+    state, _, condition = written(api)
+    assert (state, condition["reason"], condition["lastTransitionTime"]) == (names.FAILED, "NotAsWanted", began)
+    assert in_pod.prepare_node(script, ["driver"], record) == 0
+    state, _, condition = written(api)
+    assert (state, condition["status"], condition["message"]) == (names.READY, "True", "driver: as wanted")
+
+
+def test_it_is_written_when_the_pods_own_files_are_out_of_reach(account: tuple[LiveApi, Path, dict[str, str]]) -> None:
+    """As after enter_node: nothing can be imported or read any more."""
+    api, folder, environment = account
+    code = f"""
+import os, sys
+from deepep_bootstrap.kubernetes import in_pod
+record = in_pod.NodeRecord({environment!r}, {str(folder)!r})
+os.rename({str(folder)!r}, {str(folder)!r} + ".gone")
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        raise ImportError("out of reach: " + name)
+sys.meta_path.insert(0, Gone())
+sys.path_importer_cache.clear()
+record.write(in_pod.READY, "well")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert written(api)[0] == names.READY
+
+
+def test_a_node_that_cannot_be_written_down_is_prepared_all_the_same(
+    account: tuple[LiveApi, Path, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api, folder, environment = account
+    script = RECIPES.replace("${0%/*}/PLACE", str(tmp_path)).replace("PLACE", str(tmp_path))
+    words = "deepep may write on its own node alone"
+    api.inside(lambda each: each.refusals.update({"PATCH .*/gpu-a": refusal(403, words)}))
+    assert in_pod.prepare_node(script, ["driver"], in_pod.NodeRecord(environment, str(folder))) == 0
+    assert "deepep: the state of gpu-a is not written down: OSError: the API server answers 403" in (
+        capsys.readouterr().out
+    )
+    for lacking in ("token", "ca.crt"):
+        (folder / lacking).unlink()
+        assert in_pod.prepare_node(script, ["driver"], in_pod.NodeRecord(environment, str(folder))) == 0
+        assert "the state of gpu-a is not written down: " in capsys.readouterr().out
+
+
+def test_a_pod_writes_the_words_that_others_read() -> None:
+    own = (in_pod.STATE, in_pod.STATE_BOOT, in_pod.CONDITION, in_pod.READY, in_pod.PREPARING, in_pod.PENDING)
+    assert own == (names.STATE, names.STATE_BOOT, names.CONDITION, names.READY, names.PREPARING, names.PENDING)
+    assert (in_pod.FAILED, set(in_pod.REASONS)) == (names.FAILED, set(names.STATES))

@@ -217,8 +217,11 @@ def test_kustomize_builds_every_overlay(cluster: tuple[str, Rendered], tmp_path:
         assert spaces <= ({"kube-system", "gpu-operator"} if folder.name == "cluster" else {namespace}), folder
         if folder.name == "cluster" and (folder / "node.sh").is_file():
             configs = {each["metadata"]["name"] for each in built if each["kind"] == "ConfigMap"}
-            (node,) = (each for each in built if each["metadata"]["name"] == "deepep-node")
-            assert {each["configMap"]["name"] for each in node["spec"]["template"]["spec"]["volumes"]} == configs
+            (node,) = (
+                each for each in built if each["kind"] == "DaemonSet" and each["metadata"]["name"] == "deepep-node"
+            )
+            volumes = node["spec"]["template"]["spec"]["volumes"]
+            assert {each["configMap"]["name"] for each in volumes if "configMap" in each} == configs
 
 
 @pytest.mark.usefixtures("programs")
@@ -253,6 +256,26 @@ def test_pods_have_the_rights_that_they_need_and_no_more(cluster: tuple[str, Ren
         if name == "deepep-intranode":
             assert spec["securityContext"]["runAsNonRoot"] is True
             assert "add" not in spec["containers"][0]["securityContext"]["capabilities"]
+
+
+def test_pods_on_nodes_may_write_on_their_own_node_alone() -> None:
+    made = {
+        (each["kind"], each["metadata"]["name"]): each for each in objects(rendered("gke-a4")) if "metadata" in each
+    }
+    daemon = made["DaemonSet", "deepep-node"]["spec"]["template"]["spec"]
+    assert daemon["serviceAccountName"] == made["ServiceAccount", "deepep-node"]["metadata"]["name"]
+    (rule,) = made["ClusterRole", "deepep-node"]["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["patch"]}
+    policy = made["ValidatingAdmissionPolicy", "deepep-node"]["spec"]
+    assert policy["failurePolicy"] == "Fail"
+    (whose,) = policy["matchConditions"]
+    assert "system:serviceaccount:kube-system:deepep-node" in whose["expression"]
+    whose_node, what = policy["validations"]
+    assert whose_node["expression"].endswith("== object.metadata.name")
+    assert what["expression"] == "object.spec == oldObject.spec"
+    assert made["ValidatingAdmissionPolicyBinding", "deepep-node"]["spec"]["validationActions"] == ["Deny"]
+    mounts = {each["name"]: [mount["name"] for mount in each.get("volumeMounts", ())] for each in daemon["containers"]}
+    assert mounts == {"stay": []}, "who stays has no token"
 
 
 def test_tests_between_nodes_have_an_end_and_their_own_nodes(cluster: tuple[str, Rendered]) -> None:

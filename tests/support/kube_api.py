@@ -61,6 +61,8 @@ class Api(KubernetesEmulator):
                     raise refusal(404, f'namespaces "{request.namespace}" not found', "NotFound")
                 meta["namespace"] = request.namespace
             meta |= {"uid": str(uuid.uuid4()), "resourceVersion": str(next(self._version))}
+        if request.subresource == "status" and request.method.value.upper() == "PATCH":
+            return self._merge_status(request)
         if request.action == kmock.action.UPDATE:
             self._check_version(request)
         if request.action == kmock.action.DELETE:
@@ -80,6 +82,18 @@ class Api(KubernetesEmulator):
             raise refusal(409, "Precondition failed: UID in precondition", "Conflict")
         del self.objects[key]
         return aiohttp.web.json_response({"kind": "Status", "status": "Success"}, status=201)
+
+    def _merge_status(self, request: Request) -> aiohttp.web.StreamResponse:
+        """Change an object's status as a strategic merge patch does: conditions are merged by their type."""
+        key = next((key for key in self.objects if key == (request.resource, request.namespace, request.name)), None)
+        if key is None:
+            raise refusal(404, f'"{request.name}" not found', "NotFound")
+        status = self.objects[key].raw.setdefault("status", {})
+        new = dict((request.data or {}).get("status") or {})
+        changed = {each["type"]: each for each in new.pop("conditions", ())}
+        kept = [each for each in status.get("conditions") or () if each["type"] not in changed]
+        status |= {**new, "conditions": [*kept, *changed.values()]}
+        return aiohttp.web.json_response(self.objects[key].raw)
 
     def _check_version(self, request: Request) -> None:
         """Refuse a change of an object that was changed since it was read; give it its next version."""
