@@ -266,6 +266,7 @@ def test_drivers_that_wait_for_a_package_and_a_host_that_does_not_return(fresh_l
     )
     fresh_lab.power_cut("n002")
     fresh_lab.boot("n002")
+    wait_for("sshd of n002", lambda: fresh_lab.ssh("n002", "true").returncode == 0)
     assert fresh_lab.ssh("n002", look).stdout.split() == ["rocep114s0", "9", "0x030200"]
     fresh_lab.ssh(
         "n002",
@@ -276,6 +277,7 @@ def test_drivers_that_wait_for_a_package_and_a_host_that_does_not_return(fresh_l
     wait_for("the end of n002", lambda: not (fresh_lab.boot_id("n002") or processes_of(fresh_lab, "n002")))
     fresh_lab.fake("n002", "no_return", None)
     fresh_lab.boot("n002")
+    wait_for("sshd of n002", lambda: fresh_lab.ssh("n002", "true").returncode == 0)
     assert fresh_lab.ssh("n002", look).stdout.split() == ["mlx5_0", "nvidia", "0", "0x030200"]
 
 

@@ -121,8 +121,6 @@ def test_a_kill_in_any_phase_leaves_a_valid_store_and_the_next_run_finishes(
 def test_a_signal_removes_what_is_not_published(prefix: Path, place: Path, signum: int) -> None:
     first = start_bash(SMALL, environment(prefix, place / "s", "one", **stop_in(place / "stop", "build")))
     reach(first, "build")
-    # Between fork and exec a shell's child can lose a signal; the engine's watcher follows up with SIGKILL, this test
-    # does not.
     until((place / "stop/begun").exists, "the build's own process")
     kill_group(first, signum)
     assert first.returncode == 128 + signum

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from deepep_bootstrap.inventory.survey import read_tree
@@ -123,9 +124,12 @@ def until(condition, what: str) -> None:
 
 
 def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
-    """Kill a script and everything it started, and reap it."""
-    os.killpg(process.pid, signum)
-    process.wait()
+    """Kill a script and everything it started, and reap it. A signal may be lost between fork and exec of a shell's
+    child: it is sent until the script has ended, as a person presses ^C again; the engine's watcher sends SIGKILL."""
+    while process.poll() is None:
+        os.killpg(process.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
 
 
 def store_names(prefix: Path) -> set[str]:
