@@ -185,6 +185,8 @@ class LiveApi:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A server that ends waits for its answers: logs that are followed have to end first.
+        self.inside(lambda api: api.running.clear())
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(30)
 
