@@ -66,6 +66,7 @@ case "${1:-}" in
         install_browser
         unpack_packages "$PWD/.venv/registry" docker-registry
         unpack_packages "$PWD/.venv/debian" openssh-server openssh-sftp-server libwrap0
+        unpack_packages "$PWD/.venv/clustershell" python3-clustershell
         ;;
     *) echo "usage: tests/setup.sh venv | demo | test" >&2; exit 1 ;;
 esac

@@ -152,7 +152,9 @@ def check_hosts(
     # Hosts of one kind get one script, and equal answers are read once.
     kinds = {host.name: json.dumps(inputs[host.name]) for host in asked}
     scripts = {
-        kind: Job(host_recipes.check_script(request.recipes, inputs[name]), timeout=FACTS_TIMEOUT, anywhere=True)
+        kind: Job(
+            host_recipes.check_script(request.recipes, inputs[name]), timeout=FACTS_TIMEOUT, anywhere=True, look=True
+        )
         for kind, name in {kind: name for name, kind in kinds.items()}.items()
     }
     checks: dict[str, Mapping[str, Check]] = {}

@@ -108,6 +108,7 @@ HELP = {
     "debug_pods": "with --via=kubernetes: look at the nodes from inside too, by a privileged pod on each of them, of "
     "this image (by its digest, with chroot in it); deleted afterwards",
     **dict.fromkeys(("doctor.namespace", "facts.namespace"), "the namespace for debug pods (default: the context's)"),
+    "tree": "gateways with ClusterShell, between this machine and all other hosts: what only looks goes through them",
     "ssh_limit": "with --via=auto, more hosts than this are asked through Slurm (default 512)",
     "test.via": "slurm (default where it runs), ssh: without Slurm, over the connections to the hosts, or kubernetes",
     "context": "the context of the kubeconfig (default: its current one)",
@@ -148,7 +149,7 @@ DEFAULTS = {"on_busy_host": "leave", "forks": "64", "via": "auto", "ssh_limit": 
 number, where Invoke would end in a traceback."""
 
 CONNECTION = ("accept_new_host_keys", "sudo_password_prompt", "forks")
-WAYS = ("via", "ssh_limit")
+WAYS = ("via", "ssh_limit", "tree")
 HOSTS = ("hosts", "limit", "prefix")
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What": (
@@ -176,7 +177,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("context", "kubeconfig", "namespace"),
     ),
     "How": (),
-    "Connection": (*CONNECTION, "ssh_limit"),
+    "Connection": (*CONNECTION, "ssh_limit", "tree"),
 }
 """The sections of a verb's help and the flags of each; those that are named nowhere say how something is done."""
 

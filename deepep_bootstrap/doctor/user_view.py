@@ -47,7 +47,8 @@ def user_job(recipes: Mapping[str, str], prefix: str, user: str = "") -> Job:
     """Return the job that looks as `user` ("" for the connection's own); its reply is for `parse`."""
     # sudo leaves behind what tells the script that it is in a job.
     mine = not user
-    return Job(compose(recipes, "lib.sh", RECIPE), env={"PREFIX": prefix}, user=user, timeout=LIMIT, anywhere=mine)
+    script, env = compose(recipes, "lib.sh", RECIPE), {"PREFIX": prefix}
+    return Job(script, env=env, user=user, timeout=LIMIT, anywhere=mine, look=mine)
 
 
 def parse_user_view(reply: Reply) -> UserView:

@@ -38,6 +38,7 @@ class Flags(Struct, frozen=True):
     forks: int = 64
     via: str = "auto"
     ssh_limit: int = 512
+    tree: str = ""
 
     @classmethod
     def of(cls, root: Path, given: Mapping[str, Any]) -> Flags:
@@ -58,6 +59,9 @@ class Flags(Struct, frozen=True):
             )
         if flags.nccl not in {"", OWN_NCCL}:
             raise Trouble(Problem("--nccl", "unknown value", flags.nccl, f"{OWN_NCCL}, or no --nccl: that of torch"))
+        if flags.tree and flags.via not in {"", "auto", "ssh"}:
+            what = "hosts are asked either through gateways or in another way"
+            raise Trouble(Problem("--tree", what, f"--via={flags.via}", try_="one of the two flags"))
         if flags.prefix:
             hostsfile.check_prefix(flags.prefix, "--prefix")
             flags = replace(flags, prefix=hostsfile.normal_prefix(flags.prefix))

@@ -98,6 +98,16 @@ def read_hosts(value: str, limit: str = "") -> Inventory:
     return _limited(inventory, limit) if limit else inventory
 
 
+def named_hosts(entry: str, where: str, inventory: Inventory) -> tuple[Host, ...]:
+    """Return the hosts that `a[1-2],user@b:22` names at `where`: those of the inventory as it has them, others by their
+    names alone. Trouble with all that cannot be read."""
+    hosts, problems = _expand(entry, where)
+    if problems := [*problems, *_repeated(hosts)]:
+        raise Trouble(*problems)
+    known = {host.name: host for host in (*inventory.hosts, *inventory.left_out)}
+    return tuple(known.get(host.name, host) for host in hosts)
+
+
 class Entry(Struct, frozen=True):
     """A line of hosts: the hosts that it names, and its own settings of them."""
 

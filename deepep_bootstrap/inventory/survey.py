@@ -138,7 +138,7 @@ def gather_one(flags: Flags, transport: Transport, host: Host, prefix: str) -> F
 
 def _fact_job(flags: Flags, prefix: str) -> Job:
     script = facts_script(read_tree(flags.root / "recipes"))
-    return Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT, anywhere=True)
+    return Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT, anywhere=True, look=True)
 
 
 def _facts_in(reply: Reply | Trouble) -> Facts:

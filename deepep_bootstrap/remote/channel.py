@@ -217,8 +217,8 @@ def _program(name: str) -> str:
     return "\n" + text.partition("\n\n")[2]
 
 
-RAISE, KEEP = _program("raise"), _program("keep")
-"""What becomes another user; what receives the script and runs it."""
+RAISE, KEEP, RELAY = _program("raise"), _program("keep"), _program("relay")
+"""What becomes another user; what receives the script and runs it; what packs what it leaves."""
 
 
 Hide = Callable[[str], str]
@@ -276,6 +276,14 @@ def payload(body: bytes, *, user: str = "", password: str = "", watched: bool = 
     if "\n" in password or "\0" in password:
         raise ValueError("a password is one line")
     return _frame(f"user={shlex.quote(user)} loader={shlex.quote(LOADER)}" + RAISE) + password.encode() + b"\n" + keep
+
+
+def relayed(data: bytes, seconds: float, limit: int) -> bytes:
+    """Return what the loader reads to run a payload and to print what it left packed (see remote.packed): the script
+    has so many seconds, and `limit` bytes of each stream are kept."""
+    mark = MARK.decode().rstrip()
+    settings = f"loader={shlex.quote(LOADER)} seconds={seconds:g} bytes={limit} mark={shlex.quote(mark)}"
+    return _frame(settings + RELAY) + data
 
 
 def _frame(program: str) -> bytes:

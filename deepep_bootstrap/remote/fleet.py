@@ -47,7 +47,8 @@ class Job(Struct, frozen=True):
     is for scripts that talk much to people, on stderr (with `merge` on stdout): of that stream the reply has the end
     alone, and `on_line` gets the first LOG_LIMIT characters and a word about the rest. `anywhere` says that the script
     may also be brought to its host by another way than a session (see Many): it takes no harm from being run twice, and
-    knows what to leave unsaid in a job of Slurm's."""
+    knows what to leave unsaid in a job of Slurm's. `look` says of such a script that it changes nothing and proves
+    nothing: its answer may come from a gateway, which could speak for the host."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Job(Struct, frozen=True):
     limit: int | None = ANSWER_LIMIT
     log: bool = False
     anywhere: bool = False
+    look: bool = False
 
     @property
     def log_stream(self) -> str:
@@ -298,6 +300,11 @@ class ConnectionPool:
         folder, env = self._places.get(host.name, ("", {}))
         body = channel.compose(job.script, job.args, {**env, **job.env}, folder)
         return channel.payload(body, user=job.user, merge=job.merge)
+
+    def openssh(self, host: Host) -> tuple[str, ...]:
+        """Return the words that start OpenSSH's client to log in on `host` as our sessions do, a command to follow.
+        Trouble where it cannot be resolved."""
+        return self._sessions.openssh(host, self._options.ssh_config)
 
     @property
     def has_password(self) -> bool:
@@ -554,6 +561,13 @@ class Sessions:
         if isinstance(account, Trouble):
             raise account
         return account.user
+
+    def openssh(self, host: Host, config: str | None) -> tuple[str, ...]:
+        """See ConnectionPool; `config` is Options.ssh_config."""
+        account = self._resolve(host)
+        if isinstance(account, Trouble):
+            raise account
+        return ssh_access.client_words(account, host, config)
 
     def channel(self, host: Host) -> tuple[Session, paramiko.Channel]:
         """Return a new channel to `host` and its session: one that is open and has room, else a new one. Raises

@@ -178,6 +178,29 @@ class Resolver:
         return self._keys[path]
 
 
+CLIENT_OPTIONS = (
+    *("StrictHostKeyChecking=yes", "UpdateHostKeys=no", "CheckHostIP=no", "VerifyHostKeyDNS=no", "BatchMode=yes"),
+    *("ControlMaster=no", "ControlPath=none", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),
+    *("PermitLocalCommand=no", "RequestTTY=no", "RemoteCommand=none", "LogLevel=ERROR"),
+    *("ConnectTimeout=8", "ServerAliveInterval=15", "ServerAliveCountMax=3", "GlobalKnownHostsFile=/dev/null"),
+)
+"""What OpenSSH's client is told where it stands in for a session of ours; times as in remote.ssh.Timeouts."""
+
+
+def client_words(account: Account, host: Host, config: str | None) -> tuple[str, ...]:
+    """Return the words that start OpenSSH's client: the account of our own session, `config` in place of the user's
+    ("" for none), and host keys held to the same files. The hosts file wins over the configuration here too."""
+    files = " ".join(f'"{path}"' for path in account.known_hosts) or "/dev/null"
+    options = [*CLIENT_OPTIONS, f"UserKnownHostsFile={files}", *([f"ProxyJump={host.jump}"] if host.jump else [])]
+    return (
+        *("ssh", *(("-F", config or "none") if config is not None else ())),
+        *(f"-o{option}" for option in options),
+        *("-l", account.user, "-p", str(account.port)),
+        *(("-i", os.path.expanduser(host.identity)) if host.identity else ()),
+        *("--", host.name),
+    )
+
+
 def _load_key(path: str) -> paramiko.PKey | Problem | None:
     try:
         return paramiko.PKey.from_path(path)

@@ -8,12 +8,10 @@ a line is, srun says: by the number before each line of a task, and by its own w
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 import secrets
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,14 +23,14 @@ from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.recipes import compose
-from deepep_bootstrap.core.text import size
-from deepep_bootstrap.inventory import forms
+from deepep_bootstrap.inventory import forms, hostsfile
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import open_connections, read_tree
 from deepep_bootstrap.remote.channel import COMMAND, MARK
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import LOCAL, THIS_MACHINE, Host
+from deepep_bootstrap.remote.packed import PACKED_LIMIT, Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.commands import AllocationRequest, SlurmNode
@@ -60,9 +58,6 @@ TRIES = 2
 LONGEST_SCRIPT = 600.0
 """Seconds of a script without a limit of its own."""
 
-CODED_LIMIT = 2 * 1024**2
-"""Bytes of a task's lines, packed: several times what ANSWER_LIMIT of a host's text takes."""
-
 FREE = re.compile(r"IDLE(\+(CLOUD|DYNAMIC_NORM|DYNAMIC_FUTURE))*")
 """States of a node on which a job starts at once, and which Slurm plans for no other job."""
 
@@ -73,12 +68,14 @@ LAUNCHED = re.compile(r"srun: launching \S+ on host (\S+), 1 tasks: \[?([0-9]{1,
 
 @contextmanager
 def open_ways(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
-    """Yield the connections to the hosts, with Slurm as the way to many of them where --via says so. Trouble for a
-    flag that means nothing, and where Slurm is wanted and no host is its client."""
+    """Yield the connections to the hosts, with Slurm as the way to many of them where --via says so, or gateways where
+    --tree names some. Trouble for a flag that means nothing, and where Slurm is wanted and no host is its client."""
     if flags.via not in WAYS:
         raise Trouble(Problem("--via", "unknown value", flags.via or "nothing", f"one of {', '.join(WAYS)}"))
     with open_connections(flags, inventory) as pool:
-        if flags.via == SLURM or (flags.via == AUTO and len(inventory.hosts) > flags.ssh_limit):
+        if flags.tree:
+            _prefer_tree(flags, inventory, pool)
+        elif flags.via == SLURM or (flags.via == AUTO and len(inventory.hosts) > flags.ssh_limit):
             recipes = read_tree(flags.root / "recipes")
             if via := find_client(pool, inventory, recipes):
                 pool.prefer(Fanout(pool, inventory, via, recipes))
@@ -87,6 +84,15 @@ def open_ways(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
                 remedy = "--via=ssh, or slurm_host= in the hosts file"
                 raise Trouble(Problem("--via=slurm", "there is no client of Slurm to ask", found, try_=remedy))
         yield pool
+
+
+def _prefer_tree(flags: Flags, inventory: Inventory, pool: ConnectionPool) -> None:
+    # ClusterShell's engine is imported by nobody else.
+    from deepep_bootstrap.remote import tree
+
+    wanted = hostsfile.named_hosts(flags.tree, "--tree", inventory)
+    if gateways := tree.find_gateways(pool, wanted):
+        pool.prefer(tree.Tree(pool, gateways, flags.forks))
 
 
 def find_client(pool: ConnectionPool, inventory: Inventory, recipes: Mapping[str, str]) -> Host | None:
@@ -123,20 +129,12 @@ class Group(Struct, frozen=True):
     hosts: Mapping[str, Host]
 
 
-class Task(Struct):
-    """What one task printed, in pieces as srun gave them out; `full` when that was more than CODED_LIMIT."""
-
-    lines: list[bytes] = []
-    size: int = 0
-    full: bool = False
-
-
 class Tasks:
     """Takes srun's labelled output as it comes. Lines of tasks beyond `count` are dropped, and so is what one task
-    prints beyond CODED_LIMIT."""
+    prints beyond PACKED_LIMIT."""
 
     def __init__(self, count: int) -> None:
-        self.tasks = [Task() for _ in range(count)]
+        self.tasks = [Packed() for _ in range(count)]
         self.nodes: dict[str, int] = {}
         self.said: list[str] = []
         self._rest = b""
@@ -146,17 +144,14 @@ class Tasks:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
-        if len(self._rest) > CODED_LIMIT:
+        if len(self._rest) > PACKED_LIMIT:
             self._rest = b""
 
     def _line(self, line: bytes) -> None:
         if match := LABELLED.fullmatch(line):
             number = int(match[1])
-            task = self.tasks[number] if number < len(self.tasks) else None
-            if task and not task.full:
-                task.size += len(line)
-                task.full = task.size > CODED_LIMIT
-                task.lines.append(match[2])
+            if number < len(self.tasks):
+                self.tasks[number].add(match[2])
         elif line.startswith(b"srun: "):
             self._say(line.decode(errors="replace"))
 
@@ -166,7 +161,7 @@ class Tasks:
         else:
             self.said.append(text.removeprefix("srun: "))
 
-    def of(self, node: str) -> Task | None:
+    def of(self, node: str) -> Packed | None:
         """Return the task that srun says it started on a node."""
         number = self.nodes.get(node, len(self.tasks))
         return self.tasks[number] if number < len(self.tasks) else None
@@ -359,36 +354,9 @@ def not_free(node: SlurmNode, records: NodeRecords) -> str:
     return "" if FREE.fullmatch(node.state) and node.partitions else f"{node.state.lower()} in Slurm"
 
 
-def read_answer(host: str, task: Task, group: Group, seconds: float) -> Reply | Trouble | str:
-    """Return what a task's lines say of its script; why its host is to be asked over SSH instead, as a text; Trouble
-    where the script had its time, or printed without an end."""
-    said: dict[str, list[bytes]] = {}
-    for line in task.lines:
-        key, _, value = line.partition(b"=")
-        said.setdefault(key.decode(errors="replace"), []).append(value)
-    if hidden := said.get("hidden"):
+def read_answer(host: str, task: Packed, group: Group, seconds: float) -> Reply | Trouble | str:
+    """Return what a task's lines say of its script, or Trouble (see read_packed); why its host is to be asked over SSH
+    instead, as a text."""
+    if hidden := task.values(b"hidden"):
         return f"a job hides its {hidden[0].decode(errors='replace')[:20]}"
-    if "late" in said:
-        return Trouble(Problem(host, f"no end of the script after {group.seconds:g} s"), may_pass=True)
-    out, err = (_unpacked(said.get(name, [])) for name in ("out", "err"))
-    code = b"".join(said.get("code", [])).decode(errors="replace")
-    if task.full or any(text is not None and len(text) > ANSWER_LIMIT for text in (out, err)):
-        found, wanted = f"more than {size(ANSWER_LIMIT)}", f"{size(ANSWER_LIMIT)} at most"
-        return Trouble(Problem(host, "prints without an end, so its script was ended", found, wanted))
-    if out is None or err is None or not re.fullmatch(r"[0-9]{1,3}", code):
-        return NO_ANSWER
-    _, began, rest = out.partition(MARK)
-    if not began:
-        return "its job did not start a script"
-    text, talk = (part.decode(errors="replace") for part in (rest, err.partition(MARK)[2]))
-    return Reply(host, int(code), text, talk, seconds)
-
-
-def _unpacked(lines: Sequence[bytes]) -> bytes | None:
-    """Return a stream from its lines of base64, of gzip in them; None where they are cut off or none."""
-    try:
-        unpacker = zlib.decompressobj(wbits=31)
-        data = unpacker.decompress(base64.b64decode(b"".join(lines), validate=True), ANSWER_LIMIT + len(MARK) + 1)
-    except (binascii.Error, zlib.error):
-        return None
-    return data if unpacker.eof or len(data) > ANSWER_LIMIT else None
+    return read_packed(host, task, group.seconds, seconds) or NO_ANSWER

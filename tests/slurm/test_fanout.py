@@ -19,7 +19,7 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import read_tree
-from deepep_bootstrap.remote import channel
+from deepep_bootstrap.remote import channel, packed
 from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.slurm import fanout
@@ -132,12 +132,12 @@ def test_a_script_that_has_no_end_is_the_trouble_of_its_host() -> None:
 
 def test_a_stream_without_an_end_is_cut_on_the_node() -> None:
     lines = step("yes abcdefgh", limit=5000)
-    packed = base64.b64decode("".join(line.removeprefix("out=") for line in lines if line.startswith("out=")))
-    assert len(gzip.decompress(packed)) == 5000
+    coded = base64.b64decode("".join(line.removeprefix("out=") for line in lines if line.startswith("out=")))
+    assert len(gzip.decompress(coded)) == 5000
 
 
 def test_a_stream_over_the_limit_is_the_trouble_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "ANSWER_LIMIT", 4000)
+    monkeypatch.setattr(packed, "ANSWER_LIMIT", 4000)
     answer = answer_of(step("yes abcdefgh", limit=5000))
     assert isinstance(answer, Trouble)
     assert "prints without an end" in str(answer)
