@@ -130,6 +130,47 @@ CHAINED = """1: Traceback (most recent call last):
         ("nvshmem initialization failed, exiting\n/a/util/cs.cpp:21: non-zero status: 16: Device busy, exiting\n", 1),
         ("E20260821 12:30:19.433391  5410 a.cpp:9] not without b\nE20260821 12:30:19.43 5 a.cpp:2] failed\n", 1),
         ("request to query it failed with error:WARNING Nothing to do\nRuntimeError: odd\n", 1),
+        (
+            "-- Performing Test HAVE_AVX512 - Failed\n-- Could NOT find OpenMP (missing: OpenMP_CXX_FLAGS)\na.cu(3): error: no such type\n",
+            3,
+        ),
+        ("checking for numa_node_of_cpu in -lnuma... failed\nconfigure: error: odd\n", 2),
+        (
+            '{"level":"info","msg":"started"}\n{"level":"error","ts":1,"msg":"disk is odd"}\n{"level":"fatal","msg":"exit"}\nexit code: 1\n',
+            2,
+        ),
+        ('{"severity":"ERROR","message":"disk is odd"}\nexit code: 1\n', 1),
+        ('{"level":"warning","msg":"could not find x"}\n{"level":"error","msg":"disk is odd"}\nexit code: 1\n', 2),
+        (
+            "n1 systemd[1]: a.service: Main process exited, code=exited, status=1/FAILURE\nn1 systemd[1]: a.service: Failed with result 'exit-code'.\nn1 a[9]: ERROR: disk odd\n",
+            3,
+        ),
+        ("2026-08-21T12:30:19.4Z ERROR dyn_rt::pipe: disk is odd\nexit code: 1\n", 1),
+        ("thread 'main' panicked at src/main.rs:7:5:\nexit code: 101\n", 1),
+        ('E0821 12:30:19.433391 5410 server.go:77] "disk is odd" err="x"\nexit code: 1\n', 1),
+        ("  ERROR: Failed building wheel for a\n  error: failed-wheel-build-for-install\na.cpp:3:1: error: odd\n", 3),
+        ("  ERROR: Could not build wheels for a, which is required to install\na.cpp:3:1: error: odd\n", 2),
+        (
+            "n1:7:9 [0] NCCL WARN NUMA auto balancing enabled which can lead to variability in the performance!\nRuntimeError: odd\n",
+            2,
+        ),
+        (
+            'n1:7:9 [0] NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!\nRuntimeError: odd\n',
+            2,
+        ),
+        ("n1 kernel: INFO: task python:991 blocked for more than 120 seconds.\nRuntimeError: odd\n", 1),
+        ("n1 kernel: mce: [Hardware Error]: Machine check events logged\nRuntimeError: odd\n", 1),
+        ("n1 kernel: watchdog: BUG: soft lockup - CPU#3 stuck for 26s!\nRuntimeError: odd\n", 1),
+        (
+            "(raylet) [2026-08-21 12:30:19,433 E 9 9] (raylet) node_manager.cc:3287: 2 Workers were killed due to memory pressure\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+            1,
+        ),
+        ("RuntimeError: Error compiling objects for extension\na.cu(3): error: odd\n", 2),
+        ("[1/3] c++ -DX=error: -c a.cpp\n[2/3] nvcc a.cu\na.cu(3): error: odd\n", 3),
+        (
+            "mpirun detected that one or more processes exited with non-zero status\n[n1:9] *** Process received signal ***\n[n1:9] Signal: Segmentation fault (11)\n",
+            3,
+        ),
     ],
 )
 def test_a_summary_a_warning_or_a_consequence_is_not_first(text: str, line: int) -> None:
