@@ -72,6 +72,9 @@ LONGEST_SCRIPT = 600.0
 GATEWAY_LIMIT = 256 * 1024**2
 """Bytes that one gateway may send in a look. Facts of a thousand hosts, packed as they are, have 30 MiB."""
 
+LINE_LIMIT = 4 * 1024**2
+"""Bytes of a gateway's line: ClusterShell breaks them at 64 KiB, and copies what it has of one with each piece."""
+
 SSH_OPTIONS = (
     *("StrictHostKeyChecking=yes", "UpdateHostKeys=no", "BatchMode=yes", "ControlMaster=no", "ControlPath=none"),
     *("ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no", "LogLevel=ERROR"),
@@ -415,8 +418,9 @@ class _GatewayClient(SshClient):  # type: ignore[misc]
     def _read(self, sname: str, size: int = 65536) -> bytes:
         data: bytes = super()._read(sname, size)
         self.came += len(data)
-        if self.came > GATEWAY_LIMIT:
+        if self.came > GATEWAY_LIMIT or len(self.streams[sname].rbuf) > LINE_LIMIT:
             self.worker.look.drop(str(self.key), "it sends without an end")
+            self.popen.kill()
             raise EngineClientEOF
         return data
 

@@ -225,6 +225,19 @@ def test_what_no_gateway_says_ends_its_channel(
     assert not bomb.exists()
 
 
+@pytest.mark.parametrize(
+    ("limit", "flood"),
+    [("LINE_LIMIT", "head -c 300000 /dev/zero"), ("GATEWAY_LIMIT", "yes '<!-- -->' | head -n 30000")],
+)
+def test_a_gateway_that_sends_without_an_end_is_ended(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, limit: str, flood: str
+) -> None:
+    monkeypatch.setattr(tree, limit, 100_000)
+    pool.instead["gw1"] = f"echo '<channel>'; {flood}; exec sleep 1000;"
+    assert ask(pool, "n001", "n002") == {"n002": "n002\n"}
+    assert pool.told == ["over SSH: n001 (gateway gw1: it sends without an end)"]
+
+
 @pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("size", [0, 10, 1000, 100_000])
 def test_bytes_are_read_as_every_python_pickles_them(protocol: int, size: int) -> None:
