@@ -73,6 +73,12 @@ def _tool_lines(lock: Lock) -> Iterator[str]:
     if lock.toolkits:
         yield "toolkits, for kernels that are compiled where they run"
         yield from (f"  {name} {each.version}: for {', '.join(each.wheels)}" for name, each in lock.toolkits.items())
+    if lock.compilers:
+        yield "host compilers, for images whose base has none"
+        yield from (
+            f"  {name}: {', '.join(f'{len(each)} packages for {machine}' for machine, each in pin.packages.items())}"
+            for name, pin in lock.compilers.items()
+        )
     if lock.tools:
         yield "tools"
         yield from (f"  {name} {own[0].version}: {len(own)} wheels, one a platform" for name, own in lock.tools.items())

@@ -390,7 +390,7 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
         VerbText(
             "image",
             "a container image of the store entries of a stack",
-            (*READING, "stack", "lock"),
+            (*READING, "stack", "lock", "mirror"),
             (
                 "image --prefix=/shared/deepep --out=image",
                 "image --hosts=hosts/b200.txt --out=image --push=registry.example/team/deepep:v1",

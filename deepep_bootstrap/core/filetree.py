@@ -56,6 +56,11 @@ def sri(digest: bytes) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
+def hex_of(sri_hash: str) -> str:
+    """Return the digits of an SRI hash in hexadecimal."""
+    return base64.b64decode(sri_hash.partition("-")[2]).hex()
+
+
 def shown(name: bytes) -> str:
     """Return a file name for a message; bytes that are not UTF-8 are escaped."""
     return name.decode(errors="backslashreplace")

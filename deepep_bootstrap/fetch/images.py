@@ -1,17 +1,26 @@
-"""Container images of others in registries, through skopeo: the digest that a tag has now."""
+"""What images are made of: images of others in registries, through skopeo, by the digest that a tag has now; and
+package files of a distribution's archive, by address and hash."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import shutil
+import tempfile
+import threading
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
+from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.process import run_program
-from deepep_bootstrap.lock.model import ImagePin
+from deepep_bootstrap.fetch.download import PARTIAL, CutError, Download, Meter, Refused, RemoteFile
+from deepep_bootstrap.fetch.index import PackageIndex
+from deepep_bootstrap.fetch.locations import Mirrors, shown
+from deepep_bootstrap.lock.model import CompilerPin, ImagePin, PackagePin
 
 SKOPEO = "skopeo"
 PATIENCE = 120.0
@@ -80,3 +89,55 @@ def run_skopeo(words: list[str], where: str, timeout: float | None = None) -> st
         verb = next(word for word in words if not word.startswith("-"))
         raise Trouble(Problem(where, f"skopeo {verb} failed", done.tail, try_="skopeo login, or another name"))
     return done.out
+
+
+def fetch_packages(
+    pin: CompilerPin, machine: str, mirrors: Mirrors, cache: Path
+) -> tuple[tuple[PackagePin, Path], ...]:
+    """Return the packages of a host compiler for one kind of machine, each with its file, which has the locked hash;
+    what the cache lacks is fetched. Raises Trouble with every one that cannot be had."""
+    found: list[tuple[PackagePin, Path]] = []
+    problems: list[Problem] = []
+    for package in pin.packages[machine]:
+        try:
+            found.append((package, _fetch(package, mirrors.packages(pin.address(package)), cache)))
+        except Trouble as trouble:
+            problems += trouble.problems
+    if problems:
+        raise Trouble(*problems)
+    return tuple(found)
+
+
+def _fetch(package: PackagePin, address: str, cache: Path) -> Path:
+    target = cache / "files" / filetree.hex_of(package.hash)[:32] / package.file.rpartition("/")[2]
+    try:
+        if target.is_file() and filetree.hash_file(target) == package.hash:
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as scratch:
+            file = Path(scratch, "file")
+            _get(package, address, file, cache / PARTIAL)
+            if (found := filetree.hash_file(file)) != package.hash:
+                what = f"{shown(address)} is not the locked file"
+                raise Trouble(Problem(f"package {package.name}", what, found, package.hash))
+            os.replace(file, target)
+    except OSError as error:
+        where, what = str(error.filename or target), f"the cache cannot be used: {error.strerror}"
+        raise Trouble(Problem(where, what, try_="XDG_CACHE_HOME=DIR")) from None
+    return target
+
+
+def _get(package: PackagePin, address: str, file: Path, partial: Path) -> None:
+    """Bring the file of a package from a directory or a server. Raises Trouble."""
+    where, remedy = f"package {package.name} {package.version}", "--mirror PREFIX=REPLACEMENT for where it is to be had"
+    try:
+        if address.startswith("file://"):
+            shutil.copyfile(unquote(urlsplit(address).path), file)
+            return
+        index = PackageIndex(package.name, address, {})
+        remote = RemoteFile(index, address, package.hash, package.size)
+        Download(partial, Meter(1, package.size), threading.Event()).fetch(remote, file)
+    except FileNotFoundError:
+        raise Trouble(Problem(where, f"{address} is not there", try_=remedy)) from None
+    except (Refused, CutError) as error:
+        raise Trouble(Problem(where, f"{shown(address)} cannot be fetched", str(error), try_=remedy)) from None

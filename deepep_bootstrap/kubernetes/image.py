@@ -16,9 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import hex_of
 from deepep_bootstrap.core.text import moment
 from deepep_bootstrap.fetch.locations import shown
 from deepep_bootstrap.kubernetes import oci
+from deepep_bootstrap.kubernetes.host_compiler import HostCompiler
 from deepep_bootstrap.kubernetes.oci import Base, Descriptor, Layer, LayerWriter, Root
 from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.model import Lock
@@ -50,7 +52,8 @@ BUILD_TYPE = "deepep-bootstrap/image/v1"
 
 class Plan(Struct, frozen=True):
     """What an image is to hold: the record of the stack as it is inside, the trees of its entries in the order of
-    their layers, and the files of the last layer by path below ROOT. `created` is the time of its newest source."""
+    their layers, and the files of the last layer by path below ROOT. `created` is the time of its newest source,
+    `compiler` what nvcc calls where the base has none."""
 
     record: StackRecord
     trees: tuple[Tree, ...]
@@ -59,6 +62,7 @@ class Plan(Struct, frozen=True):
     architecture: str
     glibc: str
     without: tuple[str, ...] = ()
+    compiler: HostCompiler | None = None
 
 
 class Contents(Protocol):
@@ -301,6 +305,10 @@ def provenance(plan: Plan, base: Base, image: Descriptor, lock: Lock | None, pro
         {"uri": f"git+{shown(source.url)}@{source.rev}", "digest": {"gitCommit": source.rev}}
         for _, source in sorted(lock.sources.items() if lock else ())
     ]
+    packages = [
+        {"uri": f"pkg:deb/debian/{each.name}@{each.version}", "digest": {"sha256": hex_of(each.hash)}}
+        for each in (plan.compiler.packages if plan.compiler else ())
+    ]
     start = {"uri": f"oci:{base.name or base.digest}", "digest": {"sha256": base.digest.partition(":")[2]}}
     asked = {"stack": plan.record.stack, "archs": list(plan.record.archs), "without": list(plan.without)}
     statement = {
@@ -311,7 +319,7 @@ def provenance(plan: Plan, base: Base, image: Descriptor, lock: Lock | None, pro
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": asked,
-                "resolvedDependencies": [start, *records, *sources],
+                "resolvedDependencies": [start, *records, *sources, *packages],
             },
             "runDetails": {"builder": {"id": program}},
         },
@@ -335,6 +343,10 @@ def make_image(folder: Path, plan: Plan, base: Base, contents: Contents) -> tupl
         writer = LayerWriter(folder)
         pack_entry(writer, tree, contents)
         layers.append(writer.finish(tree.name))
+    if plan.compiler:
+        writer = LayerWriter(folder)
+        plan.compiler.pack(writer)
+        layers.append(writer.finish(f"host compiler {plan.compiler.name}"))
     writer = LayerWriter(folder)
     pack_own(writer, plan.files)
     layers.append(writer.finish("programs and settings"))

@@ -277,10 +277,14 @@ class Root(Struct, frozen=True):
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at an absolute path, links followed."""
+        return self.real(path) in self.names
+
+    def real(self, path: str) -> str:
+        """Return where a path leads, links followed, without a slash in front; "" where links go in a circle."""
         left, at = path.strip("/").split("/"), ""
         for _ in range(MOST_LINKS * 8):
             if not left:
-                return at in self.names
+                return at
             word = left.pop(0)
             if word == "..":
                 at = os.path.dirname(at)
@@ -291,7 +295,7 @@ class Root(Struct, frozen=True):
                     continue
                 left = [*target.split("/"), *left]
                 at = "" if target.startswith("/") else at
-        return False
+        return ""
 
 
 def read_root(base: Base) -> Root:

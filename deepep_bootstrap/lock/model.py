@@ -158,6 +158,15 @@ MACHINE = ValueForm(r"x86_64|aarch64", "x86_64 or aarch64")
 ANY_PYTHON = "cp312"
 """The Python part of a target for wheels that have nothing of Python in them."""
 NVCC = "nvidia-cuda-nvcc"
+TIMESTAMP = ValueForm(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T000000Z")
+PATTERN = ValueForm(
+    r"[A-Za-z0-9*][A-Za-z0-9._+*/-]*", "a path without a slash in front, in which * stands for anything"
+)
+PACKAGE_NAME = ValueForm(r"[a-z0-9][a-z0-9.+-]+", "the name of a Debian package")
+PACKAGE_VERSION = ValueForm(r"[0-9][A-Za-z0-9.+~:-]*", "the version of a Debian package")
+PACKAGE_FILE = ValueForm(
+    r"[a-z-]+(/[A-Za-z0-9][A-Za-z0-9._+~-]*)+\.deb", "a path such as debian/pool/main/d/dash/….deb"
+)
 
 
 class _RequirementForm(ValueForm, frozen=True):
@@ -343,6 +352,36 @@ class ImagePin(Struct, frozen=True):
     digest: str
 
 
+class PackagePin(Struct, frozen=True):
+    """One file of a distribution's archive: package name and version, its path there, SRI hash, size in bytes, and its
+    licence as an SPDX expression."""
+
+    name: str
+    version: str
+    file: str
+    hash: str
+    size: int
+    license: str
+
+
+class CompilerPin(Struct, frozen=True):
+    """The host compiler and the shell that nvcc calls, for images whose base has none: packages by machine, unpacked
+    without their scripts. Of their files those come along that `keep` matches (fnmatch; `*` is also for slashes), and
+    they run where glibc is `glibc` or newer. The archive is that of `url` at the time `at`, which keeps old files."""
+
+    name: str
+    url: str
+    at: str
+    glibc: str
+    keep: tuple[str, ...]
+    packages: Mapping[str, tuple[PackagePin, ...]]
+
+    def address(self, package: PackagePin) -> str:
+        """Return the address of a package's file: that of the archive, with the time behind its first part."""
+        archive, _, rest = package.file.partition("/")
+        return f"{self.url}/{archive}/{self.at}/{rest}"
+
+
 class Lock(Struct, frozen=True):
     """The whole lock file. `tools` are wheels of programs we run on hosts (uv), by name; `indexes` maps index names
     to addresses, `images` the names of images (`gib`, `base.NAME`) to pins. `text` is what was read: whoever keeps or
@@ -359,6 +398,7 @@ class Lock(Struct, frozen=True):
     text: str = ""
     images: Mapping[str, ImagePin] = field(default_factory=dict)
     toolkits: Mapping[str, ToolkitPin] = field(default_factory=dict)
+    compilers: Mapping[str, CompilerPin] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return where it is from: its text is no help in a message."""
@@ -400,6 +440,7 @@ def parse_lock(text: str, path: str) -> Lock:
         text=text,
         images=_images(top.inner("image")),
         toolkits={name: _toolkit(name, table) for name, table in top.named("toolkit")},
+        compilers={name: _compiler(name, table) for name, table in top.named("compiler")},
     )
     top.close()
     _check_references(lock, top)
@@ -499,6 +540,36 @@ def _toolkit(name: str, table: Table) -> ToolkitPin:
             wheels.complain(machine, "has no nvcc of this toolkit's version", wanted=f"{NVCC} {toolkit.version}")
     table.close()
     return toolkit
+
+
+def _compiler(name: str, table: Table) -> CompilerPin:
+    packages = table.inner("packages")
+    for machine in packages.data:
+        if not MACHINE.fits(machine):
+            packages.complain(machine, "is no machine", wanted=MACHINE.words)
+    compiler = CompilerPin(
+        name=name,
+        url=table.address("url", INDEX_URL),
+        at=table.text("at", TIMESTAMP),
+        glibc=table.text("glibc", LOWEST),
+        keep=table.words("keep", PATTERN),
+        packages={machine: tuple(map(_package, packages.tables(machine))) for machine in packages.data},
+    )
+    table.close()
+    return compiler
+
+
+def _package(table: Table) -> PackagePin:
+    package = PackagePin(
+        name=table.text("name", PACKAGE_NAME),
+        version=table.text("version", PACKAGE_VERSION),
+        file=table.text("file", PACKAGE_FILE),
+        hash=read_hash(table),
+        size=table.number("size", 1),
+        license=table.text("license", LICENSE),
+    )
+    table.close()
+    return package
 
 
 def _of_machine(machine: str, wheels: Table) -> tuple[Wheel, ...]:

@@ -82,15 +82,23 @@ def lock_facts(lock: Lock) -> Facts:
         found |= stack_facts(name, stack)
     for name, system in lock.systems.items():
         found |= _placed("system", name, _flat(system))
-    for name, wheels in lock.tools.items():
-        found |= wheel_facts(f"tool {name}", ((wheel.file, wheel.version, wheel.hash) for wheel in wheels))
-    for name, toolkit in lock.toolkits.items():
-        for machine, wheels in toolkit.wheels.items():
-            listed = ((wheel.name, wheel.version, wheel.hash) for wheel in wheels)
-            found |= wheel_facts(f"toolkit {name} {machine}", listed)
+    for name, files in _lists(lock):
+        found |= wheel_facts(name, files)
     for name, url in lock.indexes.items():
         found["index", name, "url"] = url
     return found
+
+
+def _lists(lock: Lock) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    """Yield the lists of files that belong to no stack, by what they are for: name, version and hash of each."""
+    for name, wheels in lock.tools.items():
+        yield f"tool {name}", [(each.file, each.version, each.hash) for each in wheels]
+    for name, toolkit in lock.toolkits.items():
+        for machine, wheels in toolkit.wheels.items():
+            yield f"toolkit {name} {machine}", [(each.name, each.version, each.hash) for each in wheels]
+    for name, compiler in lock.compilers.items():
+        for machine, packages in compiler.packages.items():
+            yield f"compiler {name} {machine}", [(each.name, each.version, each.hash) for each in packages]
 
 
 def stack_facts(name: str, stack: Stack) -> dict[Place, str]:

@@ -41,8 +41,9 @@ FILES: Mapping[str, Mapping[str, bytes]] = {
 }
 
 
-def make_store(folder: Path, built: str) -> Prefix:
-    """Make a prefix with a stack of three small entries; `built` stands for when it was built."""
+def make_store(folder: Path, built: str, copied: Path | None = None, **changes: object) -> Prefix:
+    """Make a prefix with a stack of three small entries; `built` stands for when it was built. `copied` is an entry of
+    another store that comes along, `changes` are those of the record."""
     folder.mkdir()
     prefix = Prefix(make_prefix(folder), ConnectionPool([HERE]))
     for kind, name in NAMES.items():
@@ -73,8 +74,11 @@ def make_store(folder: Path, built: str) -> Prefix:
         "site": {},
         "torch": "2.10.0",
         "cuda": "12.9",
+        **changes,
     }
-    prefix.offer_records({"v1": record}, (ROOT / "deepep.lock.toml").read_text(encoding="utf-8"))
+    if copied:
+        shutil.copytree(copied, prefix.path / "store" / copied.name, symlinks=True)
+    prefix.offer_records({record["stack"]: record}, (ROOT / "deepep.lock.toml").read_text(encoding="utf-8"))
     return prefix
 
 
@@ -89,9 +93,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     prefix.transport.close()
 
 
-def make(prefix: Prefix | Path, out: Path, base: Path | str, **more: Any) -> int:
+def make(prefix: Prefix | Path, out: Path, base: Path | str, mirror: tuple[str, ...] = (), **more: Any) -> int:
     path = prefix.path if isinstance(prefix, Prefix) else prefix
-    return image.image(Flags(root=ROOT, prefix=str(path)), out=str(out), base=str(base), **more)
+    return image.image(Flags(root=ROOT, prefix=str(path), mirror=mirror), out=str(out), base=str(base), **more)
 
 
 def store(place: Path) -> Path:

@@ -70,12 +70,12 @@ exec env -i "$@"
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, tag: str = "v1") -> subprocess.CompletedProcess[str]:
     """Unpack the image with umoci and run its entry point with these words in it: read-only, as an ordinary user, in
     namespaces of its own. (A container engine wants cgroups of one kind, which not every machine of tests has.)"""
     bundle = folder / "bundle"
     if not bundle.exists():
-        unpack = ["umoci", "unpack", "--image", f"{folder / 'image'}:v1", bundle]
+        unpack = ["umoci", "unpack", "--image", f"{folder / 'image'}:{tag}", bundle]
         subprocess.run(unpack, check=True, capture_output=True)
     _, config, _ = parts(folder / "image")
     inside = ["/usr/sbin/chroot", "--userspec=65532:65532", bundle / "rootfs", *config["config"]["Entrypoint"], *words]

@@ -71,7 +71,8 @@ def make_layout(folder: Path, *tars: bytes, architecture: str = "amd64", env: tu
 def tar_of_packages(packages: Sequence[str] = PACKAGES) -> bytes:
     """Return the files of packages on this machine, and of what they need to start, as a tar stream."""
     listed = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=True).stdout
-    paths = sorted({path for path in listed.splitlines() if Path(path).is_file() or Path(path).is_symlink()})
+    top = {"/bin", "/lib", "/lib64", "/sbin"}  # folders to the packages, links on this machine
+    paths = sorted({path for path in listed.splitlines() if Path(path).is_file() or Path(path).is_symlink()} - top)
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, target in (

@@ -17,13 +17,15 @@ from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
 from deepep_bootstrap.core.text import shortened, size
-from deepep_bootstrap.fetch.images import fetch_image, push_image
+from deepep_bootstrap.fetch.images import fetch_image, fetch_packages, push_image
+from deepep_bootstrap.fetch.locations import read_mirrors
 from deepep_bootstrap.fetch.uv import cache_dir
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import gather_one, read_tree
 from deepep_bootstrap.kube import names
+from deepep_bootstrap.kubernetes import host_compiler, oci
 from deepep_bootstrap.kubernetes import image as made
-from deepep_bootstrap.kubernetes import oci
+from deepep_bootstrap.kubernetes.host_compiler import HostCompiler
 from deepep_bootstrap.kubernetes.image import Plan
 from deepep_bootstrap.kubernetes.oci import Base
 from deepep_bootstrap.lock import model as locks
@@ -70,7 +72,9 @@ def image(
         record = choose_record(generation, flags.stack)
         plan = look(order, reached, generation, record)
         start = find_base(order, lock, plan.architecture)
-        made.check_base(plan, start, oci.read_root(start))
+        root = oci.read_root(start)
+        made.check_base(plan, start, root)
+        plan = replace(plan, compiler=find_compiler(order, lock, plan, start, root))
         contents = reader(order, reached, plan)
         with whole(order.out) as folder:
             if containerfile:
@@ -176,6 +180,18 @@ def find_base(order: _Order, lock: Lock, architecture: str) -> Base:
     return replace(found, digest=pin.digest)
 
 
+def find_compiler(order: _Order, lock: Lock, plan: Plan, base: Base, root: oci.Root) -> HostCompiler | None:
+    """Return the files of the host compiler that the stack's nvcc calls, as far as a base lacks them; None for a stack
+    without nvcc, and where the base has one."""
+    machine = plan.record.machine or X86
+    if not plan.record.toolkit or host_compiler.is_in(root):
+        return None
+    pin = host_compiler.choose(lock.compilers.values(), machine, base, root)
+    files = fetch_packages(pin, machine, read_mirrors(order.flags.mirror, os.environ, lock.indexes), cache_dir())
+    order.screen.say(f"host compiler {pin.name}: {len(files)} packages, hashes as locked", style="dim")
+    return host_compiler.unpack(pin, files, root)
+
+
 def reader(order: _Order, reached: Reached, plan: Plan) -> made.Contents:
     """Return what reads the files of an entry from the prefix."""
     total = sum(tree.size for tree in plan.trees)
@@ -210,7 +226,8 @@ def bill(reached: Reached, generation: Generation, plan: Plan) -> tuple[bytes, L
     from deepep_bootstrap.prefix.bill import sbom
 
     found = tuple(provenance.locks_of(reached.holdings))
-    text = sbom.make_bill(offer_of(plan.record), reached.holdings, sbom.Pins.of(found))
+    packages = plan.compiler.packages if plan.compiler else ()
+    text = sbom.make_bill(offer_of(plan.record), reached.holdings, sbom.Pins.of(found), packages=packages)
     try:
         return text, locks.parse_lock(generation.lock, "the generation's lock")
     except Trouble:
@@ -239,7 +256,11 @@ def write_containerfile(folder: Path, plan: Plan, base: Base, contents: made.Con
         files.append(f"{number:02}-{tree.name.partition('-')[2]}.tar")
         with (folder / files[-1]).open("xb") as stream:
             made.pack_entry(stream, tree, contents)
-    files.append(f"{len(plan.trees) + 1:02}-programs.tar")
+    if plan.compiler:
+        files.append(f"{len(plan.trees) + 1:02}-compiler.tar")
+        with (folder / files[-1]).open("xb") as stream:
+            plan.compiler.pack(stream)
+    files.append(f"{len(files) + 1:02}-programs.tar")
     with (folder / files[-1]).open("xb") as stream:
         made.pack_own(stream, plan.files)
     (folder / "Containerfile").write_text(made.containerfile(plan, base, files), encoding="utf-8")

@@ -8,7 +8,7 @@ import base64
 import binascii
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ from packageurl import PackageURL
 
 from deepep_bootstrap.core.text import moment
 from deepep_bootstrap.fetch.locations import shown
-from deepep_bootstrap.lock.model import Lock, Source, Wheel
+from deepep_bootstrap.lock.model import Lock, PackagePin, Source, Wheel
 from deepep_bootstrap.prefix.bill.licenses import License, WheelLicenses
 from deepep_bootstrap.prefix.contents import Holdings, StoreEntry
 from deepep_bootstrap.prefix.offer import Offer, named_entries, offer_digest
@@ -77,9 +77,16 @@ class Pins(Struct, frozen=True):
         return cls(sources, wheels)
 
 
-def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str, str] | None = None) -> bytes:
+def make_bill(
+    offer: Offer,
+    holdings: Holdings,
+    pins: Pins,
+    records: Mapping[str, str] | None = None,
+    *,
+    packages: Sequence[PackagePin] = (),
+) -> bytes:
     """Return the bill of what `offer` names and everything that needs, the same bytes for the same offer and entries.
-    `records` are the SHA-256 of the records of the entries' files by name.
+    `records` are the SHA-256 of the records of the entries' files by name, `packages` what an image has besides.
 
     Nothing else in it depends on when or where something was built: its time is that of the newest source, its serial
     number follows from its content.
@@ -96,7 +103,7 @@ def make_bill(offer: Offer, holdings: Holdings, pins: Pins, records: Mapping[str
         bom_ref="offer",
         properties=[_property(f"module:{name}", record.module) for name, record in offer.stacks.items()],
     )
-    parts.depend(top, named)
+    parts.depend(top, [*named, *map(parts.add_package, packages)])
     stamp = moment(parts.newest)
     draft = parts.text(top, stamp, uuid.UUID(int=0))
     # Version 8 is for numbers that follow from something; version 5 says the same to readers that do not know it yet.
@@ -159,6 +166,18 @@ class _Parts:
         )
         self._components[name] = component
         self.depend(component, [*entry.needs, *self._materials(inputs)])
+
+    def add_package(self, package: PackagePin) -> str:
+        """Add a Debian package; return the reference."""
+        return self._put(
+            f"package:{package.hash}",
+            License(package.license),
+            name=package.name,
+            version=package.version,
+            purl=PackageURL("deb", "debian", package.name, package.version),
+            hashes=list(_hashes(package.hash)),
+            properties=[_property("file", package.file), _property("bytes", str(package.size))],
+        )
 
     def _own(self, inputs: Mapping[str, Any]) -> License | None:
         """Return the licence of an entry, that of its source or wheel; None for one of many wheels."""
