@@ -27,8 +27,8 @@ from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.remote.fleet import BackgroundJob, Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import BackgroundJob, Job, Reply, Transport
 from deepep_bootstrap.slurm import commands
 
 SESSION = (

@@ -21,8 +21,8 @@ from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.inventory.forms import CHECK
 from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT
 from deepep_bootstrap.plan.steps import HOOK, Step
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 
 BLOCK = 64 * 1024
 """Characters of all hosts' lines that wait to be written into logs."""

@@ -17,8 +17,8 @@ from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import Survey
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 
 RECIPE = ("lib.sh", "prefix/lib/owner.sh", "prefix/lib/living.sh", "prefix/lib/scratch.sh", "prefix/orphans.sh")
 LIMIT = 300.0

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,9 +40,12 @@ from deepep_bootstrap.plan.steps import Plan
 from deepep_bootstrap.prefix.access import refuse_unsafe
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import control_has_slurm
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Transport
 from deepep_bootstrap.slurm.identity import slurm_hosts, with_nodes
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 ALL = "all"
 """What --skip calls all that it knows."""

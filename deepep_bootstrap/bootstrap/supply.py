@@ -20,8 +20,8 @@ from deepep_bootstrap.fetch.wheels import fetch_wheels, is_cached
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.lock.model import Lock, Wheel
 from deepep_bootstrap.prefix.entries import Entry
-from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Transport
 
 
 class Supply(Struct, frozen=True):

@@ -16,8 +16,8 @@ from deepep_bootstrap.inventory.forms import MODULE
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.prefix.modulefiles import nvshmem_folder
 from deepep_bootstrap.prefix.offer import X86, StackRecord, machine_of
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 
 Keep = Callable[[str, str], object]
 """Takes a host's name and what it said; gives the place of the log, "" where none is kept."""

@@ -5,6 +5,7 @@ at for each stack, as the offer, the recipes, a user and Slurm see them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +26,9 @@ from deepep_bootstrap.prefix.access import WANTED, candidates, find_unsafe
 from deepep_bootstrap.prefix.defects import Defect, find_defects
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import command_for, find_offer, gpu_machines, of_machine, stack_names
-from deepep_bootstrap.remote.fleet import ConnectionPool
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 
 class Judged(Struct, frozen=True):

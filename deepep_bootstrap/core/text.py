@@ -33,7 +33,7 @@ LONGEST_SAID = 2000
 
 class HostText:
     """Free text of a host, for showing only. It is no `str`: mypy does not let it be a word or a variable of a
-    command, and remote.fleet.Job refuses it too. As text it has no control characters and a limit."""
+    command, and remote.jobs.Job refuses it too. As text it has no control characters and a limit."""
 
     __slots__ = ("_text",)
 

@@ -11,7 +11,7 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import read_records
 from deepep_bootstrap.core.text import HostText
 from deepep_bootstrap.inventory.forms import USER_VIEW
-from deepep_bootstrap.remote.fleet import Job, Reply
+from deepep_bootstrap.remote.jobs import Job, Reply
 
 RECIPE = "doctor/user.sh"
 LIMIT = 90.0

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,8 +26,11 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.flags import number as number
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply, Transport, watch_nothing
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 FACTS_TIMEOUT = 90.0
 """Seconds for the fact script; each slow tool in it has its own, shorter limit."""
@@ -85,6 +89,9 @@ def read_inventory(flags: Flags, *, apart: bool = False) -> tuple[Inventory, str
 @contextmanager
 def open_connections(flags: Flags, inventory: Inventory) -> Iterator[ConnectionPool]:
     """Yield the connections to the hosts; every connection is closed on the way out, whatever happened."""
+    # Not at the top: the libraries of SSH take a quarter of a second, and verbs that read files need none.
+    from deepep_bootstrap.remote.fleet import ConnectionPool, Options, watch_nothing
+
     password = None
     if flags.sudo_password_prompt:
         if not sys.stdin.isatty():

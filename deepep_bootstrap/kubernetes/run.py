@@ -30,8 +30,8 @@ from deepep_bootstrap.kube.client import Object
 from deepep_bootstrap.kube.runs import ClusterRun
 from deepep_bootstrap.kube.waiting import Gone, Waiting
 from deepep_bootstrap.prefix.test_kinds import Kind
-from deepep_bootstrap.remote.fleet import LOG_LIMIT
 from deepep_bootstrap.remote.host import THIS_MACHINE
+from deepep_bootstrap.remote.jobs import LOG_LIMIT
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.testing import run_folder
 from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LATE, LOST, STOPPED, LastOutput, TestRunResult

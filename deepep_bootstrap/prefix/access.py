@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -18,8 +19,11 @@ from deepep_bootstrap.inventory.survey import open_connections, read_inventory, 
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import TRUST, PrefixHandle, read_answer
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Transport
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 HERE = Host("localhost", connection="local")
 """This machine, where only --prefix is given."""

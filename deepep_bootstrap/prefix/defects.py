@@ -30,7 +30,7 @@ from deepep_bootstrap.prefix.access import candidates
 from deepep_bootstrap.prefix.contents import Generation, Holdings
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import command_for
-from deepep_bootstrap.remote.fleet import Transport
+from deepep_bootstrap.remote.jobs import Transport
 
 CHECK = "known-defect"
 BOOTSTRAP = "invoke bootstrap"

@@ -15,8 +15,8 @@ from deepep_bootstrap.core.records import RecordForm, Records, read_records
 from deepep_bootstrap.inventory.forms import PROCESSES, QUEUE
 from deepep_bootstrap.prefix.contents import ENTRY_NAME, Holdings, StoreEntry
 from deepep_bootstrap.prefix.generations import PrefixHandle
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 
 RECIPE = ("lib.sh", "prefix/held.sh")
 LOOK_LIMIT = 120.0

@@ -20,8 +20,8 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.records import RecordForm, Records
 from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.contents import entry_names
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 
 INIT = ("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/init.sh")
 TRUST = ("lib.sh", "prefix/lib/share.sh", "prefix/lib/trust.sh", "prefix/unsafe.sh")

@@ -19,7 +19,7 @@ from deepep_bootstrap.inventory import forms
 from deepep_bootstrap.prefix.contents import RECORD, Generation, Holdings, RecordSum, parse_contents
 from deepep_bootstrap.prefix.gc import Garbage
 from deepep_bootstrap.prefix.generations import GC, LOOK, REHASH, ROLLBACK, PrefixHandle, read_answer
-from deepep_bootstrap.remote.fleet import Job, Transport
+from deepep_bootstrap.remote.jobs import Job, Transport
 
 CONTENTS_LIMIT = 256 * 1024**2
 """Bytes that a prefix may say of what it holds: a generation has its lock with it, 160 KiB; 1,000 of them are room

@@ -16,12 +16,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Protocol
-
-import paramiko
+from typing import TYPE_CHECKING, Protocol
 
 from deepep_bootstrap.core.process import end_group
 from deepep_bootstrap.core.text import REMOVED
+
+if TYPE_CHECKING:
+    import paramiko
 
 BLOCK = 256 * 1024
 GRACE = 8.0

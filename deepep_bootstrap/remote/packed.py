@@ -15,7 +15,7 @@ from msgspec import Struct
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.remote.channel import MARK
-from deepep_bootstrap.remote.fleet import Reply
+from deepep_bootstrap.remote.jobs import Reply
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 
 PACKED_LIMIT = 2 * 1024**2

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ClusterShell.Communication import MessageProcessingError
 from ClusterShell.Defaults import Defaults
@@ -38,10 +39,13 @@ from deepep_bootstrap.core.nodeset import expand, fold_short, pieces
 from deepep_bootstrap.core.text import plain
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.channel import COMMAND, MARK
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import LOCAL, Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.packed import Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 ROOT, GATEWAY = "_controller", "_gateway{}"
 """The names of this machine and of the gateways in the tree: in DNS no host's name begins so."""

@@ -23,8 +23,8 @@ from deepep_bootstrap.inventory.facts import Facts, read_facts_json
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.prefix.access import reach
 from deepep_bootstrap.prefix.generations import PrefixHandle
-from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Transport
 from deepep_bootstrap.report.compose import PAST_RUNS, compose, keyed, rerun_words
 from deepep_bootstrap.report.model import Past, Report
 from deepep_bootstrap.testing import run_folder

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -28,13 +29,16 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import open_connections, read_tree
 from deepep_bootstrap.remote.channel import COMMAND, MARK
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import LOCAL, THIS_MACHINE, Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.packed import PACKED_LIMIT, Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.commands import AllocationRequest, SlurmNode
 from deepep_bootstrap.slurm.identity import NodeRecords, ask_for_nodes, names_of, owners
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 AUTO, SLURM, SSH = "auto", "slurm", "ssh"
 WAYS = (AUTO, SLURM, SSH)

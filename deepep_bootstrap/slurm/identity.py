@@ -19,8 +19,8 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import Survey
-from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import LOCAL, THIS_MACHINE, Host
+from deepep_bootstrap.remote.jobs import Job, Transport
 from deepep_bootstrap.slurm import commands
 from deepep_bootstrap.slurm.commands import SlurmNode
 from deepep_bootstrap.slurm.nodes import ACTIVE_JOBS, KNOWN, parse_jobs

@@ -28,7 +28,7 @@ from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import plain
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, tar_files
-from deepep_bootstrap.remote.fleet import Job, Transport
+from deepep_bootstrap.remote.jobs import Job, Transport
 
 RUN_KEYS = (
     *("kind", "stack", "module", "prefix", "deepep", "generation", "lock_digest", "via", "job", "nodes"),

@@ -16,8 +16,8 @@ from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory.forms import SUBMITTED
 from deepep_bootstrap.prefix.offer import StackRecord
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, Kind
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.slurm import commands
 

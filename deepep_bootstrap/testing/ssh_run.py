@@ -20,8 +20,8 @@ from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.core.text import duration
 from deepep_bootstrap.inventory import nics
 from deepep_bootstrap.inventory.facts import Facts
-from deepep_bootstrap.remote.fleet import LOG_LIMIT, BackgroundJob, Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import LOG_LIMIT, BackgroundJob, Job, Transport
 from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.testing.slurm_run import ENDED, HUNG, LOST, LastOutput, TestRequest, TestRunResult
 

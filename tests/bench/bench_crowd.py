@@ -22,8 +22,8 @@ from deepep_bootstrap.cli.commands.doctor import doctor
 from deepep_bootstrap.cli.commands.facts import facts
 from deepep_bootstrap.cli.commands.plan import plan
 from deepep_bootstrap.cli.commands.report import report
-from deepep_bootstrap.inventory import survey
 from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.remote import fleet
 from tests.support import crowd
 from tests.support.paths import ROOT
 
@@ -31,7 +31,7 @@ VERBS = {"facts": facts, "plan": plan, "doctor": doctor, "report": lambda flags:
 
 
 def main(count: int, names: list[str]) -> None:
-    survey.ConnectionPool = crowd.Crowd  # type: ignore[misc,assignment]
+    fleet.ConnectionPool = crowd.Crowd  # type: ignore[misc,assignment]
     collect_less_often()
     with tempfile.TemporaryDirectory() as folder:
         flags = Flags(root=ROOT, hosts=str(crowd.hosts_file(Path(folder), count)))

@@ -20,8 +20,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from fabric import Connection
 
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from tests.support.sshd import Lab, Sshd
 
 FORKS = 64

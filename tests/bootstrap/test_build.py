@@ -25,8 +25,9 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.filetree import hash_path
 from deepep_bootstrap.lock.model import Wheel
 from deepep_bootstrap.prefix import entries
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.script import OnLine
 from tests.support import standins
 from tests.support.build import HERE, RECIPES, health, make_prefix, store_names, until, walk

@@ -15,8 +15,9 @@ from deepep_bootstrap.bootstrap.build import BuildRequest, Event
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import Settings
 from deepep_bootstrap.prefix import entries
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job
 from tests.support.build import RECIPES, until
 from tests.support.lab import LiveLab
 

@@ -18,8 +18,9 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import modulefiles
 from deepep_bootstrap.prefix.offer import StackRecord
-from deepep_bootstrap.remote.fleet import ConnectionPool, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Reply
 from tests.support import module_systems
 from tests.support import modules as support
 from tests.support.paths import ROOT

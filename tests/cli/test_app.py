@@ -330,3 +330,14 @@ def test_characters_a_terminal_cannot_show_are_escaped() -> None:
     done = invoke("plan", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 1
     assert done.stderr.startswith("--hosts: no hosts named \\u2014 wanted")
+
+
+@pytest.mark.usefixtures("programs")
+def test_verbs_that_can_do_with_files_load_no_library_of_ssh() -> None:
+    """It takes as long as all the rest of their start."""
+    verbs = ("diagnose", "results", "report", "lock", "image", "manifests")
+    code = (
+        f"from deepep_bootstrap.cli import app; import sys; [app.load(each) for each in {verbs}]; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"paramiko", "fabric"} & {*loaded.split()} == set()

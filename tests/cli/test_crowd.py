@@ -16,8 +16,8 @@ from deepep_bootstrap.cli.commands.plan import plan
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.core.console import alike_shortened, more
 from deepep_bootstrap.core.nodeset import fold, fold_short
-from deepep_bootstrap.inventory import survey
 from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.remote import fleet
 from tests.support import crowd
 from tests.support.paths import ROOT
 
@@ -30,7 +30,7 @@ def cluster(flags: Flags) -> int:
 
 @pytest.fixture
 def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flags:
-    monkeypatch.setattr(survey, "ConnectionPool", crowd.Crowd)
+    monkeypatch.setattr(fleet, "ConnectionPool", crowd.Crowd)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return Flags(root=ROOT, hosts=str(crowd.hosts_file(tmp_path)))
 
@@ -109,7 +109,7 @@ def test_a_bootstrap_with_nothing_to_do_asks_each_host_twice(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = Flags(root=ROOT, hosts=str(crowd.hosts_file(tmp_path, 12)))
     hosts = crowd.SoundCrowd.of(flags, 12)
-    monkeypatch.setattr(survey, "ConnectionPool", lambda *_: hosts)
+    monkeypatch.setattr(fleet, "ConnectionPool", lambda *_: hosts)
     code = bootstrap(flags)
     said = capsys.readouterr().out
     assert (code, "Nothing to do: everything wanted is there." in said) == (0, True), said

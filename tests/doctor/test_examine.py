@@ -33,7 +33,7 @@ from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan.host_recipes import TITLES, Check
 from deepep_bootstrap.prefix.offer import Offer, StackRecord, command_for, offer_document
 from deepep_bootstrap.remote import channel
-from deepep_bootstrap.remote.fleet import Reply
+from deepep_bootstrap.remote.jobs import Reply
 from tests.support.doctor import BOOT, CASES, RECORD, WELL, changed, cluster, examined, findings, read, told
 from tests.support.paths import ROOT
 from tests.support.plan import PREFIX, request

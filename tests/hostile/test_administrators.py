@@ -27,8 +27,9 @@ from deepep_bootstrap.bootstrap.reboot.policy import HostReboot, HostState, Poli
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.lab.hosts import PREPARED
 from deepep_bootstrap.plan.steps import Reason, Step
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job
 from tests.support import e2e
 from tests.support.e2e import ROOT, Engine, wait_until
 

@@ -19,8 +19,9 @@ from deepep_bootstrap.core.records import FAULTS, RecordForm, read_records
 from deepep_bootstrap.lock.model import parse_lock
 from deepep_bootstrap.prefix.diff import pin_facts
 from deepep_bootstrap.remote import fleet, script
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.script import Lines
 from deepep_bootstrap.report import html, load
 from deepep_bootstrap.testing import run_folder

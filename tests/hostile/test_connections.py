@@ -14,8 +14,9 @@ import tomlkit
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.remote import fleet, script
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from tests.support.e2e import Engine
 from tests.support.kills import sessions
 from tests.support.paths import CASES

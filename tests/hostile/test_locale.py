@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from deepep_bootstrap.core.process import run_program
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job
 
 pytestmark = [pytest.mark.usefixtures("programs"), pytest.mark.sample]
 

@@ -13,7 +13,7 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.records import RecordForm, ValueForm, read_records
 from deepep_bootstrap.core.text import HostText
 from deepep_bootstrap.inventory import forms
-from deepep_bootstrap.remote.fleet import Job
+from deepep_bootstrap.remote.jobs import Job
 from tests.support.paths import ROOT
 
 FORMS: dict[str, RecordForm] = {name: form for name, form in vars(forms).items() if isinstance(form, RecordForm)}
@@ -187,7 +187,7 @@ def test_mypy_refuses_a_hosts_text_in_a_command(tmp_path) -> None:
     file.write_text(
         "from deepep_bootstrap.core.text import HostText\n"
         "from deepep_bootstrap.plan.host_recipes import Check\n"
-        "from deepep_bootstrap.remote.fleet import Job\n"
+        "from deepep_bootstrap.remote.jobs import Job\n"
         "def wrong(check: Check, said: HostText) -> None:\n"
         "    Job('true', args=(said,))\n"
         "    Job('true', env={'A': said})\n"

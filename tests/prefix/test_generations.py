@@ -19,8 +19,9 @@ from deepep_bootstrap.bootstrap import build
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from tests.support.build import FAST, HERE, RECIPES, make_prefix, run_bash, script, start_bash, until, values
 
 pytestmark = pytest.mark.usefixtures("programs")

@@ -26,8 +26,9 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.hostsfile import read_hosts
 from deepep_bootstrap.inventory.survey import fold_problems
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.ssh import Timeouts
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, cutting_relay, free_port, make_key, silent_listener, wait_until
@@ -293,7 +294,8 @@ def test_close_frees_every_waiting_thread(ssh_lab: Lab, host: Host, tmp_path: Pa
 
 CONTROLLER = """
 import sys, json
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
+from deepep_bootstrap.remote.jobs import Job
 from deepep_bootstrap.remote.host import Host
 host = Host(**json.loads(sys.argv[1]))
 fleet = ConnectionPool([host], Options(ssh_config=sys.argv[2]))
@@ -838,7 +840,8 @@ def test_paramiko_says_nothing_on_stderr(ssh_lab: Lab) -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("paramiko").handlers)
     with silent_listener() as port:
         code = (
-            "from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options\n"
+            "from deepep_bootstrap.remote.fleet import ConnectionPool, Options\n"
+            "from deepep_bootstrap.remote.jobs import Job\n"
             "from deepep_bootstrap.remote.host import Host\nfrom deepep_bootstrap.remote.ssh import Timeouts\n"
             f"hosts=[Host('127.0.0.3', port={port}), Host('127.0.0.3', port=1)]\n"
             "fleet = ConnectionPool(hosts, Options(ssh_config='', timeouts=Timeouts(connect=1, banner=1)))\n"

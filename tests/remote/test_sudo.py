@@ -17,8 +17,9 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import gather
 from deepep_bootstrap.remote.channel import Secret
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import THIS_MACHINE, Host
+from deepep_bootstrap.remote.jobs import Job
 from tests.support.paths import ROOT
 from tests.support.sshd import SAFETY, Lab, Sshd, alive, wait_until, with_accounts
 

@@ -25,8 +25,9 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings, named_hosts
 from deepep_bootstrap.remote import channel, tree
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.remote.packed import Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 from deepep_bootstrap.remote.tree import Gateway, Tree

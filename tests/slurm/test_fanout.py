@@ -20,8 +20,9 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.remote import channel, packed
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.slurm import fanout
 from deepep_bootstrap.slurm.commands import parse_nodes
 from deepep_bootstrap.slurm.fanout import Fanout, Group, Tasks, free_nodes, read_answer

@@ -11,8 +11,8 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Slurm
 from deepep_bootstrap.inventory.hostsfile import Inventory, Settings
 from deepep_bootstrap.inventory.survey import Survey
-from deepep_bootstrap.remote.fleet import Job, Reply
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from deepep_bootstrap.slurm import identity
 from deepep_bootstrap.slurm.commands import SlurmNode
 from deepep_bootstrap.slurm.identity import NodeRecords, owners, with_nodes

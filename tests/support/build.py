@@ -13,8 +13,9 @@ from pathlib import Path
 
 from deepep_bootstrap.inventory.survey import read_tree
 from deepep_bootstrap.prefix import entries
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job
 from tests.support.paths import ROOT
 
 RECIPES: Mapping[str, str] = read_tree(ROOT / "recipes")

@@ -17,8 +17,9 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import Survey, read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import make_decisions
 from deepep_bootstrap.prefix import modulefiles
-from deepep_bootstrap.remote.fleet import Job, Options, Reply
+from deepep_bootstrap.remote.fleet import Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
 from tests.support.paths import ROOT
 
 COUNT = 1000

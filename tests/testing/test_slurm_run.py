@@ -19,8 +19,9 @@ from deepep_bootstrap.inventory.survey import Survey, read_tree
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.test_kinds import KINDS
-from deepep_bootstrap.remote.fleet import ConnectionPool, Reply
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Reply
 from deepep_bootstrap.report import load
 from deepep_bootstrap.testing import placement, run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, parse_counters

@@ -19,7 +19,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.inventory.forms import DOCUMENTS, DOCUMENTS_KEPT
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle, read_answer, tar_files
-from deepep_bootstrap.remote.fleet import Job, Transport
+from deepep_bootstrap.remote.jobs import Job, Transport
 
 TUNING = (
     "lib.sh",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.remote.fleet import Job, Reply, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 from deepep_bootstrap.slurm import commands, nodes
 from deepep_bootstrap.slurm.nodes import LOOK, Look, parse_look
 

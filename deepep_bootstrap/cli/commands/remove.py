@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -36,8 +37,11 @@ from deepep_bootstrap.prefix.access import candidates
 from deepep_bootstrap.prefix.bill import provenance
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer, check_manifests, named_entries, read_offer
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Reply
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Reply
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 HOOK = "module-hook"
 CHANGED = "somebody changed it since; by hand, if it is to go"

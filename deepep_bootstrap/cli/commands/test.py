@@ -8,7 +8,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -41,12 +41,14 @@ from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.prefix import test_kinds
 from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.prefix.offer import offered_stack
-from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.report import load, summary
 from deepep_bootstrap.testing import run_folder, slurm_run, ssh_run
 from deepep_bootstrap.testing.placement import Placement, find_placement
 from deepep_bootstrap.testing.run_folder import Judgement, RunFiles, RunVerdict, TestRun
 from deepep_bootstrap.testing.slurm_run import TestRequest, TestRunResult
+
+if TYPE_CHECKING:
+    from deepep_bootstrap.remote.fleet import ConnectionPool
 
 UNSAID = 124
 """The exit code of a run that reached its time limit before it could say one; that of timeout(1)."""

@@ -24,7 +24,7 @@ from deepep_bootstrap.prefix.contents import RECORD, Holdings
 from deepep_bootstrap.prefix.defects import find_defects
 from deepep_bootstrap.prefix.history import EntryVerdict
 from deepep_bootstrap.prefix.offer import StackRecord, current_offer, offered_stacks
-from deepep_bootstrap.remote.fleet import Transport
+from deepep_bootstrap.remote.jobs import Transport
 from deepep_bootstrap.slurm.fanout import open_ways
 
 

@@ -30,8 +30,8 @@ from deepep_bootstrap.prefix.archive.index import (
 )
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import PrefixHandle, read_answer
-from deepep_bootstrap.remote.fleet import Job, Transport
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job, Transport
 
 EXPORT = ("lib.sh", "prefix/lib/files.sh", "prefix/export.sh")
 IMPORT = (

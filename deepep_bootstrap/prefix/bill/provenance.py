@@ -12,7 +12,7 @@ from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.contents import Holdings
 from deepep_bootstrap.prefix.generations import Content, PrefixHandle
 from deepep_bootstrap.prefix.offer import Offer
-from deepep_bootstrap.remote.fleet import Transport
+from deepep_bootstrap.remote.jobs import Transport
 
 BILL = "sbom.cdx.json"
 """The name that readers of CycloneDX know such files by."""

@@ -26,8 +26,9 @@ from deepep_bootstrap.kube import client as kube
 from deepep_bootstrap.kube.nodes import NODES as KUBE_NODES
 from deepep_bootstrap.kube.nodes import read as read_node
 from deepep_bootstrap.plan.steps import Reason, Step
-from deepep_bootstrap.remote.fleet import ConnectionPool, Job, Options
+from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
+from deepep_bootstrap.remote.jobs import Job
 from deepep_bootstrap.remote.ssh import Timeouts
 from deepep_bootstrap.slurm import nodes
 from tests.support.kube_api import live_api, make_node, make_pod
