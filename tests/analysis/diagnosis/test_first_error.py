@@ -130,6 +130,12 @@ CHAINED = """1: Traceback (most recent call last):
         ("nvshmem initialization failed, exiting\n/a/util/cs.cpp:21: non-zero status: 16: Device busy, exiting\n", 1),
         ("E20260821 12:30:19.433391  5410 a.cpp:9] not without b\nE20260821 12:30:19.43 5 a.cpp:2] failed\n", 1),
         ("request to query it failed with error:WARNING Nothing to do\nRuntimeError: odd\n", 1),
+        ("Traceback (most recent call last):\nRuntimeError: retry count exceeded for odd\n", 2),
+        ("n1:7:9 [0] NCCL WARN NET/IB : status=12, transport retry counter exceeded\nRuntimeError: odd\n", 1),
+        ("2026-08-21 12:30:19 - INFO - try 1 failed\n2026-08-21 12:30:20 - ERROR - disk is odd\nexit code: 1\n", 2),
+        ("12:30:19Z\tERROR\tcontroller/a.go:77\tdisk is odd\nexit code: 1\n", 1),
+        ("[2026-08-21 12:30:19.433] [error] disk is odd\nexit code: 1\n", 1),
+        ("proxy.cc:1 NCCL WARN [Service thread] Could not receive type from localRank 3\nNCCL WARN odd\n", 2),
         (
             "-- Performing Test HAVE_AVX512 - Failed\n-- Could NOT find OpenMP (missing: OpenMP_CXX_FLAGS)\na.cu(3): error: no such type\n",
             3,
