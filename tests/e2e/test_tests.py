@@ -18,6 +18,7 @@ import tomlkit
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT
 from deepep_bootstrap.testing import run_folder
 from tests.support.e2e import Engine, interrupt, wait_until
+from tests.support.paths import ROOT
 
 pytest_plugins = ["tests.support.lab", "tests.support.e2e"]
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -353,41 +354,70 @@ def test_submitted_by_hand(ready: Engine) -> None:
     assert (folder / "job.log").readlink() == Path("/shared/bad.out")
 
 
-def test_the_health_script_is_taken_as_slurms_prolog(ready: Engine) -> None:
-    """Under the real slurmd: a job runs where the node is fit; where it is not, the job does not and the node is drained."""
-    script, config = "/root/deepep-health.sh", "/etc/slurm/slurm.conf"
-    nodes = (*NODES, "login1")
+@contextmanager
+def slurm_with(ready: Engine, *settings: str) -> Iterator[Path]:
+    """Slurm with further lines in its slurm.conf and the health script on its nodes; yields a file of the prefix that the
+    script asks for."""
+    config, mark = "/etc/slurm/slurm.conf", "# of a test"
+    lines = "".join(f"{setting} {mark}\\n" for setting in settings)
+    wanted = [setting.partition("=")[2] for setting in settings]
+    manifest = ready.on_disk / "current" / "manifest.json"
 
     def everywhere(command: str) -> None:
-        for host in nodes:
+        for host in (*NODES, "login1"):
             done = ready.lab.ssh(host, command)
             assert done.returncode == 0, done.stderr
 
-    def run() -> tuple[int, str]:
-        done = ready.lab.ssh(
-            "login1", "timeout 60 srun -N1 -w n001 hostname; code=$?; sinfo -h -n n001 -o %T; exit $code"
-        )
-        return done.returncode, done.stdout.split()[-1]
+    def known() -> bool:
+        shown = ready.lab.ssh("login1", "scontrol reconfigure; scontrol show config").stdout
+        return all(value in shown for value in wanted)
 
-    everywhere(
-        f"install -m 755 /shared/deepep/current/slurm/deepep-health.sh {script}; echo Prolog={script} >>{config}"
-    )
-    manifest = ready.on_disk / "current" / "manifest.json"
+    everywhere(f"install -m 755 /shared/deepep/current/slurm/deepep-health.sh /etc/slurm/; printf '{lines}' >>{config}")
     try:
-        ready.lab.ssh("login1", "scontrol reconfigure")
-        wait_until(lambda: script in ready.lab.ssh("login1", "scontrol show config").stdout, "the prolog is known")
-        assert run() == (0, "idle")
-        manifest.rename(manifest.with_suffix(".away"))
-        code, state = run()
-        assert (code != 0, state.startswith("drain")) == (True, True), state
-        log = ready.lab.ssh("n001", "cat /var/log/slurm/slurmd.log").stdout
-        assert "deepep: prefix-access: /shared/deepep does not answer" in log
+        wait_until(known, "Slurm knows the settings")
+        yield manifest
     finally:
         if not manifest.exists():
             manifest.with_suffix(".away").rename(manifest)
-        everywhere(f"sed -i '/^Prolog=/d' {config}")
-        ready.lab.ssh("login1", "scontrol reconfigure; scontrol update nodename=n001 state=resume")
-        wait_until(lambda: "idle" in ready.lab.ssh("login1", "sinfo -h -n n001 -o %T").stdout, "the node is back")
+        everywhere(f"sed -i '/{mark}/d' {config}; rm -f /etc/slurm/deepep-health.sh")
+        ready.lab.ssh("login1", "scontrol reconfigure")
+        for node in NODES:
+            ready.lab.ssh("login1", f"scontrol update nodename={node} state=resume")
+            wait_until(lambda node=node: state_of(ready, node) == "idle", f"{node} is back")
+
+
+def state_of(ready: Engine, node: str) -> str:
+    """Return the state of a node in Slurm's words."""
+    return ready.lab.ssh("login1", f"sinfo -h -n {node} -o %T").stdout.strip()
+
+
+def test_the_health_script_is_taken_as_slurms_prolog(ready: Engine) -> None:
+    """Under the real slurmd: a job runs where the node is fit; where it is not, the job does not and the node is drained."""
+    job = "timeout 60 srun -N1 -w n001 hostname"
+    with slurm_with(ready, "Prolog=/etc/slurm/deepep-health.sh") as manifest:
+        assert ready.lab.ssh("login1", job).returncode == 0
+        wait_until(lambda: state_of(ready, "n001") == "idle", "the job has ended")
+        manifest.rename(manifest.with_suffix(".away"))
+        assert ready.lab.ssh("login1", job).returncode != 0
+        assert state_of(ready, "n001").startswith("drain")
+        log = ready.lab.ssh("n001", "cat /var/log/slurm/slurmd.log").stdout
+        assert "deepep: prefix-access: /shared/deepep does not answer" in log
+
+
+def test_the_health_script_drains_idle_nodes_as_the_page_says(ready: Engine) -> None:
+    """The program of docs/tests.md, word for word, under the real slurmd."""
+    page = (ROOT / "docs" / "tests.md").read_text(encoding="utf-8")
+    program = page[page.index("    #!/bin/sh\n") :].partition("\n\n")[0].replace("\n    ", "\n").strip()
+    for node in NODES:
+        write = f"cat >/etc/slurm/health-check <<'END'\n{program}\nEND\nchmod 755 /etc/slurm/health-check"
+        assert ready.lab.ssh(node, write).returncode == 0
+    settings = ("HealthCheckProgram=/etc/slurm/health-check", "HealthCheckInterval=1", "HealthCheckNodeState=IDLE")
+    with slurm_with(ready, *settings) as manifest:
+        assert state_of(ready, "n001") == "idle"
+        manifest.rename(manifest.with_suffix(".away"))
+        wait_until(lambda: state_of(ready, "n001").startswith("drain"), "the node is drained")
+        reason = ready.lab.ssh("login1", "sinfo -h -n n001 -o %E").stdout
+        assert reason.startswith("deepep: prefix-access: /shared/deepep does not answer")
 
 
 @pytest.mark.parametrize("kind", ["nccl", "pairs"])
