@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +14,9 @@ from deepep_bootstrap.fetch.images import digest_in_registry, fetch_image
 from deepep_bootstrap.kubernetes import oci
 from tests.kubernetes.test_image import NAMES, make, make_store, parts
 from tests.support.images import make_layout, tar_of_packages
-from tests.support.paths import ROOT
+from tests.support.registry import running
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("programs")]
-
-REGISTRY = shutil.which("docker-registry") or str(ROOT / ".venv/registry/usr/bin/docker-registry")
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A registry on this machine, and skopeo told that it speaks plain HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/data\nhttp:\n  addr: {address}\n"
-    )
-    about = tmp_path / ".config/containers/registries.conf"
-    about.parent.mkdir(parents=True)
-    about.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([REGISTRY, "serve", config], stdout=log, stderr=log)
-    host, port = address.split(":")
-    while True:
-        with socket.socket() as probe:
-            if not probe.connect_ex((host, int(port))):
-                break
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.1)
-    yield address
-    process.terminate()
-    process.wait()
+    monkeypatch.setenv("HOME", str(tmp_path / "registry"))
+    with running(tmp_path / "registry") as address:
+        yield address
 
 
 ENTER = """\
