@@ -42,12 +42,15 @@ class NodeLists(Struct, frozen=True):
 
 
 def list_nodes(
-    run: TestRun, facts: Mapping[str, Facts], found: Assessment, judgement: Judgement, causes: CauseSet
+    run: TestRun, facts: Mapping[str, Facts], found: Assessment, judgement: Judgement, causes: CauseSet, lost: str = ""
 ) -> NodeLists:
     """Return which nodes are well and which are at fault. `facts` are those of the run's nodes by name; `causes` the
-    rules by which the run was diagnosed."""
+    rules by which the run was diagnosed; `lost` is the node that did not answer any more, for which the others failed.
+    """
     if judgement.verdict is RunVerdict.PASSED:
         return NodeLists(passing=_named(run, facts, set(run.nodes)))
+    if lost:
+        return NodeLists(failing=_named(run, facts, {lost}))
     if judgement.verdict not in {RunVerdict.FAILED, RunVerdict.BELOW} or found.refused_args:
         return NodeLists()
     bad = {verdict.host for verdict in found.verdicts if verdict.state == BELOW and verdict.kind in {NIC, ERROR}}

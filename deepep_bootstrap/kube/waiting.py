@@ -30,10 +30,11 @@ class Waiting(Struct, frozen=True):
 
 class Gone(Struct, frozen=True):
     """Why a pod ended otherwise than by itself. `taken`: somebody else wanted its place (preemption, eviction, a
-    drained node); else its node is at fault."""
+    drained node); else its `node` is at fault."""
 
     text: str
     taken: bool
+    node: str = ""
 
 
 class _Rule(Struct, frozen=True):
@@ -385,12 +386,12 @@ def gone(pod: Object, events: Sequence[Object] = ()) -> Gone | None:
     name = pod["metadata"]["name"]
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return _disrupted(f"pod {name} on {where}", condition)
+            return _disrupted(f"pod {name} on {where}", condition, where)
     reason = str(status.get("reason") or "")
     if reason in ENDED_BY_NODE:
         return Gone(f"pod {name} on {where}: {reason.lower()} ({_brief(_said(status.get('message')))})", taken=True)
     if status.get("phase") == "Unknown" or reason == "NodeLost" or _is_lost(pod, events):
-        return Gone(f"{where} does not answer any more: pod {name} is lost", taken=False)
+        return Gone(f"{where} does not answer any more: pod {name} is lost", taken=False, node=where)
     return None
 
 
@@ -398,15 +399,18 @@ ENDED_BY_NODE = frozenset(("Evicted", "Preempting", "Preempted", "NodeShutdown",
 """Reasons of a pod that its kubelet ended."""
 
 
-def _disrupted(pod: str, condition: Object) -> Gone:
+def _disrupted(pod: str, condition: Object, node: str) -> Gone:
     reason, said = str(condition.get("reason") or ""), _brief(_said(condition.get("message")))
     words = TAKEN.get(reason) or LOST.get(reason) or reason
-    return Gone(f"{pod}: {words} ({said})" if said else f"{pod}: {words}", reason not in LOST)
+    return Gone(f"{pod}: {words} ({said})" if said else f"{pod}: {words}", reason not in LOST, node)
 
 
 def _is_lost(pod: Object, events: Sequence[Object]) -> bool:
-    """Whether a pod that runs, as far as is known, is on a node of which nothing is heard."""
+    """Whether a pod that runs, as far as is known, is on a node of which nothing is heard. Its condition Ready comes
+    back when the node does; the event stays."""
     names = {
         (event.get("involvedObject") or {}).get("name") for event in events if event.get("reason") == "NodeNotReady"
     }
-    return (pod.get("status") or {}).get("phase") == "Running" and pod["metadata"]["name"] in names
+    status = pod.get("status") or {}
+    ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or [])
+    return status.get("phase") == "Running" and not ready and pod["metadata"]["name"] in names

@@ -60,6 +60,11 @@ GRACE = 20.0
 """Seconds in which the other pods may end by themselves when one has failed or is lost: the Job ends them, and their
 last lines say what they saw."""
 
+SILENCE = 60.0
+"""Seconds in which the other pods must be known to have ended when one has failed: a pod that is deleted has 30 s
+(terminationGracePeriodSeconds), and of a node that is off a cluster says so after 50 (--node-monitor-grace-period of
+kube-controller-manager), when the test may have failed for it on the others already."""
+
 OVER = frozenset(("Succeeded", "Failed"))
 BEGUN = frozenset(("Running", *OVER))
 """Phases of a pod that has ended, and of one that has begun."""
@@ -83,20 +88,23 @@ class ClusterTest(Struct, frozen=True):
 
 class Ran(Struct, frozen=True):
     """How it went: the result as every other way of running a test has it, the facts of the nodes as their pods saw
-    them, and what could not be read or deleted."""
+    them, what could not be read or deleted, and the node that does not answer any more ("" for none)."""
 
     result: TestRunResult
     facts: Mapping[str, Facts]
     problems: tuple[Problem, ...] = ()
+    lost: str = ""
 
 
 class _End(Struct, frozen=True):
-    """How the pods ended: a state of TestRunResult, what was seen of it ("" where all passed), the exit code."""
+    """How the pods ended: a state of TestRunResult, what was seen of it ("" where all passed), the exit code, and which
+    node was lost."""
 
     state: str
     ending: str = ""
     code: int = OK
     remedy: str = ""
+    lost: str = ""
 
 
 def run_in_cluster(run: ClusterRun, objects: Sequence[Object], test: ClusterTest, *, on_line: OnLine | None) -> Ran:
@@ -283,25 +291,26 @@ class _Follower:
         return self._known_events
 
     def _await_end(self) -> _End:
-        limit, grace = time.monotonic() + self._test.time_limit, 0.0
+        limit, since = time.monotonic() + self._test.time_limit, 0.0
         while True:
             there = {pod["metadata"]["name"] for pod in self._look()}
             pods = list(self._pods.values())
             lost = self._lost(pods, there)
             if lost or _first_failed(pods) is not None:
-                grace = grace or time.monotonic() + GRACE
-            if self._is_over(there, grace):
+                since = since or time.monotonic()
+            if self._is_over(there, since, GRACE if lost else SILENCE):
                 return _ended(pods, lost)
             if time.monotonic() > limit:
                 return _End(HUNG, f"no end after {duration(self._test.time_limit)}", VERDICT)
             self._stop.wait(LOOK)
 
-    def _is_over(self, there: set[str], grace: float) -> bool:
-        """Whether all pods have ended; when one is lost or has failed, those that are there, or its time is over."""
+    def _is_over(self, there: set[str], since: float, patience: float) -> bool:
+        """Whether all pods have ended; when one is lost or has failed `since` then (0: none), those that are there, or
+        they had their time."""
         over = {pod["metadata"]["name"] for pod in self._pods.values() if _phase(pod) in OVER}
         if len(over) == self._test.nodes:
             return True
-        return bool(grace) and (there <= over or time.monotonic() > grace)
+        return bool(since) and (there <= over or time.monotonic() > since + patience)
 
     def _lost(self, pods: Sequence[Object], there: set[str]) -> Gone | None:
         """Return why a pod was ended by others, is lost with its node, or is not there any more."""
@@ -310,12 +319,12 @@ class _Follower:
         except Trouble:
             events = []
         found = [gone for pod in pods for gone in [waiting.gone(pod, events)] if gone]
+        # The Job deletes the others after the first one.
+        deleted = sorted((pod for pod in pods if _is_deleted(pod, there)), key=_deletion)
         # When one has failed, the Job deletes the others.
-        failed = _first_failed(pods) is not None
-        for pod in pods:
-            name = pod["metadata"]["name"]
-            if not found and not failed and name not in there and runs.exit_code(pod) is None:
-                found.append(Gone(f"pod {name} was deleted by somebody else", taken=True))
+        failed = any(_phase(pod) == "Failed" and not _deletion(pod) for pod in pods)
+        if deleted and not found and not failed:
+            found.append(Gone(f"pod {deleted[0]['metadata']['name']} was deleted by somebody else", taken=True))
         # What took the first one is why the others ended.
         return next((gone for gone in found if not gone.taken), found[0] if found else None)
 
@@ -356,7 +365,7 @@ class _Follower:
         outcome = Outcome(title, self._run.cluster.context, state, detail, seconds, end.code, log)
         last = tuple(self._last_output()) if end.state == HUNG else ()
         result = TestRunResult(outcome, end.state, THIS_MACHINE, place, log, last, where, end.ending)
-        return Ran(result, facts, tuple(problems))
+        return Ran(result, facts, tuple(problems), end.lost)
 
     def _last_output(self) -> list[LastOutput]:
         now = time.monotonic()
@@ -408,6 +417,18 @@ class _Follower:
                 (self._test.folder / path).write_bytes(data)
 
 
+def _deletion(pod: Object) -> str:
+    """Return when somebody deleted a pod that is still there, "" for one that nobody did."""
+    return str(pod["metadata"].get("deletionTimestamp") or "")
+
+
+def _is_deleted(pod: Object, there: set[str]) -> bool:
+    """Whether a pod is being deleted, or is gone without an end of its own."""
+    if _deletion(pod):
+        return _phase(pod) != "Succeeded"
+    return pod["metadata"]["name"] not in there and runs.exit_code(pod) is None
+
+
 def _phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase") or "")
 
@@ -449,7 +470,7 @@ def _never(why: Waiting | None, pods: Sequence[Object], test: ClusterTest) -> _E
 def _ended(pods: Sequence[Object], lost: Gone | None = None) -> _End:
     """Return how pods ended that have all ended, or of which one is `lost`."""
     if lost is not None:
-        return _End(STOPPED if lost.taken else LOST, lost.text, VERDICT)
+        return _End(STOPPED, lost.text, VERDICT) if lost.taken else _End(LOST, lost.text, VERDICT, lost=lost.node)
     failed = _first_failed(pods)
     if failed is None:
         return _End(ENDED)

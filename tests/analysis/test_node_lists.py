@@ -36,7 +36,8 @@ def test_nodes_that_are_listed(case: dict[str, Any], shipped: assess.AssessmentR
     run = TestRun("r", values, logs, counters)
     facts = {node: Facts(slurm=Slurm(node=case.get("slurm", {}).get(node, ""))) for node in case["nodes"]}
     found = assess.assess(run, facts, shipped)
-    listed = list_nodes(run, facts, found, Judgement(RunVerdict(case["verdict"])), shipped.causes)
+    judgement = Judgement(RunVerdict(case["verdict"]))
+    listed = list_nodes(run, facts, found, judgement, shipped.causes, case.get("lost", ""))
     assert listed == NodeLists(tuple(case.get("passing", ())), tuple(case.get("failing", ())))
 
 

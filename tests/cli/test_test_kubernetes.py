@@ -17,7 +17,7 @@ from deepep_bootstrap.core.errors import INTERRUPTED, OK, TROUBLE, VERDICT
 from deepep_bootstrap.kube import client, runs
 from deepep_bootstrap.kube.client import Cluster, Object
 from deepep_bootstrap.kubernetes import in_pod
-from tests.kubernetes.test_run import Scripted, left
+from tests.kubernetes.test_run import Scripted, has_no_image, left
 from tests.support.e2e import wait_until
 from tests.support.kube_api import LiveApi, live_api
 from tests.support.kube_cluster import Emulated, Start, at_work
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("programs")
 RECORDED = CASES / "analysis/results/internode-run-folder"
 SETTINGS = CASES / "kubernetes/generic-host.toml"
 NODES = ("gpu-001", "gpu-002")
+LABELS = {"gpu": "h100"}
+"""The label that the settings choose nodes by."""
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_it_is_judged_and_reported_like_any_other(
     live: tuple[LiveApi, Cluster, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api, cluster, file = live
-    with at_work(Emulated(api, cluster, NODES, repeating(capsys))):
+    with at_work(Emulated(api, cluster, NODES, repeating(capsys), labels=LABELS)):
         found = document(file, tmp_path, "--kind=internode")
     assert (found["exit"], found["verdict"]) == (OK, "passed"), (found["why"], found["failure"])
     assert found["tests"][0]["ok"]
@@ -101,7 +103,7 @@ def test_an_exit_code_is_a_verdict(
     live: tuple[LiveApi, Cluster, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api, cluster, file = live
-    with at_work(Emulated(api, cluster, NODES, repeating(capsys, 9))):
+    with at_work(Emulated(api, cluster, NODES, repeating(capsys, 9), labels=LABELS)):
         found = document(file, tmp_path)
     assert (found["exit"], found["verdict"]) == (VERDICT, "failed")
     assert found["run"]["values"]["code"] == "9"
@@ -112,10 +114,10 @@ def test_one_that_never_starts_has_a_reason_and_no_folder(
     live: tuple[LiveApi, Cluster, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api, cluster, file = live
-    with at_work(Emulated(api, cluster, NODES, repeating(capsys), frozenset())):
+    with at_work(Emulated(api, cluster, NODES, repeating(capsys), has_no_image, LABELS)):
         found = document(file, tmp_path)
     assert (found["exit"], found["outcome"]["state"]) == (TROUBLE, "failed")
-    assert "2 of 2 pods wait: the image is not there (failed to resolve reference" in found["outcome"]["detail"]
+    assert "2 of 2 pods wait: the image is not there (" in found["outcome"]["detail"]
     assert found["run"]["folder"] == ""
     assert not left(api)
 
@@ -130,7 +132,7 @@ def test_an_interrupt_takes_away_what_it_made_and_nothing_else(
     def start(pod: Object, node: str, say: Callable[..., None]) -> Scripted:
         return Scripted([f"{node} runs"], None, say)
 
-    with at_work(Emulated(api, cluster, NODES, start)):
+    with at_work(Emulated(api, cluster, NODES, start, labels=LABELS)):
         process = subprocess.Popen(
             words(file),
             cwd=ROOT,

@@ -28,7 +28,7 @@ from deepep_bootstrap.kube.runs import ClusterRun
 from deepep_bootstrap.kubernetes import debug_pods
 from deepep_bootstrap.kubernetes.debug_pods import DebugPods, ask_nodes, debug_pod
 from tests.doctor.test_nodes import make_gpu_node
-from tests.kubernetes.test_run import Scripted
+from tests.kubernetes.test_run import Scripted, has_no_image
 from tests.support.doctor import WELL, nic
 from tests.support.e2e import wait_until
 from tests.support.kube_api import LiveApi, live_api, refusal
@@ -203,7 +203,7 @@ def test_pods_that_fail_or_say_something_else(live: tuple[LiveApi, Cluster, Path
 def test_an_image_that_is_not_there_is_told_at_once(live: tuple[LiveApi, Cluster, Path]) -> None:
     api, cluster, _ = live
     told: list[str] = []
-    with at_work(Emulated(api, cluster, NODES, saying(), frozenset())):
+    with at_work(Emulated(api, cluster, NODES, saying(), has_no_image)):
         seen = ask_nodes(ClusterRun(cluster, "gpu", RUN), NODES, ASKED, told.append)
     assert [(each.where, each.what) for each in seen.problems] == [
         (node, "the debug pod did not start") for node in NODES

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +22,10 @@ from deepep_bootstrap.kubernetes import run as made
 from deepep_bootstrap.kubernetes.run import ClusterTest, Ran, run_in_cluster
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from deepep_bootstrap.testing import run_folder, slurm_run
+from tests.kubernetes.test_manifests import followed
 from tests.support.e2e import PATIENCE, wait_until
 from tests.support.kube_api import LiveApi, live_api, refusal
-from tests.support.kube_cluster import Emulated, at_work
+from tests.support.kube_cluster import Emulated, at_work, variables_of
 
 pytestmark = pytest.mark.usefixtures("programs")
 NAME = "20261122T210000Z-internode-1a2b3c"
@@ -44,8 +48,19 @@ spec:
   parallelism: 2
   template:
     metadata: {labels: {app.kubernetes.io/instance: 20261122T210000Z-internode-1a2b3c}}
-    spec: {containers: [{name: test, image: "registry.example/deepep@sha256:00"}]}
+    spec:
+      subdomain: deepep-internode-1a2b3c
+      containers:
+        - {name: test, image: "registry.example/deepep@sha256:00", resources: {limits: {nvidia.com/gpu: 8}}}
 """
+
+
+def has_no_image(_node: str, image: str) -> str:
+    """What containerd says of an image that a registry has not."""
+    return (
+        f'rpc error: code = NotFound desc = failed to pull and unpack image "{image}": failed to resolve reference '
+        f'"{image}": {image}: not found'
+    )
 
 
 class Scripted:
@@ -72,6 +87,10 @@ class Scripted:
     def terminate(self) -> None:
         self.told.set()
 
+    def fail(self, code: int) -> None:
+        """End by itself."""
+        self.code = code
+
 
 def handed(capsys: pytest.CaptureFixture[str], name: str, data: bytes) -> list[str]:
     """The lines by which a pod hands over a file."""
@@ -83,6 +102,7 @@ def handed(capsys: pytest.CaptureFixture[str], name: str, data: bytes) -> list[s
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LiveApi, Cluster]]:
     monkeypatch.setattr(made, "LOOK", 0.05)
     monkeypatch.setattr(made, "GRACE", 2.0)
+    monkeypatch.setattr(made, "SILENCE", PATIENCE)
     monkeypatch.setattr(made, "EVENTS_AGE", 0.2)
     monkeypatch.setattr(runs, "AGAIN", 0.1)
     with live_api(tmp_path, "gpu") as (api, file):
@@ -104,7 +124,7 @@ def follow(cluster: Cluster, test: ClusterTest, lines: list[str] | None = None) 
 
 def left(api: LiveApi) -> list[str]:
     """What is there of what a run makes."""
-    kinds = ("jobs", "services", "serviceaccounts")
+    kinds = ("jobsets", "jobs", "services", "serviceaccounts")
     return [each["metadata"]["name"] for plural in kinds for each in api.objects(plural)]
 
 
@@ -204,14 +224,14 @@ def test_one_that_never_starts_says_why(what: str, live: tuple[LiveApi, Cluster]
         return Scripted([], None, say)
 
     nodes = ("gpu-1",) if what == "unschedulable" else ("gpu-1", "gpu-2")
-    images = None if what == "unschedulable" else frozenset[str]()
+    pull = None if what == "unschedulable" else has_no_image
     lines: list[str] = []
-    with at_work(Emulated(api, cluster, nodes, start, images)):
+    with at_work(Emulated(api, cluster, nodes, start, pull)):
         ran = follow(cluster, the_test(tmp_path, start_limit=1 if what == "unschedulable" else 60), lines)
         wait_until(lambda: not api.objects("pods"), "the pods are gone with their Job")
     assert (ran.result.state, ran.result.outcome.code, ran.result.began) == (slurm_run.LATE, TROUBLE, False)
     said = {
-        "unschedulable": "did not start in 1 s: 1 of 2 pods wait: no node that fits has so many nvidia.com/gpu free (0/2",
+        "unschedulable": "did not start in 1 s: 1 of 2 pods wait: there are fewer nodes than pods: each pod gets a node of its own (0/1",
         "no image": "2 of 2 pods wait: the image is not there (",
     }
     assert ran.result.ending.startswith(said[what])
@@ -241,6 +261,42 @@ def test_a_node_that_dies_is_named(live: tuple[LiveApi, Cluster], tmp_path: Path
         killer.join()
     assert (ran.result.state, ran.result.outcome.code) == (slurm_run.LOST, VERDICT)
     assert ran.result.ending == "gpu-2 does not answer any more: pod deepep-internode-1a2b3c-1-x7k2p is lost"
+    assert ran.lost == "gpu-2"
+    assert not left(api)
+
+
+def test_a_node_that_is_silent_is_named_though_another_one_says_that_it_failed(
+    live: tuple[LiveApi, Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster says so later than the other ranks, whose connections break."""
+    api, cluster = live
+    monkeypatch.setattr(made, "GRACE", 0.1)
+    containers: dict[str, Scripted] = {}
+
+    def start(pod: Object, node: str, say: Callable[..., None]) -> Scripted:
+        containers[node] = Scripted([node], None, say)
+        return containers[node]
+
+    emulated = Emulated(api, cluster, ("gpu-1", "gpu-2"), start)
+    lines: list[str] = []
+    with at_work(emulated):
+
+        def kill() -> None:
+            wait_until(lambda: len(lines) == 2, "both nodes run")
+            emulated.die("gpu-2", noticed=False)
+            containers["gpu-1"].fail(1)
+            deleted = lambda: [one for one in api.objects("pods") if one["metadata"].get("deletionTimestamp")]  # noqa: E731
+            wait_until(deleted, "the Job deletes the pod of the node that is off")
+            time.sleep(2)  # longer than GRACE, and several looks
+            emulated.unnoticed.clear()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        ran = follow(cluster, the_test(tmp_path), lines)
+        killer.join()
+    assert (ran.result.state, ran.result.outcome.code) == (slurm_run.LOST, VERDICT)
+    assert ran.result.ending == "gpu-2 does not answer any more: pod deepep-internode-1a2b3c-1-x7k2p is lost"
+    assert ran.lost == "gpu-2"
     assert not left(api)
 
 
@@ -281,6 +337,68 @@ def test_a_pod_that_somebody_deletes_stops_it(live: tuple[LiveApi, Cluster], tmp
         slurm_run.STOPPED,
         "pod deepep-internode-1a2b3c-0-x7k2p was deleted by somebody else",
     )
+
+
+class Process:
+    """A container as a process of this machine; what it prints is said when it has ended."""
+
+    def __init__(self, program: str, variables: dict[str, str], say: Callable[..., None]) -> None:
+        words = [sys.executable, "-c", program]
+        self._process = subprocess.Popen(words, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True)
+        self._say: Callable[..., None] | None = say
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        if code is not None and self._say:
+            self._say(*self._process.communicate()[0].splitlines())
+            self._say = None
+        return code
+
+    def terminate(self) -> None:
+        self._process.kill()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_jobset_makes_a_job_and_a_service_and_says_how_it_ended(
+    code: int, live: tuple[LiveApi, Cluster], tmp_path: Path
+) -> None:
+    api, cluster = live
+    known: dict[str, str] = {}
+    program = f"""\
+import os, sys
+print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"], os.environ["DEEPEP_NODE"])
+sys.exit({code})
+"""
+
+    def start(pod: Object, node: str, say: Callable[..., None]) -> Process:
+        assert variables_of(pod, node)["MASTER_ADDR"] in known, "the first node has its name before any of them runs"
+        return Process(program, variables_of(pod, node), say)
+
+    _, objects = followed("generic-host", "internode", 2, internode="jobset")
+    run = ClusterRun(cluster, "gpu", NAME)
+    labels = {"gpu": "h100"}
+    with at_work(Emulated(api, cluster, ("gpu-1", "gpu-2"), start, labels=labels, names_changed=known.update)):
+        run.make(objects)
+        wait_until(lambda: api.objects("jobsets")[0].get("status", {}).get("terminalState"), "the JobSet has ended")
+        pods = run.pods()
+        own = "deepep-internode-1a2b3c"
+        assert [pod["metadata"]["name"] for pod in pods] == [f"{own}-nodes-0-{index}-x7k2p" for index in (0, 1)]
+        (jobset,), (job,), (service,) = (api.objects(kind) for kind in ("jobsets", "jobs", "services"))
+        said = [(each["type"], each["reason"]) for thing in (jobset, job) for each in thing["status"]["conditions"]]
+        assert (
+            said == [("Failed", "ReachedMaxRestarts"), ("Failed", "BackoffLimitExceeded")]
+            if code
+            else [*(("Completed", "AllJobsCompleted"), ("Complete", "CompletionsReached"))]
+        )
+        assert jobset["status"]["restarts"] == 0
+        assert job["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] == own
+        assert service["metadata"]["name"] == own
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        if not code:
+            lines = [line.partition(" ")[2] for pod in pods for line in api.api.logs["gpu", pod["metadata"]["name"]]]
+            assert lines == [f"{rank} 2 {own}-nodes-0-0.{own} gpu-{rank + 1}" for rank in (0, 1)]
+        assert run.remove() == []
+        wait_until(lambda: not [*left(api), *api.objects("pods")], "what the controllers made is gone with the JobSet")
 
 
 def test_a_refusal_in_the_middle_leaves_nothing(live: tuple[LiveApi, Cluster], tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def conclude_in_cluster(
     silent = slurm_run.silent(result.last_output, run.nodes)
     judgement = judged(run, result, found, silent)
     outcome = outcome_of(result, judgement)
-    nodes = list_nodes(run, ran.facts, found, judgement, rules.causes)
+    nodes = list_nodes(run, ran.facts, found, judgement, rules.causes, ran.lost)
     kept = {run_folder.VERDICT: run_folder.judgement_text(judgement).encode(), **nodes.files()}
     for name, data in kept.items():
         (test.folder / name).write_bytes(data)
