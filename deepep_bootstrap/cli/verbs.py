@@ -58,6 +58,7 @@ HELP = {
     "take_over": "let `module load deepep` lead to this prefix where it leads to another one (asked on a terminal)",
     "ignore_unreachable": "remove also while hosts are unseen whose processes may use it",
     "reboot": "hosts that need one: never, ask (default; never without a terminal), rolling, rolling:K or all",
+    "nodes.reboot": "nodes that wait for one: never (default), or rolling, one at a time",
     "as_": "look as this user of the hosts (default: the connection's own)",
     "strict": "exit 4 also when there are warnings",
     "reboot_window": "start reboots only in these hours, local time: 22:00-06:00",
@@ -297,6 +298,14 @@ GROUPS: Mapping[str, tuple[VerbText, ...]] = {
             ("remove --hosts=hosts/b200.txt --dry-run", "remove --hosts=hosts/b200.txt --stack=v1-cu13"),
             "docs/machines.md",
             meant="stack",
+        ),
+        VerbText(
+            "nodes",
+            "nodes of Kubernetes: how far they are prepared, and reboots one at a time",
+            ("limit", "json", "dry_run", "yes"),
+            ("nodes --context=b200", "nodes --context=b200 --reboot=rolling"),
+            "docs/kubernetes.md",
+            meant="limit",
         ),
     ),
     "prove": (

@@ -30,6 +30,7 @@ VERBS = (
         "rollback",
         "gc",
         "remove",
+        "nodes",
     ),
     *("verify", "test", "report", "results", "diagnose"),
     *("lock", "mirror", "export", "import", "wheel", "image", "manifests", "completion", "lab"),

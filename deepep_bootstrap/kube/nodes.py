@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.text import plain
+from deepep_bootstrap.kube import names
 from deepep_bootstrap.kube.client import Cluster, Object, Refused
 
 NODES = "/api/v1/nodes"
@@ -43,7 +44,8 @@ SHOWN = 5
 class Node(Struct, frozen=True):
     """A node: the boot it is in as kubelet reported it, whether pods may be placed there (`cordoned`: they may not),
     the reason with which this program cordoned it ("" where it did not), whether kubelet says that it is ready, and
-    the version of the object that was read."""
+    the version of the object that was read. `state` is what its pod of node.yaml wrote in the boot `state_boot` ("":
+    nothing), `wanting` the reason with it."""
 
     name: str
     boot_id: str = ""
@@ -51,6 +53,14 @@ class Node(Struct, frozen=True):
     reason: str = ""
     ready: bool = False
     version: str = ""
+    state: str = ""
+    state_boot: str = ""
+    wanting: str = ""
+
+    @property
+    def state_now(self) -> str:
+        """Its state in the boot that it is in; "" where that is not known."""
+        return self.state if self.state_boot == self.boot_id else ""
 
 
 class NodeLook(Struct, frozen=True):
@@ -98,7 +108,16 @@ def read_node(found: Object) -> Node:
         reason=plain(str(_mapping(meta.get("annotations")).get(CORDONED) or ""))[:LONGEST_REASON],
         ready=any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
         version=str(meta.get("resourceVersion") or ""),
+        state=plain(str(_mapping(meta.get("labels")).get(names.STATE) or "")),
+        state_boot=str(_mapping(meta.get("annotations")).get(names.STATE_BOOT) or ""),
+        wanting=_words_with(conditions),
     )
+
+
+def _words_with(conditions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the words of our own condition."""
+    found = (str(each.get("message") or "") for each in conditions if each.get("type") == names.CONDITION)
+    return plain(next(found, ""))[:LONGEST_REASON]
 
 
 def look(cluster: Cluster, boots: Mapping[str, str]) -> NodeLook:

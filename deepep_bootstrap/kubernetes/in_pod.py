@@ -3,6 +3,7 @@ copied into the image, where nothing but Python's own library is there.
 
     in_pod.py test KIND [ARGUMENTS…]    a test of the stack, on this node or with the others of its Job
     in_pod.py node SCRIPT               the node's own recipes, as root of the node: look, do what lacks, look again
+    in_pod.py reboot-node BOOT SCRIPT   the same with what needs a reboot, then the reboot out of this very boot
     in_pod.py wait                      nothing, until somebody ends it
     in_pod.py COMMAND [ARGUMENTS…]      any other command, with the environment of the stack
 
@@ -40,6 +41,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 STATE, STATE_BOOT, CONDITION = "deepep-bootstrap/state", "deepep-bootstrap/state-boot", "DeepEPReady"  # kube/names.py
 READY, PREPARING, PENDING, FAILED = "ready", "preparing", "pending-reboot", "failed"
 REASONS = {READY: "AsWanted", PREPARING: "Preparing", PENDING: "RebootPending", FAILED: "NotAsWanted"}
+REBOOT = ("systemctl", "reboot")
 ANSWER = 30  # seconds for the API server
 GIB_LINE = re.compile(r"\s*export\s+(NCCL_[A-Z0-9_]+)=(?:\"([^\"$`\\]*)\"|'([^']*)'|([^\s\"'$`\\;]*))\s*(?:#.*)?")
 
@@ -412,6 +414,47 @@ def prepare_node(script: str, recipes: Sequence[str], record: NodeRecord) -> int
     return 1 if bad else 0
 
 
+def reboot_node(boot: str, script: str, recipes: Sequence[str]) -> int:
+    """Do what lacks on this node, also what works only after a reboot, and reboot it, as long as it is in the boot that
+    was meant. Somebody has emptied it. Return 1 where it is not rebooted; else this is ended by the reboot."""
+    with open(BOOT_ID, encoding="ascii") as file:
+        now = file.read().strip()
+    if now != boot:
+        say("not rebooted: somebody rebooted it just now")
+        return 1
+    if found := slurm_processes():
+        say(f"not rebooted: {found} runs there. Its jobs are Slurm's: invoke bootstrap --reboot=rolling, over SSH")
+        return 1
+    states = run_recipes(script, "check", recipes)
+    if todo := [name for name in recipes if states.get(name, {}).get("state") == "todo"]:
+        say(f"to do: {', '.join(todo)}")
+        run_recipes(script, "apply", todo)
+        states = run_recipes(script, "check", recipes)
+    for name in recipes:
+        say(in_words(name, states.get(name, {})))
+    bad = [name for name in recipes if states.get(name, {}).get("state") not in {"ok", "reboot"}]
+    if bad or all(states[name]["state"] == "ok" for name in recipes):
+        say(f"not rebooted: {', '.join(bad)} could not be done" if bad else "not rebooted: nothing waits for it")
+        return 1
+    say("reboots now")
+    subprocess.run(["sync"], check=False)
+    subprocess.run(REBOOT, check=False)
+    wait()
+    return 0
+
+
+def slurm_processes() -> str:
+    """Return which of Slurm's daemons and steps run on this node, "" for none."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
+                found.add(file.read().strip())
+        except OSError:  # it has ended
+            continue
+    return ", ".join(sorted(found & {"slurmd", "slurmstepd"}))
+
+
 def in_words(name: str, state: Mapping[str, str]) -> str:
     """Return how far a recipe is, in a line."""
     return (
@@ -430,6 +473,11 @@ def main(words: Sequence[str]) -> int:
         record = NodeRecord(os.environ)
         enter_node()
         return prepare_node(script, words[2:], record)
+    if words[:1] == ["reboot-node"] and len(words) > 3:
+        with open(words[2], encoding="utf-8") as file:
+            script = file.read()
+        enter_node()
+        return reboot_node(words[1], script, words[3:])
     with open(os.path.join(HERE, "image.json"), encoding="utf-8") as file:
         image = json.load(file)
     set_environment(image, os.environ)

@@ -276,3 +276,24 @@ def test_a_pod_writes_the_words_that_others_read() -> None:
     own = (in_pod.STATE, in_pod.STATE_BOOT, in_pod.CONDITION, in_pod.READY, in_pod.PREPARING, in_pod.PENDING)
     assert own == (names.STATE, names.STATE_BOOT, names.CONDITION, names.READY, names.PREPARING, names.PENDING)
     assert (in_pod.FAILED, set(in_pod.REASONS)) == (names.FAILED, set(names.STATES))
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_node_in_another_boot_or_with_slurm_is_not_rebooted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = RECIPES.replace("${0%/*}/PLACE", str(tmp_path)).replace("PLACE", str(tmp_path))
+    monkeypatch.setattr(in_pod, "REBOOT", ("touch", str(tmp_path / "rebooted")))
+    assert in_pod.reboot_node("another", script, ["driver"]) == 1
+    assert "not rebooted: somebody rebooted it just now" in capsys.readouterr().out
+    boot = Path(in_pod.BOOT_ID).read_text().strip()
+    monkeypatch.setattr(in_pod, "slurm_processes", lambda: "slurmd")
+    assert in_pod.reboot_node(boot, script, ["driver"]) == 1
+    assert "not rebooted: slurmd runs there" in capsys.readouterr().out
+    monkeypatch.setattr(in_pod, "slurm_processes", lambda: "")
+    (tmp_path / "driver").touch()
+    assert in_pod.reboot_node(boot, script, ["driver"]) == 1
+    assert "not rebooted: nothing waits for it" in capsys.readouterr().out
+    assert in_pod.reboot_node(boot, script, ["options"]) == 1
+    assert "not rebooted: options could not be done" in capsys.readouterr().out
+    assert not (tmp_path / "rebooted").exists()

@@ -142,8 +142,9 @@ class Emulated:
         for kind in ("jobs", "services", "pods"):
             for each in there[kind]:
                 meta = each["metadata"]
-                owners = meta.get("ownerReferences") or []
-                if owners and not meta.get("deletionTimestamp") and not any(one.get("uid") in uids for one in owners):
+                # An owner without uid is a controller that is not emulated: what it has stays.
+                owners = [one for one in meta.get("ownerReferences") or [] if "uid" in one]
+                if owners and not meta.get("deletionTimestamp") and not any(one["uid"] in uids for one in owners):
                     self.cluster.delete(path_of(kind, meta))
 
     # The JobSet controller.
@@ -395,7 +396,9 @@ def owner(kind: str, each: Object) -> Object:
 def owned(by: Object, things: Sequence[Object]) -> list[Object]:
     """Return the objects that another one controls."""
     uid = by["metadata"]["uid"]
-    return [each for each in things if any(one["uid"] == uid for one in each["metadata"].get("ownerReferences") or [])]
+    return [
+        each for each in things if any(one.get("uid") == uid for one in each["metadata"].get("ownerReferences") or [])
+    ]
 
 
 def condition(each: Object, *types: str) -> str:
