@@ -22,7 +22,7 @@ from deepep_bootstrap.kube.nodes import NodeLook
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
 from deepep_bootstrap.lock.model import Lock, Stack, Wheel
-from deepep_bootstrap.prefix.entries import Entry, EntryInputs, deepep_recipe, name_entries
+from deepep_bootstrap.prefix.entries import V25, Entry, EntryInputs, deepep_recipe, name_entries
 from deepep_bootstrap.prefix.offer import (
     X86,
     Offer,
@@ -117,17 +117,19 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     check_own_nccl(request)
     target, python = choose_python(request, gpu_hosts, here, previous)
     libraries = () if target else here.external_libraries
-    toolkit, toolkit_notes = choose_toolkit(
+    compilers = choose_compilers(
+        request,
         ToolkitRequest(
             request.stack.cuda,
             build_host,
             gpu_hosts,
             judge_by(request, network, target, python, libraries),
-            compiles=compiles_on_nodes(request),
+            compiles=deepep_recipe(request.lock.sources[request.stack.deepep]) != "deepep",
             path=previous.record.cuda_home if previous.record and previous.decides else "",
-        )
+        ),
     )
-    notes += toolkit_notes
+    toolkit = compilers.builds
+    notes += compilers.notes
 
     entries = name_entries(
         EntryInputs(
@@ -144,7 +146,8 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
         )
     )
     notes += own_nccl_notes(request, libraries)
-    record = make_record(request, network, entries, toolkit, python, make_site(request, gpu_hosts), libraries)
+    site = make_site(request, gpu_hosts)
+    record = make_record(request, network, entries, compilers.compiles, python, site, libraries)
     if machine_of(here) != X86:
         hosts = tuple(dict.fromkeys((*gpu_hosts, *previous.absent)))
         record = replace(record, machine=machine_of(here), hosts=hosts, gpus=gpus_of_a_node(gpu_hosts))
@@ -640,6 +643,38 @@ def choose_toolkit(request: ToolkitRequest) -> tuple[Toolkit, tuple[str, ...]]:
     )
 
 
+class Compilers(Struct, frozen=True):
+    """The toolkit that DeepEP is built with, and the one that compiles its kernels on nodes, whose path is "" where
+    that is the one that came along; and notes on them."""
+
+    builds: Toolkit
+    compiles: Toolkit
+    notes: tuple[str, ...]
+
+
+def choose_compilers(request: PlanRequest, wanted: ToolkitRequest) -> Compilers:
+    """Return the toolkits for the build host and for nodes. Where the hosts' own cannot compile kernels on every node,
+    the compiler that comes along with the stack does, if any; else Trouble. The build of V2.5 compiles no kernel, so
+    that any toolkit of the major will do for it then."""
+    try:
+        toolkit, notes = choose_toolkit(wanted)
+    except Trouble as trouble:
+        pin = request.lock.toolkits.get(request.stack.toolkit)
+        if pin is None:
+            raise
+        own = Toolkit("", pin.version, split_compile=False, stubs=False)
+        v25 = deepep_recipe(request.lock.sources[request.stack.deepep]) == V25
+        judge = (lambda kit: wanted.judge(replace(kit, version=own.version))) if v25 else wanted.judge
+        try:
+            toolkit, notes = choose_toolkit(replace(wanted, judge=judge, compiles=False))
+        except Trouble:
+            raise trouble from None
+        first = trouble.problems[0]
+        note = f"CUDA {own.version}, which comes along, compiles kernels on nodes: {first.where}: {first.what}"
+        return Compilers(toolkit, own, (*notes, note))
+    return Compilers(toolkit, toolkit, notes)
+
+
 def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, str]) -> str:
     """Return the oldest version that the rules allow a stack for these GPUs, "12.8"; "" where any of its CUDA major
     is new enough."""
@@ -653,6 +688,9 @@ def floor(lock: Lock, stack: Stack, archs: tuple[str, ...], texts: Mapping[str, 
     ]
     needs = [need.value for rule in meant for need in rule.needs if (need.thing, need.operator) == ("toolkit", ">=")]
     oldest = max(needs, key=numbers, default="")
+    own = lock.toolkits.get(stack.toolkit)
+    if own and deepep_recipe(lock.sources[stack.deepep]) == V25 and numbers(own.version) >= numbers(oldest):
+        return ""  # no other compiler makes its kernels
     return oldest if numbers(oldest) > numbers(stack.cuda) else ""
 
 

@@ -139,9 +139,12 @@ def name_entries(wanted: EntryInputs) -> tuple[Entry, ...]:
     recipe = deepep_recipe(sources[stack.deepep])
     if recipe == V25:
         del names["NVSHMEM"]  # torch alone uses it there
-    made += _toolkit(wanted)
+    own = tuple(_toolkit(wanted))
     deepep = _built(wanted, "deepep", sources[stack.deepep], names, early=tuple(names.values()), recipe=recipe)
-    return (*made, deepep)
+    if recipe == V25:
+        # What will compile its kernels on nodes, by which the recipe judges in place of the build host's own.
+        deepep = replace(deepep, env={**deepep.env, "KERNEL_NVCC": own[0].version if own else ""})
+    return (*made, *own, deepep)
 
 
 def _beside_torch(wanted: EntryInputs) -> tuple[Entry, ...]:

@@ -317,7 +317,7 @@ def offered(generation: Generation | None) -> tuple[Offered, ...]:
                 if record.get(kind)
             ),
             python=text(record, "external_python") or text(record, "python_version"),
-            cuda=text(record, "cuda_home"),
+            cuda=text(record, "cuda_home") or entry_title(text(record, "toolkit")),
             archs=words(record, "archs"),
             profile=text(record, "profile"),
         )

@@ -2,7 +2,8 @@
 # DeepEP V2.5, built by its own setup.py against the NCCL of the Python environment, with upstream's tests beside it: three files of the
 # host compiler and no NVSHMEM, no GPU, no architectures. All of its kernels are compiled on the nodes, when they are first used.
 # It stands behind build/deepep-v2-checks.sh and build/deepep-setup.sh.
-# Inputs besides those of build/deepep-setup.sh, whose SRC has its submodules: CHECKS (import, nccl-version), NCCL_VERSION.
+# Inputs besides those of build/deepep-setup.sh, whose SRC has its submodules: CHECKS (import, nccl-version), NCCL_VERSION, KERNEL_NVCC (the
+# version of the nvcc that comes along for kernels; "" where the host's own compiles them).
 
 readonly GCC_FLOOR=13 NVCC_FLOOR=13.1 FLOOR_OF_NCCL=2.32.3
 
@@ -11,7 +12,7 @@ build_entry() {
     [[ -n "${PYTHON_ENTRY:-}" ]] || die "DeepEP V2.5 needs an environment of its own: torch's NCCL is replaced in it"
     [[ -d "${SRC}/third-party/deep_jit/include" ]] || die "the source has no third-party/deep_jit: the lock's pin must say submodules = true"
     need_at_least gcc "$(g++ -dumpfullversion -dumpversion)" "${GCC_FLOOR}" "its sources are C++20 with std::format"
-    need_at_least nvcc "${CUDA_VERSION}" "${NVCC_FLOOR}" "it compiles its kernels with the nvcc of ${CUDA_HOME} on the nodes"
+    need_at_least nvcc "${KERNEL_NVCC:-${CUDA_VERSION}}" "${NVCC_FLOOR}" "it compiles its kernels with the nvcc of ${CUDA_HOME} on the nodes"
     [[ " ${CHECKS:-} " =~ ^(\ (import|nccl-version))*\ *$ ]] || die "checks of DeepEP V2.5: found '${CHECKS}', known are import, nccl-version"
     mkdir -p -- "${WORK}"
     choose_python

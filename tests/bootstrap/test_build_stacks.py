@@ -437,3 +437,16 @@ def test_v25_names_what_is_too_old_or_missing(
     outcomes = standins.run(replace(request, entries=(entry,), wheels=()))
     assert (outcomes["deepep"].state, said in outcomes["deepep"].detail) == ("failed", True), outcomes["deepep"].detail
     assert not list(newest.prefix.glob(f"store/*{entry.name}*"))
+
+
+def test_v25_is_built_with_an_old_toolkit_where_a_compiler_comes_along(
+    newest: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its build compiles no kernel: nvcc 13.0 of the build host is refused only where nodes would use it."""
+    monkeypatch.setenv("PATH", f"{compiler(tmp_path / 'gcc', '13.3.0')}:{os.environ['PATH']}")
+    prepared = newest.of(V25)
+    request = prepared.request(newest.prefix, prepared.wanted(prepared.toolkit("13.0.88")))
+    entry = request.entries[-1]
+    entry = replace(entry, inputs={"another": "compiler"}, env={**entry.env, "KERNEL_NVCC": "13.2.86"})
+    outcomes = standins.run(replace(request, entries=(entry,), wheels=()))
+    assert outcomes["deepep"].state == "done", outcomes["deepep"].detail

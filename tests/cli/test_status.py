@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.cli.commands.status import MISSING, NOT_NEEDED, cordoned_by_us, hook_words, tell_cordoned
+from deepep_bootstrap.cli.commands.status import (
+    MISSING,
+    NOT_NEEDED,
+    cordoned_by_us,
+    hook_words,
+    tell_cordoned,
+    tell_offer,
+)
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.kube import client, nodes
 from tests.support.kube_api import live_api, make_node, refusal
@@ -43,3 +50,20 @@ def test_nodes_that_we_left_cordoned_are_named(tmp_path: Path, capsys: pytest.Ca
     tell_cordoned(Screen("status"), {"gpu-a": LEFT, "gpu-b": LEFT})
     said = " ".join(capsys.readouterr().out.split())
     assert said == f"cordoned by us in Kubernetes, given back by the next successful run: gpu-a,gpu-b (2) ({LEFT})"
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ({"cuda_home": "/usr/local/cuda", "toolkit": "a-toolkit-13.2.86"}, "CUDA in /usr/local/cuda, GPUs"),
+        ({"cuda_home": "", "toolkit": f"{'7' * 32}-toolkit-13.2.86"}, "CUDA in 7777777…-toolkit-13.2.86, GPUs"),
+        ({"cuda_home": ""}, "CUDA in no place, GPUs"),
+    ],
+)
+def test_the_compiler_of_a_module_is_named(
+    places: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"module": "deepep/2.1.0-dd758ca-v2", "archs": ["9.0"], "profile": "roce", **places}
+    offer = {"stacks": {"v2": record}, "default_stack": "v2"}
+    tell_offer(Screen("status"), {"generation": 1, "created": "today", "by": "root", "offer": offer})
+    assert said in " ".join(capsys.readouterr().out.split())

@@ -105,7 +105,7 @@ def test_a_host_that_builds_gets_a_toolkit_as_new_as_the_rules_ask() -> None:
 def test_every_node_of_v25_gets_a_toolkit_that_compiles_its_kernels() -> None:
     asked = request(stack="v2")
     sources = {**asked.lock.sources, "deepep-v2": replace(asked.lock.sources["deepep-v2"], version="2.5.0")}
-    stack = replace(asked.stack, needs={"gcc": "13", "nvcc": "13.1"})
+    stack = replace(asked.stack, needs={"gcc": "13", "nvcc": "13.1"}, toolkit="")
     asked = replace(asked, lock=replace(asked.lock, sources=sources), stack=stack)
     old = changed(READY.toolkits[0], {"version": "13.0.88"})
     facts = cluster(n001={"toolkits": (old,)}, n002={"toolkits": (old,)})
@@ -115,6 +115,9 @@ def test_every_node_of_v25_gets_a_toolkit_that_compiles_its_kernels() -> None:
     newer = changed(old, {"path": "/usr/local/cuda-13.2", "version": "13.2.86"})
     facts = cluster(n001={"toolkits": (old, newer)}, n002={"toolkits": (old, newer)})
     assert host_recipes.wanted(asked, facts) == {"n001": {}, "n002": {}}
+    along = replace(asked, stack=replace(stack, needs={"gcc": "13"}, toolkit="cuda-13_2"))
+    facts = cluster(n001={"toolkits": (old,)}, n002={"toolkits": (old,)})
+    assert host_recipes.wanted(along, facts) == {"n001": {}, "n002": {}}, "the compiler that comes along is new enough"
 
 
 def test_a_profile_for_one_node_asks_for_nothing_of_rdma() -> None:

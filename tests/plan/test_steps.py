@@ -405,6 +405,9 @@ def test_toolkits(case: dict[str, Any]) -> None:
     kits = {"n003": case["kits"].get("n001", {"cuda": "12.9.86"})} | case["kits"]
     facts = {name: changed(seen, with_toolkits(kits[name]) if name in kits else {}) for name, seen in facts.items()}
     wanted = request(f"defaults prefix={PREFIX}\nn[001-003]\nlogin1 role=login\n", stack=case["stack"])
+    if "message" in case and wanted.stack.toolkit:
+        check_own_compiler(decisions.make_decisions(wanted, facts))
+    wanted = replace(wanted, stack=replace(wanted.stack, toolkit=""))
     if "message" in case:
         with pytest.raises(Trouble) as caught:
             decisions.make_decisions(wanted, facts)
@@ -416,12 +419,52 @@ def test_toolkits(case: dict[str, Any]) -> None:
     assert case.get("note", "") in "\n".join(choice.notes)
 
 
+def check_own_compiler(choice: decisions.Decisions) -> None:
+    """Nodes get the compiler that came along where they would be refused without it: the entry is their CUDA_HOME."""
+    record = choice.record
+    assert (record.cuda_home, record.cuda) == ("", "13.2.86")
+    assert dict(modulefiles.variables(record))["CUDA_HOME"] == f"{PREFIX}/store/{record.toolkit}"
+    assert choice.toolkit.version == "13.0.88", "DeepEP itself is built with the build host's"
+    (note,) = [note for note in choice.notes if note.startswith("CUDA 13.2.86, which comes along, compiles kernels")]
+    assert "DeepEP V2 compiles kernels on every node, and this toolkit is not there" in note
+
+
+def v25_request(**changes: Any) -> PlanRequest:
+    """Return what is asked of a stack of V2.5, in place of V2."""
+    asked = request(stack="v2")
+    sources = {**asked.lock.sources, "deepep-v2": replace(asked.lock.sources["deepep-v2"], version="2.5.0")}
+    name = asked.stack.nccl_wheel
+    wheels = {
+        target: tuple(replace(wheel, version="2.32.3") if wheel.name == name else wheel for wheel in closure)
+        for target, closure in asked.stack.wheels.items()
+    }
+    return replace(
+        asked, lock=replace(asked.lock, sources=sources), stack=replace(asked.stack, wheels=wheels, **changes)
+    )
+
+
+def test_v25_takes_the_compiler_that_comes_along_where_the_hosts_is_too_old() -> None:
+    facts = cluster(n001={"toolkits": CUDA13}, n002={"toolkits": CUDA13})
+    choice = decisions.make_decisions(v25_request(), facts)
+    assert (choice.record.cuda_home, choice.record.cuda) == ("", "13.2.86")
+    assert choice.entries[-1].env["KERNEL_NVCC"] == "13.2.86"
+    assert "with nvcc 13.1 or newer" in "\n".join(choice.notes)
+    with pytest.raises(
+        Trouble, match=r"DeepEP V2\.5 compiles all of its kernels on the nodes, with nvcc 13\.1 or newer"
+    ):
+        decisions.make_decisions(v25_request(toolkit=""), facts)
+    newer = (changed(CUDA13[0], {"version": "13.2.51"}),)
+    facts = cluster(n001={"toolkits": newer}, n002={"toolkits": newer})
+    assert decisions.make_decisions(v25_request(), facts).record.cuda_home == "/usr/local/cuda"
+
+
 def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_with() -> None:
     both, other = (
         with_toolkits({"cuda": "13.0.88", "cuda-13.0": "13.0.88"}),
         with_toolkits({"cuda": "12.9.86", "cuda-13.0": "13.0.88"}),
     )
     facts, wanted = cluster(n001=both, n002=other), request(stack="v2")
+    wanted = replace(wanted, stack=replace(wanted.stack, toolkit=""))
     offer = decisions.make_decisions(wanted, facts).offer
     manifest = modulefiles.manifest(
         offer, generation=1, created="2026-01-01T00:00:00Z", by="root", lock_digest="0", hosts=tuple(facts)

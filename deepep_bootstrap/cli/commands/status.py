@@ -106,8 +106,9 @@ def tell_offer(screen: Screen, manifest: Mapping[str, Any] | None) -> None:
     for key, record in manifest["offer"]["stacks"].items():
         is_default = key == manifest["offer"]["default_stack"]
         machine = f" for {record['machine']}" if record.get("machine") else ""
+        cuda = record["cuda_home"] or shortened(record.get("toolkit", ""))
         screen.say(
-            f"  module {record['module']}{machine}: CUDA in {record['cuda_home']}, GPUs of compute "
+            f"  module {record['module']}{machine}: CUDA in {cuda or 'no place'}, GPUs of compute "
             f"{', '.join(record['archs'])}, profile {record['profile']}"
             f"{' (what `module load deepep` gives)' if is_default else ''}"
         )
