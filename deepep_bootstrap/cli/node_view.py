@@ -20,7 +20,6 @@ from deepep_bootstrap.kube.client import connect
 from deepep_bootstrap.kube.node_facts import ClusterFacts
 from deepep_bootstrap.kube.runs import ClusterRun
 from deepep_bootstrap.kubernetes.debug_pods import DebugPods, NodesSeen, ask_nodes, image_of
-from deepep_bootstrap.testing.slurm_run import run_name
 
 KUBERNETES = "kubernetes"
 """The value of --via."""
@@ -74,6 +73,9 @@ def look_inside(flags: Flags, asked: ClusterFlags, found: ClusterFacts) -> Nodes
     the cluster takes no such pods."""
     if not asked.debug_pods:
         return NodesSeen({})
+    # Reading runs of tests takes as long as all else here, and only a run's name is wanted.
+    from deepep_bootstrap.testing.slurm_run import run_name
+
     ready = [node.name for node in found.nodes if node.ready]
     absent = [
         Problem(node.name, "is not ready: no debug pod starts there", try_=f"kubectl describe node {node.name}")
