@@ -23,6 +23,7 @@ SETS = (
     "outsider-2026-second",
     "outsider-2026-third",
     "outsider-2026-fourth",
+    "outsider-2026-fifth",
 )
 """Sets of logs written without sight of the rules, each with an index.toml."""
 

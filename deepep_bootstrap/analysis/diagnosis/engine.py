@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,12 @@ SECOND_SIGN, SECOND_SIGNS = 0.03, 2
 GOES_ON = 3
 """Lines of progress after which a run has got over what stands before them: fewer come from processes that had not
 heard of it yet."""
+
+OF_PROCESS = re.compile(r"pid=\d")
+"""A label of one process: another one that is started in its place has another number."""
+
+LIVES = 1000
+"""Lines below a traceback in which its process must be heard of again: a few of each of many ranks."""
 
 SHOWN = 3
 """Signs shown as evidence, beside one line of context."""
@@ -128,9 +135,24 @@ def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     ranked = _rank(found)
     findings = tuple(_finding(each, parts) for each in ranked)
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found}))
-    roots = [root for each in ranked[:1] if each.confidence >= SURE for root in each.roots]
+    roots = _roots(ranked, found, rules.ending)
     first = first_error([part.log for part in parts], [part.start for part in parts], rules, roots) if failed else None
     return Diagnosis(findings, notes, first)
+
+
+def _roots(ranked: Sequence[_Found], found: Sequence[_Found], ending: Ending) -> list[tuple[int, Hit]]:
+    """Return the lines of the first cause, where it is sure, and those of sure ones that it explains that tell an error
+    of their own."""
+    if not ranked or ranked[0].confidence < SURE:
+        return []
+    explained = [each for each in found if each.confidence >= SURE and each.cause.slug in ranked[0].cause.hides]
+    own = [
+        (place, hit)
+        for each in explained
+        for place, hit in each.roots
+        if not any(pattern.regex.search(hit.text) for pattern in ending.followed)
+    ]
+    return [*ranked[0].roots, *own]
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -277,8 +299,21 @@ def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
 
 def _died(log: Log, ending: Ending, before: int) -> bool:
     """Return whether something ended for good before a line, and was not tried again."""
-    hit = _earliest(log, ending.fatal, but=ending.mild)
-    return hit is not None and hit.line < before and not _earliest(log, ending.again)
+    hits = (hit for pattern in ending.fatal for hit in log.find(pattern) if not _is(ending.mild, log, hit))
+    died = any(hit.line < before and not _lived_on(log, ending, hit.line) for hit in hits)
+    return died and not _earliest(log, ending.again)
+
+
+def _lived_on(log: Log, ending: Ending, line: int) -> bool:
+    """Return whether the process of a line went on with its work: it caught what it printed. Its label, with the number
+    of the process, stands before enough quiet lines further down."""
+    label = log.label(line)
+    if OF_PROCESS.search(label) is None:
+        return False
+    below = range(line + 1, min(len(log.lines), line + LIVES))
+    own = (number for number in below if log.label(number) == label)
+    quiet = (number for number in own if any(pattern.regex.search(log.lines[number]) for pattern in ending.mild))
+    return len(list(itertools.islice(quiet, GOES_ON))) == GOES_ON
 
 
 class _Look(Struct, frozen=True):

@@ -224,6 +224,22 @@ def test_what_died_is_not_alive_by_the_lines_of_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pid", "lines", "died"), [("(Worker pid=91) ", 3, False), ("(Worker pid=91) ", 2, True), ("rank 3: ", 3, True)]
+)
+def test_a_process_that_went_on_after_its_traceback_did_not_die(pid: str, lines: int, died: bool) -> None:
+    """It caught an optional library's failure. Only a label with a process number tells it from one started anew."""
+    text = f"{pid}Traceback (most recent call last):\n{pid}OSError: libodd.so: cannot open shared object file\n"
+    text += "".join(f"{pid}INFO 11-20 10:00:0{n} [layer.py:9] loading\n" for n in range(lines))
+    assert (diagnose({"log": text + "Application startup complete.\n"}, BOOK).first is not None) == died
+
+
+def test_what_a_person_ran_in_a_pod_ends_nothing_else() -> None:
+    text = "ERROR: test 7 is odd\ncommand terminated with exit code 1\nApplication startup complete.\n"
+    assert diagnose({"log": text}, BOOK).first is None
+    assert diagnose({"log": text.replace("command terminated", "server ended")}, BOOK).first
+
+
+@pytest.mark.parametrize(
     ("end", "failed"),
     [
         ("8 COMPLETED 0:0", False),

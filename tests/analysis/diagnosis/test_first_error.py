@@ -22,6 +22,7 @@ OUTSIDER = (
     "outsider-2026-second",
     "outsider-2026-third",
     "outsider-2026-fourth",
+    "outsider-2026-fifth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
@@ -66,7 +67,7 @@ def test_a_healthy_log_has_no_first_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 190, 56)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 235, 68)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -173,6 +174,13 @@ CHAINED = """1: Traceback (most recent call last):
         ),
         ("RuntimeError: Error compiling objects for extension\na.cu(3): error: odd\n", 2),
         ("[1/3] c++ -DX=error: -c a.cpp\n[2/3] nvcc a.cu\na.cu(3): error: odd\n", 3),
+        ("0:   Max error: 3.552714e-15 (forward+inverse)\nRuntimeError: odd\n", 2),
+        ("!V! - Version mismatch, communication disabled.\nRuntimeError: odd\n", 2),
+        ("  Warning  Unhealthy  3m2s (x180 over 5m)  kubelet  Startup probe failed:\nRuntimeError: odd\n", 1),
+        ("Warning  FailedMount  5m  kubelet  a failed: failed to sync secret cache: odd\nRuntimeError: odd\n", 2),
+        ("srun: StepId=5.1 aborted before step completely launched.\nRuntimeError: odd\n", 1),
+        ("nvidia-container-cli: error parsing disk info: odd\nRuntimeError: odd\n", 1),
+        ("ls: cannot access '/sys/class/odd': No such file or directory\nRuntimeError: odd\n", 1),
         (
             "mpirun detected that one or more processes exited with non-zero status\n[n1:9] *** Process received signal ***\n[n1:9] Signal: Segmentation fault (11)\n",
             3,
@@ -187,6 +195,16 @@ def test_a_wait_that_ended_comes_before_the_launch_that_failed_by_it() -> None:
     late = "Rank 9] Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
     assert first(log="DeepEP timeout check failed: rank = 0\n" + late).evidence.line == 1
     assert first(log="hello\n" + late).evidence.line == 2
+
+
+def test_lines_of_what_a_sure_cause_explains_are_errors_too() -> None:
+    """The warning alone is none: it tells of the fabric that a service which is not there did not set up."""
+    warned = "a.py:9: UserWarning: CUDA initialization: Error 802: system not yet initialized\n"
+    late = "AssertionError: no GPU\nUnit nvidia-fabricmanager.service could not be found.\n"
+    found = diagnose({"log": warned + late}, BOOK)
+    assert found.findings[0].cause == "service-not-installed"
+    assert found.first
+    assert found.first.evidence.line == 1
 
 
 def test_of_one_log_the_order_counts_within_seconds() -> None:
