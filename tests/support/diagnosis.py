@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, Looked, conclude, look_at
 from deepep_bootstrap.analysis.diagnosis.rules import load_causes
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
@@ -35,7 +35,13 @@ SLUGS = [cause.slug for cause in BOOK.causes]
 @functools.cache
 def diagnosed(name: str, text: str) -> Diagnosis:
     """Return the diagnosis of a log by the shipped rules, which several tests of a file look at."""
-    return diagnose({name: text}, BOOK)
+    return conclude(looked(name, text), BOOK)
+
+
+@functools.cache
+def looked(name: str, text: str) -> Looked:
+    """Return what shows in a log by the shipped rules."""
+    return look_at({name: text}, BOOK)
 
 
 class Case(Struct, frozen=True):

@@ -126,18 +126,41 @@ class _Found(Struct, frozen=True):
         return [(place, hit) for weight, place, hit in self.signs if weight == most]
 
 
+class Looked(Struct, frozen=True):
+    """The ends of the logs, and the causes that something in them shows, before one is held against the other."""
+
+    parts: tuple[_LogEnd, ...]
+    found: tuple[_Found, ...]
+    failed: bool
+
+
+def look_at(logs: Mapping[str, str], rules: CauseSet) -> Looked:
+    """Return what shows in the logs (name → text, in the order in which they count), by `rules`."""
+    parts = tuple(_log_end(Log(name, text), rules.ending) for name, text in logs.items())
+    failed = any(part.failure for part in parts)
+    look = _Look(parts, rules.ending, rules.symptoms, failed)
+    return Looked(parts, tuple(each for cause in rules.causes if (each := look.at(cause))), failed)
+
+
+def findings_of(looked: Looked) -> tuple[Finding, ...]:
+    """Return the causes that are left when all that show are held against each other, the most likely first."""
+    return tuple(_finding(each, looked.parts) for each in _rank(looked.found))
+
+
 def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     """Return the causes of a failure in the logs (name → text, in the order in which they count), by `rules`."""
-    parts = [_log_end(Log(name, text), rules.ending) for name, text in logs.items()]
-    failed = any(part.failure for part in parts)
-    look = _Look(tuple(parts), rules.ending, rules.symptoms, failed)
-    found = [each for cause in rules.causes if (each := look.at(cause))]
-    ranked = _rank(found)
-    findings = tuple(_finding(each, parts) for each in ranked)
-    notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in found}))
-    roots = _roots(ranked, found, rules.ending)
-    first = first_error([part.log for part in parts], [part.start for part in parts], rules, roots) if failed else None
-    return Diagnosis(findings, notes, first)
+    return conclude(look_at(logs, rules), rules)
+
+
+def conclude(looked: Looked, rules: CauseSet) -> Diagnosis:
+    """Return what follows from what shows in the logs."""
+    parts = looked.parts
+    notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in looked.found}))
+    ranked = _rank(looked.found)
+    roots = _roots(ranked, looked.found, rules.ending)
+    starts = [part.start for part in parts]
+    first = first_error([part.log for part in parts], starts, rules, roots) if looked.failed else None
+    return Diagnosis(findings_of(looked), notes, first)
 
 
 def _roots(ranked: Sequence[_Found], found: Sequence[_Found], ending: Ending) -> list[tuple[int, Hit]]:

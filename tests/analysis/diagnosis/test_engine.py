@@ -4,12 +4,13 @@ failure meets them that nobody wrote a rule for."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import outcomes
-from deepep_bootstrap.analysis.diagnosis.engine import SHARED_MOST, SURE, advice, as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SHARED_MOST, SURE, advice, as_json, brief, diagnose, findings_of
 from deepep_bootstrap.analysis.diagnosis.log import Log
 from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes
 from deepep_bootstrap.cli.commands.diagnose import diagnose as verb
@@ -28,7 +29,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
-from tests.support.diagnosis import BOOK, RULES, SLUGS, Case, diagnosed, recorded_cases, slug_of
+from tests.support.diagnosis import BOOK, RULES, SLUGS, Case, diagnosed, looked, recorded_cases, slug_of
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
@@ -137,16 +138,27 @@ def test_a_rule_fires_on_its_case_and_no_other_does(path: Path) -> None:
         assert evidence.text.strip("…").split()[0] in lines[evidence.line - 1]
 
 
-@pytest.mark.parametrize("path", cases("failing"), ids=lambda path: path.stem)
-def test_labels_colours_and_times_change_nothing(path: Path) -> None:
-    lines = read(path).splitlines()
+def labelled(lines: list[str]) -> str:
+    return "\n".join(f"3: {line}" for line in lines)
+
+
+def coloured(lines: list[str]) -> str:
+    return "\n".join(f"\x1b[36m(Worker pid=77)\x1b[0m {line}" for line in lines)
+
+
+def dated(lines: list[str]) -> str:
+    return "\r\n".join(f"2026-11-20T10:00:0{number % 10}.123Z {line}" for number, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(
+    ("path", "as_others_write"),
+    # Each rule in one of these ways: which one is chance, and its further cases are in the others.
+    list(zip(cases("failing"), itertools.cycle((labelled, coloured, dated)))),
+    ids=lambda value: getattr(value, "stem", ""),
+)
+def test_labels_colours_and_times_change_nothing(path: Path, as_others_write: Callable[[list[str]], str]) -> None:
     want = diagnosed(path.name, read(path)).findings[0].cause
-    assert told("\n".join(f"3: {line}" for line in lines))[0] == want
-    assert told("\n".join(f"\x1b[36m(Worker pid=77)\x1b[0m {line}" for line in lines))[0] == want
-    assert (
-        told("\r\n".join(f"2026-11-20T10:00:0{number % 10}.123Z {line}" for number, line in enumerate(lines)))[0]
-        == want
-    )
+    assert told(as_others_write(read(path).splitlines()))[0] == want
 
 
 @pytest.mark.parametrize("path", [*cases("healthy"), *cases("unrelated")], ids=lambda path: path.stem)
@@ -382,6 +394,12 @@ def test_lines_of_healthy_logs_around_change_nothing(path: Path, before: list[st
     # A cause that is not sure may give way to another one that a further line is a sign of.
     assume(diagnosed("log", text).findings[0].confidence >= SURE)
     assert told("\n".join([*before, text.rstrip("\n"), *after]) + "\n")[0] == told(text)[0]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(QUIET), ids=lambda line: line.strip()[:40])
+def test_a_line_of_a_healthy_log_names_no_cause_in_a_failure_that_nobody_knows(line: str) -> None:
+    for text in (f"{line}\n{UNKNOWN}", f"{UNKNOWN}{line}\n"):
+        assert [each for each in diagnose({"log": text}, BOOK).findings if each.confidence >= SURE] == []
 
 
 ALL_LINES = sorted({line for path in cases("failing") for line in read(path).splitlines()})
@@ -639,12 +657,10 @@ class Named(Struct, frozen=True):
 
 def named(cases: Sequence[Case], *, without_own: bool) -> Iterator[Named]:
     for case in cases:
+        seen = looked(case.path.name, case.text)
         if without_own:
-            causes = tuple(cause for cause in BOOK.causes if cause.slug != case.cause)
-            findings = diagnose({case.path.name: case.text}, replace(BOOK, causes=causes)).findings
-        else:
-            findings = diagnosed(case.path.name, case.text).findings
-        if findings:
+            seen = replace(seen, found=tuple(each for each in seen.found if each.cause.slug != case.cause))
+        if findings := findings_of(seen):
             first = findings[0]
             yield Named(case.name, first.cause, first.confidence, first.cause in (case.cause, *case.also))
 
