@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from deepep_bootstrap.core.errors import Trouble
+from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.remote.channel import Hide, as_is
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.script import ANSWER_LIMIT, OnLine, Sink
@@ -105,6 +106,24 @@ class Many(Protocol):
     def run_all(self, jobs: Mapping[Host, Job]) -> Mapping[str, Reply | Trouble]:
         """Run each job on its host and return what came back, by the host's name; hosts that are not in it are asked
         over sessions of their own."""
+
+
+class Detours:
+    """Tells which hosts are asked over SSH after all, once of each reason."""
+
+    def __init__(self, tell: OnLine) -> None:
+        self._say, self._told = tell, set[str]()
+
+    def tell(self, why: Mapping[str, str]) -> None:
+        """Tell the hosts of `why`, a reason by name of the host."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in why.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, hosts in by_reason.items():
+            line = f"over SSH: {fold_short(hosts)} ({reason})"
+            if line not in self._told:
+                self._told.add(line)
+                self._say(line)
 
 
 class Transport(Protocol):

@@ -35,12 +35,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.nodeset import expand, fold_short, pieces
+from deepep_bootstrap.core.nodeset import expand, pieces
 from deepep_bootstrap.core.text import plain
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.channel import COMMAND, MARK
 from deepep_bootstrap.remote.host import LOCAL, Host
-from deepep_bootstrap.remote.jobs import Job, Reply
+from deepep_bootstrap.remote.jobs import Detours, Job, Reply
 from deepep_bootstrap.remote.packed import Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 
@@ -167,7 +167,7 @@ class Tree:
         self._pool, self._forks = pool, forks
         self._gateways = tuple(gateways)
         self._are_gateways = frozenset(gateway.host.name for gateway in gateways)
-        self._told: set[str] = set()
+        self._detours = Detours(pool.tell)
 
     def run_all(self, jobs: Mapping[Host, Job]) -> Mapping[str, Reply | Trouble]:
         """See Many. Whoever is asked over SSH in the end is named, with the reason, once."""
@@ -180,7 +180,7 @@ class Tree:
                 why |= missing
             else:
                 why |= dict.fromkeys((host.name for host in group.hosts), "no gateway is left")
-        self._tell(why)
+        self._detours.tell(why)
         return replies
 
     def groups(self, jobs: Mapping[Host, Job]) -> tuple[list[Group], dict[str, str]]:
@@ -224,17 +224,6 @@ class Tree:
             else:
                 why[host.name] = look.reason(host.name)
         return replies, why
-
-    def _tell(self, why: Mapping[str, str]) -> None:
-        """Say once of each reason whom it sends over SSH."""
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in why.items():
-            by_reason.setdefault(reason, []).append(name)
-        for reason, hosts in by_reason.items():
-            line = f"over SSH: {fold_short(hosts)} ({reason})"
-            if line not in self._told:
-                self._told.add(line)
-                self._pool.tell(line)
 
 
 def topology(gateways: Collection[str], hosts: Iterable[str]) -> TopologyTree:

@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from deepep_bootstrap.core import records
 from deepep_bootstrap.core.errors import Problem, Trouble
-from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.recipes import compose
 from deepep_bootstrap.inventory import forms, hostsfile
 from deepep_bootstrap.inventory.flags import Flags
@@ -30,7 +29,7 @@ from deepep_bootstrap.inventory.hostsfile import Inventory
 from deepep_bootstrap.inventory.survey import open_connections, read_tree
 from deepep_bootstrap.remote.channel import COMMAND, MARK
 from deepep_bootstrap.remote.host import LOCAL, THIS_MACHINE, Host
-from deepep_bootstrap.remote.jobs import Job, Reply
+from deepep_bootstrap.remote.jobs import Detours, Job, Reply
 from deepep_bootstrap.remote.packed import PACKED_LIMIT, Packed, read_packed
 from deepep_bootstrap.remote.script import ANSWER_LIMIT
 from deepep_bootstrap.slurm import commands
@@ -184,7 +183,7 @@ class Fanout:
 
     def __init__(self, pool: ConnectionPool, inventory: Inventory, via: Host, recipes: Mapping[str, str]) -> None:
         self._pool, self._inventory, self._via, self._recipes = pool, inventory, via, recipes
-        self._told: set[str] = set()
+        self._detours = Detours(pool.tell)
 
     def run_all(self, jobs: Mapping[Host, Job]) -> Mapping[str, Reply | Trouble]:
         """See Many. Whoever is asked over SSH in the end is named, with the reason, once."""
@@ -196,7 +195,7 @@ class Fanout:
                 break
             found, why = self._try(left, why)
             replies |= found
-        self._tell([host.name for host in jobs if host.name in replies], why)
+        self._detours.tell(why)
         return replies
 
     def _try(
@@ -317,17 +316,6 @@ class Fanout:
             else:
                 replies[host.name] = answer
         return replies, why
-
-    def _tell(self, names: Sequence[str], why: Mapping[str, str]) -> None:
-        """Say once of each reason whom it sends over SSH."""
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in why.items():
-            by_reason.setdefault(reason, []).append(name)
-        for reason, hosts in by_reason.items():
-            line = f"over SSH: {fold_short(hosts)} ({reason})"
-            if line not in self._told:
-                self._told.add(line)
-                self._pool.tell(line)
 
 
 NOT_STARTED = "a job did not start there in time"
