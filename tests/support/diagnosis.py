@@ -24,6 +24,7 @@ SETS = (
     "outsider-2026-third",
     "outsider-2026-fourth",
     "outsider-2026-fifth",
+    "outsider-2026-sixth",
 )
 """Sets of logs written without sight of the rules, each with an index.toml."""
 

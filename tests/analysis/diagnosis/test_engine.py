@@ -46,6 +46,7 @@ COMPANIONS = {
     "gin-barrier-visibility.log": WAITS,
     "gke-driver-580.log": FAULTS,
     "memlock-limit-6.log": {"qps-exhausted"},
+    **{f"deepep-too-old-for-nvshmem-3-5{number}.log": WAITS for number in ("", "-2", "-4")},
 }
 """What else may be told of a case, as less likely: the same line is known from another cause."""
 
