@@ -122,6 +122,22 @@ def follow(cluster: Cluster, test: ClusterTest, lines: list[str] | None = None) 
     return run_in_cluster(run, runs.read_objects(JOB), test, on_line=said.append)
 
 
+def followed_while(action: Callable[[], None], cluster: Cluster, place: Path, lines: list[str]) -> Ran:
+    """What a run comes to while something is done to it."""
+    beside = threading.Thread(target=action)
+    beside.start()
+    ran = follow(cluster, the_test(place), lines)
+    beside.join()
+    return ran
+
+
+def assert_second_node_lost(ran: Ran, api: LiveApi) -> None:
+    assert (ran.result.state, ran.result.outcome.code) == (slurm_run.LOST, VERDICT)
+    assert ran.result.ending == "gpu-2 does not answer any more: pod deepep-internode-1a2b3c-1-x7k2p is lost"
+    assert ran.lost == "gpu-2"
+    assert not left(api)
+
+
 def left(api: LiveApi) -> list[str]:
     """What is there of what a run makes."""
     kinds = ("jobsets", "jobs", "services", "serviceaccounts")
@@ -255,14 +271,8 @@ def test_a_node_that_dies_is_named(live: tuple[LiveApi, Cluster], tmp_path: Path
             wait_until(lambda: len(lines) == 2, "both nodes run")
             emulated.die("gpu-2")
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        ran = follow(cluster, the_test(tmp_path), lines)
-        killer.join()
-    assert (ran.result.state, ran.result.outcome.code) == (slurm_run.LOST, VERDICT)
-    assert ran.result.ending == "gpu-2 does not answer any more: pod deepep-internode-1a2b3c-1-x7k2p is lost"
-    assert ran.lost == "gpu-2"
-    assert not left(api)
+        ran = followed_while(kill, cluster, tmp_path, lines)
+    assert_second_node_lost(ran, api)
 
 
 def test_a_node_that_is_silent_is_named_though_another_one_says_that_it_failed(
@@ -290,14 +300,8 @@ def test_a_node_that_is_silent_is_named_though_another_one_says_that_it_failed(
             time.sleep(2)  # longer than GRACE, and several looks
             emulated.unnoticed.clear()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        ran = follow(cluster, the_test(tmp_path), lines)
-        killer.join()
-    assert (ran.result.state, ran.result.outcome.code) == (slurm_run.LOST, VERDICT)
-    assert ran.result.ending == "gpu-2 does not answer any more: pod deepep-internode-1a2b3c-1-x7k2p is lost"
-    assert ran.lost == "gpu-2"
-    assert not left(api)
+        ran = followed_while(kill, cluster, tmp_path, lines)
+    assert_second_node_lost(ran, api)
 
 
 def test_one_without_an_end_is_stopped_at_its_time(

@@ -14,10 +14,7 @@ from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis"
-SETS = (
-    "known",
-    "blind",
-    "blind-2026",
+OUTSIDER = (
     "outsider-2026",
     "outsider-2026-held",
     "outsider-2026-second",
@@ -26,6 +23,10 @@ SETS = (
     "outsider-2026-fifth",
     "outsider-2026-sixth",
 )
+YEARS = ("blind-2026", *OUTSIDER)
+"""Sets of logs from public threads that no rule came from, with the line of their first error."""
+
+SETS = ("known", "blind", *YEARS)
 """Sets of logs written without sight of the rules, each with an index.toml."""
 
 RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")

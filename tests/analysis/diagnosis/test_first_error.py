@@ -13,20 +13,8 @@ import pytest
 from deepep_bootstrap.analysis.diagnosis.engine import as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import BOOK, CASES, cases_of_rules, cases_of_set, diagnosed
+from tests.support.diagnosis import BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
 from tests.support.paths import ROOT
-
-OUTSIDER = (
-    "outsider-2026",
-    "outsider-2026-held",
-    "outsider-2026-second",
-    "outsider-2026-third",
-    "outsider-2026-fourth",
-    "outsider-2026-fifth",
-    "outsider-2026-sixth",
-)
-YEARS = ("blind-2026", *OUTSIDER)
-"""Sets of logs from public threads that no rule came from, with the line of their first error."""
 
 INDEX = {
     (name, file): entry
