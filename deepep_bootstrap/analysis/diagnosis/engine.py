@@ -33,6 +33,10 @@ HIDDEN = 0.4
 MOST = 0.98
 """The most that is believed of a cause one of whose signs is its own."""
 
+TELLS, LIKELY_MOST = 0.8, 0.79
+"""A sign of this weight tells its cause by itself: nothing else prints its line. The most that is believed of a cause
+of which there is no such sign, whatever adds to it, unless a context decides."""
+
 SHARED_MOST, SHARED_IN_CONTEXT, DECIDES = 0.7, 0.88, 0.3
 """The most that is believed of a cause of which there are only symptoms that many causes share (a timeout, an abort,
 an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or more, and so singles the cause out.
@@ -355,12 +359,14 @@ class _Look(Struct, frozen=True):
             return None
         ordered = sorted(signs, key=lambda each: (-each[0].weight, each[1], each[2].line))
         confidence = ordered[0][0].weight + SECOND_SIGN * min(SECOND_SIGNS, len({id(sign) for sign, _, _ in signs}) - 1)
-        most = SHARED_MOST if all(self._is_shared(sign, hit) for sign, _, hit in signs) else MOST
+        most = MOST if ordered[0][0].weight >= TELLS else LIKELY_MOST
+        if all(self._is_shared(sign, hit) for sign, _, hit in signs):
+            most = SHARED_MOST
         added, decided, shown = self._context(cause)
         confidence += added
         if confidence < FLOOR:
             return None
-        held = _held(confidence, max(most, SHARED_IN_CONTEXT) if decided else most)
+        held = _held(confidence, _most_decided(most) if decided else most)
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
@@ -409,9 +415,15 @@ class _Look(Struct, frozen=True):
         return sign.near is None or part.log.near(sign.near, hit.line, NEAR)
 
 
+def _most_decided(most: float) -> float:
+    """Return the most that is believed of a cause that a context decides, given the most without it."""
+    return SHARED_IN_CONTEXT if most == SHARED_MOST else MOST
+
+
 def _held(confidence: float, most: float) -> float:
-    """Return the confidence held below `most`; what was believed more before still is."""
-    return min(confidence, most if most == MOST else most - 0.1 + 0.1 * min(confidence, 1.0))
+    """Return the confidence held below `most`; of a shared symptom's causes what was believed more before still is."""
+    shared = most in {SHARED_MOST, SHARED_IN_CONTEXT}
+    return min(confidence, most - 0.1 + 0.1 * min(confidence, 1.0) if shared else most)
 
 
 def _first(pattern: Pattern, parts: Sequence[_LogEnd], near: Pattern | None = None) -> tuple[int, Hit] | None:

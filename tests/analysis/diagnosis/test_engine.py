@@ -20,7 +20,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis import outcomes
-from deepep_bootstrap.analysis.diagnosis.engine import SHARED_MOST, SURE, advice, as_json, brief, diagnose, findings_of
+from deepep_bootstrap.analysis.diagnosis.engine import (
+    LIKELY_MOST,
+    SHARED_MOST,
+    SURE,
+    advice,
+    as_json,
+    brief,
+    diagnose,
+    findings_of,
+)
 from deepep_bootstrap.analysis.diagnosis.log import Log
 from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes
 from deepep_bootstrap.cli.commands.diagnose import diagnose as verb
@@ -705,6 +714,36 @@ def test_a_cause_that_nobody_knows_is_not_given_to_its_neighbour() -> None:
     print(curve(found, f"{len(cases)} recorded cases, each without the rule of its own cause:"))
     borrowed = [each for each in found if each.confidence >= BORROWED and not each.right]
     assert len(borrowed) <= LEFT * len(cases), borrowed
+
+
+LIKELY = """
+[[cause]]
+slug = "a-cause"
+title = "t"
+why = "w"
+fix = "f"
+source = "s"
+sign = [
+  { find = 'the pump stopped', weight = 0.78 },
+  { find = 'pressure fell', weight = 0.6 },
+  { find = 'the fuse of the pump blew', weight = 0.9 },
+]
+context = [{ find = 'voltage high', add = 0.05 }, { find = 'fuse found open', add = 0.3 }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        ("error: the pump stopped", 0.78),
+        ("error: the pump stopped\npressure fell, voltage high", LIKELY_MOST),
+        ("error: the pump stopped\nfuse found open", 0.98),
+        ("error: the pump stopped\nthe fuse of the pump blew", 0.93),
+    ],
+)
+def test_only_a_line_that_tells_a_cause_by_itself_is_believed_with_four_fifths(text: str, confidence: float) -> None:
+    (found,) = diagnose({"log": text}, load_causes(LIKELY, "own.toml")).findings
+    assert found.confidence == pytest.approx(confidence)
 
 
 SLOW_DISK = """
