@@ -65,7 +65,8 @@ SHOWN = 3
 
 class Finding(Struct, frozen=True):
     """One cause found, with the confidence in it (0…1), the lines that show it, why it is so, what mends it, and
-    where this is from. `checks` would tell it from other causes of the same lines."""
+    where this is from. `checks` would tell it from other causes of the same lines. `general`: no cause is known, and
+    this is what the first error says by itself."""
 
     cause: str
     title: str
@@ -75,6 +76,7 @@ class Finding(Struct, frozen=True):
     fix: str
     source: str
     checks: str = ""
+    general: bool = False
 
 
 class Note(Struct, frozen=True):
@@ -92,6 +94,11 @@ class Diagnosis(Struct, frozen=True):
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
     first: FirstError | None = None
+
+    @property
+    def known(self) -> tuple[Finding, ...]:
+        """The causes that rules know, without what the first error says by itself."""
+        return tuple(finding for finding in self.findings if not finding.general)
 
     @property
     def failure(self) -> Evidence | None:
@@ -143,7 +150,14 @@ def look_at(logs: Mapping[str, str], rules: CauseSet) -> Looked:
     parts = tuple(_log_end(Log(name, text), rules.ending) for name, text in logs.items())
     failed = any(part.failure for part in parts)
     look = _Look(parts, rules.ending, rules.symptoms, failed)
-    return Looked(parts, tuple(each for cause in rules.causes if (each := look.at(cause))), failed)
+    return Looked(parts, tuple(each for cause in _spoken_of(parts, rules) if (each := look.at(cause))), failed)
+
+
+def _spoken_of(parts: Sequence[_LogEnd], rules: CauseSet) -> list[Cause]:
+    """Return the causes that a word of the logs may be a sign of: few of many, and found much faster than by asking for
+    each."""
+    places = set[int]().union(*(part.log.causes(rules.vocabulary) for part in parts))
+    return [rules.causes[place] for place in sorted(places)]
 
 
 def findings_of(looked: Looked) -> tuple[Finding, ...]:
@@ -163,8 +177,28 @@ def conclude(looked: Looked, rules: CauseSet) -> Diagnosis:
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
     starts = [part.start for part in parts]
-    first = first_error([part.log for part in parts], starts, rules, roots) if looked.failed else None
-    return Diagnosis(findings_of(looked), notes, first)
+    logs = [part.log for part in parts]
+    first = first_error(logs, starts, rules, roots) if looked.failed else None
+    return Diagnosis(findings_of(looked) or _in_general(first, parts, rules), notes, first)
+
+
+def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: CauseSet) -> tuple[Finding, ...]:
+    """Return what kind of thing went wrong by the words of the first error, where they say it and nothing got over
+    it."""
+    if first is None:
+        return ()
+    line = first.evidence
+    if any(part.log.name == line.log and line.line <= part.over for part in parts):
+        return ()
+    found = next((each for each in rules.general if each.fits(line.text)), None)
+    if found is None:
+        return ()
+    source = "the program's own words"
+    return (
+        Finding(
+            found.slug, found.title, found.confidence, (line,), found.why, found.fix, source, found.checks, general=True
+        ),
+    )
 
 
 def _roots(ranked: Sequence[_Found], found: Sequence[_Found], ending: Ending) -> list[tuple[int, Hit]]:
@@ -195,6 +229,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "why": finding.why,
             "fix": advice(finding),
             "source": finding.source,
+            "general": finding.general,
         }
         for finding in diagnosis.findings
     ]
@@ -240,16 +275,17 @@ def advice(finding: Finding) -> str:
 
 def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the first cause as lines to print below a failure: what it is, the line that shows it, why, and what
-    mends it; where none is known what can be said of the first error."""
+    mends it; where none is known what kind of failure it is and what can be said of the first error."""
     if not diagnosis.findings:
         return unknown(diagnosis.first) if diagnosis.first else ()
     first = diagnosis.findings[0]
     shown = first.evidence[0]
     return (
-        f"cause: {first.title} ({first.cause}, {first.confidence:.0%})",
+        f"{'kind of failure' if first.general else 'cause'}: {first.title} ({first.cause}, {first.confidence:.0%})",
         f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
         f"why: {first.why}",
         f"fix: {advice(first)}",
+        *(unknown(diagnosis.first)[2:] if first.general and diagnosis.first else ()),
     )
 
 
@@ -489,7 +525,7 @@ def _survived(parts: Sequence[_LogEnd], rules: CauseSet, found: set[str]) -> Ite
     if not any(part.start for part in parts):
         return
     look = _Look(tuple(replace(part, start=0) for part in parts), rules.ending, rules.symptoms, failed=False)
-    for cause in rules.causes:
+    for cause in _spoken_of(parts, rules):
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]
             yield Note(

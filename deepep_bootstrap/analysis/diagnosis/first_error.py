@@ -242,8 +242,8 @@ def _hits(log: Log, start: int, ending: Ending) -> dict[int, Hit]:
     """Return the lines that fit a pattern of errors by their numbers."""
     hits: dict[int, Hit] = {}
     for pattern in (*ending.badly, *ending.errors):
-        for hit in log.find(pattern, start):
-            # What goes over the end of a line is looked for in words of causes, not in those of any error.
+        # What goes over the end of a line is looked for in words of causes, not in those of any error.
+        for hit in log.find_whole(pattern, start):
             if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
                 hits[hit.line] = hit
     return hits

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.collectors import without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
-from deepep_bootstrap.analysis.diagnosis.rules import Pattern
+from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Word, longest_letters, threes
 
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -38,9 +37,6 @@ LEVEL = re.compile(
     r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?(?: \[[\w./-]{1,80}:\d+\])? ?"
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
-
-LETTERS = re.compile(r"[a-z]{3,}")
-"""Letters in a row: a text that has none with those of a word in them cannot have the word."""
 
 LONGEST_LABEL = 200
 OTHERS = 200
@@ -109,19 +105,34 @@ class Log:
         self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()
         self._ends = [match.start() for match in re.finditer("\n", self._small)]
-        self._letters = "\n".join(self._each_letters())
+        rows = self._each_letters()
+        self._letters = "\n".join(rows)
         self._places: dict[str, int] = {}
         self._labels: dict[int, str] = {}
         self._streams = tuple(_joined(self.lines)) if len(self._small) <= JOINED_AT_MOST else ()
         self._joined_small = "\0".join(stream.small for stream in self._streams)
         self._joined_words: dict[str, bool] = {}
+        rows.update(LETTERS.findall(self._joined_small))
+        self._threes = set(itertools.chain.from_iterable(map(threes, rows)))
+
+    def causes(self, vocabulary: Sequence[Word]) -> set[int]:
+        """Return the places of the causes one of whose words is in the log, whole or over the end of a line."""
+        have = self._threes.issuperset
+        return {place for word in vocabulary if have(word.threes) and self._has(word.text) for place in word.causes}
+
+    def _has(self, word: str) -> bool:
+        return self._place(word, 0) >= 0 or self._is_joined(word)
 
     def find(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
         """Yield the lines from `start` on that fit, in order; what is cut over several lines comes after those that
         are whole."""
-        yield from itertools.islice(self._whole(pattern, start), MOST_HITS)
+        yield from self.find_whole(pattern, start)
         if pattern.tight:
             yield from itertools.islice(self._cut(pattern, start), MOST_HITS)
+
+    def find_whole(self, pattern: Pattern, start: int = 0) -> Iterator[Hit]:
+        """Yield the lines from `start` on that fit by themselves, in order."""
+        return itertools.islice(self._whole(pattern, start), MOST_HITS)
 
     def has_word(self, pattern: Pattern) -> bool:
         """Return whether any word of a pattern is in the log: without one nothing fits, which is so of most rules, and
@@ -207,7 +218,7 @@ class Log:
         from the start once, and not at all where its letters are nowhere, as those of most errors are."""
         first = self._places.get(word)
         if first is None:
-            first = self._places[word] = self._small.find(word) if _longest_letters(word) in self._letters else -1
+            first = self._places[word] = self._small.find(word) if longest_letters(word) in self._letters else -1
         return first if first < 0 or first >= begin else self._small.find(word, begin)
 
     def _is_joined(self, word: str) -> bool:
@@ -262,12 +273,6 @@ def bare(line: str, *, keep_indent: bool = False) -> str:
         if text == before:
             break
     return text if keep_indent else text.strip()
-
-
-@functools.cache
-def _longest_letters(word: str) -> str:
-    """Return the longest row of letters of a word of the rules, of which there are some thousand."""
-    return max(LETTERS.findall(word), key=len, default="")
 
 
 def _surroundings(text: str, word: str) -> Iterator[tuple[int, int]]:

@@ -36,7 +36,7 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
 def _cause(outcome: Outcome, causes: rules.CauseSet) -> tuple[str, ...]:
     """Return the cause of a failed step in lines; nothing where none is known, since the step told its last lines."""
     found = diagnose(_logs(outcome), causes)
-    return brief(found) if found.findings else ()
+    return brief(found) if found.known else ()
 
 
 def _logs(outcome: Outcome) -> dict[str, str]:

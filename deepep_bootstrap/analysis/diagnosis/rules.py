@@ -8,8 +8,9 @@ reference to a group, no word to look for.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -17,6 +18,12 @@ from msgspec.structs import fields
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm
 from deepep_bootstrap.core.toml import load_toml as read_toml
+
+GENERAL_MOST = 0.7
+"""The most that may be believed of what a first error says by itself: it tells what went wrong, not why."""
+
+LETTERS = re.compile(r"[a-z]{3,}")
+"""Letters in a row: a text that has none with those of a word in them cannot have the word."""
 
 SHORTEST = 3
 """Letters a word must have to be worth looking for."""
@@ -266,9 +273,37 @@ class Meaning(Struct, frozen=True):
     words: str
 
 
+class GeneralCause(Struct, frozen=True):
+    """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
+    nothing of `never`."""
+
+    slug: str
+    title: str
+    confidence: float
+    find: tuple[Pattern, ...]
+    why: str
+    fix: str
+    checks: str
+    never: tuple[Pattern, ...] = ()
+
+    def fits(self, line: str) -> bool:
+        """Return whether a line is of this kind."""
+        found = any(pattern.regex.search(line) for pattern in self.find)
+        return found and not any(pattern.regex.search(line) for pattern in self.never)
+
+
+class Word(Struct, frozen=True):
+    """A word that patterns of signs begin their search with: its letters in threes, all of which a text has that has
+    the word, and the places of the causes whose signs have it."""
+
+    text: str
+    threes: frozenset[str]
+    causes: tuple[int, ...]
+
+
 class CauseSet(Struct, frozen=True):
     """All that is known: causes, harmless lines, how runs end, symptoms that many causes share, whose lines are whose,
-    and what codes of devices mean."""
+    what codes of devices mean, and what a first error says by itself."""
 
     causes: tuple[Cause, ...]
     harmless: tuple[Harmless, ...]
@@ -276,6 +311,29 @@ class CauseSet(Struct, frozen=True):
     symptoms: tuple[Symptom, ...] = ()
     origins: tuple[Origin, ...] = ()
     meanings: tuple[Meaning, ...] = ()
+    general: tuple[GeneralCause, ...] = ()
+    vocabulary: tuple[Word, ...] = ()
+
+
+def vocabulary_of(causes: Sequence[Cause]) -> tuple[Word, ...]:
+    """Return the words of the causes' signs. A log has few of them: with their list only causes that may show in it
+    are looked for."""
+    places: dict[str, dict[int, None]] = {}
+    for place, cause in enumerate(causes):
+        for word in itertools.chain.from_iterable(sign.find.words for sign in cause.signs):
+            places.setdefault(word, {})[place] = None
+    return tuple(Word(word, frozenset(threes(longest_letters(word))), tuple(found)) for word, found in places.items())
+
+
+@functools.cache
+def longest_letters(word: str) -> str:
+    """Return the longest row of letters of a word of the rules, of which there are some thousand."""
+    return max(LETTERS.findall(word), key=len, default="")
+
+
+def threes(row: str) -> Iterator[str]:
+    """Yield every three letters in a row."""
+    return (row[at : at + 3] for at in range(len(row) - 2))
 
 
 def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
@@ -294,14 +352,15 @@ def _load(text: str, where: str, others: frozenset[str]) -> CauseSet:
     symptoms = tuple(map(_symptom, top.tables("symptom")))
     origins = tuple(map(_origin, top.tables("origin")))
     meanings = tuple(map(_meaning, top.tables("meaning")))
+    general = tuple(map(_general, top.tables("general")))
     ending = top.inner("ending")
     ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
     ending.close()
     top.close()
-    _compare_names(top, causes, others)
+    _compare_names(top, causes, general, others)
     if problems:
         raise Trouble(*problems)
-    return CauseSet(causes, harmless, ends, symptoms, origins, meanings)
+    return CauseSet(causes, harmless, ends, symptoms, origins, meanings, general, vocabulary_of(causes))
 
 
 def join(first: CauseSet, second: CauseSet) -> CauseSet:
@@ -309,13 +368,16 @@ def join(first: CauseSet, second: CauseSet) -> CauseSet:
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
     both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
+    causes = kept + second.causes
     return CauseSet(
-        kept + second.causes,
+        causes,
         first.harmless + second.harmless,
         both,
         first.symptoms + second.symptoms,
         first.origins + second.origins,
         first.meanings + second.meanings,
+        first.general + second.general,
+        vocabulary_of(causes),
     )
 
 
@@ -400,6 +462,23 @@ def _meaning(table: Table) -> Meaning:
     return found
 
 
+def _general(table: Table) -> GeneralCause:
+    found = GeneralCause(
+        table.text("slug", NAME),
+        table.text("title", SOME),
+        _number(table, "confidence", 0.0),
+        _patterns(table, "find", everywhere=False),
+        table.text("why", SOME),
+        table.text("fix", SOME),
+        table.take("checks", str, ""),
+        _patterns(table, "never", everywhere=False),
+    )
+    if found.confidence > GENERAL_MOST:
+        table.complain("confidence", "is out of range", str(found.confidence), f"{GENERAL_MOST} at most")
+    table.close()
+    return found
+
+
 NOTHING = compile_pattern("nothing of this kind")
 """Stands for a pattern that cannot be used; a problem reports it, and it is never searched for."""
 
@@ -435,9 +514,11 @@ def _number(table: Table, key: str, least: float) -> float:
     return value
 
 
-def _compare_names(top: Table, causes: tuple[Cause, ...], known: frozenset[str]) -> None:
+def _compare_names(
+    top: Table, causes: tuple[Cause, ...], general: tuple[GeneralCause, ...], known: frozenset[str]
+) -> None:
     """Note slugs that stand twice, and causes that hide one which is not there."""
-    slugs = [cause.slug for cause in causes]
+    slugs = [*(cause.slug for cause in causes), *(each.slug for each in general)]
     for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
         top.complain("cause", "two causes have the same slug", slug)
     for cause in causes:

@@ -50,8 +50,8 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     """Say why something failed, out of its logs: causes with the lines that show them, why, and what mends it.
 
     `logs` and each of `log` is a file, a folder, a glob or `-`. Exit 0 where a cause is named or nothing failed, 4
-    where something failed and no cause is known. `causes` names a file of further rules; one with the slug of a known
-    cause replaces that.
+    where something failed and no cause is known, though the first error may say what kind of failure it is. `causes`
+    names a file of further rules; one with the slug of a known cause replaces that.
     """
     screen = Screen("diagnose", as_json=json)
     known = read_rules(data_root(), causes)
@@ -68,7 +68,7 @@ def diagnose(logs: str, log: Sequence[str] | None = None, *, causes: str = "", j
     line = line and replace(line, text=scrub(line.text, secrets_of(os.environ)))
     several = len(texts) > 1
     show(screen, found, tests, faults, several=several)
-    code = VERDICT if (found.first or faults) and not found.findings else OK
+    code = VERDICT if (found.first or faults) and not found.known else OK
     screen.document(code, (), **as_json(found), failure=line_json(line))
     return code
 
@@ -129,11 +129,11 @@ def without_secrets(found: Diagnosis) -> Diagnosis:
 
 def show(screen: Screen, found: Diagnosis, tests: Sequence[Tested], faults: Sequence[str], *, several: bool) -> None:
     """Print causes and remarks for a person; without a cause why the logs fail, or that they do not."""
+    if not found.known:
+        _tell_no_cause(screen, found, tests, faults)
     for place, finding in enumerate(found.findings, 1):
         _tell_cause(screen, place, finding, several=several)
-    if not found.findings:
-        _tell_no_cause(screen, found, tests, faults)
-    elif found.findings[0].confidence < SURE:
+    if found.known and found.findings[0].confidence < SURE:
         screen.say("Nothing decides between these; the checks would.")
     if found.first and (not found.findings or found.findings[0].confidence < SURE):
         _tell_first_error(screen, found.first)
@@ -153,8 +153,9 @@ def _tell_no_cause(screen: Screen, found: Diagnosis, tests: Sequence[Tested], fa
 
 
 def _tell_cause(screen: Screen, place: int, finding: Finding, *, several: bool) -> None:
+    head = "the first error says by itself:" if finding.general else f"{place}."
     screen.say(
-        f"{place}. {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if place == 1 else ""
+        f"{head} {finding.title} ({finding.cause}, {finding.confidence:.0%})", style="bold" if place == 1 else ""
     )
     for each in finding.evidence:
         screen.say(f"     {_place(each, several=several)}")

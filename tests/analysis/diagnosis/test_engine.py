@@ -83,7 +83,7 @@ CASES_OF = {slug: [path for path in cases("failing") if slug_of(path) == slug] f
 
 def told(text: str, **logs: str) -> list[str]:
     found = diagnose({"log": text, **logs}, BOOK) if logs else diagnosed("log", text)
-    return [finding.cause for finding in found.findings]
+    return [finding.cause for finding in found.known]
 
 
 def test_there_are_a_hundred_causes_each_with_its_source() -> None:
@@ -363,7 +363,7 @@ def test_logs_written_by_somebody_else_are_judged_right(name: str) -> None:
         for name, entry in read_toml((folder / "index.toml").read_text(encoding="utf-8"), "index").items()
     }
     texts = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in index}
-    found = {name: diagnosed(name, text).findings for name, text in texts.items()}
+    found = {name: diagnosed(name, text).known for name, text in texts.items()}
     first = {name: findings[0].cause if findings else "" for name, findings in found.items()}
     wrong = {name: cause for name, cause in first.items() if cause != index[name]}
     assert [name for name in wrong if not index[name]] == []
@@ -643,7 +643,7 @@ def test_the_verb(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert (done.returncode, document["verb"], document["exit"], document["errors"]) == (0, "diagnose", 0, [])
     (finding,) = document["findings"]
-    assert set(finding) == {"cause", "confidence", "evidence", "why", "fix", "source"}
+    assert set(finding) == {"cause", "confidence", "evidence", "why", "fix", "source", "general"}
     assert finding["evidence"] == [{"line": 1, "text": "token=[removed] it broke in two"}]
     shown = invoke("--logs=-", stdin=read(CASES / "failing" / "mpi-not-found.log"))
     assert shown.returncode == 0

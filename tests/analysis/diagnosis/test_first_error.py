@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.analysis.diagnosis.engine import as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.diagnosis import BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
@@ -386,3 +386,41 @@ def test_the_verb_tells_the_first_error_and_what_changed(tmp_path: Path) -> None
     )
     (told,) = document["first_errors"]
     assert (told["node"], told["changed"]) == ("n3", ["since good: nodes: n1,n2 before, n1,n3 now"])
+
+
+GENERAL = load_toml((CASES / "general.toml").read_text(encoding="utf-8"), "general.toml")
+
+
+def general_of(line: str) -> list[str]:
+    return [each.slug for each in BOOK.general if each.fits(line)][:1]
+
+
+def test_each_general_kind_has_lines_of_its_own() -> None:
+    assert set(GENERAL) == {each.slug for each in BOOK.general}
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in GENERAL for line in GENERAL[kind]["lines"]])
+def test_what_a_first_error_says_by_itself_is_named_where_no_cause_is_known(kind: str, line: str) -> None:
+    assert general_of(line) == [kind]
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in GENERAL for line in GENERAL[kind]["near"]])
+def test_a_line_without_such_words_is_of_no_kind(kind: str, line: str) -> None:
+    assert general_of(line) == []
+
+
+def test_a_general_kind_gives_way_to_a_cause_and_leaves_the_exit_code(tmp_path: Path) -> None:
+    refused = "ValueError: --odd does not work with --even\n"
+    (kind,) = diagnose({"log": refused}, BOOK).findings
+    assert kind.general
+    assert kind.confidence < SURE
+    known = "n1:7:9 [0] NCCL WARN Duplicate GPU detected : rank 6 and rank 4 both on CUDA device 31000\n"
+    assert not any(each.general for each in diagnose({"log": known + refused}, BOOK).findings)
+    assert brief(diagnose({"log": refused}, BOOK))[0].startswith("kind of failure: the program does not take")
+
+
+def test_what_was_got_over_is_of_no_kind() -> None:
+    steps = "".join(f"iteration {number}/900 loss: 2.1\n" for number in range(3))
+    assert (
+        diagnose({"log": f"ConnectionError: failed to reach odd-3:7788\n{steps}KeyError: 'a'\n"}, BOOK).findings == ()
+    )
