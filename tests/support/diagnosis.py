@@ -31,7 +31,7 @@ SETS = ("known", "blind", *YEARS)
 
 RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
 BOOK = load_causes(RULES, "env/rules/causes.toml")
-SLUGS = [cause.slug for cause in BOOK.causes]
+SLUGS = dict.fromkeys(cause.slug for cause in BOOK.causes)
 
 
 @functools.cache
@@ -78,8 +78,7 @@ def cases_of_rules(kind: str) -> list[Path]:
 
 def slug_of(path: Path) -> str:
     """Return the cause of a failing log by its name: the slug, and a number where there are several."""
-    known = set(SLUGS)
-    return path.stem if path.stem in known else re.sub(r"-\d+$", "", path.stem)
+    return path.stem if path.stem in SLUGS else re.sub(r"-\d+$", "", path.stem)
 
 
 def recorded_cases() -> list[Case]:

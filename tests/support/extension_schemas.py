@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import yaml
 
 from tests.support.paths import CASES
+
+if TYPE_CHECKING:
+    import jsonschema
 
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 DEFS = {
@@ -44,6 +46,8 @@ def facts() -> dict[str, dict[str, Any]]:
 @cache
 def validator(kind: str) -> jsonschema.Draft202012Validator:
     """Return what an object of a kind is held to: as in the API server, but a field that is not known is refused."""
+    import jsonschema  # takes a second, for which only who holds something to a schema waits
+
     fact = facts()[kind]
     schema = {
         "$defs": DEFS,

@@ -92,7 +92,7 @@ def places_to_cut(text: str) -> list[int]:
     """Return the ends of all lines, and places within those of our own."""
     found, at = [0], 0
     for line in text.splitlines(keepends=True):
-        step = 7 if line.startswith("deepep: ") else len(line)
+        step = 31 if line.startswith("deepep: ") else len(line)
         found += [*range(at + step, at + len(line), step), at + len(line) - 1, at + len(line)]
         at += len(line)
     return sorted(set(found))
@@ -161,7 +161,7 @@ def test_several_logs_of_which_one_is_cut_are_never_ok(data: st.DataObject) -> N
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_job_prints_its_nodes_lines_in_any_order(data: st.DataObject) -> None:
     """srun writes lines of several nodes as they come: each node's own keep their order, and one node may be some
     lines behind."""
