@@ -17,10 +17,11 @@ REAL_HOME = Path.home()
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support import classes, faults, order
+from tests.support.examples import PATIENT, QUICK
 
 # A busy machine is no failure.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)  # what `make quick` takes
+hypothesis.settings.register_profile("patient", deadline=None, max_examples=PATIENT)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK)  # what `make quick` takes
 hypothesis.settings.load_profile("patient")
 
 GUARD = classes.Guard()

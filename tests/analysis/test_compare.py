@@ -31,6 +31,7 @@ from deepep_bootstrap.analysis.results.model import Tested as Found
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma
 from deepep_bootstrap.inventory.machine import Machine, ReachedPort
+from tests.support.examples import most
 from tests.support.paths import ROOT
 
 SHIPPED = load_references((ROOT / "env/rules/references.toml").read_text(encoding="utf-8"), "env/rules/references.toml")
@@ -752,7 +753,7 @@ def test_a_site_file_that_cannot_be_read_is_not_written_over() -> None:
         saved("[references]\n", RUN)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=most(30))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["intranode", "low-latency"]), st.integers(1, 3), st.floats(0.1, 1000)), max_size=6

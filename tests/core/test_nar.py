@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import Trouble
+from tests.support.examples import most
 from tests.support.paths import ROOT, TESTS
 
 CASES = sorted(TESTS.glob("cases/core/nar/*.json"))
@@ -112,7 +113,7 @@ def test_two_hundred_random_trees_against_nix(tmp_path: Path) -> None:
     ours: list[str] = []
 
     @given(TREES)
-    @settings(deadline=None, max_examples=200)
+    @settings(deadline=None, max_examples=most(200))
     def hash_tree(tree: Any) -> None:
         path = tmp_path / str(len(ours))
         make(os.fsencode(path), tree)

@@ -26,6 +26,7 @@ from deepep_bootstrap.lock import edit
 from deepep_bootstrap.lock import model as locks
 from deepep_bootstrap.lock.model import Substitute
 from tests.cli.test_json_doc import EXAMPLES, FREE_KEYS, keys, merge, shape
+from tests.support.examples import most
 from tests.support.lock import BASE, DAY, FILES, FIRST, Server, commit, git
 from tests.support.paths import ROOT, TESTS
 
@@ -548,7 +549,7 @@ def layouts(draw: st.DrawFn) -> str:
 
 
 @given(layouts(), st.dictionaries(st.sampled_from(KEYS), st.text(max_size=8), max_size=5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=most(150))
 def test_a_rewritten_text_differs_in_nothing_else(text: str, new: dict[str, str]) -> None:
     values: dict[tuple[str, ...], str | int] = {
         ("source", "a", key): 7 if key == "last_modified" else value for key, value in new.items()

@@ -18,6 +18,7 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.lock.model import Lock, Source, Stack, Substitute, Wheel
 from deepep_bootstrap.lock.packages import System
+from tests.support.examples import most
 from tests.support.paths import TESTS
 from tests.support.shipped import demo_lock, shipped_lock
 
@@ -223,7 +224,7 @@ def test_any_text(text: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(BASE)), st.integers(0, 30), st.text(max_size=8)), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=most(60))
 def test_a_damaged_lock(damages: list[tuple[int, int, str]]) -> None:
     text = BASE
     for start, length, instead in damages:
@@ -244,7 +245,7 @@ def paths_of(value: Any, path: tuple[str | int, ...]) -> list[tuple[str | int, .
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=most(100))
 def test_any_value_anywhere(data: st.DataObject) -> None:
     tree = tomlkit.parse(BASE).unwrap()
     *path, last = data.draw(st.sampled_from([path for path in paths_of(tree, ()) if path]))

@@ -15,6 +15,7 @@ from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.prefix import modulefiles
 from deepep_bootstrap.remote import channel
 from tests.support import module_systems
+from tests.support.examples import most
 
 CANARY = "CANARY"
 COMMANDS = (
@@ -105,9 +106,13 @@ Place = tuple[str | int, ...]
 
 
 def few(count: int) -> settings:
-    """The same `count` examples in every run."""
+    """The same `count` examples in every run, of `make quick` the first of them."""
     return settings(
-        max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=most(count),
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
 
 

@@ -40,6 +40,7 @@ from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
 from tests.support.diagnosis import BOOK, RULES, SLUGS, Case, diagnosed, looked, recorded_cases, slug_of
+from tests.support.examples import most
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
@@ -419,7 +420,7 @@ INDIFFERENT = [line for line in QUIET if not DECIDING.search(line)]
     ],
     [],
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=most(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_lines_of_healthy_logs_around_change_nothing(path: Path, before: list[str], after: list[str]) -> None:
     text = read(path)
     # A cause that is not quite sure may give way to another one that a further line is a sign of.
@@ -437,7 +438,7 @@ ALL_LINES = sorted({line for path in cases("failing") for line in read(path).spl
 
 
 @given(st.lists(st.one_of(st.sampled_from(ALL_LINES), st.text(max_size=80)), max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=most(100), deadline=None)
 def test_any_mixture_of_lines_is_diagnosed(lines: list[str]) -> None:
     text = "\n".join(lines)
     found = diagnose({"log": text}, BOOK)
@@ -451,7 +452,7 @@ def test_any_mixture_of_lines_is_diagnosed(lines: list[str]) -> None:
 @given(st.binary(max_size=400))
 @example(b"\xff\xfe\x00\x1b[31mError\x1b")
 @example("İİİ named symbol not found İ".encode())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=most(150), deadline=None)
 def test_any_bytes_are_diagnosed(data: bytes) -> None:
     as_json(diagnose({"log": data.decode("utf-8", "replace")}, BOOK))
 

@@ -28,6 +28,7 @@ from deepep_bootstrap.cli import logs
 from deepep_bootstrap.cli.commands import results as verb
 from deepep_bootstrap.core.errors import Trouble
 from tests.cli.test_json_doc import EXAMPLES, FREE_KEYS, keys
+from tests.support.examples import most
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "analysis" / "results"
@@ -150,7 +151,7 @@ WHOLE = [
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=most(100), deadline=None)
 def test_several_logs_of_which_one_is_cut_are_never_ok(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(WHOLE))
     logs = dict(LOGS[name])
@@ -161,7 +162,7 @@ def test_several_logs_of_which_one_is_cut_are_never_ok(data: st.DataObject) -> N
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=most(40), deadline=None)
 def test_a_job_prints_its_nodes_lines_in_any_order(data: st.DataObject) -> None:
     """srun writes lines of several nodes as they come: each node's own keep their order, and one node may be some
     lines behind."""
@@ -180,7 +181,7 @@ def test_a_job_prints_its_nodes_lines_in_any_order(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=most(100), deadline=None)
 def test_damaged_logs_are_read_all_the_same(data: st.DataObject) -> None:
     logs = dict(LOGS[data.draw(st.sampled_from(NAMES))])
     log = data.draw(st.sampled_from(sorted(logs)))

@@ -26,6 +26,7 @@ from deepep_bootstrap.prefix.generations import PrefixHandle
 from deepep_bootstrap.remote.fleet import ConnectionPool
 from deepep_bootstrap.testing import run_folder
 from tests.support.build import HERE, RECIPES, make_prefix
+from tests.support.examples import most
 from tests.support.tuning import MADE, MODULE, ROOT, document, point, real_document, real_sweep, swept
 
 GOLDEN = ROOT / "tests/golden/tuning-h200.json"
@@ -61,7 +62,7 @@ POINTS = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=most(40))
 @given(st.builds(document, us=FLOATS, run=NAMES, deepep=NAMES, stack=NAMES), st.lists(POINTS, max_size=5))
 def test_a_document_reads_back_as_it_was_written(written: Document, sweep: list[Point]) -> None:
     written = replace(written, sweep=tuple(sweep))
@@ -292,7 +293,7 @@ def test_one_map_for_each_rdma_chunk_where_both_vary() -> None:
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=most(60))
 @given(st.lists(POINTS, max_size=20))
 def test_any_sweep_has_maps_without_holes_in_their_form(sweep: list[Point]) -> None:
     for each in heat_maps(sweep):

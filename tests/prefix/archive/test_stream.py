@@ -42,6 +42,7 @@ from tests.support.archive import (
     unpack,
 )
 from tests.support.build import run_bash, script
+from tests.support.examples import most
 from tests.support.store import Prefix, entry_name
 
 pytest_plugins = ["tests.support.store", "tests.support.archive"]
@@ -467,7 +468,7 @@ def test_an_index_that_claims_to_be_huge_is_not_read() -> None:
     assert "larger than any real one" in refusal(lambda: stream.read_index(io.BytesIO(start), "FILE"))
 
 
-@settings(LOOSE, max_examples=300)
+@settings(LOOSE, max_examples=most(300))
 @given(st.data())
 def test_every_changed_byte_is_seen(packed: tuple[bytes, ArchiveIndex], data: st.DataObject) -> None:
     """Behind the index, whose bytes are what the signature signs, nothing can change, come or go but zeros at the
@@ -567,7 +568,7 @@ def test_what_a_dead_import_left_goes_with_the_next(packed: tuple[bytes, Archive
 # Records
 
 
-@settings(LOOSE, max_examples=15)
+@settings(LOOSE, max_examples=most(15))
 @given(
     st.dictionaries(
         st.text(
