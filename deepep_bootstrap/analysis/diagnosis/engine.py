@@ -10,7 +10,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.diagnosis.first_error import BUNDLE, FirstError, first_error
+from deepep_bootstrap.analysis.diagnosis.first_error import (
+    BUNDLE,
+    FirstError,
+    first_error,
+    follows,
+    own_error,
+    tells_error,
+)
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 
@@ -117,12 +124,14 @@ class _LogEnd(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True):
-    """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit)."""
+    """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit). `follows`: all
+    its lines are of kinds that other failures end in."""
 
     cause: Cause
     signs: tuple[tuple[float, int, Hit], ...]
     confidence: float
     context: tuple[int, Hit] | None
+    follows: bool = False
 
     @property
     def first(self) -> tuple[int, int]:
@@ -176,9 +185,13 @@ def conclude(looked: Looked, rules: CauseSet) -> Diagnosis:
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in looked.found}))
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
+    if not looked.failed:
+        # What counts whatever the end is an error of a run that ended well where its line says so.
+        lasting = bool(ranked) and ranked[0].cause.lasting
+        roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
     starts = [part.start for part in parts]
     logs = [part.log for part in parts]
-    first = first_error(logs, starts, rules, roots) if looked.failed else None
+    first = first_error(logs, starts, rules, roots) if looked.failed or roots else None
     return Diagnosis(findings_of(looked) or _in_general(first, parts, rules), notes, first)
 
 
@@ -403,7 +416,8 @@ class _Look(Struct, frozen=True):
         if confidence < FLOOR:
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
-        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown)
+        late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
+        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
         """Return what the context of a cause adds, whether some of it decides, and the first line of it that adds."""
@@ -448,7 +462,14 @@ class _Look(Struct, frozen=True):
             return False
         if self.failed and not lasting and hit.line < part.over:
             return False
-        return sign.near is None or part.log.near(sign.near, hit.line, NEAR)
+        if sign.near is not None and not part.log.near(sign.near, hit.line, NEAR):
+            return False
+        return not (sign.alone and self._failed_before(part, hit))
+
+    def _failed_before(self, part: _LogEnd, hit: Hit) -> bool:
+        """Return whether a program told an error of its own above a line."""
+        line = own_error(part.log, part.start, self.ending)
+        return line is not None and line < hit.line
 
 
 def _most_decided(most: float) -> float:
@@ -477,6 +498,7 @@ def _anywhere(patterns: Sequence[Pattern], parts: Sequence[_LogEnd]) -> bool:
 def _rank(found: Sequence[_Found]) -> list[_Found]:
     """Return the causes in the order in which they are shown: sure ones by time, the others by confidence, without
     what a sure one explains, and without faint ones beside sure ones."""
+    found = _doubted(found)
     sure = [each for each in found if each.confidence >= SURE]
     hidden = {slug for each in sure for slug in each.cause.hides}
     weighed = [
@@ -490,6 +512,14 @@ def _rank(found: Sequence[_Found]) -> list[_Found]:
         return (0.0 if alike else 1 - each.confidence), each.first, each.cause.slug
 
     return sorted((each for each in weighed if each.confidence >= least), key=order)
+
+
+def _doubted(found: Sequence[_Found]) -> Sequence[_Found]:
+    """Return the causes; what is only told by lines that follow from other failures, as those of Kubernetes and of
+    launchers do, tells nothing by itself beside a cause with a line of its own."""
+    if not any(each.confidence >= TELLS and not each.follows for each in found):
+        return found
+    return [replace(each, confidence=min(each.confidence, LIKELY_MOST)) if each.follows else each for each in found]
 
 
 def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:

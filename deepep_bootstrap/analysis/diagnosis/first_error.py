@@ -42,6 +42,9 @@ AT_ONCE = 10.0
 MOST_ENDS, MOST_ASKS = 4, 3
 
 FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
+WRAPPED = re.compile(r'File$|"/[^"]+",$|line \d+, in \S+$')
+"""A line of a frame that was broken at a narrow width, as uv does."""
+
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
 TRACE = re.compile(r"\++ \S")
@@ -168,9 +171,9 @@ def scrubbed(first: FirstError, scrub: Callable[[str], str]) -> FirstError:
     )
 
 
-ERROR, WAITED, FOLLOWED, WENT_ON = range(4)
-"""How near to the root a line is: an error of its own; the end of a wait; what follows from another's failure; what a
-program goes on after."""
+ERROR, WAITED, SLOW, FOLLOWED, WENT_ON = range(5)
+"""How near to the root a line is: an error of its own; the end of a wait; that something takes long; what follows from
+another's failure; what a program goes on after."""
 
 
 class _Candidate(Struct, frozen=True):
@@ -192,12 +195,14 @@ def first_error(
     words."""
     found = [each for place, log in enumerate(logs) for each in _candidates(place, log, starts[place], rules.ending)]
     grade = min((each.grade for each in found), default=WENT_ON)
-    if grade == WENT_ON:
+    if grade == WENT_ON and not roots:
         return None
+    lower = grade in {WAITED, SLOW}
     known = [
         _Candidate(ERROR, stamp, place, hit, time)
         for place, hit in roots
         if not _is_trace(logs[place].lines[hit.line])
+        if not (lower and follows(logs[place].lines[hit.line], rules.ending))
         for time, stamp in [_time(logs[place], hit.line)]
     ]
     first = _earliest([*known, *(each for each in found if each.grade == (ERROR if known else grade))])
@@ -217,6 +222,22 @@ def first_error(
         tuple(_ends(logs, starts, rules))[:MOST_ENDS],
         tuple(dict.fromkeys(_asks(text, around, rules)))[:MOST_ASKS],
     )
+
+
+def own_error(log: Log, start: int, ending: Ending) -> int | None:
+    """Return the first line on which a program tells an error of its own, None where none does."""
+    return next((each.hit.line for each in _candidates(0, log, start, ending) if each.grade == ERROR), None)
+
+
+def tells_error(line: str, ending: Ending) -> bool:
+    """Return whether a line tells an error by its own words, and none that something went on after."""
+    fine = (*ending.mild, *ending.noise, *ending.fine)
+    return _says((*ending.badly, *ending.errors), line) and not _says(fine, line) and _grade(line, ending) == ERROR
+
+
+def follows(line: str, ending: Ending) -> bool:
+    """Return whether a line tells of what came of another failure."""
+    return _says(ending.followed, line)
 
 
 def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candidate]:
@@ -279,7 +300,7 @@ def _is_chained(log: Log, line: int) -> bool:
 
 def _grade(line: str, ending: Ending) -> int:
     """Return how far a line is from being the first error: see _Candidate."""
-    grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (WENT_ON, ending.lesser))
+    grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (SLOW, ending.slow), (WENT_ON, ending.lesser))
     return next((grade for grade, patterns in grades if _says(patterns, line)), ERROR)
 
 
@@ -352,6 +373,7 @@ def _exception(log: Log, line: int) -> int:
 def _ends_frames(text: str) -> bool:
     """Return whether a line ends the frames of a traceback: it is its exception."""
     frame = not text.strip() or text.startswith((" ", "\t")) or set(text.strip()) <= set("^~ ")
+    frame = frame or WRAPPED.match(text) is not None
     return not frame and OF_ANOTHER.search(text) is None
 
 

@@ -163,7 +163,7 @@ FILE = "rules/causes.toml"
 
 KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
-ON_LINES = ("noise", "mild", "thrown", "followed", "waited", "lesser", "fine")
+ON_LINES = ("noise", "mild", "thrown", "followed", "waited", "slow", "lesser", "fine")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
@@ -171,8 +171,8 @@ class Sign(Struct, frozen=True):
     """A line that shows a cause, and how far it alone makes the cause believed (0…1). `near`: another line must be
     there, a few lines before or after; with `decides` that line singles the cause out. `hint`: it counts only in a log
     that also shows a failure. `noisy`: also on a line of noise. `warned`: also on a warning of a program that goes on,
-    in a log that shows a failure. `needs`, `never`: it counts only where a line anywhere in the logs fits one of the
-    first, and none fits one of the second."""
+    in a log that shows a failure. `alone`: only where no program told an error of its own above it. `needs`, `never`:
+    it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second."""
 
     find: Pattern
     weight: float
@@ -181,6 +181,7 @@ class Sign(Struct, frozen=True):
     hint: bool = False
     noisy: bool = False
     warned: bool = False
+    alone: bool = False
     needs: tuple[Pattern, ...] = ()
     never: tuple[Pattern, ...] = ()
 
@@ -230,7 +231,8 @@ class Ending(Struct, frozen=True):
     look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and none is a sign
     unless the sign is `warned`. For the first error of a failure also lines that tell `errors` where there was one;
     lines that `followed` from another one's, the message of what was `thrown` and not caught, lines of a process that
-    only `waited`, `lesser` ones that a program goes on after, and such as are `fine` although they have the words."""
+    only `waited` or are `slow`, `lesser` ones that a program goes on after, and such as are `fine` although they have
+    the words."""
 
     well: tuple[Pattern, ...] = ()
     going: tuple[Pattern, ...] = ()
@@ -244,6 +246,7 @@ class Ending(Struct, frozen=True):
     thrown: tuple[Pattern, ...] = ()
     followed: tuple[Pattern, ...] = ()
     waited: tuple[Pattern, ...] = ()
+    slow: tuple[Pattern, ...] = ()
     lesser: tuple[Pattern, ...] = ()
     fine: tuple[Pattern, ...] = ()
 
@@ -409,6 +412,7 @@ def _sign(table: Table) -> Sign:
         near=_near(table),
         decides=table.take("decides", bool, default=False),
         hint=table.take("hint", bool, default=False),
+        alone=table.take("alone", bool, default=False),
         noisy=table.take("noisy", bool, default=False),
         warned=table.take("warned", bool, default=False),
         needs=_patterns(table, "needs"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.diagnosis import BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
@@ -170,6 +170,24 @@ CHAINED = """1: Traceback (most recent call last):
         ("srun: StepId=5.1 aborted before step completely launched.\nRuntimeError: odd\n", 1),
         ("nvidia-container-cli: error parsing disk info: odd\nRuntimeError: odd\n", 1),
         ("ls: cannot access '/sys/class/odd': No such file or directory\nRuntimeError: odd\n", 1),
+        ("bash: /opt/a/set_env.sh: No such file or directory\nRuntimeError: odd\n", 1),
+        ("a.cpp:3: non-zero status: 7 init_nvtx unavailable, continuing\nRuntimeError: odd\n", 2),
+        ("a.cpp:3: non-zero status: 1 cuMemRelease failed, driver shutting down\nRuntimeError: odd\n", 2),
+        ("[05/08/2025-03:17:12] [TRT-LLM] [W] Failed when profiling tactic=14, skipped\nRuntimeError: odd\n", 2),
+        ("[05/08/2025-03:17:12] [TRT-LLM] [E] disk is odd\nRuntimeError: odd\n", 1),
+        ("Call to `setuptools.build_meta.build_wheel` failed (exit\nModuleNotFoundError: No module named 'a'\n", 2),
+        ("NVCC compilation failed: In file included from a.cuh:9,\na.h:3:1: error: odd\n", 2),
+        ("Readiness probe failed: HTTP 503\nRuntimeError: odd\n", 2),
+        (
+            "INFO 06-16 11:08:34 [a.py:5] No available shared memory broadcast block found\nengine has shut down, failed\n",
+            1,
+        ),
+        ("INFO 06-16 11:08:34 [a.py:5] No available shared memory broadcast block found\nRuntimeError: odd\n", 2),
+        ("<no output since 07:31:55>\nslurmstepd: error: *** STEP 3.0 ON n1 CANCELLED AT 3 ***\n", 1),
+        ("Loading a:      [FAILED]\nmodprobe: ERROR: could not insert a\n", 2),
+        ("slurmd: error: _unlink_file: unlink(/a/b) failed: No such file or directory\nRuntimeError: odd\n", 2),
+        ("a: can't read version: is ib_umad module loaded?\na: Error: odd\n", 1),
+        ('Traceback (most recent call last):\n  File\n"/a/b.py",\nline 3, in c\nKeyError: 3\n', 5),
         (
             "mpirun detected that one or more processes exited with non-zero status\n[n1:9] *** Process received signal ***\n[n1:9] Signal: Segmentation fault (11)\n",
             3,
@@ -423,4 +441,32 @@ def test_what_was_got_over_is_of_no_kind() -> None:
     steps = "".join(f"iteration {number}/900 loss: 2.1\n" for number in range(3))
     assert (
         diagnose({"log": f"ConnectionError: failed to reach odd-3:7788\n{steps}KeyError: 'a'\n"}, BOOK).findings == ()
+    )
+
+
+def test_a_kill_after_a_failure_of_its_own_is_no_lack_of_memory() -> None:
+    killed = "Killed\nsrun: error: n1: task 2: Exited with exit code 137\n"
+    assert [each.cause for each in diagnose({"log": killed}, BOOK).known] == ["host-oom-kill"]
+    assert diagnose({"log": "RuntimeError: odd\n" + killed}, BOOK).known == ()
+
+
+def test_what_kubernetes_tells_is_not_sure_beside_a_programs_own_error() -> None:
+    event = 'Warning  FailedCreatePodSandBox  kubelet  Failed to create pod sandbox: no runtime for "nvidia" is configured\n'
+    own = "fabric manager NVIDIA GPU driver interface version 1.2 don't match with driver version 1.3\n"
+    assert diagnose({"log": event}, BOOK).findings[0].cause == "k8s-nvidia-runtime"
+    assert diagnose({"log": event}, BOOK).findings[0].confidence >= TELLS
+    found = {each.cause: each.confidence for each in diagnose({"log": event + own}, BOOK).findings}
+    assert list(found) == ["fabricmanager-not-ready", "k8s-nvidia-runtime"]
+    assert found["k8s-nvidia-runtime"] < TELLS
+
+
+def test_what_lasts_is_the_first_error_of_a_run_that_ended_well() -> None:
+    lasting = "bash: /usr/local/gib/scripts/set_nccl_env.sh: No such file or directory\n"
+    found = diagnose({"log": lasting + "Application startup complete\n"}, BOOK)
+    assert [each.cause for each in found.findings] == ["k8s-gib-missing"]
+    assert found.first
+    assert found.first.evidence.line == 1
+    assert (
+        diagnose({"log": "bash: /opt/a.sh: No such file or directory\nApplication startup complete\n"}, BOOK).first
+        is None
     )
