@@ -224,7 +224,7 @@ def _roots(ranked: Sequence[_Found], found: Sequence[_Found], ending: Ending) ->
         (place, hit)
         for each in explained
         for place, hit in each.roots
-        if not any(pattern.regex.search(hit.text) for pattern in (*ending.followed, *ending.lesser))
+        if not any(pattern.regex.search(hit.text) for pattern in ending.followed)
     ]
     return [*ranked[0].roots, *own]
 
