@@ -85,6 +85,16 @@ CHAINED = """1: Traceback (most recent call last):
     ("text", "line"),
     [
         (CHAINED, 2),
+        ("nvlink warning : SM Arch ('sm_52') not found in 'liba.a:b.o'\nRuntimeError: odd\n", 2),
+        ("debconf: unable to initialize frontend: Dialog\nE: odd could not be done\n", 2),
+        (
+            "[n1:9] mca_base_component_repository_open: unable to open mca_x: libx.so.1: cannot open shared object file: No such file\nRuntimeError: odd\n",
+            2,
+        ),
+        (
+            "(pid=gcs_server) [2026-07-08 06:00:39,001 E 221 221] (gcs_server) a.cc:302: Failed to reach x. Events and metrics will not be exported.\nRuntimeError: odd\n",
+            2,
+        ),
         ("FAILED: build/a.o\nsrc/a.cu(3): error: no such type\nninja: build stopped: subcommand failed.\n", 2),
         ("train.py FAILED\nsrun: error: n1: task 0: Exited with exit code 1\nKeyError: 'a'\n", 3),
         ("  FAILED tests/a.py::test_b - Exception\nValueError: odd\n==== 1 failed, 3 passed in 2.1s ====\n", 2),
