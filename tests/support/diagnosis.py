@@ -23,6 +23,7 @@ OUTSIDER = (
     "outsider-2026-fifth",
     "outsider-2026-sixth",
     "outsider-2026-seventh",
+    "outsider-2026-eighth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""

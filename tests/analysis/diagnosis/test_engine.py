@@ -56,6 +56,7 @@ COMPANIONS = {
     "ibgda-driver-config-5.log": {"nic-not-mlx5"},
     "gin-barrier-visibility.log": WAITS,
     "gke-driver-580.log": FAULTS,
+    "eplb-async-with-low-latency.log": {"engine-step-timeout"},
     "memlock-limit-6.log": {"qps-exhausted"},
     "nvshmem-built-without-ibgda-2.log": {
         "deepep-too-old-for-nvshmem-3-5",
