@@ -8,8 +8,10 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -50,20 +52,46 @@ def run_program(
     the timeout (its group is killed), raises Trouble.
     """
     words = tuple(str(word) for word in argv)
-    process = _start(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
-    try:
-        if on_start:
-            on_start(process.pid)
-        out, err = process.communicate(data, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        end_group(process.pid)
-        process.wait()
-        raise Trouble(Problem(" ".join(words[:3]), f"no end after {timeout:g} s")) from None
-    except BaseException:
-        end_group(process.pid)
-        process.wait()
-        raise
+    with _interrupts_held() as let_in:
+        process = _start(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
+        try:
+            let_in()
+            if on_start:
+                on_start(process.pid)
+            out, err = process.communicate(data, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            end_group(process.pid)
+            process.wait()
+            raise Trouble(Problem(" ".join(words[:3]), f"no end after {timeout:g} s")) from None
+        except BaseException:
+            end_group(process.pid)
+            process.wait()
+            raise
     return Completed(words, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Hold back signals that raise in this thread, and yield what lets them in. One that comes while a process begins
+    would leave it running: nobody knows it yet who could end it."""
+    caught: list[int] = []
+    held: dict[int, Any] = {}
+
+    def let_in() -> None:
+        while held:
+            signal.signal(*held.popitem())
+        while caught:
+            signal.raise_signal(caught.pop())
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(handler := signal.getsignal(signum)):
+                held[signum] = handler
+                signal.signal(signum, lambda number, _: caught.append(number))
+    try:
+        yield let_in
+    finally:
+        let_in()
 
 
 def _start(

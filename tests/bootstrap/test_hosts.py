@@ -15,12 +15,12 @@ HANGS = 'if [[ "$HANG" == yes ]]; then echo "unpacking doca-all" >&2; sleep 60; 
 
 @pytest.mark.usefixtures("programs")
 def test_a_recipe_that_hangs_is_a_failed_outcome_with_the_last_that_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "LIMIT", 0.5)
     here = Host("here", connection="local")
     recipes = {**dict.fromkeys(host_recipes.LIBRARIES, ""), "host/limits.sh": HANGS}
     transport = ConnectionPool([here])
     outcomes = []
-    for hang in ("yes", "no"):
+    for hang, limit in (("yes", 0.5), ("no", hosts.LIMIT)):
+        monkeypatch.setattr(hosts, "LIMIT", limit)
         step = Step("host", "limits", "memory limits", ("here",), Reason("", ""), {"HANG": hang})
         outcomes += [
             outcome

@@ -57,6 +57,33 @@ def test_a_timeout_ends_the_whole_group(tmp_path: Path) -> None:
     wait_until(lambda: not alive(int(pid_file.read_text())), "the sleep has ended")
 
 
+INTERRUPTED = """
+import os, signal, subprocess
+from deepep_bootstrap.core import process
+
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+subprocess.Popen = Interrupted
+process.run_program(%r)
+"""
+
+
+def test_an_interrupt_while_a_program_begins_ends_it(tmp_path: Path) -> None:
+    """What began before anybody knew its number went on for ever."""
+    pid_file = tmp_path / "pid"
+    words = ["sh", "-c", f"echo $$ >{pid_file}; sleep 600; :"]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED % words], cwd=ROOT, capture_output=True, check=False)
+    assert done.stderr.rstrip().endswith(b"KeyboardInterrupt")
+    if pid_file.exists() and pid_file.read_text():
+        wait_until(lambda: not alive(int(pid_file.read_text())), "the program has ended")
+    assert str(pid_file) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
 def test_an_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     words = ["sh", "-c", f"sleep 600 & echo $! >{pid_file}; wait"]
