@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.results.model import Verdict
 from deepep_bootstrap.report import html
@@ -173,6 +174,16 @@ def test_a_cause_comes_first_with_its_lines() -> None:
         "the log that shows it is open"
     )
     assert "rank 5 of low-latency: dispatch 160.97 us" in read.text
+
+
+def test_what_a_first_error_says_by_itself_is_no_known_cause() -> None:
+    report = report_of("failed")
+    assert "No cause is known" not in page_of(report)
+    (first, *others) = report.diagnosis.findings
+    findings = (replace(first, general=True), *others)
+    read = Reader(page_of(replace(report, diagnosis=replace(report.diagnosis, findings=findings))))
+    assert "No cause is known. This is what kind of failure" in read.text
+    assert (read.wrong, read.open) == ([], [])
 
 
 def test_every_chart_stands_beside_its_numbers() -> None:
