@@ -252,7 +252,7 @@ def test_a_node_whose_slurmd_ends_when_slurm_was_asked_to_reboot_it_is_rebooted_
             without_slurm(actions.lab, host)
 
     actions.on_line = end_slurmd
-    outcome = actions.roll(actions.order_both()[0], policy=replace(QUICK, boot_timeout=20))["n001"]
+    outcome = actions.roll(actions.order_both()[0], policy=replace(QUICK, boot_timeout=60))["n001"]
     assert (outcome.state, outcome.detail) == ("done", "driver options")
     assert [line for _, _, line in actions.lines] == [
         "write options",
