@@ -451,6 +451,9 @@ class _Look(Struct, frozen=True):
             if not part.log.has_word(sign.find):
                 continue
             hits = part.log.find(sign.find, 0 if lasting else part.start)
+            # Looked for once: a log has many lines that say that something was killed.
+            error = own_error(part.log, part.start, self.ending) if sign.alone else None
+            hits = (each for each in hits if error is None or each.line <= error)
             if hit := next((each for each in hits if self._counts(sign, part, each, lasting=lasting)), None):
                 yield place, hit
 
@@ -462,14 +465,7 @@ class _Look(Struct, frozen=True):
             return False
         if self.failed and not lasting and hit.line < part.over:
             return False
-        if sign.near is not None and not part.log.near(sign.near, hit.line, NEAR):
-            return False
-        return not (sign.alone and self._failed_before(part, hit))
-
-    def _failed_before(self, part: _LogEnd, hit: Hit) -> bool:
-        """Return whether a program told an error of its own above a line."""
-        line = own_error(part.log, part.start, self.ending)
-        return line is not None and line < hit.line
+        return sign.near is None or part.log.near(sign.near, hit.line, NEAR)
 
 
 def _most_decided(most: float) -> float:

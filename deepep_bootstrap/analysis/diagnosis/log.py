@@ -137,12 +137,7 @@ class Log:
     def has_word(self, pattern: Pattern) -> bool:
         """Return whether any word of a pattern is in the log: without one nothing fits, which is so of most rules, and
         told quickly."""
-        # Written out, since it is asked for each sign of each cause: a thousand times a log.
-        for word in pattern.words:
-            place = self._places.get(word)
-            if (self._place(word, 0) if place is None else place) >= 0 or (pattern.tight and self._is_joined(word)):
-                return True
-        return False
+        return any(self._place(word, 0) >= 0 or (pattern.tight and self._is_joined(word)) for word in pattern.words)
 
     def label(self, line: int) -> str:
         """Return what tells the process of a line from others, "" where nothing does."""
