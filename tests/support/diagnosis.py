@@ -39,7 +39,7 @@ SLUGS = dict.fromkeys(cause.slug for cause in BOOK.causes)
 @functools.cache
 def diagnosed(name: str, text: str) -> Diagnosis:
     """Return the diagnosis of a log by the shipped rules, which several tests of a file look at."""
-    return conclude(looked(name, text), BOOK)
+    return conclude(looked(name, text))
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from deepep_bootstrap.analysis.diagnosis.first_error import (
     BUNDLE,
     FirstError,
+    LogErrors,
     first_error,
     follows,
-    own_error,
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
@@ -115,12 +115,14 @@ class Diagnosis(Struct, frozen=True):
 
 class _LogEnd(Struct, frozen=True):
     """One log with the line from which on it counts: after the last line that says all went well, where nothing
-    failed later; and the line before which all its ranks got over whatever it tells, -1 for none."""
+    failed later; the line before which all its ranks got over whatever it tells, -1 for none; and its errors from the
+    start on."""
 
     log: Log
     start: int
     failure: Hit | None
     over: int
+    errors: LogErrors
 
 
 class _Found(Struct, frozen=True):
@@ -147,26 +149,32 @@ class _Found(Struct, frozen=True):
 
 
 class Looked(Struct, frozen=True):
-    """The ends of the logs, and the causes that something in them shows, before one is held against the other."""
+    """The ends of the logs, and the causes that something in them shows, before one is held against the other; `rules`
+    are those of which the logs have a word."""
 
     parts: tuple[_LogEnd, ...]
     found: tuple[_Found, ...]
     failed: bool
+    rules: CauseSet
 
 
 def look_at(logs: Mapping[str, str], rules: CauseSet) -> Looked:
     """Return what shows in the logs (name → text, in the order in which they count), by `rules`."""
-    parts = tuple(_log_end(Log(name, text), rules.ending) for name, text in logs.items())
+    read = [Log(name, text) for name, text in logs.items()]
+    spoken = _spoken_of(read, rules)
+    parts = tuple(_log_end(log, spoken.ending) for log in read)
     failed = any(part.failure for part in parts)
-    look = _Look(parts, rules.ending, rules.symptoms, failed)
-    return Looked(parts, tuple(each for cause in _spoken_of(parts, rules) if (each := look.at(cause))), failed)
+    look = _Look(parts, spoken.ending, spoken.symptoms, failed)
+    return Looked(parts, tuple(each for cause in spoken.causes if (each := look.at(cause))), failed, spoken)
 
 
-def _spoken_of(parts: Sequence[_LogEnd], rules: CauseSet) -> list[Cause]:
-    """Return the causes that a word of the logs may be a sign of: few of many, and found much faster than by asking for
-    each."""
-    places = set[int]().union(*(part.log.causes(rules.vocabulary) for part in parts))
-    return [rules.causes[place] for place in sorted(places)]
+def _spoken_of(logs: Sequence[Log], rules: CauseSet) -> CauseSet:
+    """Return the rules of which the logs have a word: few of many, and found much faster than by asking for each."""
+    sources, causes = set(rules.vocabulary.wordless), set[int]()
+    for word in itertools.chain.from_iterable(log.words(rules.vocabulary) for log in logs):
+        sources |= word.sources
+        causes |= word.causes
+    return rules.within(sources, causes)
 
 
 def findings_of(looked: Looked) -> tuple[Finding, ...]:
@@ -176,12 +184,12 @@ def findings_of(looked: Looked) -> tuple[Finding, ...]:
 
 def diagnose(logs: Mapping[str, str], rules: CauseSet) -> Diagnosis:
     """Return the causes of a failure in the logs (name → text, in the order in which they count), by `rules`."""
-    return conclude(look_at(logs, rules), rules)
+    return conclude(look_at(logs, rules))
 
 
-def conclude(looked: Looked, rules: CauseSet) -> Diagnosis:
+def conclude(looked: Looked) -> Diagnosis:
     """Return what follows from what shows in the logs."""
-    parts = looked.parts
+    parts, rules = looked.parts, looked.rules
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in looked.found}))
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
@@ -189,9 +197,7 @@ def conclude(looked: Looked, rules: CauseSet) -> Diagnosis:
         # What counts whatever the end is an error of a run that ended well where its line says so.
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
-    starts = [part.start for part in parts]
-    logs = [part.log for part in parts]
-    first = first_error(logs, starts, rules, roots) if looked.failed or roots else None
+    first = first_error([part.errors for part in parts], rules, roots) if looked.failed or roots else None
     return Diagnosis(findings_of(looked) or _in_general(first, parts, rules), notes, first)
 
 
@@ -334,7 +340,8 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     start = max(_last(log, ending.well), _went_on(log, ending)) + 1
     if start and (_failure(log, ending, start) or _died(log, ending, start)):
         start = 0
-    return _LogEnd(log, start, _failure(log, ending, start), _got_over(log, ending.together))
+    over = _got_over(log, ending.together)
+    return _LogEnd(log, start, _failure(log, ending, start), over, LogErrors(log, start, ending))
 
 
 def _went_on(log: Log, ending: Ending) -> int:
@@ -451,8 +458,7 @@ class _Look(Struct, frozen=True):
             if not part.log.has_word(sign.find):
                 continue
             hits = part.log.find(sign.find, 0 if lasting else part.start)
-            # Looked for once: a log has many lines that say that something was killed.
-            error = own_error(part.log, part.start, self.ending) if sign.alone else None
+            error = part.errors.own if sign.alone else None
             hits = (each for each in hits if error is None or each.line <= error)
             if hit := next((each for each in hits if self._counts(sign, part, each, lasting=lasting)), None):
                 yield place, hit
@@ -550,8 +556,9 @@ def _survived(parts: Sequence[_LogEnd], rules: CauseSet, found: set[str]) -> Ite
     """Yield a note for each cause that showed and that the run got over."""
     if not any(part.start for part in parts):
         return
-    look = _Look(tuple(replace(part, start=0) for part in parts), rules.ending, rules.symptoms, failed=False)
-    for cause in _spoken_of(parts, rules):
+    whole = tuple(replace(part, start=0, errors=LogErrors(part.log, 0, rules.ending)) for part in parts)
+    look = _Look(whole, rules.ending, rules.symptoms, failed=False)
+    for cause in rules.causes:
         if cause.slug not in found and (seen := look.at(cause)) and seen.confidence >= SURE:
             _, place, hit = seen.signs[0]
             yield Note(

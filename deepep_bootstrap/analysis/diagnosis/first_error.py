@@ -4,6 +4,7 @@ whose it is, how processes ended in words, and what one needs to know to get fur
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import signal
@@ -176,30 +177,64 @@ ERROR, WAITED, SLOW, FOLLOWED, WENT_ON = range(5)
 another's failure; what a program goes on after."""
 
 
-class _Candidate(Struct, frozen=True):
+class ErrorLine(Struct, frozen=True):
     """A line that tells of an error: its `grade`, one of those above; its time as numbers that order, None where nobody
-    says it."""
+    says it; the place of its log among several."""
 
     grade: int
     stamp: tuple[float, ...] | None
-    place: int
     hit: Hit
     time: str
+    place: int = 0
+
+
+class LogErrors:
+    """The lines of one log, from `start` on, that tell of an error: looked for when they are first asked for."""
+
+    def __init__(self, log: Log, start: int, ending: Ending) -> None:
+        self.log = log
+        self.start = start
+        self.ending = ending
+
+    @property
+    def own(self) -> int | None:
+        """The first line on which a program tells an error of its own, None where none does."""
+        return next((each.hit.line for each in self.lines if each.grade == ERROR), None)
+
+    @functools.cached_property
+    def lines(self) -> tuple[ErrorLine, ...]:
+        """These lines, in order."""
+        log, ending = self.log, self.ending
+        found: list[ErrorLine] = []
+        for line, hit in sorted(_hits(log, self.start, ending).items()):
+            text = log.lines[line][:2000]
+            if any(_says(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
+                continue
+            if _is_frame(text) or _is_trace(text) or _is_warned(log, line):
+                continue
+            grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
+            if grade == ERROR and (
+                _is_chained(log, line) or (_fits(ending.thrown, text) and any(each.grade <= WAITED for each in found))
+            ):
+                grade = FOLLOWED
+            time, stamp = _time(log, line)
+            found.append(ErrorLine(grade, stamp, hit, time))
+        return tuple(found)
 
 
 def first_error(
-    logs: Sequence[Log], starts: Sequence[int], rules: CauseSet, roots: Sequence[tuple[int, Hit]] = ()
+    errors: Sequence[LogErrors], rules: CauseSet, roots: Sequence[tuple[int, Hit]] = ()
 ) -> FirstError | None:
-    """Return the first error in the logs, each read from its start on; None where nothing failed, or nothing but what
-    a program went on after. `roots` are lines of a cause that is sure, each with its log's place: errors whatever their
-    words."""
-    found = [each for place, log in enumerate(logs) for each in _candidates(place, log, starts[place], rules.ending)]
+    """Return the first error in the logs; None where nothing failed, or nothing but what a program went on after.
+    `roots` are lines of a cause that is sure, each with its log's place: errors whatever their words."""
+    logs = [each.log for each in errors]
+    found = [replace(each, place=place) for place, log in enumerate(errors) for each in log.lines]
     grade = min((each.grade for each in found), default=WENT_ON)
     if grade == WENT_ON and not roots:
         return None
     lower = grade in {WAITED, SLOW}
     known = [
-        _Candidate(ERROR, stamp, place, hit, time)
+        ErrorLine(ERROR, stamp, hit, time, place)
         for place, hit in roots
         if not _is_trace(logs[place].lines[hit.line])
         if not (lower and follows(logs[place].lines[hit.line], rules.ending))
@@ -219,14 +254,9 @@ def first_error(
         node,
         _owner("program", text, around, logs, rules),
         _owner("library", text, around, (), rules),
-        tuple(_ends(logs, starts, rules))[:MOST_ENDS],
+        tuple(itertools.islice(_ends(errors, rules), MOST_ENDS)),
         tuple(dict.fromkeys(_asks(text, around, rules)))[:MOST_ASKS],
     )
-
-
-def own_error(log: Log, start: int, ending: Ending) -> int | None:
-    """Return the first line on which a program tells an error of its own, None where none does."""
-    return next((each.hit.line for each in _candidates(0, log, start, ending) if each.grade == ERROR), None)
 
 
 def tells_error(line: str, ending: Ending) -> bool:
@@ -238,25 +268,6 @@ def tells_error(line: str, ending: Ending) -> bool:
 def follows(line: str, ending: Ending) -> bool:
     """Return whether a line tells of what came of another failure."""
     return _says(ending.followed, line)
-
-
-def _candidates(place: int, log: Log, start: int, ending: Ending) -> list[_Candidate]:
-    """Return the lines of a log that tell of an error, in order."""
-    found: list[_Candidate] = []
-    for line, hit in sorted(_hits(log, start, ending).items()):
-        text = log.lines[line][:2000]
-        if any(_says(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
-            continue
-        if _is_frame(text) or _is_trace(text) or _is_warned(log, line):
-            continue
-        grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
-        if grade == ERROR and (
-            _is_chained(log, line) or (_fits(ending.thrown, text) and any(each.grade <= WAITED for each in found))
-        ):
-            grade = FOLLOWED
-        time, stamp = _time(log, line)
-        found.append(_Candidate(grade, stamp, place, hit, time))
-    return found
 
 
 def _hits(log: Log, start: int, ending: Ending) -> dict[int, Hit]:
@@ -315,7 +326,7 @@ def _fits(patterns: Sequence[Pattern], line: str) -> bool:
     return any(pattern.regex.search(line) for pattern in patterns if any(word in small for word in pattern.words))
 
 
-def _earliest(found: Sequence[_Candidate]) -> _Candidate:
+def _earliest(found: Sequence[ErrorLine]) -> ErrorLine:
     """Return the first of them: by time where all say it, of those of one log at about that time the first line; else
     in the order of the logs and lines."""
     timed = all(each.stamp is not None for each in found)
@@ -463,15 +474,15 @@ def _asks(text: str, around: Sequence[str], rules: CauseSet) -> Iterator[str]:
     yield GENERIC
 
 
-def _ends(logs: Sequence[Log], starts: Sequence[int], rules: CauseSet) -> Iterator[Ended]:
+def _ends(errors: Sequence[LogErrors], rules: CauseSet) -> Iterator[Ended]:
     """Yield how processes ended and what devices said, each once, in words."""
     told: set[str] = set()
-    for log, start in zip(logs, starts, strict=True):
-        for number, line in enumerate(log.lines[start:], start):
+    for each in errors:
+        for number, line in enumerate(each.log.lines[each.start :], each.start):
             for words in _words(line[:2000], rules):
                 if words not in told:
                     told.add(words)
-                    yield Ended(words, Evidence(log.name, number + 1, line.strip()[:240]))
+                    yield Ended(words, Evidence(each.log.name, number + 1, line.strip()[:240]))
 
 
 def _words(line: str, rules: CauseSet) -> Iterator[str]:

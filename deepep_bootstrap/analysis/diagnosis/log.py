@@ -7,13 +7,13 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.collectors import without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
-from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Word, longest_letters, threes
+from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
 
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -113,12 +113,15 @@ class Log:
         self._joined_small = "\0".join(stream.small for stream in self._streams)
         self._joined_words: dict[str, bool] = {}
         rows.update(LETTERS.findall(self._joined_small))
-        self._threes = set(itertools.chain.from_iterable(map(threes, rows)))
+        self._marks = rows.union(itertools.chain.from_iterable(map(threes, rows)))
 
-    def causes(self, vocabulary: Sequence[Word]) -> set[int]:
-        """Return the places of the causes one of whose words is in the log, whole or over the end of a line."""
-        have = self._threes.issuperset
-        return {place for word in vocabulary if have(word.threes) and self._has(word.text) for place in word.causes}
+    def words(self, vocabulary: Vocabulary) -> Iterator[Word]:
+        """Yield the words that are in the log, whole or over the end of a line."""
+        have = self._marks.issuperset
+        for mark in ("", *(vocabulary.words.keys() & self._marks)):
+            for word in vocabulary.words.get(mark, ()):
+                if have(word.marks) and self._has(word.text):
+                    yield word
 
     def _has(self, word: str) -> bool:
         return self._place(word, 0) >= 0 or self._is_joined(word)

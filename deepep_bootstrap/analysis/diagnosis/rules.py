@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm
@@ -296,12 +297,21 @@ class GeneralCause(Struct, frozen=True):
 
 
 class Word(Struct, frozen=True):
-    """A word that patterns of signs begin their search with: its letters in threes, all of which a text has that has
-    the word, and the places of the causes whose signs have it."""
+    """A word that patterns begin their search with: its `marks`, all of which a text has that has the word, the sources
+    of those patterns, and the places of the causes whose signs they are."""
 
     text: str
-    threes: frozenset[str]
-    causes: tuple[int, ...]
+    marks: frozenset[str]
+    sources: frozenset[str]
+    causes: frozenset[int]
+
+
+class Vocabulary(Struct, frozen=True):
+    """The words of all patterns, under a mark of each that few others have ("" for a word without marks): a log has few
+    of the words, and this tells quickly which. `wordless`: the sources of the patterns that have none."""
+
+    words: dict[str, tuple[Word, ...]]
+    wordless: frozenset[str]
 
 
 class CauseSet(Struct, frozen=True):
@@ -315,17 +325,63 @@ class CauseSet(Struct, frozen=True):
     origins: tuple[Origin, ...] = ()
     meanings: tuple[Meaning, ...] = ()
     general: tuple[GeneralCause, ...] = ()
-    vocabulary: tuple[Word, ...] = ()
+    vocabulary: Vocabulary = Vocabulary({}, frozenset())
+
+    def within(self, sources: Set[str], causes: Set[int]) -> CauseSet:
+        """Return the rules without the patterns that fit no line of some logs, given the sources of those whose words
+        the logs have, and the places of the causes that such a pattern is a sign of."""
+
+        def left(patterns: Sequence[Pattern]) -> tuple[Pattern, ...]:
+            return tuple(pattern for pattern in patterns if pattern.source in sources)
+
+        ending = Ending(*(left(getattr(self.ending, each)) for each in Ending.__struct_fields__))
+        spoken = tuple(
+            replace(cause, signs=tuple(sign for sign in cause.signs if sign.find.source in sources))
+            for cause in (self.causes[place] for place in sorted(causes))
+        )
+        harmless = tuple(replace(each, find=found) for each in self.harmless if (found := left(each.find)))
+        symptoms = tuple(replace(each, find=left(each.find)) for each in self.symptoms)
+        origins = tuple(replace(each, find=left(each.find)) for each in self.origins)
+        return replace(self, causes=spoken, harmless=harmless, ending=ending, symptoms=symptoms, origins=origins)
 
 
-def vocabulary_of(causes: Sequence[Cause]) -> tuple[Word, ...]:
-    """Return the words of the causes' signs. A log has few of them: with their list only causes that may show in it
-    are looked for."""
-    places: dict[str, dict[int, None]] = {}
-    for place, cause in enumerate(causes):
+def vocabulary_of(rules: CauseSet) -> Vocabulary:
+    """Return the words of what `CauseSet.within` leaves out where a log has none of them."""
+    sources: dict[str, set[str]] = {}
+    causes: dict[str, set[int]] = {}
+    for place, cause in enumerate(rules.causes):
         for word in itertools.chain.from_iterable(sign.find.words for sign in cause.signs):
-            places.setdefault(word, {})[place] = None
-    return tuple(Word(word, frozenset(threes(longest_letters(word))), tuple(found)) for word, found in places.items())
+            causes.setdefault(word, set()).add(place)
+    for pattern in _searched(rules):
+        for word in pattern.words:
+            sources.setdefault(word, set()).add(pattern.source)
+    wordless = frozenset(sources.pop("", ()))
+    words = [
+        Word(text, frozenset(_marks(text)), frozenset(found), frozenset(causes.get(text, ())))
+        for text, found in sources.items()
+    ]
+    often = Counter(itertools.chain.from_iterable(word.marks for word in words))
+    under: dict[str, list[Word]] = {}
+    for each in words:
+        under.setdefault(min(each.marks, key=lambda mark: (often[mark], mark), default=""), []).append(each)
+    return Vocabulary({mark: tuple(found) for mark, found in under.items()}, wordless)
+
+
+def _searched(rules: CauseSet) -> Iterator[Pattern]:
+    """Yield the patterns that are left out where a log has none of their words."""
+    for ending in Ending.__struct_fields__:
+        yield from getattr(rules.ending, ending)
+    for cause in rules.causes:
+        yield from (sign.find for sign in cause.signs)
+    kinds: tuple[Harmless | Symptom | Origin, ...] = (*rules.harmless, *rules.symptoms, *rules.origins)
+    yield from itertools.chain.from_iterable(kind.find for kind in kinds)
+
+
+def _marks(word: str) -> Iterator[str]:
+    """Yield what a text has that has a word of the rules: the letters of its longest row in threes, and each row that
+    neither begins nor ends the word, which stands so in the text."""
+    yield from threes(longest_letters(word))
+    yield from (row[0] for row in LETTERS.finditer(word) if row.start() > 0 and row.end() < len(word))
 
 
 @functools.cache
@@ -363,7 +419,7 @@ def _load(text: str, where: str, others: frozenset[str]) -> CauseSet:
     _compare_names(top, causes, general, others)
     if problems:
         raise Trouble(*problems)
-    return CauseSet(causes, harmless, ends, symptoms, origins, meanings, general, vocabulary_of(causes))
+    return _with_vocabulary(CauseSet(causes, harmless, ends, symptoms, origins, meanings, general))
 
 
 def join(first: CauseSet, second: CauseSet) -> CauseSet:
@@ -371,17 +427,21 @@ def join(first: CauseSet, second: CauseSet) -> CauseSet:
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
     both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
-    causes = kept + second.causes
-    return CauseSet(
-        causes,
-        first.harmless + second.harmless,
-        both,
-        first.symptoms + second.symptoms,
-        first.origins + second.origins,
-        first.meanings + second.meanings,
-        first.general + second.general,
-        vocabulary_of(causes),
+    return _with_vocabulary(
+        CauseSet(
+            kept + second.causes,
+            first.harmless + second.harmless,
+            both,
+            first.symptoms + second.symptoms,
+            first.origins + second.origins,
+            first.meanings + second.meanings,
+            first.general + second.general,
+        )
     )
+
+
+def _with_vocabulary(rules: CauseSet) -> CauseSet:
+    return replace(rules, vocabulary=vocabulary_of(rules))
 
 
 def _cause(table: Table) -> Cause:
