@@ -56,7 +56,7 @@ def cluster(request: pytest.FixtureRequest) -> tuple[str, Rendered]:
 def objects(made: Rendered) -> Iterator[dict[str, Any]]:
     for path, text in made.files.items():
         if path.endswith(".yaml"):
-            yield from yaml.safe_load_all(text)
+            yield from yaml.load_all(text, yaml.CSafeLoader)
 
 
 def inner(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
