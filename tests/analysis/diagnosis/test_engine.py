@@ -58,6 +58,7 @@ COMPANIONS = {
     "gke-driver-580.log": FAULTS,
     "eplb-async-with-low-latency.log": {"engine-step-timeout"},
     "memlock-limit-6.log": {"qps-exhausted"},
+    "qps-exhausted-41.log": {"memlock-limit"},
     "cuda-graph-with-normal-mode-3.log": {"symmetric-heap-oom"},
     "nvshmem-built-without-ibgda-2.log": {
         "deepep-too-old-for-nvshmem-3-5",
