@@ -34,6 +34,9 @@ BACK = 200
 LAST_ERROR = 5
 """Lines of its own process below an exception of NCCL's in which it says its last error."""
 
+BETWEEN = 40
+"""Lines of other processes that may stand between two of one traceback."""
+
 CHAIN = 60
 """Lines above an exception in which it may be said that another one was its cause."""
 
@@ -43,8 +46,15 @@ AT_ONCE = 10.0
 MOST_ENDS, MOST_ASKS = 4, 3
 
 FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
+CODE_BELOW = re.compile(r'File "[^"]+", line \d+, in ')
+"""A frame with the line of code that it stands at below it."""
+
 WRAPPED = re.compile(r'File$|"/[^"]+",$|line \d+, in \S+$')
 """A line of a frame that was broken at a narrow width, as uv does."""
+
+HEAD = "Traceback (most recent call last)"
+THROWN = re.compile(r"Traceback \(most recent|[\w.]*(?:Error|Exception|Exit|Interrupt|Failure)\b")
+"""How a traceback or an exception begins; what stands below it may be the words of a compiler."""
 
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
@@ -210,7 +220,7 @@ class LogErrors:
             text = log.lines[line][:2000]
             if any(_says(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
                 continue
-            if _is_frame(text) or _is_trace(text) or _is_warned(log, line):
+            if _is_frame(text) or _is_trace(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
             grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
             if grade == ERROR and (
@@ -235,9 +245,10 @@ def first_error(
     lower = grade in {WAITED, SLOW}
     known = [
         ErrorLine(ERROR, stamp, hit, time, place)
-        for place, hit in roots
-        if not _is_trace(logs[place].lines[hit.line])
-        if not (lower and follows(logs[place].lines[hit.line], rules.ending))
+        for place, root in roots
+        if not _is_trace(logs[place].lines[root.line])
+        if not (lower and follows(logs[place].lines[root.line], rules.ending))
+        for hit in [_raised(logs[place], root)]
         for time, stamp in [_time(logs[place], hit.line)]
     ]
     first = _earliest([*known, *(each for each in found if each.grade == (ERROR if known else grade))])
@@ -287,6 +298,26 @@ def _is_frame(line: str) -> bool:
     return FRAME.search(line) is not None or (text.startswith("  ") and LEVELLED.search(line) is not None)
 
 
+def _is_code(log: Log, line: int) -> bool:
+    """Return whether a line is the code that a traceback's frame stands at."""
+    text, label = bare(log.lines[line], keep_indent=True), log.label(line)
+    if not text.startswith("  "):
+        return False
+    above = next((n for n in range(line - 1, max(-1, line - BETWEEN), -1) if log.label(n) == label), None)
+    return above is not None and CODE_BELOW.search(log.lines[above]) is not None
+
+
+def _raised(log: Log, hit: Hit) -> Hit:
+    """Return the hit; of a line of code in a traceback the exception that this one ends in."""
+    if not _is_code(log, hit.line):
+        return hit
+    label = log.label(hit.line)
+    above = range(hit.line - 1, max(-1, hit.line - FRAMES), -1)
+    head = next((n for n in above if HEAD in log.lines[n] and log.label(n) == label), hit.line)
+    line = _exception(log, head)
+    return hit if line <= hit.line else Hit(line, log.lines[line].strip(), hit.matched)
+
+
 def _is_trace(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run."""
     return TRACE.match(bare(line)) is not None
@@ -304,6 +335,8 @@ def _is_warned(log: Log, line: int) -> bool:
 
 def _is_chained(log: Log, line: int) -> bool:
     """Return whether an exception was made from another one above it, which says more."""
+    if THROWN.match(bare(log.lines[line])) is None:
+        return False
     above = range(line, max(-1, line - CHAIN), -1)
     label = log.label(line)
     return any("was the direct cause of the following" in log.lines[n] for n in above if log.label(n) == label)
@@ -366,10 +399,10 @@ def _numbers(match: re.Match[str]) -> tuple[float, ...]:
 
 def _exception(log: Log, line: int) -> int:
     """Return the line of the exception whose traceback begins on a line; of any other line that line."""
-    if "Traceback (most recent call last)" not in log.lines[line]:
+    if HEAD not in log.lines[line]:
         return line
     label = log.label(line)
-    head, _, _ = log.lines[line].partition("Traceback (most recent call last)")
+    head, _, _ = log.lines[line].partition(HEAD)
     above = line
     for number in range(line + 1, min(len(log.lines), line + FRAMES)):
         if log.label(number) != label:

@@ -21,7 +21,8 @@ ESCAPES = re.compile(
 """Colours, titles, cursor moves, bells; not what ends a line."""
 
 LABEL = re.compile(
-    r"\s*(?:\[\d+,\d+\]<std(?:out|err)>:|(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?|\d{1,5}:|\((?:[\w.]+ )?(?:pid"
+    r"\s*(?:\[\d+,\d+\]<std(?:out|err)>:|(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?"
+    r"|\[(?:node|host|pod|task|worker) ?\d{1,5}\]|\d{1,5}:|\((?:[\w.]+ )?(?:pid"
     r"|ip)=[^)\n]{1,40}\)|\[pod/[\w./-]{1,120}\]|[\w.-]{1,60} [\w./@-]{1,60}\[\d+\]:"
     r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$))"
 )
@@ -34,7 +35,8 @@ TIME = re.compile(
     r"(?: (?:DP|TP|EP|PP)\d+){0,4}\]?[:,]?\s?"
 )
 LEVEL = re.compile(
-    r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?(?: \[[\w./-]{1,80}:\d+\])? ?"
+    r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?"
+    r"(?: \[(?:[A-Z]{2}\d+ )*[\w./-]{1,80}:\d+\])? ?"
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
+from deepep_bootstrap.analysis.diagnosis.rules import load_causes
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.diagnosis import BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
 from tests.support.paths import ROOT
@@ -209,6 +210,26 @@ CHAINED = """1: Traceback (most recent call last):
         ("a: can't read version: is ib_umad module loaded?\na: Error: odd\n", 1),
         ('Traceback (most recent call last):\n  File\n"/a/b.py",\nline 3, in c\nKeyError: 3\n', 5),
         (
+            '[node 0] [2026-06-06 08:15:25 DP0 TP0] S hit an exception: Traceback (most recent call last):\n[node 0]   File "a", line 3, in f\n[node 0]     assert x > 3\n[node 0] AssertionError\n',
+            3,
+        ),
+        (
+            'ERROR 10-11 03:22:41 [DP0 TP2 s.py:28] S hit an exception: \nERROR 10-11 03:22:41 [DP0 TP2 s.py:28] Traceback (most recent call last):\nERROR 10-11 03:22:41 [DP0 TP2 s.py:28]   File "a", line 3, in f\nERROR 10-11 03:22:41 [DP0 TP2 s.py:28] KeyError: 3\n',
+            4,
+        ),
+        (
+            "CalledProcessError: ninja\nThe above exception was the direct cause of the following exception:\nRuntimeError: Ninja build failed. Ninja output:\nnvcc warning : odd\na.cuh(623): error: odd\n",
+            5,
+        ),
+        (
+            'Traceback (most recent call last):\n  File "a", line 3, in f\n    raise CUDAError("CUDA error: odd")\nCUDAError: odd\n',
+            4,
+        ),
+        (
+            "Building module(s)...(bad exit status: 2)\nFailed command:\nmake -j32\n\nError! Bad return status for module build on kernel: 6.13\na/nv.c:130:18: error: odd\n",
+            6,
+        ),
+        (
             "mpirun detected that one or more processes exited with non-zero status\n[n1:9] *** Process received signal ***\n[n1:9] Signal: Segmentation fault (11)\n",
             3,
         ),
@@ -222,6 +243,34 @@ def test_a_wait_that_ended_comes_before_the_launch_that_failed_by_it() -> None:
     late = "Rank 9] Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
     assert first(log="DeepEP timeout check failed: rank = 0\n" + late).evidence.line == 1
     assert first(log="hello\n" + late).evidence.line == 2
+
+
+def test_of_a_cause_that_shows_in_code_the_exception_below_it_is_first() -> None:
+    text = "".join(f"1: {line}\n" for line in TRACEBACK_OF_CODE.splitlines())
+    for whole in (TRACEBACK_OF_CODE, text):
+        found = diagnose({"log": whole}, load_causes(OF_CODE, "own.toml"))
+        assert [each.cause for each in found.findings] == ["a-cause"]
+        assert found.first
+        assert (found.first.evidence.line, found.first.evidence.text) == (5, "OddError: see the inner exception")
+
+
+OF_CODE = """
+[[cause]]
+slug = "a-cause"
+title = "t"
+why = "w"
+fix = "f"
+source = "s"
+sign = [{ find = 'raise OddError', weight = 0.9 }]
+[ending]
+badly = ['Traceback']
+"""
+TRACEBACK_OF_CODE = """Traceback (most recent call last):
+  File "a", line 9, in g
+  File "a", line 3, in f
+    raise OddError(
+OddError: see the inner exception
+"""
 
 
 def test_lines_of_what_a_sure_cause_explains_are_errors_too() -> None:
