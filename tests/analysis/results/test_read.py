@@ -28,7 +28,7 @@ from deepep_bootstrap.cli import logs
 from deepep_bootstrap.cli.commands import results as verb
 from deepep_bootstrap.core.errors import Trouble
 from tests.cli.test_json_doc import EXAMPLES, FREE_KEYS, keys
-from tests.support.examples import most
+from tests.support.examples import most, spread
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "analysis" / "results"
@@ -85,7 +85,7 @@ def test_a_log_cut_anywhere_is_never_ok(name: str) -> None:
     ends = [match.start() for match in re.finditer("\n", text)]
     middles = [(begin + end) // 2 for begin, end in itertools.pairwise([0, *ends])]
     near = {end + beside for end in ends for beside in (-1, 0, 1)}
-    for end in sorted({*near, *middles, *range(ends[-3], len(text))}):
+    for end in spread(sorted({*near, *middles, *range(ends[-3], len(text))})):
         assert not any(tested.ok for tested in read_logs({log: text[:end]})), text[end - 200 : end]
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_lacks_a_part_of_a_pass_is_never_ok(name: str) -> None:
     assert document(read_logs(LOGS[name]))["ok"]
     for log in (log for log in LOGS[name] if not log.startswith("rank-")):
         text = LOGS[name][log].rstrip()
-        for end in places_to_cut(text)[:-1]:
+        for end in spread(places_to_cut(text)[:-1]):
             found = read_logs({**LOGS[name], log: text[:end]})
             assert not document(found)["ok"], text[:end][-300:]
             assert all(
