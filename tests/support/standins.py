@@ -31,7 +31,7 @@ from deepep_bootstrap.lock import model
 from deepep_bootstrap.prefix import entries
 from deepep_bootstrap.prefix.entries import name_entries
 from deepep_bootstrap.remote.fleet import ConnectionPool
-from tests.support.build import FAST, HERE, RECIPES
+from tests.support.build import HERE, RECIPES, UNHURRIED
 from tests.support.shipped import demo_lock
 
 STANDIN = "https://example.invalid/standin/"
@@ -67,7 +67,7 @@ class Prepared:
         """Return a request for all entries that are wanted."""
         given = {
             "wheels": wanted.stack.wheels[self.target] if wanted.target else (),
-            "heartbeat": float(FAST),
+            "heartbeat": UNHURRIED,
             "jobs": 2,
             **changes,
         }
