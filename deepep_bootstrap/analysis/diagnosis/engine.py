@@ -16,6 +16,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     LogErrors,
     first_error,
     follows,
+    raised_in,
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
@@ -207,9 +208,11 @@ def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: Cause
     if first is None:
         return ()
     line = first.evidence
-    if any(part.log.name == line.log and line.line <= part.over for part in parts):
+    part = next(each for each in parts if each.log.name == line.log)
+    if line.line <= part.over:
         return ()
-    found = next((each for each in rules.general if each.fits(line.text)), None)
+    frame = raised_in(part.log, line.line - 1)
+    found = next((each for each in rules.general if each.fits(line.text, frame)), None)
     if found is None:
         return ()
     source = "the program's own words"

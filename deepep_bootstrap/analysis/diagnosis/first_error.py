@@ -56,6 +56,9 @@ HEAD = "Traceback (most recent call last)"
 THROWN = re.compile(r"Traceback \(most recent|[\w.]*(?:Error|Exception|Exit|Interrupt|Failure)\b")
 """How a traceback or an exception begins; what stands below it may be the words of a compiler."""
 
+CALLS = re.compile(r'/(?:lib/python[\d.]+/[\w.]+"|(?:torch|triton|asyncio|concurrent|multiprocessing)/)')
+"""Frames of what runs other code: a module of Python's own, or of a package that calls what it was given."""
+
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
 TRACE = re.compile(r"\++ \S")
@@ -316,6 +319,20 @@ def _raised(log: Log, hit: Hit) -> Hit:
     head = next((n for n in above if HEAD in log.lines[n] and log.label(n) == label), hit.line)
     line = _exception(log, head)
     return hit if line <= hit.line else Hit(line, log.lines[line].strip(), hit.matched)
+
+
+def raised_in(log: Log, line: int) -> str:
+    """Return the frame in which the exception of a line was raised, without those of Python, of PyTorch and of Triton
+    that only call; "" where no traceback stands above the line."""
+    label = log.label(line)
+    for number in range(line - 1, max(-1, line - FRAMES), -1):
+        if log.label(number) != label:
+            continue
+        if HEAD in log.lines[number]:
+            break
+        if CODE_BELOW.search(log.lines[number]) and not CALLS.search(log.lines[number]):
+            return bare(log.lines[number])
+    return ""
 
 
 def _is_trace(line: str) -> bool:

@@ -279,7 +279,7 @@ class Meaning(Struct, frozen=True):
 
 class GeneralCause(Struct, frozen=True):
     """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
-    nothing of `never`."""
+    nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in."""
 
     slug: str
     title: str
@@ -289,10 +289,13 @@ class GeneralCause(Struct, frozen=True):
     fix: str
     checks: str
     never: tuple[Pattern, ...] = ()
+    frame: tuple[Pattern, ...] = ()
 
-    def fits(self, line: str) -> bool:
-        """Return whether a line is of this kind."""
+    def fits(self, line: str, frame: str = "") -> bool:
+        """Return whether a line is of this kind, raised in `frame` ("" where no traceback stands above it)."""
         found = any(pattern.regex.search(line) for pattern in self.find)
+        if self.frame:
+            found = found and any(pattern.regex.search(frame) for pattern in self.frame)
         return found and not any(pattern.regex.search(line) for pattern in self.never)
 
 
@@ -536,6 +539,7 @@ def _general(table: Table) -> GeneralCause:
         table.text("fix", SOME),
         table.take("checks", str, ""),
         _patterns(table, "never", everywhere=False),
+        _patterns(table, "frame", everywhere=False),
     )
     if found.confidence > GENERAL_MOST:
         table.complain("confidence", "is out of range", str(found.confidence), f"{GENERAL_MOST} at most")

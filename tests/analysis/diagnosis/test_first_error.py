@@ -478,8 +478,8 @@ def test_the_verb_tells_the_first_error_and_what_changed(tmp_path: Path) -> None
 GENERAL = load_toml((CASES / "general.toml").read_text(encoding="utf-8"), "general.toml")
 
 
-def general_of(line: str) -> list[str]:
-    return [each.slug for each in BOOK.general if each.fits(line)][:1]
+def general_of(line: str, frame: str = "") -> list[str]:
+    return [each.slug for each in BOOK.general if each.fits(line, frame)][:1]
 
 
 def test_each_general_kind_has_lines_of_its_own() -> None:
@@ -488,12 +488,37 @@ def test_each_general_kind_has_lines_of_its_own() -> None:
 
 @pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in GENERAL for line in GENERAL[kind]["lines"]])
 def test_what_a_first_error_says_by_itself_is_named_where_no_cause_is_known(kind: str, line: str) -> None:
-    assert general_of(line) == [kind]
+    assert general_of(line, GENERAL[kind].get("frame", "")) == [kind]
 
 
 @pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in GENERAL for line in GENERAL[kind]["near"]])
 def test_a_line_without_such_words_is_of_no_kind(kind: str, line: str) -> None:
-    assert general_of(line) == []
+    assert general_of(line, GENERAL[kind].get("frame", "")) == []
+
+
+RAISED = """1: Traceback (most recent call last):
+1:   File "/opt/vllm/vllm/worker.py", line 7, in run
+2: hello
+1:     {call}
+1:   File "{file}", line 3, in f
+1:     return x.topk
+1: AttributeError: 'Given' object has no attribute 'topk'
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("/opt/vllm/vllm/moe.py", "program-parts-differ"),
+        ("/a/site-packages/torch/nn/modules/module.py", "program-parts-differ"),
+        ("/usr/lib/python3.12/functools.py", "program-parts-differ"),
+        ("/a/site-packages/transformers/models/a.py", "versions-do-not-fit"),
+        ("/srv/my_own.py", "versions-do-not-fit"),
+    ],
+)
+def test_who_raised_an_error_tells_whose_parts_do_not_fit(file: str, kind: str) -> None:
+    found = diagnose({"log": RAISED.format(file=file, call="f(x)")}, BOOK)
+    assert [each.cause for each in found.findings] == [kind]
 
 
 def test_a_general_kind_gives_way_to_a_cause_and_leaves_the_exit_code(tmp_path: Path) -> None:
