@@ -24,6 +24,8 @@ OUTSIDER = (
     "outsider-2026-sixth",
     "outsider-2026-seventh",
     "outsider-2026-eighth",
+    "outsider-2026-ninth",
+    "outsider-2026-tenth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""

@@ -65,6 +65,9 @@ TRACE = re.compile(r"\++ \S")
 """A command as `set -x` prints it before it runs: what a shell does is no error."""
 
 ASSERTS = re.compile(r"assert[\s(]")
+WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$")
+"""An exception whose words begin on the next line."""
+
 INVALID = re.compile(r"\d+ validation errors? for \w")
 """pydantic's heading: the line below says what is wrong."""
 
@@ -447,13 +450,17 @@ def _behind(head: str, line: str) -> str:
 
 def _with_words(log: Log, line: int, above: int, label: str) -> int:
     """Return the line that says most of an exception: what was asserted where it has no words of its own, what is
-    wrong below a heading, its `Last error:`, else its own line."""
+    wrong below a heading, its first words below its name, its `Last error:`, else its own line."""
     text = bare(log.lines[line])
     if text.rstrip().endswith("AssertionError") and ASSERTS.match(bare(log.lines[above])):
         return above
     if INVALID.search(text):
         below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
         return next((n for n in below if "[type=" in log.lines[n]), line)
+    if WORDLESS.match(text):
+        below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
+        first = next((n for n in below if bare(log.lines[n])), line)
+        return first if any(map(str.isalpha, log.lines[first])) else line
     return _last_error(log, line, label)
 
 

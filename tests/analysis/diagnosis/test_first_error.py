@@ -58,7 +58,7 @@ def test_a_healthy_log_has_no_first_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 355, 104)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 434, 128)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -125,6 +125,10 @@ CHAINED = """1: Traceback (most recent call last):
         ("Stack trace of the failed collective not found\nRank 2 Watchdog caught collective operation timeout\n", 2),
         ('Traceback (most recent call last):\n  File "a.py", line 3, in f\n    assert x > 3\nAssertionError\n', 3),
         ('Traceback (most recent call last):\n  File "a.py", line 3, in f\n    assert x\nAssertionError: odd\n', 4),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 3, in f\nRuntimeError:\n\n    odd was done too early\n',
+            5,
+        ),
         ('at 3 pod Traceback (most recent call last):\nat 3 pod   File "a.py", line 3\nat 4 pod Odd\n', 3),
         ("Traceback (most recent call last):\nValidationError: 1 validation error for A\n  odd [type=b]\n", 3),
         ("WARN: device x_0 is not enumerated as an mlx5 device. Skipping...\nRuntimeError: CUDA error: odd\n", 1),
