@@ -454,14 +454,18 @@ def _with_words(log: Log, line: int, above: int, label: str) -> int:
     text = bare(log.lines[line])
     if text.rstrip().endswith("AssertionError") and ASSERTS.match(bare(log.lines[above])):
         return above
+    below = [n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label]
     if INVALID.search(text):
-        below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
         return next((n for n in below if "[type=" in log.lines[n]), line)
     if WORDLESS.match(text):
-        below = (n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label)
-        first = next((n for n in below if bare(log.lines[n])), line)
-        return first if any(map(str.isalpha, log.lines[first])) else line
+        return _first_words(log, below, line)
     return _last_error(log, line, label)
+
+
+def _first_words(log: Log, lines: Sequence[int], otherwise: int) -> int:
+    """Return the first of the lines that is not empty; another line where that one has no letters."""
+    first = next((number for number in lines if bare(log.lines[number])), otherwise)
+    return first if any(map(str.isalpha, log.lines[first])) else otherwise
 
 
 def _last_error(log: Log, line: int, label: str) -> int:
