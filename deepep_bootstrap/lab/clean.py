@@ -109,6 +109,8 @@ def _unmount(folder: str) -> None:
                 )
             )
         if done.code != 0:
+            # A process that a killed `up` was just about to start bears the lab's mark only now.
+            end_processes(folder)
             time.sleep(0.05)
 
 

@@ -380,6 +380,29 @@ def test_a_bridge_whose_lab_is_gone_is_found_by_its_alias(folder: str) -> None:
     assert traces(folder) == []
 
 
+def test_a_process_that_becomes_the_labs_while_it_goes_down_is_ended(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that `up` was about to start when it was killed: it holds the folder and bears no mark yet."""
+    Path(folder).mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", clean.MOUNT_SOURCE, folder], check=True)
+    late = f"exec 8>{folder}/console; echo open; read -r _; exec env {labs.MARK}={folder} sleep 600"
+    process = subprocess.Popen(["bash", "-c", late], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "open\n"
+    end = clean.end_processes
+
+    def ended(*given: str) -> None:
+        end(*given)
+        if process.stdin and not process.stdin.closed:
+            process.stdin.write("go\n")
+            process.stdin.close()
+
+    monkeypatch.setattr(clean, "end_processes", ended)
+    cluster.down(folder)
+    assert (process.wait(), os.path.exists(folder)) == (-signal.SIGKILL, False)
+
+
 def test_down_waits_for_nobody_and_names_who_holds_the_folder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.up(folder, "lmod", print)
     clean.end_processes(folder)  # with its own limit: on a busy machine that takes its time
