@@ -40,7 +40,7 @@ from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
 from tests.support.diagnosis import BOOK, RULES, SLUGS, Case, diagnosed, looked, recorded_cases, slug_of
-from tests.support.examples import most
+from tests.support.examples import most, spread
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis" / "rules"
@@ -183,7 +183,8 @@ def dated(lines: list[str]) -> str:
 def test_labels_colours_and_times_change_nothing(as_others_write: Callable[[list[str]], str]) -> None:
     """Each rule's cases in one of these ways: which one is chance, and its further cases are in the others."""
     ways = itertools.cycle((labelled, coloured, dated))
-    texts = {path.name: read(path) for path, way in zip(cases("failing"), ways, strict=False) if way is as_others_write}
+    mine = [path for path, way in zip(cases("failing"), ways, strict=False) if way is as_others_write]
+    texts = {path.name: read(path) for path in spread(mine)}
     want = {name: diagnosed(name, text).findings[0].cause for name, text in texts.items()}
     seen = {name: told(as_others_write(text.splitlines()))[:1] for name, text in texts.items()}
     assert {name: found for name, found in seen.items() if found != [want[name]]} == {}
