@@ -26,7 +26,18 @@ from deepep_bootstrap.prefix import generations, history
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, rollback_target
 from deepep_bootstrap.prefix.gc import Garbage, choose_garbage
 from deepep_bootstrap.prefix.generations import Content
-from tests.support.build import FAST, ROOT, kill_group, owner_text, run_bash, script, start_bash, until, values
+from tests.support.build import (
+    FAST,
+    ROOT,
+    UNHURRIED,
+    kill_group,
+    owner_text,
+    run_bash,
+    script,
+    start_bash,
+    until,
+    values,
+)
 from tests.support.consent import terminal
 from tests.support.store import Prefix, entry_name
 
@@ -34,8 +45,6 @@ pytest_plugins = ["tests.support.store"]
 
 GC = script(*generations.GC)
 QUESTION = "Remove all this?"
-UNHURRIED = "3"
-"""Seconds of a heartbeat that no load of this machine makes look dead (nine of silence would)."""
 OLD, NEW, BASE, LOOSE = (
     entry_name("deepep", "1"),
     entry_name("deepep", "2"),

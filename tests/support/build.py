@@ -24,8 +24,9 @@ PUBLISH = entries.COMMON_RECIPES
 FAST = "0.2"
 """Heartbeat of the tests, seconds: three intervals without one and a lock counts as stale."""
 
-UNHURRIED = 2.0
-"""Heartbeat of whole builds: who waits for a lock looks ten times in one, and each look starts some twenty processes."""
+UNHURRIED = "3"
+"""Seconds of a heartbeat that no load of this machine makes look dead (nine of silence would). For whole builds, too:
+who waits for a lock looks ten times in one, and each look starts some twenty processes."""
 
 CHECK_MAIN = 'main() { STORE="${PREFIX}/store"; check_entry >&2; data state ok; }'
 """In place of publish.sh: the health checks alone, of an entry that is where it belongs."""

@@ -38,6 +38,17 @@ BOOK = load_causes(RULES, "env/rules/causes.toml")
 SLUGS = dict.fromkeys(cause.slug for cause in BOOK.causes)
 
 
+A_CAUSE = """
+[[cause]]
+slug = "a-cause"
+title = "t"
+why = "w"
+fix = "f"
+source = "s"
+"""
+"""The head of a rule of one's own: its signs follow."""
+
+
 @functools.cache
 def diagnosed(name: str, text: str) -> Diagnosis:
     """Return the diagnosis of a log by the shipped rules, which several tests of a file look at."""

@@ -67,7 +67,7 @@ class Prepared:
         """Return a request for all entries that are wanted."""
         given = {
             "wheels": wanted.stack.wheels[self.target] if wanted.target else (),
-            "heartbeat": UNHURRIED,
+            "heartbeat": float(UNHURRIED),
             "jobs": 2,
             **changes,
         }

@@ -39,7 +39,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.toml import load_toml as read_toml
 from deepep_bootstrap.plan.host_recipes import TITLES
 from deepep_bootstrap.testing.run_folder import Judgement, RunVerdict, judgement_text
-from tests.support.diagnosis import BOOK, RULES, SLUGS, Case, diagnosed, looked, recorded_cases, slug_of
+from tests.support.diagnosis import A_CAUSE, BOOK, RULES, SLUGS, Case, diagnosed, looked, recorded_cases, slug_of
 from tests.support.examples import most, spread
 from tests.support.paths import ROOT
 
@@ -740,20 +740,16 @@ def test_a_cause_that_nobody_knows_is_not_given_to_its_neighbour() -> None:
     assert len(borrowed) <= LEFT * len(cases), borrowed
 
 
-LIKELY = """
-[[cause]]
-slug = "a-cause"
-title = "t"
-why = "w"
-fix = "f"
-source = "s"
-sign = [
+LIKELY = (
+    A_CAUSE
+    + """sign = [
   { find = 'the pump stopped', weight = 0.78 },
   { find = 'pressure fell', weight = 0.6 },
   { find = 'the fuse of the pump blew', weight = 0.9 },
 ]
 context = [{ find = 'voltage high', add = 0.05 }, { find = 'fuse found open', add = 0.3 }]
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, bri
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.analysis.diagnosis.rules import load_causes
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
+from tests.support.diagnosis import A_CAUSE, BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
 from tests.support.paths import ROOT
 
 INDEX = {
@@ -258,14 +258,7 @@ def test_of_a_cause_that_shows_in_code_the_exception_below_it_is_first() -> None
         assert (found.first.evidence.line, found.first.evidence.text) == (5, "OddError: see the inner exception")
 
 
-OF_CODE = """
-[[cause]]
-slug = "a-cause"
-title = "t"
-why = "w"
-fix = "f"
-source = "s"
-sign = [{ find = 'raise OddError', weight = 0.9 }]
+OF_CODE = f"""{A_CAUSE}sign = [{{ find = 'raise OddError', weight = 0.9 }}]
 [ending]
 badly = ['Traceback']
 """
