@@ -96,6 +96,8 @@ main() {
     kernel=$(uname -r); machine=$(uname -m)
     put facts 1
     find_managed
+    # shellcheck disable=SC2034  # facts/cluster.sh reads it
+    daemons=$(list_daemons)
     clients=0
     # shellcheck disable=SC2034  # facts/cluster.sh reads it
     find_slurm && clients=1

@@ -43,8 +43,15 @@ find_slurm() { # fails where sinfo is neither on PATH nor beside slurmd
     use_slurm "$root${program%/*}" '' || use_slurm "$root${program%/*/*}/bin" ''
 }
 find_slurmd() { find_own slurmd; }
+list_daemons() { # every process that may be one: `/proc/PID/comm:NAME`, one a line. A node has thousands of processes: they are looked at once
+    grep -sxHE 'slurmd|kubelet|k3s-server|k3s-agent|kubelite' "$root"/proc/[0-9]*/comm
+}
+files_of() { # NAME: those of `daemons` with this name
+    printf '%s\n' "$daemons" | sed -n "s/:$1\$//p"
+}
 find_own() { # NAME: the daemon of this host itself, as a folder of /proc: not one in a container, nor what another user tries
-    grep -sxl "$1" "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+    case $daemons in *":$1"*) ;; *) return 0 ;; esac
+    files_of "$1" | while IFS= read -r file; do
         awk -v me="$(id -u)" '$1 == "Uid:" { own = $2 == 0 || $2 == me } $1 == "NSpid:" { inner = NF > 2 } END { exit !own || inner }' \
             "${file%comm}status" && echo "${file%/comm}" && break
     done

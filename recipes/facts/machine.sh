@@ -63,7 +63,7 @@ probe_daemons() {
     done
 }
 oldest_slurmd() { # its start and folder: a fork that is about to become a step bears the same name for a moment, with init as its parent
-    grep -sxl slurmd "$root"/proc/[0-9]*/comm | while IFS= read -r file; do
+    files_of slurmd | while IFS= read -r file; do
         read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ 2>/dev/null <"${file%comm}stat" && echo "$start ${file%/comm}"
     done | sort -n | head -n 1
 }

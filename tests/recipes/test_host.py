@@ -380,6 +380,8 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$lower/upper,workdir=$lower/wor
 for folder in proc sys dev; do mount --rbind "/$folder" "$lower/root/$folder"; done
 printf '#!/bin/sh\nexit 101\n' >"$lower/root/usr/sbin/policy-rc.d"
 chmod 755 "$lower/root/usr/sbin/policy-rc.d"
+# After each package mandb would index all manuals of this machine, for seconds.
+rm -f "$lower/root/var/lib/man-db/auto-update"
 cp "$script" "$lower/root/recipe"
 shift 2
 exec chroot "$lower/root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"
