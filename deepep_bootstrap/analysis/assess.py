@@ -61,7 +61,7 @@ class Assessment(Struct, frozen=True):
 def read_rules(texts: Mapping[str, str], site: Mapping[str, str], where: str) -> AssessmentRules:
     """Return the rules in the files of env/ (`texts` by relative path), with a site's own (`site`, texts by name; it
     need not have any) found at `where`. Trouble for one that cannot be read."""
-    causes = rules.load_causes(texts[rules.FILE], f"env/{rules.FILE}")
+    causes = rules.shipped_causes(texts)
     if site.get(CAUSES):
         causes = rules.join(causes, rules.load_causes(site[CAUSES], f"{where}/{CAUSES}", causes))
     own = site.get(reference_file.FILE, "")

@@ -129,7 +129,7 @@ HELP = {
     "start_timeout": "seconds to wait for the nodes (default 600; on Kubernetes start_minutes of the settings)",
     "logs": "logs, folders of logs (*.log, *.out), globs, or --logs=- for standard input",
     "log": "one more of them; may be given more than once",
-    "causes": "a file of causes of your own, in the form of env/rules/causes.toml",
+    "causes": "a file of causes of your own, in the form of env/rules/causes/*.toml",
     "action": "up, down or status",
     "shell": "bash, zsh or fish",
     "layer": "the lab's module system: lmod (default) or environment-modules",

@@ -25,10 +25,10 @@ LOOKS = ("deepep_bootstrap.lock", "deepep_bootstrap.plan", "deepep_bootstrap.pre
 @pytest.mark.parametrize(
     ("words", "never"),
     [
-        (["--list"], (*SSH, "rich", "tomllib", "ClusterShell", "deepep_bootstrap.inventory")),
-        (["plan", "--help"], (*SSH, "rich", "tomllib", "ClusterShell", "deepep_bootstrap.inventory")),
-        (["plan", "--hots=x"], (*SSH, "rich", "tomllib", "ClusterShell", "deepep_bootstrap.inventory")),
-        (["completion", "bash"], (*SSH, "rich", "tomllib", "ClusterShell", "deepep_bootstrap.inventory")),
+        (["--list"], (*SSH, "rich", "tomli", "ClusterShell", "deepep_bootstrap.inventory")),
+        (["plan", "--help"], (*SSH, "rich", "tomli", "ClusterShell", "deepep_bootstrap.inventory")),
+        (["plan", "--hots=x"], (*SSH, "rich", "tomli", "ClusterShell", "deepep_bootstrap.inventory")),
+        (["completion", "bash"], (*SSH, "rich", "tomli", "ClusterShell", "deepep_bootstrap.inventory")),
         (["version"], (*SSH, *OURS, "deepep_bootstrap.inventory.facts")),
         (["facts", "--hosts="], (*OURS, *LOOKS)),
         (["facts", "--hosts=no-such-host.invalid"], (*OURS, *LOOKS, "deepep_bootstrap.core.redact")),

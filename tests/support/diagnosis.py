@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis, Looked, conclude, look_at
-from deepep_bootstrap.analysis.diagnosis.rules import load_causes
+from deepep_bootstrap.analysis.diagnosis.rules import read_shipped_causes
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
 
@@ -33,8 +33,8 @@ YEARS = ("blind-2026", *OUTSIDER)
 SETS = ("known", "blind", *YEARS)
 """Sets of logs written without sight of the rules, each with an index.toml."""
 
-RULES = (ROOT / "env" / "rules" / "causes.toml").read_text(encoding="utf-8")
-BOOK = load_causes(RULES, "env/rules/causes.toml")
+RULES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "env" / "rules" / "causes").iterdir())}
+BOOK = read_shipped_causes(ROOT)
 SLUGS = dict.fromkeys(cause.slug for cause in BOOK.causes)
 
 

@@ -1,4 +1,4 @@
-"""Causes of a failure named from logs by the rules of causes.toml, the most likely one first."""
+"""Causes of a failure named from logs by the rules of env/rules/causes, the most likely one first."""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ def explained(outcomes: Iterable[Outcome], root: Path) -> tuple[Outcome, ...]:
     given = tuple(outcomes)
     if not any(outcome.state == "failed" for outcome in given):
         return given
-    where = root / "env" / rules.FILE
     try:
-        causes = rules.load_causes(where.read_text(encoding="utf-8"), str(where))
+        causes = rules.read_shipped_causes(root)
     except Trouble as trouble:
         # What failed is reported all the same; a fault in the rules is a remark beside it.
         return tuple(_longer(outcome, [f"no cause was looked for: {trouble}"]) for outcome in given)

@@ -1,4 +1,4 @@
-"""The rules of causes.toml, and their patterns: each knows words that its matches contain, so that most of a
+"""The rules of env/rules/causes, and their patterns: each knows words that its matches contain, so that most of a
 log is never looked at.
 
 A pattern that cannot be searched in time linear in the length of a log is refused: a repeated group, a
@@ -11,7 +11,8 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
@@ -36,6 +37,9 @@ over the end of a line."""
 REPEATED_GROUP = re.compile(r"(?<!\\)\)(?:[*+]|\{\d+,\})")
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
 QUANTIFIER = re.compile(r"[*+?]\??|\{(\d*),?\d*\}\??")
+PLAIN = re.compile(r"[^\\\[\](){}|.^$*+?]+(?![*+?{])")
+"""Letters that stand for themselves, each once."""
+
 OPTIONS = re.compile(r"\((?:\?(?:<?[=!]|:|P<\w+>|[aiLmsux-]+:))?")
 
 
@@ -62,7 +66,9 @@ def _compiled(source: str) -> re.Pattern[str]:
     try:
         return re.compile(source, re.IGNORECASE)
     except re.error as error:
-        raise Trouble(Problem(FILE, f"no regular expression: {error}", source, "one that compiles")) from None
+        raise Trouble(
+            Problem(f"env/{FOLDER}", f"no regular expression: {error}", source, "one that compiles")
+        ) from None
 
 
 def compile_pattern(source: str, *, everywhere: bool = True, tried: bool = True) -> Pattern:
@@ -113,6 +119,11 @@ class _Scanner:
         best: list[str] = [""]
         run = ""
         while at < len(self.source) and self.source[at] not in "|)":
+            letters = PLAIN.match(self.source, at)
+            if letters is not None:
+                run += letters[0].lower()
+                at = letters.end()
+                continue
             literal, words, at = self.item(at)
             quantifier, at = self.quantifier(at)
             if literal and quantifier == ONCE:
@@ -159,8 +170,8 @@ def _better(one: list[str], other: list[str]) -> list[str]:
     return other if min(map(len, other)) > min(map(len, one)) else one
 
 
-FILE = "rules/causes.toml"
-"""Below env/."""
+FOLDER = "rules/causes"
+"""Below env/: one file per subject, and those that say how logs are read."""
 
 KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
@@ -330,6 +341,11 @@ class CauseSet(Struct, frozen=True):
     general: tuple[GeneralCause, ...] = ()
     vocabulary: Vocabulary = Vocabulary({}, frozenset())
 
+    @property
+    def slugs(self) -> frozenset[str]:
+        """The names of all causes, and of what is said in general."""
+        return frozenset(cause.slug for cause in self.causes).union(each.slug for each in self.general)
+
     def within(self, sources: Set[str], causes: Set[int]) -> CauseSet:
         """Return the rules without the patterns that fit no line of some logs, given the sources of those whose words
         the logs have, and the places of the causes that such a pattern is a sign of."""
@@ -401,45 +417,81 @@ def threes(row: str) -> Iterator[str]:
 def load_causes(text: str, where: str, base: CauseSet | None = None) -> CauseSet:
     """Return the rules in `text`, the TOML that `where` names; Trouble with everything that is wrong with them.
     Their causes may hide those of `base` too."""
-    return _load(text, where, frozenset(cause.slug for cause in base.causes) if base else frozenset())
+    return _load(((where, text),), base.slugs if base else frozenset())
+
+
+def shipped_causes(texts: Mapping[str, str]) -> CauseSet:
+    """Return the rules that come with this program; `texts` are those of the files of env/ by path below it, and may
+    have others. Trouble with everything that is wrong with them."""
+    ours = sorted(path for path in texts if path.startswith(f"{FOLDER}/") and path.endswith(".toml"))
+    if not ours:
+        raise Trouble(Problem(f"env/{FOLDER}", "has no rules", wanted="one or more .toml files, as in a fresh clone"))
+    return _load(tuple((f"env/{path}", texts[path]) for path in ours), frozenset())
+
+
+def read_shipped_causes(root: Path) -> CauseSet:
+    """Return the rules in env/ below `root`; Trouble with a file that cannot be read."""
+    return shipped_causes({f"{FOLDER}/{path.name}": text_of(path) for path in (root / "env" / FOLDER).glob("*.toml")})
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file of rules; Trouble where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Trouble(Problem(str(path), f"cannot be read: {why}", wanted="a file of rules in TOML")) from None
 
 
 @functools.lru_cache(maxsize=8)
-def _load(text: str, where: str, others: frozenset[str]) -> CauseSet:
-    """Return the rules in `text`; `others` are causes beside them. Kept: whoever judges many runs asks for each."""
+def _load(files: tuple[tuple[str, str], ...], others: frozenset[str]) -> CauseSet:
+    """Return the rules in `files`, each where it is and its text; `others` are causes beside them. Kept: whoever judges
+    many runs asks for each."""
     problems: list[Problem] = []
-    top = Table(read_toml(text, where), where, problems)
-    causes = tuple(map(_cause, top.tables("cause")))
-    harmless = tuple(map(_harmless, top.tables("harmless")))
-    symptoms = tuple(map(_symptom, top.tables("symptom")))
-    origins = tuple(map(_origin, top.tables("origin")))
-    meanings = tuple(map(_meaning, top.tables("meaning")))
-    general = tuple(map(_general, top.tables("general")))
-    ending = top.inner("ending")
-    ends = Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending)))
-    ending.close()
-    top.close()
-    _compare_names(top, causes, general, others)
+    read: list[tuple[Table, CauseSet]] = []
+    for where, text in files:
+        top = Table(read_toml(text, where), where, problems)
+        read.append((top, _rules(top)))
+    _compare_names(read, others)
     if problems:
         raise Trouble(*problems)
-    return _with_vocabulary(CauseSet(causes, harmless, ends, symptoms, origins, meanings, general))
+    return _with_vocabulary(functools.reduce(_joined, (rules for _, rules in read)))
+
+
+def _rules(top: Table) -> CauseSet:
+    """Return the rules of one file."""
+    ending = top.inner("ending")
+    found = CauseSet(
+        tuple(map(_cause, top.tables("cause"))),
+        tuple(map(_harmless, top.tables("harmless"))),
+        Ending(*(_patterns(ending, each.name, everywhere=each.name not in ON_LINES) for each in fields(Ending))),
+        tuple(map(_symptom, top.tables("symptom"))),
+        tuple(map(_origin, top.tables("origin"))),
+        tuple(map(_meaning, top.tables("meaning"))),
+        tuple(map(_general, top.tables("general"))),
+    )
+    ending.close()
+    top.close()
+    return found
 
 
 def join(first: CauseSet, second: CauseSet) -> CauseSet:
     """Return the rules of both; a cause of the second replaces one of the same slug of the first."""
     replaced = {cause.slug for cause in second.causes}
     kept = tuple(cause for cause in first.causes if cause.slug not in replaced)
-    both = Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending)))
-    return _with_vocabulary(
-        CauseSet(
-            kept + second.causes,
-            first.harmless + second.harmless,
-            both,
-            first.symptoms + second.symptoms,
-            first.origins + second.origins,
-            first.meanings + second.meanings,
-            first.general + second.general,
-        )
+    return _with_vocabulary(_joined(replace(first, causes=kept), second))
+
+
+def _joined(first: CauseSet, second: CauseSet) -> CauseSet:
+    """Return the rules of both, without a vocabulary."""
+    return CauseSet(
+        first.causes + second.causes,
+        first.harmless + second.harmless,
+        Ending(*(getattr(first.ending, each.name) + getattr(second.ending, each.name) for each in fields(Ending))),
+        first.symptoms + second.symptoms,
+        first.origins + second.origins,
+        first.meanings + second.meanings,
+        first.general + second.general,
     )
 
 
@@ -567,7 +619,7 @@ def _patterns(table: Table, key: str, *, everywhere: bool = True) -> tuple[Patte
 
 def _made(table: Table, key: str, source: str, *, everywhere: bool = True) -> Iterator[Pattern]:
     # Compiling all of ours takes longer than looking through a log for them. Those of a user are tried now.
-    ours = table.where.partition(": ")[0].endswith(f"env/{FILE}")
+    ours = f"env/{FOLDER}/" in table.where.partition(": ")[0]
     try:
         yield compile_pattern(source, everywhere=everywhere, tried=not ours)
     except ValueError as error:
@@ -582,14 +634,16 @@ def _number(table: Table, key: str, least: float) -> float:
     return value
 
 
-def _compare_names(
-    top: Table, causes: tuple[Cause, ...], general: tuple[GeneralCause, ...], known: frozenset[str]
-) -> None:
-    """Note slugs that stand twice, and causes that hide one which is not there."""
-    slugs = [*(cause.slug for cause in causes), *(each.slug for each in general)]
-    for slug in dict.fromkeys(slug for slug in slugs if slugs.count(slug) > 1):
-        top.complain("cause", "two causes have the same slug", slug)
-    for cause in causes:
-        for slug in cause.hides:
-            if slug not in known.union(slugs):
-                top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)
+def _compare_names(read: Sequence[tuple[Table, CauseSet]], known: Set[str]) -> None:
+    """Note slugs that stand twice, in whatever files, and causes that hide one which is not there."""
+    there: set[str] = set()
+    for top, rules in read:
+        for slug in [*(cause.slug for cause in rules.causes), *(each.slug for each in rules.general)]:
+            if slug in there:
+                top.complain("cause", "two causes have the same slug", slug)
+            there.add(slug)
+    for top, rules in read:
+        for cause in rules.causes:
+            for slug in cause.hides:
+                if slug not in there and slug not in known:
+                    top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)

@@ -31,7 +31,7 @@ from deepep_bootstrap.analysis.results.model import Tested
 from deepep_bootstrap.analysis.results.read import read_logs
 from deepep_bootstrap.cli.logs import STDIN, Sought, names, read_log
 from deepep_bootstrap.core.console import Screen
-from deepep_bootstrap.core.errors import OK, VERDICT, Problem, Trouble
+from deepep_bootstrap.core.errors import OK, VERDICT
 from deepep_bootstrap.core.program import data_root
 from deepep_bootstrap.core.redact import scrub, secrets_of
 from deepep_bootstrap.core.text import number
@@ -99,18 +99,11 @@ def as_note(finding: Finding) -> Note:
 
 
 def read_rules(root: Path, more: str = "") -> CauseSet:
-    """Return the rules of env/rules/causes.toml, and those of a file of the user's own."""
-    known = rules.load_causes(text_of(root / "env" / rules.FILE), f"env/{rules.FILE}")
-    return rules.join(known, rules.load_causes(text_of(Path(os.path.expanduser(more))), more, known)) if more else known
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a file of rules."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise Trouble(Problem(str(path), f"cannot be read: {why}", wanted="a file of rules in TOML")) from None
+    """Return the rules of env/rules/causes, and those of a file of the user's own."""
+    known = rules.read_shipped_causes(root)
+    if not more:
+        return known
+    return rules.join(known, rules.load_causes(rules.text_of(Path(os.path.expanduser(more))), more, known))
 
 
 def without_secrets(found: Diagnosis) -> Diagnosis:

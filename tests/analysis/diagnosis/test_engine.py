@@ -32,7 +32,7 @@ from deepep_bootstrap.analysis.diagnosis.engine import (
     findings_of,
 )
 from deepep_bootstrap.analysis.diagnosis.log import Log
-from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes
+from deepep_bootstrap.analysis.diagnosis.rules import compile_pattern, join, load_causes, shipped_causes
 from deepep_bootstrap.cli.commands.diagnose import diagnose as verb
 from deepep_bootstrap.core.errors import OK, Trouble
 from deepep_bootstrap.core.outcome import Outcome
@@ -113,11 +113,27 @@ CODES = {"764216", "16384", "65536"}
 
 def test_every_shipped_pattern_can_be_used() -> None:
     """They are not tried when they are read; the same text under another name is."""
-    assert load_causes(RULES, "own.toml") == BOOK
+    own = [load_causes(text, name, BOOK) for name, text in RULES.items()]
+    assert functools.reduce(join, own) == BOOK
+
+
+def test_the_files_of_a_folder_are_one_set_of_rules() -> None:
+    """What is wrong between two files is told with the file that came second."""
+    hiding = MINIMAL.replace("a-cause", "b-cause").replace('source = "seen"', 'source = "seen"\nhides = ["a-cause"]')
+    both = shipped_causes(
+        {"rules/causes/a.toml": MINIMAL, "rules/causes/b.toml": hiding, "rules/passes.toml": "no TOML"}
+    )
+    assert [cause.slug for cause in both.causes] == ["a-cause", "b-cause"]
+    with pytest.raises(Trouble, match=r"env/rules/causes/b\.toml: cause: two causes have the same slug"):
+        shipped_causes({"rules/causes/a.toml": MINIMAL, "rules/causes/b.toml": MINIMAL})
+    with pytest.raises(Trouble, match=r"env/rules/causes/b\.toml: cause: b-cause hides a cause that is not there"):
+        shipped_causes({"rules/causes/b.toml": hiding})
+    with pytest.raises(Trouble, match="env/rules/causes: has no rules"):
+        shipped_causes({})
 
 
 def test_a_shipped_pattern_that_somebody_broke_is_told() -> None:
-    broken = load_causes(MINIMAL.replace("it broke in two", "it broke in (two"), "env/rules/causes.toml")
+    broken = load_causes(MINIMAL.replace("it broke in two", "it broke in (two"), "env/rules/causes/own.toml")
     with pytest.raises(Trouble, match="no regular expression"):
         diagnose({"log": "it broke in two\nsegmentation fault, it broke in two\n"}, broken)
 
@@ -141,7 +157,7 @@ def test_no_rule_fires_on_its_near_miss() -> None:
 
 
 def test_a_step_that_a_remedy_names_is_one() -> None:
-    named = set(re.findall(r"(?:\(|, )step ([a-z][a-z-]*)", RULES))
+    named = set(re.findall(r"(?:\(|, )step ([a-z][a-z-]*)", "".join(RULES.values())))
     assert named <= {*TITLES, "build-deps", "module-hook"}
     assert {"fabric-manager", "peer-memory", "doca-ofed", "build-deps"} <= named
 
@@ -590,8 +606,8 @@ def test_a_failed_step_is_explained_by_its_log(tmp_path: Path) -> None:
 
 
 def broken(folder: Path) -> Path:
-    (folder / "env" / "rules").mkdir(parents=True)
-    (folder / "env" / "rules" / "causes.toml").write_text("[[cause]]\n", encoding="utf-8")
+    (folder / "env" / "rules" / "causes").mkdir(parents=True)
+    (folder / "env" / "rules" / "causes" / "own.toml").write_text("[[cause]]\n", encoding="utf-8")
     return folder
 
 
