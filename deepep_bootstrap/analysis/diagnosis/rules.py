@@ -638,12 +638,14 @@ def _compare_names(read: Sequence[tuple[Table, CauseSet]], known: Set[str]) -> N
     """Note slugs that stand twice, in whatever files, and causes that hide one which is not there."""
     there: set[str] = set()
     for top, rules in read:
-        for slug in [*(cause.slug for cause in rules.causes), *(each.slug for each in rules.general)]:
+        slugs = [*(cause.slug for cause in rules.causes), *(each.slug for each in rules.general)]
+        for slug in slugs:
             if slug in there:
                 top.complain("cause", "two causes have the same slug", slug)
             there.add(slug)
+    everything = there | known
     for top, rules in read:
-        for cause in rules.causes:
-            for slug in cause.hides:
-                if slug not in there and slug not in known:
-                    top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)
+        hidden = [(cause.slug, slug) for cause in rules.causes for slug in cause.hides]
+        for hiding, slug in hidden:
+            if slug not in everything:
+                top.complain("cause", f"{hiding} hides a cause that is not there", slug)
