@@ -635,7 +635,7 @@ def _number(table: Table, key: str, least: float) -> float:
 
 
 def _compare_names(read: Sequence[tuple[Table, CauseSet]], known: Set[str]) -> None:
-    """Note slugs that stand twice, in whatever files, and causes that hide one which is not there."""
+    """Note slugs that stand twice, in whatever files, and causes that hide one which is in none of them."""
     there: set[str] = set()
     for top, rules in read:
         slugs = [*(cause.slug for cause in rules.causes), *(each.slug for each in rules.general)]
@@ -643,9 +643,13 @@ def _compare_names(read: Sequence[tuple[Table, CauseSet]], known: Set[str]) -> N
             if slug in there:
                 top.complain("cause", "two causes have the same slug", slug)
             there.add(slug)
-    everything = there | known
     for top, rules in read:
-        hidden = [(cause.slug, slug) for cause in rules.causes for slug in cause.hides]
-        for hiding, slug in hidden:
-            if slug not in everything:
-                top.complain("cause", f"{hiding} hides a cause that is not there", slug)
+        _compare_hidden(top, rules, there | known)
+
+
+def _compare_hidden(top: Table, rules: CauseSet, known: Set[str]) -> None:
+    """Note causes that hide one which is not there."""
+    for cause in rules.causes:
+        for slug in cause.hides:
+            if slug not in known:
+                top.complain("cause", f"{cause.slug} hides a cause that is not there", slug)
