@@ -1,5 +1,6 @@
 # make quick        the tests that start no process and open no socket: under a minute
-# make test         all tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
+# make test         the tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
+# make long         those that `make test` leaves out: minutes each of compilers and clusters, about what changes rarely
 # make hostile      every attack and every kill of tests/hostile, about 25 minutes; writes the table of faults into SECURITY.md
 # make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
@@ -19,8 +20,10 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || { sudo -n true 2>/dev/null && echo 'su
 # One package for `make test`, as a folder below tests, and more words for pytest.
 P :=
 PYTEST_ARGS :=
+test: CHOSEN := (not hostile or sample) and not long
+long: CHOSEN := long and not hostile
 
-.PHONY: quick test hostile check demo docs screenshots bench clean
+.PHONY: quick test long hostile check demo docs screenshots bench clean
 
 .venv/.ready: pyproject.toml tests/setup.sh
 	bash tests/setup.sh venv
@@ -36,10 +39,10 @@ quick: .venv/.ready
 # Three workers on two cores, since labs wait much. A file as a whole to one worker: what a module builds is built once. The files that
 # take longest come first (tests/support/order.py), and the many short ones fill the end. A worker that dies ends the run: the one that
 # would take its place gets no work of a file as a whole, and the run would wait for it for ever.
-test: .venv/.ready
+test long: .venv/.ready
 	bash tests/setup.sh test
 	$(COMPILE)
-	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not hostile or sample" $(PYTEST_ARGS) tests/$(P)
+	$(AS_ROOT) $(CURDIR)/$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "$(CHOSEN)" $(PYTEST_ARGS) tests/$(P)
 
 hostile: .venv/.ready
 	bash tests/setup.sh test
