@@ -26,11 +26,14 @@ from deepep_bootstrap.prefix import generations, history
 from deepep_bootstrap.prefix.contents import Generation, Holdings, StoreEntry, rollback_target
 from deepep_bootstrap.prefix.gc import Garbage, choose_garbage
 from deepep_bootstrap.prefix.generations import Content
+from deepep_bootstrap.remote.fleet import ConnectionPool
 from tests.support.build import (
     FAST,
+    HERE,
     ROOT,
     UNHURRIED,
     kill_group,
+    make_prefix,
     owner_text,
     run_bash,
     script,
@@ -71,13 +74,24 @@ def environment(prefix: Prefix, drop: str = "", entries: str = "", seen: str = "
     }
 
 
-@pytest.fixture
-def used(prefix: Prefix) -> Prefix:
-    """Two generations that share an entry, and an entry that nobody needs."""
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prefix of `used`, for its copies."""
+    fleet = ConnectionPool([HERE])
+    prefix = Prefix(make_prefix(tmp_path_factory.mktemp("once")), fleet)
     for name, needs in ((BASE, ()), (OLD, (BASE,)), (NEW, (BASE,)), (LOOSE, ())):
         prefix.entry(name, needs)
     prefix.offer(OLD)
     prefix.offer(NEW)
+    fleet.close()
+    return prefix.path
+
+
+@pytest.fixture
+def used(prefix: Prefix, made_once: Path) -> Prefix:
+    """Two generations that share an entry, and an entry that nobody needs."""
+    shutil.rmtree(prefix.path)
+    subprocess.run(["cp", "-a", made_once, prefix.path], check=True)
     return prefix
 
 
