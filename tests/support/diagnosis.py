@@ -26,6 +26,7 @@ OUTSIDER = (
     "outsider-2026-eighth",
     "outsider-2026-ninth",
     "outsider-2026-tenth",
+    "outsider-2026-eleventh",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
