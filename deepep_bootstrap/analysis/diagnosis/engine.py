@@ -21,6 +21,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
+from deepep_bootstrap.core.redact import scrub
 
 NEAR = 12
 """Lines on both sides of a sign in which its neighbour is looked for: about one traceback."""
@@ -215,12 +216,9 @@ def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: Cause
     found = next((each for each in rules.general if each.fits(line.text, frame)), None)
     if found is None:
         return ()
+    title, fix = found.told(scrub(line.text))
     source = "the program's own words"
-    return (
-        Finding(
-            found.slug, found.title, found.confidence, (line,), found.why, found.fix, source, found.checks, general=True
-        ),
-    )
+    return (Finding(found.slug, title, found.confidence, (line,), found.why, fix, source, found.checks, general=True),)
 
 
 def _roots(ranked: Sequence[_Found], found: Sequence[_Found], ending: Ending) -> list[tuple[int, Hit]]:
@@ -246,6 +244,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     findings = [
         {
             "cause": finding.cause,
+            "title": finding.title,
             "confidence": round(finding.confidence, 2),
             "evidence": _lines(finding.evidence, several=several),
             "why": finding.why,

@@ -21,6 +21,12 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.toml import NAME, SOME, Table, ValueForm
 from deepep_bootstrap.core.toml import load_toml as read_toml
 
+WHAT = "{what}"
+"""Stands in a title for the object that a line names."""
+
+WHAT_MOST = 120
+"""Characters of that object in a title: a path or a sentence is known by them."""
+
 GENERAL_MOST = 0.7
 """The most that may be believed of what a first error says by itself: it tells what went wrong, not why."""
 
@@ -42,6 +48,9 @@ PLAIN = re.compile(r"[^\\\[\](){}|.^$*+?]+(?![*+?{])")
 
 OPTIONS = re.compile(r"\((?:\?(?:<?[=!]|:|P<\w+>|[aiLmsux-]+:))?")
 
+
+GROUP = re.compile(r"(?<!\\)\((?!\?)")
+"""The beginning of a group whose text can be asked for."""
 
 ONCE, REPEATED, OPTIONAL = "once", "repeated", "optional"
 """How often an item of a pattern occurs in a match: repeated is once or more."""
@@ -288,9 +297,19 @@ class Meaning(Struct, frozen=True):
     words: str
 
 
+class NamedKind(Struct, frozen=True):
+    """How a general kind is told where its line names the object: `find` has one group, which stands for {what} in
+    `title`. `fix`: what mends this one; "" where the kind's own says it."""
+
+    find: Pattern
+    title: str
+    fix: str = ""
+
+
 class GeneralCause(Struct, frozen=True):
     """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
-    nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in."""
+    nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in.
+    The first of `named` that fits the line tells it with its object."""
 
     slug: str
     title: str
@@ -301,6 +320,17 @@ class GeneralCause(Struct, frozen=True):
     checks: str
     never: tuple[Pattern, ...] = ()
     frame: tuple[Pattern, ...] = ()
+    named: tuple[NamedKind, ...] = ()
+
+    def told(self, line: str) -> tuple[str, str]:
+        """Return the title and the fix for a line of this kind, with the object that the line names."""
+        for each in self.named:
+            found = each.find.regex.search(line)
+            what = " ".join((found[1] or "").split()) if found else ""
+            if what:
+                shown = what if len(what) <= WHAT_MOST else f"{what[: WHAT_MOST - 1]}…"
+                return each.title.replace(WHAT, shown), each.fix or self.fix
+        return self.title, self.fix
 
     def fits(self, line: str, frame: str = "") -> bool:
         """Return whether a line is of this kind, raised in `frame` ("" where no traceback stands above it)."""
@@ -592,9 +622,22 @@ def _general(table: Table) -> GeneralCause:
         table.take("checks", str, ""),
         _patterns(table, "never", everywhere=False),
         _patterns(table, "frame", everywhere=False),
+        tuple(map(_named, table.tables("named"))),
     )
     if found.confidence > GENERAL_MOST:
         table.complain("confidence", "is out of range", str(found.confidence), f"{GENERAL_MOST} at most")
+    table.close()
+    return found
+
+
+def _named(table: Table) -> NamedKind:
+    found = NamedKind(
+        next(_pattern(table, "find", everywhere=False), NOTHING), table.text("title", SOME), table.take("fix", str, "")
+    )
+    if WHAT not in found.title:
+        table.complain("title", f"does not say {WHAT}", found.title, f"a title with {WHAT}, the object of the line")
+    if len(GROUP.findall(found.find.source)) != 1 and found.find is not NOTHING:
+        table.complain("find", "needs one group, the object of the line", found.find.source, "one (…); others as (?:…)")
     table.close()
     return found
 

@@ -114,7 +114,10 @@ def without_secrets(found: Diagnosis) -> Diagnosis:
         return tuple(replace(each, text=scrub(each.text, secrets)) for each in evidence)
 
     return Diagnosis(
-        tuple(replace(finding, evidence=cleaned(finding.evidence)) for finding in found.findings),
+        tuple(
+            replace(finding, title=scrub(finding.title, secrets), evidence=cleaned(finding.evidence))
+            for finding in found.findings
+        ),
         tuple(replace(note, evidence=cleaned(note.evidence)) for note in found.notes),
         scrubbed(found.first, lambda text: scrub(text, secrets)) if found.first else None,
     )

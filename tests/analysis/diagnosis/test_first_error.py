@@ -13,6 +13,7 @@ import pytest
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
 from deepep_bootstrap.analysis.diagnosis.rules import load_causes
+from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
 from tests.support.diagnosis import A_CAUSE, BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
 from tests.support.paths import ROOT
@@ -491,6 +492,61 @@ def test_what_a_first_error_says_by_itself_is_named_where_no_cause_is_known(kind
 @pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in GENERAL for line in GENERAL[kind]["near"]])
 def test_a_line_without_such_words_is_of_no_kind(kind: str, line: str) -> None:
     assert general_of(line, GENERAL[kind].get("frame", "")) == []
+
+
+NAMED = load_toml((CASES / "named.toml").read_text(encoding="utf-8"), "named.toml")
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_the_object_that_a_line_names_is_told_with_its_kind(kind: str) -> None:
+    for line, title in NAMED[kind].items():
+        assert general_of(line, "/vllm/" if kind == "program-parts-differ" else "") == [kind], line
+        assert next(each for each in BOOK.general if each.slug == kind).told(line)[0] == title
+
+
+def test_each_way_of_telling_a_kind_has_a_line() -> None:
+    for kind in BOOK.general:
+        lines = list(NAMED.get(kind.slug, {}))
+        first = [next((each for each in kind.named if each.find.regex.search(line)), None) for line in lines]
+        assert [each.title for each in kind.named if each not in first] == []
+
+
+def test_an_object_is_told_short_on_one_line_and_without_secrets() -> None:
+    def told(line: str) -> str:
+        (finding,) = diagnose({"log": f"{line}\n"}, BOOK).findings
+        assert finding.general
+        return finding.title
+
+    long = told("RuntimeError: Check failed: " + "count > " * 90)
+    assert long.endswith(" count >…")
+    assert len(long) < 220
+    secret = told("RuntimeError: Check failed: odd://me:hunter2@host == 3 with password=hunter2")
+    assert "odd://" in secret
+    assert "hunter2" not in secret
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("{what} is odd", "it is odd"), r"general\[1\]\.named\[1\]\.title: does not say \{what\}"),
+        (("odd (\\w+)", "odd \\w+"), r"general\[1\]\.named\[1\]\.find: needs one group"),
+        (("odd (\\w+)", "(odd) (\\w+)"), r"general\[1\]\.named\[1\]\.find: needs one group"),
+    ],
+)
+def test_a_rule_that_names_no_object_is_refused(change: tuple[str, str], message: str) -> None:
+    rule = """
+[[general]]
+slug = "a-kind"
+title = "t"
+confidence = 0.5
+find = ['odd']
+why = "w"
+fix = "f"
+named = [{ find = 'odd (\\w+)', title = "{what} is odd" }]
+"""
+    assert load_causes(rule, "own.toml").general[0].told("an odd case") == ("case is odd", "f")
+    with pytest.raises(Trouble, match=message):
+        load_causes(rule.replace(*change), "own.toml")
 
 
 RAISED = """1: Traceback (most recent call last):
