@@ -340,6 +340,10 @@ def choose_gib(profile: Profile, facts: Mapping[str, Facts]) -> tuple[str, tuple
     return GIB, tuple(notes)
 
 
+OF_V1 = "DeepEP V1 between nodes"
+"""In a note: it means nothing to V2."""
+
+
 def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
     """Yield which hosts have GPUs that DeepEP cannot use as they are: not eight, or not all joined by NVLink."""
     counts: dict[int, list[str]] = {}
@@ -350,7 +354,7 @@ def gpu_notes(facts: Mapping[str, Facts]) -> Iterator[str]:
         if pairs := missing_peers(seen):
             links.setdefault(", ".join(f"{one}-{other}" for one, other in pairs), []).append(host)
     for count, hosts in counts.items():
-        yield f"{_fold(hosts)}: {count} GPU{'s' * (count > 1)}; DeepEP V1 between nodes wants {GPUS_PER_NODE} in each"
+        yield f"{_fold(hosts)}: {count} GPU{'s' * (count > 1)}; {OF_V1} wants {GPUS_PER_NODE} in each"
     for text, hosts in links.items():
         yield f"{_fold(hosts)}: no NVLink between GPUs {text}: DeepEP needs it between all GPUs of a node"
 
@@ -413,8 +417,8 @@ def adapt(derived: Derived) -> Derived:
 
     V2 reads no map from GPU to NIC; it asks one NIC for its speed, mlx5_0 unless told. Its test chooses service level 1
     where none is set, so that the level of the profile (0 without one) is said to the test and to everybody else alike.
-    Without a NIC it stops unless NCCL's device side is switched off; a test on one node needs none. Its look at the
-    NCCL of the process stays on.
+    Nodes with other than eight GPUs are as good to it: notes on what V1 wants go. Without a NIC it stops unless
+    NCCL's device side is switched off; a test on one node needs none. Its look at the NCCL of the process stays on.
     """
     environment = {**_named(derived.environment), CHECK_OFF: ""}
     if derived.profile == SINGLE:
@@ -424,7 +428,8 @@ def adapt(derived: Derived) -> Derived:
         environment = {**dict.fromkeys(LEVELS, level), **environment}
     by_host = {node: _named(values) for node, values in derived.by_host.items()}
     by_kind = {**derived.by_kind, INTRANODE: {**derived.by_kind.get(INTRANODE, {}), GIN_OFF: "1"}}
-    return replace(derived, environment=environment, by_host=by_host, by_kind=by_kind)
+    notes = tuple(note for note in derived.notes if OF_V1 not in note)
+    return replace(derived, environment=environment, by_host=by_host, by_kind=by_kind, notes=notes)
 
 
 def _named(values: Mapping[str, str]) -> dict[str, str]:

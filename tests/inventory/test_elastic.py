@@ -47,3 +47,8 @@ def test_hosts_that_differ_keep_their_own_nic() -> None:
 def test_without_a_nic_the_device_side_of_nccl_is_off() -> None:
     environment = network_env.adapt(Derived("single-node", "", {}, ("9.0",))).environment
     assert environment == {"EP_DISABLE_GIN": "1", "EP_SUPPRESS_NCCL_CHECK": ""}
+
+
+def test_what_v1_wants_of_nodes_is_no_remark() -> None:
+    notes = ("n1: 4 GPUs; DeepEP V1 between nodes wants 8 in each", "n1: no NVLink between GPUs 0-1: DeepEP needs it")
+    assert network_env.adapt(Derived("roce", "", {}, ("9.0",), notes=notes)).notes == notes[1:]

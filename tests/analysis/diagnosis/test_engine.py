@@ -683,7 +683,7 @@ def test_the_verb(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert (done.returncode, document["verb"], document["exit"], document["errors"]) == (0, "diagnose", 0, [])
     (finding,) = document["findings"]
-    assert set(finding) == {"cause", "confidence", "evidence", "why", "fix", "source", "general"}
+    assert set(finding) == {"cause", "title", "confidence", "evidence", "why", "fix", "source", "general"}
     assert finding["evidence"] == [{"line": 1, "text": "token=[removed] it broke in two"}]
     shown = invoke("--logs=-", stdin=read(CASES / "failing" / "mpi-not-found.log"))
     assert shown.returncode == 0
