@@ -339,8 +339,12 @@ class _Follower:
             shutil.rmtree(self._test.folder)
             return
         self._write_files()
-        stopped = run_folder.Judgement(run_folder.RunVerdict.STOPPED, "whoever followed it was stopped")
-        (self._test.folder / run_folder.VERDICT).write_text(run_folder.judgement_text(stopped), encoding="utf-8")
+        self._judge(run_folder.RunVerdict.STOPPED, "whoever followed it was stopped")
+
+    def _judge(self, verdict: run_folder.RunVerdict, why: str) -> None:
+        """Write the verdict on a run that nobody judges by its figures."""
+        text = run_folder.judgement_text(run_folder.Judgement(verdict, why))
+        (self._test.folder / run_folder.VERDICT).write_text(text, encoding="utf-8")
 
     def ran(self, end: _End, seconds: float, problems: list[Problem]) -> Ran:
         """Return how it went, and write the rest of the folder."""
@@ -351,7 +355,12 @@ class _Follower:
             facts, faults = self._write_files(code)
             problems = [*faults, *problems]
             self._note({"ended": str(int(time.time())), "code": str(code)})
-        elif not self._logs:
+        elif self._logs:
+            # Some pods started and others never did: what those printed is kept, with the reason.
+            facts, faults = self._write_files()
+            problems = [*faults, *problems]
+            self._judge(run_folder.RunVerdict.FAILED, end.ending)
+        else:
             shutil.rmtree(self._test.folder)
         nodes = fold(log.node for log in self._logs.values()) if self._logs else "no node"
         where = f"{self._run.name} on {nodes}"
@@ -360,7 +369,7 @@ class _Follower:
             detail += f". Try: {end.remedy}"
         title = f"{self._test.kind.name} test"
         state = "failed" if end.code else "done"
-        log = str(self._test.folder / "job.log") if began else ""
+        log = str(self._test.folder / "job.log") if self._logs else ""
         place = str(self._test.folder) if began else ""
         outcome = Outcome(title, self._run.cluster.context, state, detail, seconds, end.code, log)
         last = tuple(self._last_output()) if end.state == HUNG else ()

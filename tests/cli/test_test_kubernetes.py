@@ -122,6 +122,31 @@ def test_one_that_never_starts_has_a_reason_and_no_folder(
     assert not left(api)
 
 
+def test_one_of_which_some_pods_start_leaves_what_these_said_and_the_reason(
+    live: tuple[LiveApi, Cluster, Path], tmp_path: Path
+) -> None:
+    api, cluster, file = live
+
+    def start(pod: Object, node: str, say: Callable[..., None]) -> Scripted:
+        return Scripted([f"{node} waits for its peer"], None, say)
+
+    def pull(node: str, image: str) -> str:
+        return has_no_image(node, image) if node == NODES[1] else ""
+
+    with at_work(Emulated(api, cluster, NODES, start, pull, LABELS)):
+        found = document(file, tmp_path)
+    assert (found["exit"], found["outcome"]["state"]) == (TROUBLE, "failed")
+    assert "1 of 2 pods wait: the image is not there (" in found["outcome"]["detail"]
+    (folder,) = (tmp_path / "state/deepep-bootstrap/tests").iterdir()
+    assert found["outcome"]["log"] == str(folder / "job.log")
+    assert f"{NODES[0]} waits for its peer" in (folder / f"node-0-{NODES[0]}.log").read_text()
+    argv = [sys.executable, "-m", "invoke", "report", str(folder), "--json"]
+    told = json.loads(subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
+    assert told["verdict"] == "failed"
+    assert "the image is not there" in told["why"]
+    assert not left(api)
+
+
 def test_an_interrupt_takes_away_what_it_made_and_nothing_else(
     live: tuple[LiveApi, Cluster, Path], tmp_path: Path
 ) -> None:
