@@ -228,6 +228,24 @@ def test_all_failures_at_once_and_nothing_written(server: Server, path: Path, ru
     assert f"{path}: not written, because not every pin could be renewed" in out
 
 
+TOOLKIT = """
+[toolkit.cuda-13_2]
+version = "13.2.86"
+wheels.x86_64 = [
+  { name = "nvidia-cuda-nvcc", version = "13.2.86", index = "own", file = "nvidia_cuda_nvcc-13.2.86-py3-none-any.whl", hash = "sha256-qSRPMgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", size = 1 },
+]
+"""
+
+
+def test_compilers_are_left_and_said_to_be(path: Path, run: Any) -> None:
+    path.write_text(path.read_text() + TOOLKIT, encoding="utf-8")
+    code, out, err = run(update="all")
+    assert (code, err) == (OK, "")
+    hand = 'renewed by hand, see "The compiler that comes along" in docs/lock.md'
+    assert f"left    toolkit.cuda-13_2 of 13.2.86: {hand}" in " ".join(out.split("\n")), out
+    assert refused(run, path, update="toolkit.cuda-13_2") == f"--update: this pin is {hand} — found toolkit.cuda-13_2"
+
+
 def test_a_substitution_that_no_longer_fits(server: Server, path: Path, run: Any) -> None:
     server.point("refs/heads/main", commit(server.engine, [server.commits["three"]], {"a.txt": "other\n"}, 8))
     assert refused(run, path, update="engine", ref="main") == (

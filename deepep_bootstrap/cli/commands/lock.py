@@ -198,6 +198,8 @@ def renew(work: _Work, pin: str, request: PinRequest) -> int:
             _replace(path, text, new)
     for problem in problems:
         work.screen.problem(problem)
+    if pin == EVERY and (left := _by_hand(work.lock)):
+        work.screen.say(f"left    {', '.join(f'{name} of {of}' for name, of in left.items())}: {BY_HAND}")
     _sum_up(work, new != text, bool(problems))
     code = TROUBLE if problems else OK
     changes = [*map(change_json, renewed.sources), *map(image_json, renewed.images)]
@@ -296,6 +298,16 @@ def _contradictions(check: bool, update: str, request: PinRequest) -> list[Probl
     return problems
 
 
+BY_HAND = 'renewed by hand, see "The compiler that comes along" in docs/lock.md'
+
+
+def _by_hand(lock: Lock) -> dict[str, str]:
+    """Return the pins that no update renews, with the version or time that each is of: a compiler is changed together
+    with what its kernels were tried with."""
+    toolkits = {f"toolkit.{name}": toolkit.version for name, toolkit in lock.toolkits.items()}
+    return toolkits | {f"compiler.{name}": compiler.at for name, compiler in lock.compilers.items()}
+
+
 def _names(work: _Work, pin: str) -> list[str]:
     resolvable = [name for name in work.stacks if work.lock.stacks[name].asked.python]
     names = [*work.lock.sources, *([PYTHON] if resolvable else [])]
@@ -309,6 +321,8 @@ def _names(work: _Work, pin: str) -> list[str]:
             )
         )
     names += [f"{IMAGE}{name}" for name in work.lock.images]
+    if pin in _by_hand(work.lock):
+        raise Trouble(Problem("--update", f"this pin is {BY_HAND}", pin))
     if pin not in names:
         near = get_close_matches(pin, names, 1)
         remedy = f"--update={near[0]}" if near else ""
