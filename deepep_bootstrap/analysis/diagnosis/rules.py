@@ -326,7 +326,7 @@ class GeneralCause(Struct, frozen=True):
         """Return the title and the fix for a line of this kind, with the object that the line names."""
         for each in self.named:
             found = each.find.regex.search(line)
-            what = " ".join((found[1] or "").split()) if found else ""
+            what = " ".join((found[1] or "").split()).rstrip(" :,;") if found else ""
             if what:
                 shown = what if len(what) <= WHAT_MOST else f"{what[: WHAT_MOST - 1]}…"
                 return each.title.replace(WHAT, shown), each.fix or self.fix
