@@ -298,10 +298,10 @@ class Meaning(Struct, frozen=True):
 
 
 class NamedKind(Struct, frozen=True):
-    """How a general kind is told where its line names the object: `find` has one group, which stands for {what} in
-    `title`. `fix`: what mends this one; "" where the kind's own says it."""
+    """How a general kind is told where its line names the object: each of `find` has one group, which stands for {what}
+    in `title`. `fix`: what mends this one; "" where the kind's own says it."""
 
-    find: Pattern
+    find: tuple[Pattern, ...]
     title: str
     fix: str = ""
 
@@ -324,12 +324,13 @@ class GeneralCause(Struct, frozen=True):
 
     def told(self, line: str) -> tuple[str, str]:
         """Return the title and the fix for a line of this kind, with the object that the line names."""
-        for each in self.named:
-            found = each.find.regex.search(line)
-            what = " ".join((found[1] or "").split()).rstrip(" :,;") if found else ""
-            if what:
-                shown = what if len(what) <= WHAT_MOST else f"{what[: WHAT_MOST - 1]}…"
-                return each.title.replace(WHAT, shown), each.fix or self.fix
+        for form in self.named:
+            for pattern in form.find:
+                found = pattern.regex.search(line)
+                what = " ".join((found[1] or "").split()).rstrip(" :,;") if found else ""
+                if what:
+                    shown = what if len(what) <= WHAT_MOST else f"{what[: WHAT_MOST - 1]}…"
+                    return form.title.replace(WHAT, shown), form.fix or self.fix
         return self.title, self.fix
 
     def fits(self, line: str, frame: str = "") -> bool:
@@ -631,13 +632,14 @@ def _general(table: Table) -> GeneralCause:
 
 
 def _named(table: Table) -> NamedKind:
-    found = NamedKind(
-        next(_pattern(table, "find", everywhere=False), NOTHING), table.text("title", SOME), table.take("fix", str, "")
-    )
+    found = NamedKind(_patterns(table, "find", everywhere=False), table.text("title", SOME), table.take("fix", str, ""))
     if WHAT not in found.title:
         table.complain("title", f"does not say {WHAT}", found.title, f"a title with {WHAT}, the object of the line")
-    if len(GROUP.findall(found.find.source)) != 1 and found.find is not NOTHING:
-        table.complain("find", "needs one group, the object of the line", found.find.source, "one (…); others as (?:…)")
+    for pattern in found.find:
+        if len(GROUP.findall(pattern.source)) != 1:
+            table.complain(
+                "find", "needs one group, the object of the line", pattern.source, "one (…); others as (?:…)"
+            )
     table.close()
     return found
 

@@ -507,8 +507,9 @@ def test_the_object_that_a_line_names_is_told_with_its_kind(kind: str) -> None:
 def test_each_way_of_telling_a_kind_has_a_line() -> None:
     for kind in BOOK.general:
         lines = list(NAMED.get(kind.slug, {}))
-        first = [next((each for each in kind.named if each.find.regex.search(line)), None) for line in lines]
-        assert [each.title for each in kind.named if each not in first] == []
+        forms = [pattern for each in kind.named for pattern in each.find]
+        first = [next((pattern for pattern in forms if pattern.regex.search(line)), None) for line in lines]
+        assert [pattern.source for pattern in forms if pattern not in first] == []
 
 
 def test_an_object_is_told_short_on_one_line_and_without_secrets() -> None:
@@ -542,7 +543,7 @@ confidence = 0.5
 find = ['odd']
 why = "w"
 fix = "f"
-named = [{ find = 'odd (\\w+)', title = "{what} is odd" }]
+named = [{ find = ['odd (\\w+)'], title = "{what} is odd" }]
 """
     assert load_causes(rule, "own.toml").general[0].told("an odd case") == ("case is odd", "f")
     with pytest.raises(Trouble, match=message):
