@@ -27,6 +27,12 @@ WHAT = "{what}"
 WHAT_MOST = 120
 """Characters of that object in a title: a path or a sentence is known by them."""
 
+SOURCE_LINE = re.compile(r"\S+:\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN |(?:\[[\w./-]+:\d+\]|[\w.-]+:\d+\])\s*")
+"""The process and the place in its source before a message, as NCCL and loggers of Python and C++ print them."""
+
+FOLDERS = re.compile(r"(?<![\w:/.-])/(?:[\w.+-]+/){2,}(?=[\w.+-])")
+"""The folders of a path, of which the last name says enough in a title."""
+
 GENERAL_MOST = 0.7
 """The most that may be believed of what a first error says by itself: it tells what went wrong, not why."""
 
@@ -306,6 +312,12 @@ class NamedKind(Struct, frozen=True):
     fix: str = ""
 
 
+def _shown(text: str) -> str:
+    """Return text as a title shows it: on one line, and not long."""
+    words = " ".join(text.split()).rstrip(" :,;")
+    return words if len(words) <= WHAT_MOST else f"{words[: WHAT_MOST - 1]}…"
+
+
 class GeneralCause(Struct, frozen=True):
     """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
     nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in.
@@ -323,15 +335,14 @@ class GeneralCause(Struct, frozen=True):
     named: tuple[NamedKind, ...] = ()
 
     def told(self, line: str) -> tuple[str, str]:
-        """Return the title and the fix for a line of this kind, with the object that the line names."""
+        """Return the title and the fix for a line of this kind: with the object that the line names, or else with what
+        the line says."""
         for form in self.named:
             for pattern in form.find:
                 found = pattern.regex.search(line)
-                what = " ".join((found[1] or "").split()).rstrip(" :,;") if found else ""
-                if what:
-                    shown = what if len(what) <= WHAT_MOST else f"{what[: WHAT_MOST - 1]}…"
-                    return form.title.replace(WHAT, shown), form.fix or self.fix
-        return self.title, self.fix
+                if found and (what := _shown(found[1] or "")):
+                    return form.title.replace(WHAT, what), form.fix or self.fix
+        return f"{self.title}: {_shown(FOLDERS.sub('', SOURCE_LINE.sub('', line)))}", self.fix
 
     def fits(self, line: str, frame: str = "") -> bool:
         """Return whether a line is of this kind, raised in `frame` ("" where no traceback stands above it)."""
