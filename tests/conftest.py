@@ -104,8 +104,10 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ):
         patch.delenv(name, raising=False)
     patch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    # A job in the background of a script starts with ^C ignored, and would hand that down to every program under test.
+    # A job in the background of a script starts with ^C ignored, and one of nohup without SIGHUP: both would be handed down
+    # to every program under test, and a shell cannot take back what it started with.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield home
     patch.undo()
 
