@@ -43,6 +43,10 @@ class Fault(Struct, frozen=True):
     fix: str
 
 
+TAKES = {"test": ("--hosts=", "--limit=", "--prefix=", "--stack=")}
+"""The flags of a verb that does not take all of those that `bootstrap` was given: what is tested has been built."""
+
+
 class Case(Struct, frozen=True):
     """What the hosts are looked at for. `link` is the link layer of the profile ("" for a single node), `handler`
     who rings the NICs' doorbells, `offered` whether the prefix offers the stack already, `bootstrap` the command
@@ -71,8 +75,13 @@ class Case(Struct, frozen=True):
     """Known defects of the stack as the prefix offers it."""
 
     def command(self, verb: str) -> str:
-        """Return the command that calls another verb for the same hosts."""
-        return self.bootstrap.replace("invoke bootstrap", f"invoke {verb}", 1)
+        """Return the command that calls another verb for the same hosts, with the flags of `bootstrap` that it
+        takes."""
+        command = self.bootstrap.replace("invoke bootstrap", f"invoke {verb}", 1)
+        if verb not in TAKES:
+            return command
+        words = shlex.split(command)
+        return shlex.join(word for word in words if not word.startswith("--") or word.startswith(TAKES[verb]))
 
     def with_stack(self, stack: str) -> str:
         """Return the command that prepares the same hosts for another stack."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap.reboot import drained
 from deepep_bootstrap.cli import examination
 from deepep_bootstrap.cli.commands import doctor as verb
+from deepep_bootstrap.cli.verbs import as_flag, declared
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.doctor import examine, gpu, user, user_view
@@ -362,7 +364,19 @@ def test_the_advice_is_for_the_same_hosts() -> None:
     facts, _, _ = cluster(read(FILES["well-ethernet"]))
     case = examine.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command)
     assert case.command("doctor") == f"invoke doctor {words}"
+    assert case.command("test") == "invoke test '--hosts=my hosts.txt' '--limit=n[001-002]' --stack=v1-cu13"
     assert case.with_stack("v1") == f"invoke bootstrap {words.replace('--stack=v1-cu13 ', '')} --stack=v1"
+
+
+def test_a_verb_takes_every_flag_that_it_is_advised_with() -> None:
+    flags = Flags(ROOT, "hosts", "n001", lock="l", stack="s", prefix="/p", python="/y", nccl="own", mirror=("/m",))
+    facts, _, _ = cluster(read(FILES["well-ethernet"]))
+    case = examine.case_of(request("defaults prefix=/p\nn001\nn002\n"), facts, command_for(flags))
+    for name in ("bootstrap", "doctor", "plan", "test"):
+        taken = {as_flag(parameter.name) for parameter in declared(name).parameters}
+        advised = {word.partition("=")[0] for word in shlex.split(case.command(name))[2:]}
+        assert advised
+        assert advised <= taken, name
 
 
 # Which stacks the hosts are judged by.
