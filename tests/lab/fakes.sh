@@ -28,60 +28,87 @@ fake_modules() {
   show_modules
 }
 
+# Folders and links are made all at once: hosts boot four hundred times in a run of the tests, and each has a hundred of them.
+declare -a FOLDERS LINKS
+
+make_folders_and_links() { # FOLDERS, then LINKS (target, link, target, link …)
+  mkdir -p "${FOLDERS[@]}"
+  perl -e 'while (my ($target, $link) = splice @ARGV, 0, 2) { symlink $target, $link or die "$link: $!\n" }' "${LINKS[@]}"
+  FOLDERS=() LINKS=()
+}
+
 # Eight PCI switches, each with one GPU and one RDMA device below it, four to a socket. The real devices are hidden.
 fake_pci_devices() { # <gpus>
   local -r gpus=$1 pci=sys/bus/pci/devices
-  local i bridge device driver=''
+  local i bridge nic gpu driver=''
   if is_loaded nvidia; then driver=nvidia; fi
   mount -t tmpfs -o mode=755 tmpfs "$pci"
-  mkdir -p "$pci/.drivers/mlx5_core" "$pci/.drivers/nvidia"
+  FOLDERS+=("$pci/.drivers/mlx5_core" "$pci/.drivers/nvidia")
   for ((i = 0; i < 8; i++)); do
     printf -v bridge 'pci0000:%x0/0000:%x0:01.0/0000:%x1:00.0' $((i + 1)) $((i + 1)) $((i + 1))
-    printf -v device '0000:%x2:00.0' $((i + 1))
-    fake_pci_device "$pci" "$bridge/$device" 0x15b3 0x020700 $((i / 4)) mlx5_core
-    printf -v device '0000:%x3:00.0' $((i + 1))
-    if ((i < gpus)); then fake_pci_device "$pci" "$bridge/$device" 0x10de 0x030200 $((i / 4)) "$driver"; fi
+    printf -v nic '0000:%x2:00.0' $((i + 1))
+    printf -v gpu '0000:%x3:00.0' $((i + 1))
+    fake_pci_device "$bridge/$nic" mlx5_core
+    if ((i < gpus)); then fake_pci_device "$bridge/$gpu" "$driver"; fi
+  done
+  make_folders_and_links
+  for ((i = 0; i < 8; i++)); do
+    printf -v nic '0000:%x2:00.0' $((i + 1))
+    printf -v gpu '0000:%x3:00.0' $((i + 1))
+    describe_pci_device "$pci/$nic" 0x15b3 0x020700 $((i / 4))
+    if ((i < gpus)); then describe_pci_device "$pci/$gpu" 0x10de 0x030200 $((i / 4)); fi
   done
 }
 
-fake_pci_device() { # <pci folder> <path> <vendor> <class> <numa node> <driver>
-  local -r pci=$1 path=$2 vendor=$3 class=$4 numa=$5 driver=$6
-  mkdir -p "$pci/$path"
-  echo "$vendor" >"$pci/$path/vendor"
-  echo "$class" >"$pci/$path/class"
-  echo "$numa" >"$pci/$path/numa_node"
-  if [[ -n $driver ]]; then ln -s "/$pci/.drivers/$driver" "$pci/$path/driver"; fi
-  ln -s "$path" "$pci/${path##*/}"
+fake_pci_device() { # <path> <driver>
+  local -r pci=sys/bus/pci/devices path=$1 driver=$2
+  FOLDERS+=("$pci/$path")
+  if [[ -n $driver ]]; then LINKS+=("/$pci/.drivers/$driver" "$pci/$path/driver"); fi
+  LINKS+=("$path" "$pci/${path##*/}")
+}
+
+describe_pci_device() { # <folder> <vendor> <class> <numa node>
+  echo "$2" >"$1/vendor"
+  echo "$3" >"$1/class"
+  echo "$4" >"$1/numa_node"
 }
 
 fake_infiniband() {
-  local class i device label
-  # sysfs takes no new folders either: cover sys/class and bind the real classes back in.
-  mkdir -p run/classes
-  mount --rbind sys/class run/classes
+  local -r count=$(fake_value rdma_devices 8)
+  local -a labels
+  local i label device
+  # sysfs takes no new folders either: cover sys/class. Of the real classes a host is asked for that of its network.
+  mkdir run/net
+  mount --bind sys/class/net run/net
   mount -t tmpfs -o mode=755 tmpfs sys/class
-  for class in run/classes/*/; do
-    class=${class%/}
-    mkdir "sys/class/${class##*/}"
-    mount --bind "$class" "sys/class/${class##*/}"
-  done
-  umount -l run/classes
-  rmdir run/classes
-  for ((i = 0; i < $(fake_value rdma_devices 8); i++)); do
-    printf -v device '/sys/bus/pci/devices/0000:%x2:00.0' $((i + 1))
+  mkdir sys/class/net
+  mount --move run/net sys/class/net
+  rmdir run/net
+  if ! ((count)); then return; fi
+  for ((i = 0; i < count; i++)); do
     label=mlx5_$i
     # rdma-core's rule for the inbox driver: RoCE, and the number of the PCI bus in decimal.
     if ! has_ofed; then label=rocep$((16 * (i + 1) + 2))s0; fi
-    fake_rdma_device "sys/class/infiniband/$label" "$i" "$device"
+    labels+=("$label")
+    printf -v device '/sys/bus/pci/devices/pci0000:%x0/0000:%x0:01.0/0000:%x1:00.0/0000:%x2:00.0' $((i + 1)) $((i + 1)) $((i + 1)) $((i + 1))
+    place_rdma_device "sys/class/infiniband/$label" "$device"
   done
+  make_folders_and_links
+  for ((i = 0; i < count; i++)); do describe_rdma_device "sys/class/infiniband/${labels[i]}" "$i"; done
+  # Tests of plain users let them count, too.
+  chmod a+w sys/class/infiniband/*/ports/1/counters/*
 }
 
-fake_rdma_device() { # <folder> <index> <pci device>
-  local -r folder=$1 index=$2 device=$3 port=$1/ports/1
+place_rdma_device() { # <folder> <pci device>
+  local -r port=$1/ports/1
+  FOLDERS+=("$port/gids" "$port/gid_attrs/types" "$port/gid_attrs/ndevs" "$port/counters")
+  LINKS+=("$2" "$1/device")
+}
+
+describe_rdma_device() { # <folder> <index>
+  local -r folder=$1 index=$2 port=$1/ports/1
   local link=InfiniBand
   if [[ -e run/lab/fake/rdma_inbox ]]; then link=Ethernet; fi
-  mkdir -p "$port/gids" "$port/gid_attrs/types" "$port/gid_attrs/ndevs" "$port/counters"
-  ln -s "$(readlink -m ".$device" | sed "s|^$PWD||")" "$folder/device"
   fake_value rdma_firmware 28.43.2026 >"$folder/fw_ver"
   echo "MT_0000000838" >"$folder/board_id"
   fake_value rdma_link_layer "$link" >"$port/link_layer"
@@ -91,9 +118,8 @@ fake_rdma_device() { # <folder> <index> <pci device>
   printf 'fe80:0000:0000:0000:a088:c203:00%02x:%04x\n' "$index" "0x${NAME//[!0-9]/}" >"$port/gids/0"
   fake_value rdma_gid_type 'IB/RoCE v1' >"$port/gid_attrs/types/0"
   fake_value rdma_netdev "ib$index" >"$port/gid_attrs/ndevs/0"
-  # Tests of plain users let them count, too.
-  for counter in port_xmit_data port_rcv_data; do echo 0 >"$port/counters/$counter"; done
-  chmod a+w "$port"/counters/*
+  echo 0 >"$port/counters/port_xmit_data"
+  echo 0 >"$port/counters/port_rcv_data"
 }
 
 fake_gpu_node() {

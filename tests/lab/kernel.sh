@@ -28,55 +28,72 @@ has_ofed() {
   [[ ! -e run/lab/fake/rdma_inbox ]] || is_installed 'doca-ofed.*' usr/share/doca-ofed/installed
 }
 
+# The options of nvidia.ko as modprobe knows them, on one line each.
+nvidia_options() {
+  if [[ -e run/lab/fake/forget_options ]]; then return; fi
+  chroot . /bin/bash -c 'exec -a modprobe /bin/kmod -c' | grep '^options nvidia ' || true # there are none
+}
+
 # The text of an option as modprobe would hand it to nvidia.ko: of several the last one counts. The kernel takes the quotes away.
-nvidia_option() { # <name> <default>
+nvidia_option() { # <options> <name> <default>
   local value=''
-  if [[ ! -e run/lab/fake/forget_options ]]; then
-    value=$(chroot . /bin/bash -c 'exec -a modprobe /bin/kmod -c' | grep '^options nvidia ' | grep -oP "\bNVreg_$1=\K(\"[^\"]*\"|\S*)" | tail -n 1 || true) # no such option
+  if [[ $1 == *NVreg_$2=* ]]; then
+    value=$(grep -oP "\bNVreg_$2=\K(\"[^\"]*\"|\S*)" <<<"$1" | tail -n 1 || true) # one whose name ends alike
   fi
   value=${value//\"/}
-  echo "${value:-$2}"
+  echo "${value:-$3}"
 }
 
 show_nvidia_driver() {
   local kind='NVIDIA UNIX Open Kernel Module for x86_64'
-  local device
-  for device in $(seq --format 'dev/nvidia%.0f' 0 $(($(fake_value gpus 8) - 1))) dev/nvidiactl dev/nvidia-uvm; do
+  local device index options
+  local -a devices=(dev/nvidiactl dev/nvidia-uvm)
+  for ((index = $(fake_value gpus 8) - 1; index >= 0; index--)); do devices+=("dev/nvidia$index"); done
+  for device in "${devices[@]}"; do
     if [[ ! -e $device ]]; then mknod -m 666 "$device" c 1 3; fi
   done
+  options=$(nvidia_options)
   if [[ $(fake_value driver_kind open) != open ]]; then kind='NVIDIA UNIX x86_64 Kernel Module'; fi
   mkdir -p proc/driver/nvidia
-  fake_value params "EnableStreamMemOPs: $(nvidia_option EnableStreamMemOPs 0)
-RegistryDwords: \"$(nvidia_option RegistryDwords '')\"
+  fake_value params "EnableStreamMemOPs: $(nvidia_option "$options" EnableStreamMemOPs 0)
+RegistryDwords: \"$(nvidia_option "$options" RegistryDwords '')\"
 RegistryDwordsPerDevice: \"\"" >proc/driver/nvidia/params
   echo "NVRM version: $kind  $(fake_value driver 580.95.05)  lab" >proc/driver/nvidia/version
 }
 
+# A host boots four hundred times in a run of the tests, so these start no processes; users_of leaves its answer in REPLY.
+
 is_loaded() { # <module>
-  grep -qx "$1" run/modules.loaded
+  local -a loaded
+  mapfile -t loaded <run/modules.loaded
+  [[ " ${loaded[*]} " == *" $1 "* ]]
 }
 
 users_of() { # <module>: the loaded modules that need it, separated by commas
-  local user users=''
+  local user
+  REPLY=''
   for user in ${NEEDED_BY[$1]:-}; do
-    if is_loaded "$user"; then users+=${users:+,}$user; fi
+    if is_loaded "$user"; then REPLY+=${REPLY:+,}$user; fi
   done
-  echo "$users"
 }
 
 # /sys/module and the text of /proc/modules, from the names in run/modules.loaded.
 show_modules() {
   local module users count
+  local -a loaded each
+  mapfile -t loaded <run/modules.loaded
   rm -rf sys/module/*
-  while read -r module; do
-    users=$(users_of "$module")
-    count=$(wc -w <<<"${users//,/ }")
+  if ((${#loaded[@]})); then mkdir -p "${loaded[@]/#/sys/module/}"; fi
+  for module in ${loaded[@]+"${loaded[@]}"}; do
+    users_of "$module"
+    users=$REPLY
+    IFS=, read -r -a each <<<"$users"
+    count=${#each[@]}
     if [[ $module == nvidia* && -s run/lab/fake/compute_apps ]]; then count=$((count + 1)); fi
-    mkdir -p "sys/module/$module"
     echo "$count" >"sys/module/$module/refcnt"
     if [[ $module == nvidia* ]]; then fake_value driver 580.95.05 >"sys/module/$module/version"; fi
     echo "$module 65536 $count ${users:--}${users:+,} Live 0x0000000000000000"
-  done <run/modules.loaded >run/modules
+  done >run/modules
 }
 
 load_module() { # <module>: it and what it needs, as far as the host has them; fails for one that it does not have
