@@ -2,12 +2,21 @@
 # shellcheck disable=SC2154  # the variables are those of facts.sh
 # A part of the fact script: GPUs, kernel modules, driver parameters, RDMA devices. facts.sh has the helpers and the call.
 
-locate() { # DEVICE LINK: sets `path` (below /sys/devices) and `numa`
-    path=; [ -e "$1" ] && path=$(readlink -f "$1") && path=${path#"$root"/sys/devices/}
+follow() { # LINK…: where each leads, one a line, / for one that is not there. One process for all: a node has dozens
+    for link; do
+        [ -e "$link" ] || link=/
+        set -- "$@" "$link"; shift
+    done
+    [ $# -eq 0 ] || readlink -f "$@"
+}
+locate() { # DEVICE-LINK: sets `path` (below /sys/devices), of the next line of `follow` on 3, and `numa`
+    IFS= read -r path <&3; path=${path#"$root"/sys/devices/}
+    [ "$path" != / ] || path=
     first_line "$1/numa_node"; numa=${value:--1}
 }
 pci_address() { # nvidia-smi writes the domain with 8 digits and capitals, sysfs with 4 and small letters
-    pci=$(printf '%s' "${1# }" | tr A-F a-f); pci=${pci#0000}
+    pci=${1# }; case $pci in *[A-F]*) pci=$(printf '%s' "$pci" | tr A-F a-f) ;; esac
+    pci=${pci#0000}
 }
 
 probe_gpus() { # the driver may need many seconds to wake eight GPUs when no persistence daemon runs
@@ -15,11 +24,20 @@ probe_gpus() { # the driver may need many seconds to wake eight GPUs when no per
     gpus=$(ask_gpus 30 --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id --format=csv,noheader,nounits)
     code=${gpus##*code=}; gpus=${gpus%%"$newline"code=*}; gpus=${gpus%"$newline"}
     [ "$code" = 0 ] || { put gpu_problem "nvidia-smi ends with code $code: $gpus"; return 0; }
+    set --
+    while IFS=, read -r _ _ _ _ _ pci; do
+        [ -n "$pci" ] && pci_address "$pci" && set -- "$@" "$root/sys/bus/pci/devices/$pci"
+    done <<GPUS
+$gpus
+GPUS
+    paths=$(follow "$@")
     printf '%s\n' "$gpus" | while IFS=, read -r index name memory capability driver pci; do
         [ -n "$pci" ] || { put gpu_problem "$index"; continue; }
         pci_address "$pci"; locate "$root/sys/bus/pci/devices/$pci"
         put gpu "$index" "${name# }" "${memory# }" "${capability# }" "${driver# }" "$pci" "$path" "$numa"
-    done
+    done 3<<PATHS
+$paths
+PATHS
 }
 probe_gpu_processes() {
     ask_gpus 30 --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
@@ -37,16 +55,22 @@ probe_kernel() {
     put gdrdrv "$(there "$root/dev/gdrdrv")"
 }
 probe_fabric() { # by kernel driver: the names of RDMA devices say nothing certain
+    set --
+    for device in "$root"/sys/class/infiniband/*; do
+        [ -d "$device/ports" ] && set -- "$@" "$device/device/driver" "$device/device"
+    done
+    paths=$(follow "$@")
     for device in "$root"/sys/class/infiniband/*; do
         [ -d "$device/ports" ] || continue
-        name=${device##*/}; driver=
-        [ -e "$device/device/driver" ] && driver=$(readlink -f "$device/device/driver")
+        name=${device##*/}; IFS= read -r driver <&3
         locate "$device/device"; first_line "$device/fw_ver"
         put rdma "$name" "${driver##*/}" "$path" "$numa" "$value"
         # In a virtual machine a virtual function has no physical one beside it, and is the NIC.
         [ -e "$device/device/physfn" ] && put rdma_virtual "$name"
         for port in "$device"/ports/*; do probe_port; done
-    done
+    done 3<<PATHS
+$paths
+PATHS
 }
 probe_port() { # of `name` and `port`: mlx5 shows 256 GIDs, nearly all of them zero
     number=${port##*/}
