@@ -133,6 +133,7 @@ def test_examples_have_exactly_the_keys_that_the_program_prints(engine: Engine) 
         text=True,
         check=True,
     )
+    engine.use_built(without="deepep")
     printed = {"lab": json.loads(lab.stdout), "plan": engine.json("plan"), "bootstrap": engine.json("bootstrap")}
     printed |= {verb: engine.json(verb) for verb in ("doctor", "facts", "verify", "env")}
     printed["test"] = engine.json("test", "--kind=intranode")

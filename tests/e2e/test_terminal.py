@@ -185,6 +185,9 @@ def with_password(as_keeper: Engine) -> Engine:
 
 
 def test_the_password_of_sudo_is_asked_once_and_with_yes_nothing_else(with_password: Engine) -> None:
+    with_password.use_built(without="deepep")
+    given = with_password.lab.nsenter("n001", f"chown -R builder: {with_password.prefix}")
+    assert given.returncode == 0, given.stderr
     terminal = Terminal(with_password, "bootstrap", "--yes", "--sudo-password-prompt", term="dumb")
     terminal.expect("sudo password on the hosts: ")
     terminal.child.send("open-sesame\r")
