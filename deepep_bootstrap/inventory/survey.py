@@ -145,7 +145,7 @@ def gather_one(flags: Flags, transport: Transport, host: Host, prefix: str) -> F
 
 def _fact_job(flags: Flags, prefix: str) -> Job:
     script = facts_script(read_tree(flags.root / "recipes"))
-    return Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT, anywhere=True, look=True)
+    return Job(script, args=(prefix, flags.python), timeout=FACTS_TIMEOUT, anywhere=True, look=True, interpreter="sh")
 
 
 def _facts_in(reply: Reply | Trouble) -> Facts:

@@ -254,7 +254,7 @@ class Secret:
 
 
 def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: str = "") -> bytes:
-    """Return `script` as bash text with its environment and arguments set in front of it; `folder` is put at the end
+    """Return `script` for a shell, with its environment and arguments set in front of it; `folder` is put at the end
     of PATH."""
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
@@ -266,11 +266,21 @@ def compose(script: str, args: Sequence[str], env: Mapping[str, str], folder: st
     return "\n".join([*lines, f"set -- {shlex.join(args)}".rstrip(), script, ""]).encode()
 
 
-def payload(body: bytes, *, user: str = "", password: str = "", watched: bool = False, merge: bool = False) -> bytes:
-    """Return what the loader reads from stdin to run `body`: as `user` when given, with `password` for sudo when it
-    asks."""
+def payload(
+    body: bytes,
+    *,
+    user: str = "",
+    password: str = "",
+    watched: bool = False,
+    merge: bool = False,
+    interpreter: str = "bash",
+) -> bytes:
+    """Return what the loader reads from stdin to run `body` with `interpreter`: as `user` when given, with `password`
+    for sudo when it asks."""
     mark = MARK.decode().rstrip()
-    settings = f"size={len(body)} watched={int(watched)} merge={int(merge)} mark={shlex.quote(mark)}"
+    settings = (
+        f"size={len(body)} watched={int(watched)} merge={int(merge)} interpreter={interpreter} mark={shlex.quote(mark)}"
+    )
     keep = _frame(settings + KEEP) + body
     if not user:
         return keep

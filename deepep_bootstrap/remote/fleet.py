@@ -177,7 +177,7 @@ class ConnectionPool:
         """Return what the loader reads on standard input to run `job` on `host`, without the password of sudo."""
         folder, env = self._places.get(host.name, ("", {}))
         body = channel.compose(job.script, job.args, {**env, **job.env}, folder)
-        return channel.payload(body, user=job.user, merge=job.merge)
+        return channel.payload(body, user=job.user, merge=job.merge, interpreter=job.interpreter)
 
     def openssh(self, host: Host) -> tuple[str, ...]:
         """Return the words that start OpenSSH's client to log in on `host` as our sessions do, a command to follow.
@@ -360,6 +360,7 @@ class ConnectionPool:
             password=password.reveal() if password else "",
             watched=job.watched,
             merge=job.merge,
+            interpreter=job.interpreter,
         )
         wire = self._wire(host, watched=job.watched)
         self._wires.add(wire)

@@ -5,7 +5,7 @@ library of SSH.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -22,6 +22,9 @@ logs can stand from each of 64 hosts."""
 
 class Job(Struct, frozen=True):
     """A script for one host: bash text, its arguments and environment, who runs it, and how it ends.
+
+    `interpreter` is what runs it: "bash", or "sh" for a text that every POSIX shell understands. Where sh is a small
+    one (dash on Debian and Ubuntu), a script that starts hundreds of processes takes a third less of the processor.
 
     `user` is "" for the connection's own user, "root", or another user's name. `watched` keeps stdin open under a
     watcher that ends the script's process group when the control machine goes away; use it for anything that can
@@ -48,6 +51,7 @@ class Job(Struct, frozen=True):
     log: bool = False
     anywhere: bool = False
     look: bool = False
+    interpreter: Literal["bash", "sh"] = "bash"
 
     @property
     def log_stream(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def test_what_goes_to_a_host_is_as_recorded() -> None:
 
 def started(data: bytes) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["sh", "-c", channel.COMMAND], input=data, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_script_is_run_by_the_interpreter_that_it_is_for(watched: bool) -> None:
+    body = channel.compose('echo "${BASH_VERSION:+bash}"; readlink /proc/$$/exe', (), {})
+    shells = {
+        name: started(channel.payload(body, interpreter=name, watched=watched)).stdout.split()[-2:]
+        for name in ("bash", "sh")
+    }
+    programs = {name: os.fsencode(os.path.realpath(shutil.which(name) or "")) for name in shells}
+    assert {name: words[-1] for name, words in shells.items()} == programs
+    assert shells["bash"][0] == b"bash"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20])

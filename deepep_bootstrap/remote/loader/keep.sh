@@ -1,8 +1,9 @@
 #!/bin/sh
-# Receive a script of known length, run it with bash, and end everything that it started when the controller is gone.
+# Receive a script of known length, run it, and end everything that it started when the controller is gone.
 #
 # What follows the first empty line is sent, in front of it one line that sets: size (bytes of the script), watched (1: end the script
-# when standard input ends), merge (1: standard error goes to standard output), mark (a line written to both before the script starts).
+# when standard input ends), interpreter (what runs it), merge (1: standard error goes to standard output), mark (a line written to both
+# before the script starts).
 # shellcheck disable=SC2154,SC2329 # that line is not in this file; `forget` is called by a trap
 
 # What tools say is read: they speak one language, whatever the account's locale is.
@@ -48,11 +49,11 @@ printf '%s\n' "$mark"
 printf '%s\n' "$mark" >&2
 [ "$merge" = 0 ] || exec 2>&1
 if [ "$watched" = 0 ]; then
-  bash "$job"
+  "$interpreter" "$job"
   exit
 fi
 exec 3<&0 </dev/null
-setsid bash "$job" 3<&- &
+setsid "$interpreter" "$job" 3<&- &
 child=$!
 (
   trap - EXIT PIPE
