@@ -34,10 +34,16 @@ def started(data: bytes) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_script_is_run_by_the_interpreter_that_it_is_for(watched: bool) -> None:
     body = channel.compose('echo "${BASH_VERSION:+bash}"; readlink /proc/$$/exe', (), {})
-    shells = {
-        name: started(channel.payload(body, interpreter=name, watched=watched)).stdout.split()[-2:]
-        for name in ("bash", "sh")
-    }
+    shells = {}
+    for name in ("bash", "sh"):
+        data = channel.payload(body, interpreter=name, watched=watched)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(["sh", "-c", channel.COMMAND], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as run:
+            assert run.stdin
+            assert run.stdout
+            run.stdin.write(data)
+            run.stdin.flush()  # and left open: the end of it would end a watched script
+            shells[name] = run.stdout.read().split()[-2:]
     programs = {name: os.fsencode(os.path.realpath(shutil.which(name) or "")) for name in shells}
     assert {name: words[-1] for name, words in shells.items()} == programs
     assert shells["bash"][0] == b"bash"
