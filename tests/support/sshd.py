@@ -157,6 +157,8 @@ PidFile {folder}/pid
 AuthorizedKeysFile {folder}/authorized_keys
 StrictModes no
 UsePAM no
+# Like a shell inside of another one: bash then reads no ~/.bashrc, which is that of whoever runs the tests.
+SetEnv SHLVL=1
 UseDNS no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
