@@ -24,6 +24,7 @@ from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import number
 from deepep_bootstrap.prefix.test_kinds import KINDS
 from tests.support.paths import ROOT
+from tests.support.verbs import run_verb
 
 
 def invoke(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -127,12 +128,12 @@ def test_help_into_a_pipe_that_closes_is_silent() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_flags_are_one_line_or_one_document(argv: list[str], message: str) -> None:
-    done = invoke(*argv)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{message}\n")
-    documented = invoke(*argv, "--json")
-    document = json.loads(documented.stdout)
-    assert (documented.stderr, document["verb"], document["exit"], len(document["errors"])) == ("", argv[0], 1, 1)
+def test_bad_flags_are_one_line_or_one_document(argv: list[str], message: str, tmp_path: Path) -> None:
+    done = run_verb(argv, tmp_path)
+    assert (done.code, done.out, done.err) == (1, b"", f"{message}\n".encode())
+    documented = run_verb([*argv, "--json"], tmp_path)
+    document = json.loads(documented.out)
+    assert (documented.err, document["verb"], document["exit"], len(document["errors"])) == (b"", argv[0], 1, 1)
 
 
 @pytest.mark.usefixtures("programs")
@@ -206,14 +207,14 @@ def test_words_that_fit_no_verb_are_said_in_our_form(words: str, said: str) -> N
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("mirror", ["nonsense", "=", "https://example.invalid/=/not/there", "index:pypi=/not/there"])
-def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str) -> None:
+def test_plan_refuses_a_bad_mirror_like_bootstrap(mirror: str, tmp_path: Path) -> None:
     ends = [
-        invoke(verb, "--hosts=hosts/local.txt", f"--mirror={mirror}", *more)
+        run_verb([verb, "--hosts=hosts/local.txt", f"--mirror={mirror}", *more], tmp_path)
         for verb, more in (("plan", ()), ("bootstrap", ("--dry-run",)))
     ]
-    assert ends[0].returncode == 1
-    assert "--mirror" in ends[0].stderr
-    assert ends[0].stderr == ends[1].stderr
+    assert ends[0].code == 1
+    assert b"--mirror" in ends[0].err
+    assert ends[0].err == ends[1].err
 
 
 def test_a_verb_gets_its_own_flags_and_the_common_ones(monkeypatch: pytest.MonkeyPatch) -> None:
