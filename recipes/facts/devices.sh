@@ -9,8 +9,11 @@ follow() { # LINK…: where each leads, one a line, / for one that is not there.
     done
     [ $# -eq 0 ] || readlink -f "$@"
 }
-locate() { # DEVICE-LINK: sets `path` (below /sys/devices), of the next line of `follow` on 3, and `numa`
-    IFS= read -r path <&3; path=${path#"$root"/sys/devices/}
+next_path() { # sets `path`: the next line of `paths`. No here-document: older shells need room in /tmp for each
+    path=${paths%%"$newline"*}; paths=${paths#*"$newline"}
+}
+locate() { # DEVICE-LINK: sets `path` (below /sys/devices), from `paths`, and `numa`
+    next_path; path=${path#"$root"/sys/devices/}
     [ "$path" != / ] || path=
     first_line "$1/numa_node"; numa=${value:--1}
 }
@@ -24,20 +27,16 @@ probe_gpus() { # the driver may need many seconds to wake eight GPUs when no per
     gpus=$(ask_gpus 30 --query-gpu=index,name,memory.total,compute_cap,driver_version,pci.bus_id --format=csv,noheader,nounits)
     code=${gpus##*code=}; gpus=${gpus%%"$newline"code=*}; gpus=${gpus%"$newline"}
     [ "$code" = 0 ] || { put gpu_problem "nvidia-smi ends with code $code: $gpus"; return 0; }
-    set --
-    while IFS=, read -r _ _ _ _ _ pci; do
-        [ -n "$pci" ] && pci_address "$pci" && set -- "$@" "$root/sys/bus/pci/devices/$pci"
-    done <<GPUS
-$gpus
-GPUS
-    paths=$(follow "$@")
+    paths=$(printf '%s\n' "$gpus" | { set --
+        while IFS=, read -r _ _ _ _ _ pci; do
+            [ -n "$pci" ] && pci_address "$pci" && set -- "$@" "$root/sys/bus/pci/devices/$pci"
+        done
+        follow "$@"; })
     printf '%s\n' "$gpus" | while IFS=, read -r index name memory capability driver pci; do
         [ -n "$pci" ] || { put gpu_problem "$index"; continue; }
         pci_address "$pci"; locate "$root/sys/bus/pci/devices/$pci"
         put gpu "$index" "${name# }" "${memory# }" "${capability# }" "${driver# }" "$pci" "$path" "$numa"
-    done 3<<PATHS
-$paths
-PATHS
+    done
 }
 probe_gpu_processes() {
     ask_gpus 30 --query-compute-apps=gpu_bus_id,pid --format=csv,noheader | while IFS=, read -r pci pid || [ -n "$pci" ]; do
@@ -60,17 +59,15 @@ probe_fabric() { # by kernel driver: the names of RDMA devices say nothing certa
         [ -d "$device/ports" ] && set -- "$@" "$device/device/driver" "$device/device"
     done
     paths=$(follow "$@")
-    for device in "$root"/sys/class/infiniband/*; do
-        [ -d "$device/ports" ] || continue
-        name=${device##*/}; IFS= read -r driver <&3
+    while [ $# -gt 0 ]; do
+        device=${2%/device}; shift 2
+        name=${device##*/}; next_path; driver=${path##*/}
         locate "$device/device"; first_line "$device/fw_ver"
-        put rdma "$name" "${driver##*/}" "$path" "$numa" "$value"
+        put rdma "$name" "$driver" "$path" "$numa" "$value"
         # In a virtual machine a virtual function has no physical one beside it, and is the NIC.
         [ -e "$device/device/physfn" ] && put rdma_virtual "$name"
         for port in "$device"/ports/*; do probe_port; done
-    done 3<<PATHS
-$paths
-PATHS
+    done
 }
 probe_port() { # of `name` and `port`: mlx5 shows 256 GIDs, nearly all of them zero
     number=${port##*/}
