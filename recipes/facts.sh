@@ -22,7 +22,7 @@ limit() { limit_s=$1; shift; if command -v timeout >/dev/null; then timeout -k 1
 ask_gpus() { # SECONDS ARGUMENT…: what nvidia-smi answers, then a line code=N. Where the driver hangs, not even KILL ends nvidia-smi, and it
     # keeps its output open for ever: so it is not its end that is waited for, but that of a reader which can be ended.
     ask_s=$1; shift
-    { limit "$ask_s" env ${smi_libraries:+"LD_LIBRARY_PATH=$smi_libraries"} nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
+    { limit "$ask_s" ${smi_libraries:+env "LD_LIBRARY_PATH=$smi_libraries"} nvidia-smi "$@"; printf '\ncode=%s\n' "$?"; } | limit $((ask_s + 2)) cat || printf '\ncode=124\n'
 }
 first_line() { value=; [ -r "$1" ] && IFS= read -r value <"$1"; }
 ask() { # NAME SECONDS COMMAND…: sets `answer`. What does not end in time, or is killed, is asked once more with twice the time; then NAME
@@ -49,7 +49,7 @@ probe_system() {
     (ID=; VERSION_ID=; PRETTY_NAME=; [ -r "$root/etc/os-release" ] && . "$root/etc/os-release"
      put os_id "$ID"; put os_version "$VERSION_ID"; put os_name "$PRETTY_NAME")
     put kernel "$kernel"; put machine "$machine"; put hostname "$(uname -n)"
-    put user "$(id -un)"; put uid "$(id -u)"; put cpus "$(unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc || getconf _NPROCESSORS_ONLN)"
+    put user "$me_called"; put uid "$me"; put cpus "$(unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc || getconf _NPROCESSORS_ONLN)"
     first_line "$root/proc/sys/kernel/random/boot_id"; put boot_id "$value"
     value=$(grep -m 1 '^model name' "$root/proc/cpuinfo"); put cpu_model "${value#*: }"
     value=$(getconf GNU_LIBC_VERSION); put glibc "${value#* }"
@@ -93,7 +93,7 @@ main() {
     python=${2:-}
     # An environment often brings its own cmake and ninja; they serve where the system has none. Builds look there too.
     case $python in /*) PATH=$PATH:${python%/*} ;; esac
-    kernel=$(uname -r); machine=$(uname -m)
+    kernel=$(uname -r); machine=$(uname -m); me=$(id -u); me_called=$(id -un)
     put facts 1
     find_managed
     # shellcheck disable=SC2034  # facts/cluster.sh reads it

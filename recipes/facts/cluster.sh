@@ -4,13 +4,14 @@
 
 # One login shell a run, with a clean environment: what a user finds after logging in. In single quotes: the login shell expands it.
 # shellcheck disable=SC2016
-login_questions='version=; [ -z "$(type -t module)" ] || version=$(module --version 2>&1 | grep -o "[0-9][0-9.]*[0-9]" | head -n 1)
+login_questions='version=
+[ -z "$(type -t module)" ] || version=${LMOD_VERSION:-$(module --version 2>&1 | grep -o "[0-9][0-9.]*[0-9]" | head -n 1)}
 printf "\n@facts|%s|%s|%s|%s\n@slurm|%s|%s\n" "${LMOD_PKG:-${LMOD_CMD%/libexec/*}}" "${MODULESHOME:-}" "$version" "${MODULEPATH:-}" \
     "$(command -v sinfo)" "${SLURM_CONF:-}"'
 probe_modules() {
     lines=
     shell=$(command -v bash) && {
-        ask login-shell 10 env -i HOME="${HOME:-/}" USER="$(id -un)" LOGNAME="$(id -un)" TERM=dumb \
+        ask login-shell 10 env -i HOME="${HOME:-/}" USER="$me_called" LOGNAME="$me_called" TERM=dumb \
             PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$shell" -lc "$login_questions"
         lines=$(printf '%s\n' "$answer" | grep -E '^@(facts|slurm)\|')
     }
@@ -52,7 +53,7 @@ files_of() { # NAME: those of `daemons` with this name
 find_own() { # NAME: the daemon of this host itself, as a folder of /proc: not one in a container, nor what another user tries
     case $daemons in *":$1"*) ;; *) return 0 ;; esac
     files_of "$1" | while IFS= read -r file; do
-        awk -v me="$(id -u)" '$1 == "Uid:" { own = $2 == 0 || $2 == me } $1 == "NSpid:" { inner = NF > 2 } END { exit !own || inner }' \
+        awk -v me="$me" '$1 == "Uid:" { own = $2 == 0 || $2 == me } $1 == "NSpid:" { inner = NF > 2 } END { exit !own || inner }' \
             "${file%comm}status" && echo "${file%/comm}" && break
     done
 }

@@ -161,7 +161,7 @@ probe_flow_control_of() { # DEVICE INTERFACE; the register can be read by root a
     for word in $(limit 5 dcb pfc show dev "$2" prio-pfc); do
         case $word in [0-7]:on) digits=${digits}1 ;; [0-7]:off) digits=${digits}0 ;; esac
     done
-    if [ "$(id -u)" = 0 ] && command -v mlxreg >/dev/null; then
+    if [ "$me" = 0 ] && command -v mlxreg >/dev/null; then
         pci=$(readlink -f "$root/sys/class/infiniband/$1/device")
         forced=$(limit 5 mlxreg -d "${pci##*/}" --reg_name ROCE_ACCL --get |
             sed -n 's/^adaptive_routing_forced_en *| *0x0*\([01]\) *$/\1/p')
