@@ -301,11 +301,12 @@ def heat(grid: Grid) -> Table:
     """Return a sweep as a table with a background by value; the best value has a star."""
     made = Table(box=None, padding=0, header_style="dim", pad_edge=False)
     made.add_column("", justify="right", min_width=6)
+    made.add_column("", width=1)  # a space at the end of the row's name would be cut off
     for column in grid.columns:
         made.add_column(str(column), justify="right", min_width=7)
     low, high = grid.span
     for number, row in enumerate(grid.rows):
-        made.add_row(Text(f"{row} ", style="dim"), *_cells(grid, number, (low, high)))
+        made.add_row(Text(str(row), style="dim"), "", *_cells(grid, number, (low, high)))
     return made
 
 

@@ -158,6 +158,17 @@ def test_a_terminal_that_has_no_blocks_and_a_narrow_one() -> None:
         assert max(map(len, tables)) <= width
 
 
+@pytest.mark.parametrize("best", [0.0123, 8.25, 153.0])
+def test_the_name_of_a_row_stands_apart_from_its_first_value(best: float, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = model.Grid(
+        "combine, RDMA", "", "RDMA chunk", "NVL chunk", (8, 128), (1, 2), ((best, 0.0), (None, best)), best=(8, 1)
+    )
+    Screen("report").show(terminal.heat(grid))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "8", "128"]
+    assert float(rows[1][1].rstrip("*")) == best
+
+
 def test_passwords_and_tokens_are_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     shutil.copytree(RUNS / "failed", folder)
