@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.console import Screen
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import digest
@@ -54,9 +55,8 @@ def keep(path: Path, earlier: EarlierRuns) -> None:
     """Write what is to be kept; where nothing can be written, nothing is."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_bytes(msgspec.json.encode(earlier))
-        beside.replace(path)
+        with whole_file(path) as file:
+            file.write(msgspec.json.encode(earlier))
 
 
 def present_plan(screen: Screen, plan: Plan, path: Path, view: PlanView) -> EarlierRuns:

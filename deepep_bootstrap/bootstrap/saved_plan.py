@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.recipes import digest
 from deepep_bootstrap.inventory.flags import Flags
@@ -89,11 +91,9 @@ def save_plan(path: str, flags: Flags, own: Mapping[str, str], request: PlanRequ
         offer_digest(plan.decided.offer),
     )
     text = msgspec.json.format(msgspec.json.encode(replace(saved, digest=own_digest(saved))), indent=2) + b"\n"
-    beside = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        with whole_file(Path(path), mode=0o600) as file:
             file.write(text)
-        os.replace(beside, path)
     except OSError as error:
         raise Trouble(Problem(f"--out={path}", "cannot be written", error.strerror or str(error))) from None
 

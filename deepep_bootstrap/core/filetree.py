@@ -1,4 +1,5 @@
-"""The Nix archive (NAR) hash of a file tree, and the one writer of deterministic tar streams.
+"""The Nix archive (NAR) hash of a file tree, the one writer of deterministic tar streams, and new files and folders
+that are there whole or not at all.
 
 A NAR is one stream of length-prefixed words. Names are bytes and sorted as bytes; of all permissions only
 the owner's execute bit counts. `python -m deepep_bootstrap.core.filetree PATH` prints the same line as
@@ -10,11 +11,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import secrets
+import shutil
 import stat
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.guard import guarded
@@ -49,6 +54,40 @@ def hash_file(file: Path) -> str:
         while piece := stream.read(CHUNK):
             digest.update(piece)
     return sri(digest.digest())
+
+
+@contextmanager
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a new file in the folder of `path` (`name` is its own path until then) that gets the name `path` by one
+    rename, in place of whatever file has it, when the block ends and its bytes are on the disk. A block that raises
+    leaves nothing. `mode` is less the umask. Raises OSError."""
+    aside = beside(path)
+    try:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path` that gets this name when the block ends; nothing but an empty folder may have
+    it. A block that raises leaves nothing. Raises OSError."""
+    aside = beside(path)
+    try:
+        aside.mkdir()
+        yield aside
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def beside(path: Path) -> Path:
+    """Return a name in the folder of `path` that nobody has: hidden, and short enough however long that of `path`."""
+    return path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}")
 
 
 def sri(digest: bytes) -> str:

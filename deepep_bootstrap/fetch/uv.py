@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import stat
 import sys
 import zipfile
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from deepep_bootstrap.core import process
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.fetch.index import is_offered
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.fetch.wheels import fetch_wheels
@@ -80,12 +80,11 @@ def unpack_program(wheel: Path, name: str) -> Path:
     """Return the executable `name` out of a wheel, unpacked beside it; the wheel was verified, its copy is made anew
     each time."""
     target = wheel.with_name(name)
-    aside = wheel.with_name(f".{name}-{os.getpid()}")
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.namelist() if member.endswith(f".data/scripts/{name}")]
         if len(members) != 1:
             raise Trouble(Problem(str(wheel), f"this wheel holds no program {name}"))
-        aside.write_bytes(archive.read(members[0]))
-    aside.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
-    aside.replace(target)
+        with whole_file(target, mode=0o755) as program:
+            program.write(archive.read(members[0]))
+            os.fchmod(program.fileno(), 0o755)
     return target

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
+from deepep_bootstrap.core.filetree import whole_file
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 MOST = 200
 """Names that are kept of one kind."""
@@ -33,9 +35,8 @@ def keep(kind: str, prefix: str, names: Iterable[str], *, add: bool = False) -> 
     with contextlib.suppress(OSError):
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             file.parent.mkdir(parents=True, exist_ok=True)
-            scratch = file.with_name(f"{file.name}.{os.getpid()}")
-            scratch.write_text(text, encoding="utf-8")
-            scratch.replace(file)
+            with whole_file(file) as stream:
+                stream.write(text.encode())
 
 
 def recall(kind: str, prefix: str) -> list[str]:

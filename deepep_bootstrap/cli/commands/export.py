@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.flags import Flags
@@ -161,10 +161,10 @@ def need_room(path: Path, total: int) -> None:
 def write_archive(screen: Screen, reached: Reached, path: Path, content: tuple[ArchiveIndex, bytes, bytes]) -> None:
     """Write archive and signature; both names appear when everything is right, and nothing is left where it is not."""
     index, text, signature = content
-    aside, sig = path.with_name(f".{path.name}.{secrets.token_hex(4)}"), Path(f"{path}.sig")
+    sig = Path(f"{path}.sig")
     done = False
     try:
-        with transfer.telling(screen, reached.place.host, "export", index.size) as tell, aside.open("xb") as stream:
+        with whole_file(path) as stream, transfer.telling(screen, reached.place.host, "export", index.size) as tell:
             packer = Packer(stream, index, text)
 
             def feed(data: bytes) -> None:
@@ -173,17 +173,13 @@ def write_archive(screen: Screen, reached: Reached, path: Path, content: tuple[A
 
             transfer.pull(reached.transport, reached.place, index.trees, feed)
             packer.finish()
-            stream.flush()
-            os.fsync(stream.fileno())
-        if signature:
-            sig.write_bytes(signature)
-        aside.rename(path)
+            if signature:
+                sig.write_bytes(signature)
         done = True
     except OSError as error:
         raise Trouble(Problem(str(path), f"cannot be written: {error.strerror}")) from None
     finally:
         if not done:
-            aside.unlink(missing_ok=True)
             sig.unlink(missing_ok=True)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from msgspec.structs import replace
 from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_folder
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.fetch.images import fetch_image, fetch_packages, push_image
 from deepep_bootstrap.fetch.locations import read_mirrors
@@ -207,16 +206,12 @@ def reader(order: _Order, reached: Reached, plan: Plan) -> made.Contents:
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that gets its name at the end, and is taken away where the end is not reached."""
-    aside = out.with_name(f".{out.name}-{secrets.token_hex(4)}")
+    """Yield a folder that gets the name `out` at the end. Trouble where it cannot be written."""
     try:
-        aside.mkdir()
-        yield aside
-        aside.rename(out)
+        with whole_folder(out) as folder:
+            yield folder
     except OSError as error:
         raise Trouble(Problem(str(out), f"cannot be written: {error.strerror or error}")) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def bill(reached: Reached, generation: Generation, plan: Plan) -> tuple[bytes, Lock | None]:

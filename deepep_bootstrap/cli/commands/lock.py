@@ -5,7 +5,6 @@ anew and rewrite the pins.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from deepep_bootstrap.cli.lock_view import (
 from deepep_bootstrap.core import program
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.fetch import check, locations, resolver
 from deepep_bootstrap.fetch.images import ImageRenewal, renew_image
 from deepep_bootstrap.fetch.locations import Mirrors
@@ -346,33 +346,26 @@ def _replace(path: Path, old: str, new: str) -> None:
     left alone."""
     target = path.resolve()  # a link to the lock stays a link
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent)
+        with whole_file(target, mode=0o600) as stream:
+            stream.write(new.encode())
+            stream.flush()
+            status = target.stat()
+            os.fchmod(stream.fileno(), status.st_mode & 0o7777)
+            with suppress(PermissionError):  # only root can give a file away
+                os.fchown(stream.fileno(), status.st_uid, status.st_gid)
+            if replace(locks.read_lock_file(Path(stream.name)), path=str(path)) != locks.parse_lock(new, str(path)):
+                raise Trouble(
+                    Problem(str(target), "what was written reads back as something else", try_="the same command again")
+                )
+            if target.read_bytes() != old.encode():
+                raise Trouble(
+                    Problem(
+                        str(target),
+                        "was changed by somebody else while the pins were fetched",
+                        try_="the same command again",
+                    )
+                )
     except OSError as error:
         raise Trouble(
             Problem(str(target), f"cannot be rewritten: {error.strerror}", try_="--dry-run shows the new values")
         ) from None
-    scratch = Path(name)
-    try:
-        with open(handle, "wb") as stream:
-            stream.write(new.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
-        status = target.stat()
-        scratch.chmod(status.st_mode & 0o7777)
-        with suppress(PermissionError):  # only root can give a file away
-            os.chown(scratch, status.st_uid, status.st_gid)
-        if replace(locks.read_lock_file(scratch), path=str(path)) != locks.parse_lock(new, str(path)):
-            raise Trouble(
-                Problem(str(target), "what was written reads back as something else", try_="the same command again")
-            )
-        if target.read_bytes() != old.encode():
-            raise Trouble(
-                Problem(
-                    str(target),
-                    "was changed by somebody else while the pins were fetched",
-                    try_="the same command again",
-                )
-            )
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from deepep_bootstrap.cli.examination import examine_cluster
 from deepep_bootstrap.core import process, program, redact
 from deepep_bootstrap.core.console import Screen, more
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import REMOVED
@@ -112,7 +113,7 @@ def report(
     clean = {scrub(name, hosts=hosts): scrub(text, secrets, hosts) for name, text in files.items()}
     data = pack(clean, now)
     if not flags.dry_run:
-        write_file(path, data)
+        write_file(path, data, mode=0o600)  # for its owner alone until it was looked at
     show_bundle(screen, path, clean, dry_run=flags.dry_run)
     for problem in problems:
         screen.say(f"  not in it: {scrub(str(problem), secrets, hosts)}", style="yellow")
@@ -174,7 +175,7 @@ def show_run(flags: Flags, screen: Screen, name: str, wanted: RunFilesWanted) ->
     if not flags.dry_run:
         for path, text in ((page, render_html(found, time.time())), (xml, render_junit(found))):
             if path:
-                path.write_text(text, encoding="utf-8")
+                write_file(path, text.encode())
     terminal.show_report(screen, found)
     screen.say(f"\nLogs and counters: {where}")
     for path in filter(None, (page, xml)):
@@ -214,7 +215,7 @@ def show_cluster(flags: Flags, screen: Screen, html: str, *, force: bool) -> int
     path = new_path("--html", html, force=force) if html else None
     found = compose_cluster(look_at_cluster(flags))
     if path and not flags.dry_run:
-        path.write_text(render_cluster(found, time.time()), encoding="utf-8")
+        write_file(path, render_cluster(found, time.time()).encode())
     terminal.show_cluster(screen, found)
     for line in found.problems[:MOST_PROBLEMS]:
         screen.say(line, style="yellow")
@@ -282,9 +283,9 @@ def new_path(flag: str, name: str, *, force: bool = False) -> Path:
     return path
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write the bundle, readable for its owner alone until it was looked at."""
-    with open(path, "xb", opener=lambda name, mode: os.open(name, mode, 0o600)) as file:
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a page, a table or a bundle, whole or not at all."""
+    with whole_file(path, mode) as file:
         file.write(data)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from msgspec import to_builtins
 
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.text import shortened, size
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.survey import read_tree
@@ -135,17 +135,11 @@ def keep(path: Path, made: WheelFile) -> bool:
         raise Trouble(
             Problem(str(path), "is there already with other contents and is not overwritten", try_="--output=DIR")
         )
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with aside.open("xb") as stream:
+        with whole_file(path) as stream:
             stream.write(made.data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.rename(path)
     except OSError as error:
         raise Trouble(Problem(str(path), f"cannot be written: {error.strerror}")) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return True
 
 
