@@ -228,7 +228,10 @@ class LogErrors:
                 continue
             if _is_frame(text) or _is_trace(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
-            grade = max(_grade(text, ending), _grade(log.lines[_exception(log, line)][:2000], ending))
+            raised = _exception(log, line)
+            grade = max(_grade(text, ending), _grade(log.lines[raised][:2000], ending))
+            if raised == line and text.rstrip(" :\r\n").endswith(HEAD):
+                grade = FOLLOWED  # it was cut before its exception: most often by whoever ended the run
             if grade == ERROR and (
                 _is_chained(log, line) or (_fits(ending.thrown, text) and any(each.grade <= WAITED for each in found))
             ):

@@ -337,6 +337,16 @@ def test_over_several_logs_the_earliest_time_is_first() -> None:
     assert (found.rank, found.time) == ("DP1 TP4", "2026-11-20 10:00:03")
 
 
+def test_a_traceback_that_was_cut_says_less_than_an_error_of_another_log() -> None:
+    """The launcher ends what still runs, as a rank is about to print where it was."""
+    cut = 'starts\nTraceback (most recent call last):\n  File "/opt/a.py", line 3, in <module>\n    main()\n'
+    said = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+    found = diagnose({"node-0-n001.log": cut, "node-1-n002.log": f"starts\n{said}\n"}, BOOK).first
+    assert found
+    assert (found.evidence.log, found.evidence.text) == ("node-1-n002.log", said)
+    assert first(log=cut).evidence.line == 2
+
+
 def test_a_date_of_eight_digits_is_a_time() -> None:
     found = first(log="E20260821 12:30:19.433391  5410 a.cpp:9] odd\nRuntimeError: odd\n")
     assert found.time == "E20260821 12:30:19.433391"
