@@ -311,7 +311,7 @@ def test_a_reload_that_is_killed_on_its_host_is_put_right_by_the_next_run(engine
     process.send_signal(signal.SIGSTOP)
     # First the scripts, then what they wait for: none of them comes to its traps.
     listing = lab.nsenter("n001", "ps -ww -eo pid,args").stdout.splitlines()
-    pids = [line.split()[0] for line in listing if re.search(r"deepep-bootstrap\.\w+$|rmmod", line)]
+    pids = [line.split()[0] for line in listing if re.search(r"deepep-bootstrap\.\w+/script$|rmmod", line)]
     assert pids
     lab.nsenter("n001", f"kill -KILL {' '.join(pids)}")
     os.killpg(process.pid, signal.SIGKILL)
