@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.exit(f"the tests need Python 3.11, as Debian 12 and Ubuntu 24.04 have; this is {sys.version.split()[0]}", 2)
 
 REAL_HOME = Path.home()
 

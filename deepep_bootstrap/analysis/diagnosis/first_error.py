@@ -228,13 +228,9 @@ class LogErrors:
                 continue
             if _is_frame(text) or _is_trace(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
-            raised = _exception(log, line)
-            grade = max(_grade(text, ending), _grade(log.lines[raised][:2000], ending))
-            if raised == line and text.rstrip(" :\r\n").endswith(HEAD):
-                grade = FOLLOWED  # it was cut before its exception: most often by whoever ended the run
-            if grade == ERROR and (
-                _is_chained(log, line) or (_fits(ending.thrown, text) and any(each.grade <= WAITED for each in found))
-            ):
+            raised = log.lines[_exception(log, line)][:2000]
+            grade = max(_grade(text, ending), _grade(raised, ending))
+            if _is_cut(log, line) or (grade == ERROR and _is_consequence(log, line, ending, found)):
                 grade = FOLLOWED
             time, stamp = _time(log, line)
             found.append(ErrorLine(grade, stamp, hit, time))
@@ -363,6 +359,18 @@ def _is_chained(log: Log, line: int) -> bool:
     above = range(line, max(-1, line - CHAIN), -1)
     label = log.label(line)
     return any("was the direct cause of the following" in log.lines[n] for n in above if log.label(n) == label)
+
+
+def _is_cut(log: Log, line: int) -> bool:
+    """Return whether a traceback that begins on a line ends before its exception: most often its program was ended."""
+    return log.lines[line][:2000].rstrip(" :\r\n").endswith(HEAD) and _exception(log, line) == line
+
+
+def _is_consequence(log: Log, line: int, ending: Ending, found: Sequence[ErrorLine]) -> bool:
+    """Return whether an error on a line followed from another one in its log, told before it."""
+    if _is_chained(log, line):
+        return True
+    return _fits(ending.thrown, log.lines[line][:2000]) and any(each.grade <= WAITED for each in found)
 
 
 def _grade(line: str, ending: Ending) -> int:
