@@ -1,7 +1,7 @@
 # make quick        the tests that start no process and open no socket: under a minute
 # make test         the tests; P=lock those of one package, tests/lock, and P=analysis/results those of a part of one
 # make long         those that `make test` leaves out: minutes each of compilers and clusters, about what changes rarely
-# make hostile      every attack and every kill of tests/hostile, about 25 minutes; writes the table of faults into SECURITY.md
+# make hostile      every attack and every kill of tests/hostile, about 8 minutes; writes the table of faults into SECURITY.md
 # make check        types, style, imports, complexity, shell
 # make demo         the main job on the embedded cluster: real hosts, sshd and Slurm in namespaces of this machine
 # make docs         the documentation as a site: build/docs/index.html; a broken link ends it
