@@ -146,3 +146,11 @@ def few(words: Iterable[str], shown: int = 4) -> str:
     """Return some words for a message, the rest as a number."""
     every = list(dict.fromkeys(words))
     return ", ".join(every[:shown]) + (f" and {len(every) - shown} more" if len(every) > shown else "")
+
+
+GIB_KIB = 1024**2
+
+
+def memlock_severity(limit: str) -> str:
+    """Return how bad a limit in KiB is: below 1 GiB the first buffers of a test do not register."""
+    return BLOCKING if limit.isdigit() and int(limit) < GIB_KIB else WARNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few
+from deepep_bootstrap.doctor.findings import BLOCKING, NOTE, WARNING, Fault, HostView, Row, few, memlock_severity
 from deepep_bootstrap.inventory.facts import Python
 from deepep_bootstrap.lock.compatibility import numbers
 from deepep_bootstrap.plan import decisions, host_recipes
@@ -79,6 +79,15 @@ def finds_slurm(seen: HostView) -> Iterator[Fault]:
             "an answer of Slurm's controller",
             "scontrol ping, on the host",
         )
+
+
+def slurm_locks_memory(seen: HostView) -> Iterator[Fault]:
+    """slurmd, and so every job, may lock memory."""
+    limit = seen.facts.prepared.slurmd_memlock
+    if seen.networked and limit and limit != "unlimited":
+        # Its unit is right, or it has none: what runs began before that, and a bootstrap has nothing to do.
+        fix = "restarting slurmd there, when its steps have ended" if "limits" in seen.well else seen.case.bootstrap
+        yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", fix)
 
 
 def offers_gpus(seen: HostView) -> Iterator[Fault]:
@@ -267,6 +276,7 @@ ROWS = (
         "Without Slurm's word nobody sees whose jobs run there, and the host is left alone.",
         finds_slurm,
     ),
+    Row("slurmd-memlock", "Jobs inherit the limit of slurmd.", slurm_locks_memory, recipe="limits", always=True),
     Row("slurm-gres", "A job gets the GPUs that Slurm knows of, no more.", offers_gpus),
     Row("python", "torch and DeepEP run with the Python that they were built for.", has_python, recipe="python"),
     Row("glibc", "The locked wheels do not load on an older system.", has_glibc),

@@ -7,11 +7,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from deepep_bootstrap.doctor.findings import BLOCKING, EVERYWHERE, NOTE, WARNING, Fault, HostView, Row, few
+from deepep_bootstrap.doctor.findings import (
+    BLOCKING,
+    EVERYWHERE,
+    NOTE,
+    WARNING,
+    Fault,
+    HostView,
+    Row,
+    few,
+    memlock_severity,
+)
 from deepep_bootstrap.inventory.machine import Library
 from deepep_bootstrap.plan.host_recipes import SHM_MIB
 
-GIB_KIB = 1024**2
 SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is written
 
 SETTLED = {
@@ -53,15 +62,6 @@ def locks_memory(seen: HostView) -> Iterator[Fault]:
         yield Fault(memlock_severity(limit), f"memlock {limit} KiB", "unlimited", fix)
 
 
-def slurm_locks_memory(seen: HostView) -> Iterator[Fault]:
-    """slurmd, and so every job, may lock memory."""
-    limit = seen.facts.prepared.slurmd_memlock
-    if seen.networked and limit and limit != "unlimited":
-        # Its unit is right, or it has none: what runs began before that, and a bootstrap has nothing to do.
-        fix = "restarting slurmd there, when its steps have ended" if "limits" in seen.well else seen.case.bootstrap
-        yield Fault(memlock_severity(limit), f"slurmd with memlock {limit} KiB", "LimitMEMLOCK=infinity", fix)
-
-
 def submits_unlimited(seen: HostView) -> Iterator[Fault]:
     """Where jobs are submitted, no low limit goes along with them: by default Slurm gives a job the soft limits of
     that shell."""
@@ -70,11 +70,6 @@ def submits_unlimited(seen: HostView) -> Iterator[Fault]:
         wanted = "unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
         fix = "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then scontrol reconfigure"
         yield Fault(WARNING, f"memlock {limit} KiB, which Slurm takes along into jobs", wanted, fix)
-
-
-def memlock_severity(limit: str) -> str:
-    """Return how bad a limit in KiB is: below 1 GiB the first buffers of a test do not register."""
-    return BLOCKING if limit.isdigit() and int(limit) < GIB_KIB else WARNING
 
 
 def has_shared_memory(seen: HostView) -> Iterator[Fault]:
@@ -249,7 +244,6 @@ ROWS = (
         recipe="limits",
         always=True,
     ),
-    Row("slurmd-memlock", "Jobs inherit the limit of slurmd.", slurm_locks_memory, recipe="limits", always=True),
     Row(
         "submit-memlock",
         "Our tests raise the limit again where they may; jobs of users run with it.",

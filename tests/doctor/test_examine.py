@@ -25,9 +25,9 @@ from deepep_bootstrap.cli.commands import doctor as verb
 from deepep_bootstrap.cli.verbs import as_flag, declared
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Trouble
-from deepep_bootstrap.doctor import examine, gpu, user, user_view
+from deepep_bootstrap.doctor import examine, gpu, user_view
 from deepep_bootstrap.doctor.consistency import PROPERTIES
-from deepep_bootstrap.doctor.findings import SEVERITIES, Finding, HostView
+from deepep_bootstrap.doctor.findings import SEVERITIES, Finding, HostView, memlock_severity
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.flags import Flags
 from deepep_bootstrap.inventory.machine import Stamp
@@ -284,7 +284,7 @@ def test_a_script_that_failed_is_trouble_with_its_last_words() -> None:
 
 @pytest.mark.parametrize(("limit", "severity"), [("64", "blocking"), ("1048575", "blocking"), ("1048576", "warning")])
 def test_how_bad_a_limit_is(limit: str, severity: str) -> None:
-    assert user.memlock_severity(limit) == severity
+    assert memlock_severity(limit) == severity
 
 
 # The program as a person runs it, on this machine.
