@@ -94,6 +94,7 @@ REASONS: Mapping[str, str] = {
     network_env.GIN_OFF: "no NIC: DeepEP V2 stops unless NCCL's device side is switched off",
     network_env.NIC: "the NIC of GPU 0: DeepEP V2 asks one NIC how fast it is",
     **dict.fromkeys(network_env.LEVELS, "the service level of the profile (0 without one), where V2's test takes 1"),
+    network_env.CLASS: "the service level of the profile (0 without one), for buffers that say none",
 }
 """Why a variable has the value that looking at the hosts gave it."""
 
@@ -105,6 +106,7 @@ LEFT_OUT: Mapping[str, str] = {
 
 KIND_REASONS: Mapping[str, str] = {
     "NVSHMEM_IB_SL": "the profile's key service_level_low_latency",
+    network_env.CLASS_OF_TESTS: "the service level of everybody else's traffic, where DeepEP's own tests take 1",
     network_env.GIN_OFF: "a test on one node needs no NIC",
 }
 

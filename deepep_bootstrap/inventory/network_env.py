@@ -1,5 +1,5 @@
 """Environment variables of the network for DeepEP, NVSHMEM and NCCL, derived from the hosts' hardware and a
-profile; for V2 the variables that it reads instead of V1's.
+profile; for V2 and V2.5 the variables that they read instead of V1's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.forms import GIB
 from deepep_bootstrap.inventory.nics import DRIVER, Nic, Sorted, active_nics
 from deepep_bootstrap.inventory.nics import cards as cards_of
+from deepep_bootstrap.lock.model import is_v25
 
 SINGLE = "single-node"
 BY_LINK = {"Ethernet": "roce", "InfiniBand": "infiniband"}
@@ -406,13 +407,28 @@ def _fold(hosts: Iterable[str]) -> str:
 
 
 NIC = "EP_NIC_NAME"
-LEVELS = ("NCCL_IB_SL", "EP_OVERRIDE_RDMA_SL")
+NIC_OF_V25 = "mlx5_0"
+"""V2.5 asks this NIC for its speed, and none else (get_rdma_gbs of its deep_ep/utils/envs.py)."""
+
+CLASS, CLASS_OF_TESTS = "EP_DEFAULT_RDMA_SL", "EP_OVERRIDE_RDMA_SL"
+"""The service level of buffers that say none, which V2 does not know, and the one that stands over what buffers say."""
+
+LEVELS = ("NCCL_IB_SL", CLASS_OF_TESTS)
 GIN_OFF = "EP_DISABLE_GIN"
 CHECK_OFF = "EP_SUPPRESS_NCCL_CHECK"
 INTRANODE = "intranode"
+UPSTREAM_TESTS = ("internode", INTRANODE, "pressure", "ep")
+"""The kinds of test that are DeepEP's own program, which begins by choosing a service level."""
 
 
-def adapt(derived: Derived) -> Derived:
+def for_release(derived: Derived, release: Sequence[int]) -> Derived:
+    """Return `derived`, which is in the variables of V1, in those of a release of DeepEP, (2, 1, 0) for 2.1.0."""
+    if is_v25(release):
+        return adapt_to_v25(derived)
+    return adapt_to_v2(derived) if tuple(release) >= (2,) else derived
+
+
+def adapt_to_v2(derived: Derived) -> Derived:
     """Return `derived` for DeepEP V2.
 
     V2 reads no map from GPU to NIC; it asks one NIC for its speed, mlx5_0 unless told. Its test chooses service level 1
@@ -424,20 +440,74 @@ def adapt(derived: Derived) -> Derived:
     if derived.profile == SINGLE:
         environment[GIN_OFF] = "1"
     else:
-        level = derived.environment.get("NVSHMEM_IB_SL", "0")
-        environment = {**dict.fromkeys(LEVELS, level), **environment}
+        environment = {**dict.fromkeys(LEVELS, _level(derived)), **environment}
     by_host = {node: _named(values) for node, values in derived.by_host.items()}
     by_kind = {**derived.by_kind, INTRANODE: {**derived.by_kind.get(INTRANODE, {}), GIN_OFF: "1"}}
-    notes = tuple(note for note in derived.notes if OF_V1 not in note)
+    return replace(
+        derived, environment=environment, by_host=by_host, by_kind=by_kind, notes=_without_notes_of_v1(derived)
+    )
+
+
+def adapt_to_v25(derived: Derived) -> Derived:
+    """Return `derived` for DeepEP V2.5.
+
+    As for V2, with three differences: there is no NVSHMEM to read its variables; the NIC whose speed is asked for
+    cannot be chosen; and a buffer may say its own service level, so that the profile's is a default for everybody and
+    stands over the 1 that upstream's tests would take.
+    """
+    environment = {**_of_v25(derived.environment), CHECK_OFF: ""}
+    by_kind = {kind: values for kind, each in derived.by_kind.items() if (values := _of_v25(each))}
+    if derived.profile == SINGLE:
+        environment[GIN_OFF] = "1"
+    else:
+        level = _level(derived)
+        environment = {LEVELS[0]: level, CLASS: level, **environment}
+        if CLASS_OF_TESTS not in environment:
+            said = {CLASS_OF_TESTS: environment[CLASS]}
+            by_kind |= {kind: {**said, **by_kind.get(kind, {})} for kind in UPSTREAM_TESTS}
+    by_kind[INTRANODE] = {**by_kind.get(INTRANODE, {}), GIN_OFF: "1"}
+    by_host = {node: values for node, each in derived.by_host.items() if (values := _of_v25(each))}
+    notes = (*_without_notes_of_v1(derived), *_speed_notes(derived))
     return replace(derived, environment=environment, by_host=by_host, by_kind=by_kind, notes=notes)
+
+
+def _level(derived: Derived) -> str:
+    """Return the service level of the profile, "0" without one."""
+    return derived.environment.get("NVSHMEM_IB_SL", "0")
+
+
+def _without_notes_of_v1(derived: Derived) -> tuple[str, ...]:
+    return tuple(note for note in derived.notes if OF_V1 not in note)
 
 
 def _named(values: Mapping[str, str]) -> dict[str, str]:
     """Return variables with the first NIC of the map in place of the map."""
     kept = {key: value for key, value in values.items() if key != MAP}
-    if values.get(MAP):
-        kept.setdefault(NIC, values[MAP].split(",")[0].split(":")[1])
+    if names := _names(values):
+        kept.setdefault(NIC, names[0])
     return kept
+
+
+def _of_v25(values: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those that nothing reads beside V2.5."""
+    return {key: value for key, value in values.items() if key not in {MAP, NIC} and not key.startswith("NVSHMEM_")}
+
+
+def _names(values: Mapping[str, str]) -> list[str]:
+    """Return the names of the NICs in the map of some variables, the first GPU's first."""
+    return [entry.split(":")[1] for entry in values.get(MAP, "").split(",") if entry]
+
+
+def _speed_notes(derived: Derived) -> Iterator[str]:
+    """Yield where the NIC that V2.5 asks for its speed is none that a GPU uses."""
+    names = {"": _names(derived.environment), **{node: _names(values) for node, values in derived.by_host.items()}}
+    others = [node for node, found in names.items() if found and NIC_OF_V25 not in found]
+    if others:
+        where = "" if "" in others else f"{_fold(others)}: "
+        yield (
+            f"{where}DeepEP V2.5 counts SMs and queue pairs by the speed of {NIC_OF_V25}, and no GPU uses that NIC "
+            f"here: say num_sms and num_qps (--num-sms, --num-qps) yourself, or give the name to one of the GPUs' NICs"
+        )
 
 
 AUTO = "auto"

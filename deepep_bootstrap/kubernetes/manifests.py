@@ -26,7 +26,7 @@ from deepep_bootstrap.kube import names
 from deepep_bootstrap.kubernetes.node_script import RECIPES, node_script
 from deepep_bootstrap.kubernetes.platforms import DRANET, HOST, OBJECTS, PLUGIN
 from deepep_bootstrap.kubernetes.settings import Settings, need_image
-from deepep_bootstrap.lock.model import Lock, Stack
+from deepep_bootstrap.lock.model import Lock, Stack, deepep_release
 from deepep_bootstrap.prefix.entries import V25, deepep_recipe
 from deepep_bootstrap.prefix.test_kinds import END_MARGIN, KINDS, Kind, Run
 
@@ -125,11 +125,6 @@ class Inputs(Struct, frozen=True):
         return deepep_recipe(self.lock.sources[self.stack.deepep])
 
     @property
-    def is_v2(self) -> bool:
-        """Whether the stack is DeepEP V2, before V2.5."""
-        return self.recipe == "deepep-v2"
-
-    @property
     def has_nvshmem(self) -> bool:
         """Whether it uses NVSHMEM, as all before V2.5 do."""
         return self.recipe != V25
@@ -173,7 +168,7 @@ def derive(inputs: Inputs) -> Derived:
     derived = network_env.derive(settings.profile, {}, inputs.texts, settings.archs)
     if settings.platform.gib and not derived.gib:
         derived = replace(derived, gib=GIB, environment={network_env.GIB_UNSETS: "", **derived.environment})
-    return network_env.adapt(derived) if inputs.is_v2 else derived
+    return network_env.for_release(derived, deepep_release(inputs.lock.sources[inputs.stack.deepep].version))
 
 
 def workloads(inputs: Inputs) -> Iterator[Workload]:

@@ -21,7 +21,7 @@ from deepep_bootstrap.inventory.network_env import AUTO, GPUS_PER_NODE, Derived,
 from deepep_bootstrap.kube.nodes import NodeLook
 from deepep_bootstrap.lock import compatibility
 from deepep_bootstrap.lock.compatibility import Judgement, RuleSet, numbers, read_rules
-from deepep_bootstrap.lock.model import Lock, Stack, Wheel
+from deepep_bootstrap.lock.model import Lock, Stack, Wheel, deepep_release
 from deepep_bootstrap.prefix.entries import V25, Entry, EntryInputs, deepep_recipe, name_entries
 from deepep_bootstrap.prefix.offer import (
     X86,
@@ -198,8 +198,8 @@ def choose_network(request: PlanRequest, gpu_hosts: Mapping[str, Facts], previou
     known = (host.name for host in (*inventory.hosts, *inventory.left_out))
     believed, notes = network_env.with_own_names(gpu_hosts, (*previous.absent, *known))
     suggested = network_env.derive(profile, believed, request.templates, inventory.settings.archs)
-    if compiles_on_nodes(request):
-        suggested = network_env.adapt(suggested)
+    release = deepep_release(request.lock.sources[request.stack.deepep].version)
+    suggested = network_env.for_release(suggested, release)
     found = keep(suggested, previous, believed, profile)
     return replace(found, notes=(*found.notes, *notes))
 

@@ -21,18 +21,21 @@ from tests.support.paths import ROOT
 GOLDEN = ROOT / "tests" / "golden" / "env"
 
 
-def found(path: Path, *, v2: bool = False) -> tuple[Derived, Explanation]:
+RELEASES = {"v1": (1, 2, 1), "v2": (2, 1, 0), "v25": (2, 5, 0)}
+
+
+def found(path: Path, release: tuple[int, ...] = RELEASES["v1"]) -> tuple[Derived, Explanation]:
     case = json.loads(path.read_text(encoding="utf-8"))
     facts = {host: read_host(host, spec) for host, spec in case["hosts"].items()}
     derived = network_env.derive(case["profile"], facts, TEXTS)
-    derived = network_env.adapt(derived) if v2 else derived
+    derived = network_env.for_release(derived, release)
     return derived, explained(derived, facts, TEXTS)
 
 
-@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_variable_of_every_cluster_has_its_value_and_a_reason(path: Path, v2: bool) -> None:
-    derived, seen = found(path, v2=v2)
+def test_every_variable_of_every_cluster_has_its_value_and_a_reason(path: Path, release: tuple[int, ...]) -> None:
+    derived, seen = found(path, release)
     assert {setting.name for setting in seen.settings} == every_variable(derived)
     assert all(setting.reason for setting in seen.settings)
     everywhere = {setting.name: setting.value for setting in seen.settings if not setting.hosts and not setting.kind}

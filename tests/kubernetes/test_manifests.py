@@ -327,7 +327,8 @@ def test_v25_has_its_own_test_and_no_nvshmem() -> None:
     assert not any("low-latency" in path for path in made.files)  # V2.5 has no such test
     text = made.files["overlays/internode-job/job.yaml"]
     assert "EP_JIT_CACHE_DIR" in text
-    assert "NVSHMEM_DISABLE_GDRCOPY" not in text
+    assert "NVSHMEM_" not in text
+    assert "EP_DEFAULT_RDMA_SL" in text
 
 
 def test_gke_networks_are_one_for_each_nic() -> None:

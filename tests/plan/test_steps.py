@@ -14,6 +14,7 @@ from deepep_bootstrap.bootstrap.planning import with_prefix
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory.facts import Facts, Python, Slurm, TorchLibrary
+from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
 from deepep_bootstrap.inventory.machine import Machine
 from deepep_bootstrap.inventory.survey import Survey
 from deepep_bootstrap.plan import decisions, steps
@@ -456,6 +457,20 @@ def test_v25_takes_the_compiler_that_comes_along_where_the_hosts_is_too_old() ->
     newer = (changed(CUDA13[0], {"version": "13.2.51"}),)
     facts = cluster(n001={"toolkits": newer}, n002={"toolkits": newer})
     assert decisions.make_decisions(v25_request(), facts).record.cuda_home == "/usr/local/cuda"
+
+
+def test_each_generation_of_deepep_gets_the_variables_that_it_reads() -> None:
+    names = ("NVSHMEM_IBGDA_NIC_HANDLER", "EP_OVERRIDE_RDMA_SL", "EP_DEFAULT_RDMA_SL")
+    inventory = parse_hosts_file(f"defaults prefix={PREFIX} profile=infiniband\nn[001-002]\n", "hosts.txt")
+
+    def told(wanted: PlanRequest) -> list[str]:
+        wanted = replace(wanted, inventory=inventory)
+        environment = decisions.choose_network(wanted, cluster(), decisions.PreviousOffer()).environment
+        return [name for name in names if name in environment]
+
+    assert told(request()) == ["NVSHMEM_IBGDA_NIC_HANDLER"]
+    assert told(request(stack="v2")) == ["NVSHMEM_IBGDA_NIC_HANDLER", "EP_OVERRIDE_RDMA_SL"]
+    assert told(v25_request()) == ["EP_DEFAULT_RDMA_SL"]
 
 
 def test_a_run_that_sees_a_part_of_the_hosts_keeps_the_path_that_all_compile_with() -> None:
