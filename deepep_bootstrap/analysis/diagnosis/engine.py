@@ -129,13 +129,20 @@ class _LogEnd(Struct, frozen=True):
 
 class _Found(Struct, frozen=True):
     """A cause with its signs as found, the strongest first: (weight, part's place among the logs, hit). `follows`: all
-    its lines are of kinds that other failures end in."""
+    its lines are of kinds that other failures end in. `state`: all of its strong lines tell a state that other reasons
+    bring about, too, and no context singles it out."""
 
     cause: Cause
     signs: tuple[tuple[float, int, Hit], ...]
     confidence: float
     context: tuple[int, Hit] | None
     follows: bool = False
+    state: bool = False
+
+    @property
+    def told(self) -> float:
+        """The confidence in the cause as a user is told it."""
+        return min(self.confidence, LIKELY_MOST) if self.state else self.confidence
 
     @property
     def first(self) -> tuple[int, int]:
@@ -426,7 +433,8 @@ class _Look(Struct, frozen=True):
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
         late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
-        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late)
+        state = not decided and all(sign.state for sign, _, _ in ordered if sign.weight >= TELLS)
+        return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late, state)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
         """Return what the context of a cause adds, whether some of it decides, and the first line of it that adds."""
@@ -534,9 +542,7 @@ def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
         place, hit = found.context
         chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
     evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
-    return Finding(
-        cause.slug, cause.title, found.confidence, evidence, cause.why, cause.fix, cause.source, cause.checks
-    )
+    return Finding(cause.slug, cause.title, found.told, evidence, cause.why, cause.fix, cause.source, cause.checks)
 
 
 def _shown(log: Log, hit: Hit) -> Evidence:

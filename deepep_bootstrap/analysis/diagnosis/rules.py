@@ -199,7 +199,9 @@ class Sign(Struct, frozen=True):
     there, a few lines before or after; with `decides` that line singles the cause out. `hint`: it counts only in a log
     that also shows a failure. `noisy`: also on a line of noise. `warned`: also on a warning of a program that goes on,
     in a log that shows a failure. `alone`: only where no program told an error of its own above it. `needs`, `never`:
-    it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second."""
+    it counts only where a line anywhere in the logs fits one of the first, and none fits one of the second. `state`:
+    the line tells a state that other reasons than this cause bring about, too: it counts by its weight beside other
+    causes, and what is told of the cause stays below 0.8 where no other sign and no context singles it out."""
 
     find: Pattern
     weight: float
@@ -209,6 +211,7 @@ class Sign(Struct, frozen=True):
     noisy: bool = False
     warned: bool = False
     alone: bool = False
+    state: bool = False
     needs: tuple[Pattern, ...] = ()
     never: tuple[Pattern, ...] = ()
 
@@ -568,6 +571,7 @@ def _sign(table: Table) -> Sign:
         weight=_number(table, "weight", 0.0),
         near=_near(table),
         decides=table.take("decides", bool, default=False),
+        state=table.take("state", bool, default=False),
         hint=table.take("hint", bool, default=False),
         alone=table.take("alone", bool, default=False),
         noisy=table.take("noisy", bool, default=False),
