@@ -1,4 +1,5 @@
-"""Host recipes on many hosts at the same time, with one outcome per host."""
+"""What is done on the hosts themselves: the prefix made and proved to be shared, and host recipes on many hosts at the
+same time, with one outcome per host."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from deepep_bootstrap.bootstrap.planning import BootstrapContext, RunLogs, show_
 from deepep_bootstrap.bootstrap.reboot.policy import ACTIVE_LATER
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.errors import TROUBLE, Trouble
+from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import read_records
@@ -21,8 +23,11 @@ from deepep_bootstrap.fetch.sources import fetch_source
 from deepep_bootstrap.inventory.forms import CHECK
 from deepep_bootstrap.plan.host_recipes import LIBRARIES, REBOOT
 from deepep_bootstrap.plan.steps import HOOK, Step
+from deepep_bootstrap.prefix import generations
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.jobs import Job, Reply, Transport
+
+PREFIX = "prefix"
 
 BLOCK = 64 * 1024
 """Characters of all hosts' lines that wait to be written into logs."""
@@ -33,6 +38,25 @@ RESULT = re.compile(r"[a-z_]+=")
 NEEDS_SOURCE = frozenset(("gdrdrv",))
 SOURCES = "/var/lib/deepep-bootstrap/src"
 """Where a host gets a source that one of its own recipes compiles, for as long as that runs."""
+
+
+def share_prefix(context: BootstrapContext) -> tuple[Outcome, ...]:
+    """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a
+    failed outcome."""
+    steps = context.plan.of_kind("prefix")
+    if not steps:
+        return ()
+    host, begin = context.prefix_host, time.monotonic()
+    context.screen.started(PREFIX, [host.name])
+    marker = generations.make_prefix(context.transport, context.place)
+    gone = generations.probe_shared(context.transport, context.place, context.hosts(steps[0].hosts))
+    took = time.monotonic() - begin
+    seen = (
+        f"{context.request.prefix}, id {marker[:8]}, one directory on "
+        f"{fold(name for name in steps[0].hosts if name not in gone)}"
+    )
+    lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
+    return show_outcomes(context, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
 def run_recipes(context: BootstrapContext, steps: Sequence[Step]) -> tuple[Outcome, ...]:

@@ -1,5 +1,10 @@
 """The way from flags to a plan (the lock and its stack held to the rules, the hosts' checks asked, the plan made),
 and the context that the phases of one bootstrap share: hosts as they were seen, plan, connections and logs.
+
+What earlier runs on this machine leave for later ones (the notes that were shown with a plan, how long steps took) is
+kept for each hosts file and prefix in the account's state folder, beside the logs: it is about what a person has read
+and what this machine has seen, so it is no state of the prefix, and losing it costs nothing but a note that is shown
+again and an estimate.
 """
 
 from __future__ import annotations
@@ -46,6 +51,15 @@ from deepep_bootstrap.slurm.identity import slurm_hosts, with_nodes
 
 if TYPE_CHECKING:
     from deepep_bootstrap.remote.fleet import ConnectionPool
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+from msgspec import field
+
+from deepep_bootstrap.core.filetree import whole_file
+from deepep_bootstrap.core.recipes import digest
+from deepep_bootstrap.plan.screen import PlanView, show_plan
 
 ALL = "all"
 """What --skip calls all that it knows."""
@@ -340,3 +354,59 @@ class RunLogs(Struct, frozen=True):
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
         return path
+
+
+LARGEST = 1024**2
+"""Bytes of a file of ours that is read; it has some ten lines."""
+
+
+class EarlierRuns(Struct, frozen=True):
+    """What is kept: notes that the last plan had, and seconds of work by the title of a step, its last time."""
+
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def kept_at(hosts: str, prefix: str) -> Path:
+    """Return the file for a hosts file (or node set) and a prefix."""
+    where = hosts if not os.path.exists(hosts) else os.path.realpath(hosts)
+    return state_dir() / "earlier" / f"{digest({'hosts': where, 'prefix': prefix})}.json"
+
+
+def read_earlier(path: Path) -> EarlierRuns:
+    """Return what is kept; nothing where that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(LARGEST), type=EarlierRuns)
+    except (OSError, msgspec.MsgspecError):
+        return EarlierRuns()
+
+
+def keep_earlier(path: Path, earlier: EarlierRuns) -> None:
+    """Write what is to be kept; where nothing can be written, nothing is."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(msgspec.json.encode(earlier))
+
+
+def present_plan(screen: Screen, plan: Plan, path: Path, view: PlanView) -> EarlierRuns:
+    """Show a plan with the notes that are new since the last one, keep those of this one, and return what earlier runs
+    left. Nobody has read the notes of a document."""
+    earlier = read_earlier(path)
+    show_plan(screen, plan, replace(view, seen=frozenset(earlier.notes), seconds=earlier.seconds))
+    if not screen.as_json and plan.notes != earlier.notes:
+        earlier = replace(earlier, notes=plan.notes)
+        keep_earlier(path, earlier)
+    return earlier
+
+
+def keep_durations(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """Keep how long the steps that were done worked, the slowest host of each."""
+    took: dict[str, float] = {}
+    for outcome in outcomes:
+        if outcome.state == "done":
+            took[outcome.step] = max(took.get(outcome.step, 0.0), outcome.seconds - outcome.waited)
+    if took:
+        earlier = read_earlier(path)
+        keep_earlier(path, replace(earlier, seconds={**earlier.seconds, **took}))

@@ -17,7 +17,6 @@ from deepep_bootstrap.bootstrap.planning import BootstrapContext, show_outcomes
 from deepep_bootstrap.core import recipes
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble
-from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, WorkClock
 from deepep_bootstrap.fetch.download import Transfer
 from deepep_bootstrap.inventory.hostsfile import Settings
@@ -32,7 +31,7 @@ from deepep_bootstrap.prefix.offer import Offer, named_entries, read_offer
 from deepep_bootstrap.remote.host import THIS_MACHINE
 from deepep_bootstrap.slurm import commands
 
-PREFIX, VERIFY = "prefix", "verify"
+VERIFY = "verify"
 
 BUILD_MINUTES = 120
 """Time limit of a build's allocation, since a partition's default may be minutes. All sources took 195 s on 128
@@ -40,25 +39,6 @@ cores (one by one, and without --split-compile), so less than 7 hours of one cor
 
 STALE_TRIES = 3
 """How often an offer is composed again because another run published one meanwhile."""
-
-
-def share_prefix(context: BootstrapContext) -> tuple[Outcome, ...]:
-    """Make the prefix and prove by writing that it is one directory on all hosts; one that went away meanwhile is a
-    failed outcome."""
-    steps = context.plan.of_kind("prefix")
-    if not steps:
-        return ()
-    host, begin = context.prefix_host, time.monotonic()
-    context.screen.started(PREFIX, [host.name])
-    marker = generations.make_prefix(context.transport, context.place)
-    gone = generations.probe_shared(context.transport, context.place, context.hosts(steps[0].hosts))
-    took = time.monotonic() - begin
-    seen = (
-        f"{context.request.prefix}, id {marker[:8]}, one directory on "
-        f"{fold(name for name in steps[0].hosts if name not in gone)}"
-    )
-    lost = (Outcome(PREFIX, name, "failed", why, took, TROUBLE) for name, why in gone.items())
-    return show_outcomes(context, (Outcome(PREFIX, host.name, "done", seen, took), *lost))
 
 
 def build_entries(context: BootstrapContext) -> tuple[Outcome, ...]:

@@ -21,7 +21,7 @@ from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts
 from deepep_bootstrap.inventory.survey import Survey, gather_one
-from deepep_bootstrap.plan import kube_nodes
+from deepep_bootstrap.plan import host_recipes
 from deepep_bootstrap.plan.host_recipes import BLOCKED, OK, REBOOT, STUCK, TITLES, TO_APPLY, Check, Preparation
 from deepep_bootstrap.plan.steps import RESUME, UNCORDON, Step, preparation_steps
 from deepep_bootstrap.remote.host import Host
@@ -130,7 +130,7 @@ def _left_behind(context: BootstrapContext, orders: Sequence[HostReboot]) -> Map
     if not part:
         return {}
     look = context.request.kubernetes
-    theirs = {kube_nodes.node_of(look, host) for host in part | back}
+    theirs = {host_recipes.node_of(look, host) for host in part | back}
     cordoned = {node: why.removeprefix(MARK).strip() for node, why in look.cordoned.items() if node not in theirs}
     return cordoned | left_behind(context.transport, context.survey, slurm_hosts(context), but=part | back)
 
@@ -191,7 +191,7 @@ def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed
     to_apply = {check.recipe for check in checks if check.state == TO_APPLY}
     steps = [step for step in context.plan.of_kind("reboot") if step.name in to_apply and host in step.hosts]
     nodes = context.request.kubernetes
-    refused = refusal(facts) or kube_nodes.refusal(nodes, host, facts)
+    refused = refusal(facts) or host_recipes.node_refusal(nodes, host, facts)
     return HostReboot(
         host=context.survey.host(host),
         node=facts.slurm.node if facts.slurm.works else "",
@@ -200,7 +200,7 @@ def _order(context: BootstrapContext, host: str, checks: Sequence[Check], failed
         steps=tuple(steps),
         reload=context.policy.reload and {check.recipe for check in checks} == {OPTIONS},
         refused=f"not rebooted: {failed} failed there" if failed else refused,
-        kube_node=kube_nodes.node_of(nodes, host),
+        kube_node=host_recipes.node_of(nodes, host),
         out_of_use=reason_out_of_use(facts.slurm.state, facts.prepared.slurm_reason),
     )
 

@@ -225,14 +225,13 @@ def look_at_words(tasks: Namespace) -> None:
 def answer_to(words: Sequence[str], verbs: Mapping[str, Verb], *, own: bool) -> str | None:
     """Return the text that the words ask for: the list of verbs, the help of one, or the version; None where they ask
     for none. `own`: the program is ours, and not Invoke's."""
-    columns = usage.columns()
     if not words or LIST.issuperset(words) or (own and len(words) == 1 and words[0] in ASKS_FOR_HELP):
-        return usage.listing(columns)
+        return usage.listing(usage.columns())
     if len(words) == 2 and words[0] in ASKS_FOR_HELP and words[1] in verbs:
-        return usage.usage(declared(words[1]), columns)
+        return usage.usage(declared(words[1]), usage.columns())
     for name, read in read_words(words, verbs):
         if any(word.asks_for_help for word in read):
-            return usage.usage(declared(name), columns)
+            return usage.usage(declared(name), usage.columns())
     return None
 
 

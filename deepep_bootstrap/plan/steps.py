@@ -17,7 +17,7 @@ from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.inventory import regressions
 from deepep_bootstrap.inventory.facts import Facts, Prefix
-from deepep_bootstrap.plan import decisions, host_recipes, kube_nodes
+from deepep_bootstrap.plan import decisions, host_recipes
 from deepep_bootstrap.plan.decisions import Decisions, PlanRequest, check_writable
 from deepep_bootstrap.plan.host_recipes import TITLES, Check, Preparation
 from deepep_bootstrap.prefix import offer
@@ -126,7 +126,7 @@ def make_plan(
         *resume_steps(request, facts, preparation),
         *uncordon_steps(request, facts, preparation),
     )
-    kubernetes = kube_nodes.notes(request.kubernetes, facts, preparation)
+    kubernetes = host_recipes.node_notes(request.kubernetes, facts, preparation)
     notes = (
         *check_notes(preparation),
         *kubernetes,
@@ -212,7 +212,7 @@ def resume_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: 
 def uncordon_steps(request: PlanRequest, facts: Mapping[str, Facts], preparation: Preparation) -> Iterator[Step]:
     """Yield one step for each reason with which an earlier run left nodes of Kubernetes cordoned that need nothing any
     more."""
-    for text, hosts in kube_nodes.to_uncordon(request.kubernetes, facts, preparation).items():
+    for text, hosts in host_recipes.nodes_to_uncordon(request.kubernetes, facts, preparation).items():
         if not unasked(request.skip, text) and not any(regressions.still(text, facts[host]) for host in hosts):
             reason = Reason(f"cordoned: {text}", "in use, as nothing is left to do")
             yield Step(UNCORDON, UNCORDON, "uncordon in Kubernetes", tuple(hosts), reason)

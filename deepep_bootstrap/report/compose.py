@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.assess import Assessment, failure_logs
+from deepep_bootstrap.analysis.assess import Assessment, failure_logs, judge_run
 from deepep_bootstrap.analysis.compare import figures_of
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.diagnosis.first_error import scrubbed
 from deepep_bootstrap.analysis.diagnosis.log import Evidence
 from deepep_bootstrap.analysis.results.model import FIGURE, Tested
-from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.redact import scrub
 from deepep_bootstrap.core.text import number

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis import assess
-from deepep_bootstrap.analysis.assess import AssessmentRules
+from deepep_bootstrap.analysis.assess import AssessmentRules, failure
 from deepep_bootstrap.analysis.diagnosis.engine import SURE
 from deepep_bootstrap.analysis.results.model import Verdict
-from deepep_bootstrap.analysis.verdict import failure
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.inventory.facts import Facts, Gpu, Port, Rdma, Slurm
 from deepep_bootstrap.inventory.survey import read_tree

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deepep_bootstrap.analysis import assess
+from deepep_bootstrap.analysis.assess import failure
 from deepep_bootstrap.analysis.failure import failure_line
 from deepep_bootstrap.analysis.results.wording import faults
-from deepep_bootstrap.analysis.verdict import failure
 from deepep_bootstrap.cli.commands.report import report
 from deepep_bootstrap.cli.commands.results import results
 from deepep_bootstrap.core.toml import load_toml

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deepep_bootstrap.bootstrap.earlier_runs import keep_durations, kept_at, present_plan, read_earlier
+from deepep_bootstrap.bootstrap.planning import keep_durations, kept_at, present_plan, read_earlier
 from deepep_bootstrap.core.console import PlainConsole, Screen
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.inventory.facts import Facts

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.outcomes import explained
 from deepep_bootstrap.bootstrap import publish, smoke
-from deepep_bootstrap.bootstrap.earlier_runs import keep_durations, kept_at, present_plan, read_earlier
-from deepep_bootstrap.bootstrap.hosts import run_recipes
+from deepep_bootstrap.bootstrap.hosts import run_recipes, share_prefix
 from deepep_bootstrap.bootstrap.orphans import OrphanRequest, Orphans, remove_orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
     BootstrapContext,
@@ -22,10 +21,14 @@ from deepep_bootstrap.bootstrap.planning import (
     cluster_of,
     dead_builds,
     decide,
+    keep_durations,
+    kept_at,
     leave_out,
     look_again,
     look_at_hosts,
     look_at_nodes,
+    present_plan,
+    read_earlier,
     read_wanted,
     request_for,
     skipped,
@@ -35,14 +38,13 @@ from deepep_bootstrap.bootstrap.reboot.policy import ASK, NEVER, ROLLING, Policy
 from deepep_bootstrap.bootstrap.reboots import give_back, mended, reboot_hosts, unfinished
 from deepep_bootstrap.bootstrap.saved_plan import SavedPlan, check_rest, check_same, flags_of, read_plan
 from deepep_bootstrap.bootstrap.smoke import try_out
-from deepep_bootstrap.cli.consent import can_ask, consent, said_yes, why_not_asked
 from deepep_bootstrap.core import filetree
 from deepep_bootstrap.core.console import STYLES, Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, ToldInterrupt, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.text import duration
-from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.flags import Flags, can_ask, consent, said_yes, why_not_asked
 from deepep_bootstrap.inventory.survey import read_inventory, read_tree
 from deepep_bootstrap.plan.decisions import ANY, PlanRequest
 from deepep_bootstrap.plan.host_recipes import TITLES, unbelieved
@@ -307,7 +309,7 @@ def offer(state: RunState) -> None:
 def share(state: RunState) -> None:
     """Share the prefix between the hosts that are still there."""
     before = len(state.outcomes)
-    if not do(state, publish.share_prefix):
+    if not do(state, share_prefix):
         state.context = leave_out(
             state.context, {outcome.host for outcome in state.outcomes[before:] if outcome.state == "failed"}
         )

@@ -8,12 +8,11 @@ from typing import Any
 from msgspec import to_builtins
 
 from deepep_bootstrap.bootstrap.orphans import ALLOCATION, OrphanRequest, Orphans, by_hand, find_orphans, remove_orphans
-from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.text import shortened, size
-from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.flags import Flags, consent
 from deepep_bootstrap.inventory.survey import number
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import Reached, reach

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 from deepep_bootstrap.bootstrap.reboot import node_reboots
 from deepep_bootstrap.bootstrap.reboot.node_reboots import NodePolicy
 from deepep_bootstrap.bootstrap.reboot.rollout import uncordon
-from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core import nodeset
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold_short
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.core.text import parse_time
-from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.flags import Flags, consent
 from deepep_bootstrap.kube import names
 from deepep_bootstrap.kube import nodes as kube_nodes
 from deepep_bootstrap.kube.client import Cluster, connect

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from deepep_bootstrap.bootstrap.earlier_runs import kept_at, present_plan
 from deepep_bootstrap.bootstrap.orphans import without_dead_jobs
 from deepep_bootstrap.bootstrap.planning import (
     cluster_of,
     dead_builds,
     decide,
+    kept_at,
     look_at_hosts,
     look_at_nodes,
+    present_plan,
     read_wanted,
     request_for,
     skipped,

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.hosts import SLOW_LIMIT
 from deepep_bootstrap.bootstrap.planning import RunLogs, read_lock
-from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, Problem, Trouble, worst
 from deepep_bootstrap.core.nodeset import fold
@@ -25,7 +24,7 @@ from deepep_bootstrap.core.outcome import Outcome, outcome_json
 from deepep_bootstrap.core.recipes import compose, last_lines
 from deepep_bootstrap.core.records import Records, read_records
 from deepep_bootstrap.inventory import forms
-from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.flags import Flags, consent
 from deepep_bootstrap.inventory.survey import Survey, fold_problems, gather, open_connections, read_inventory, read_tree
 from deepep_bootstrap.lock.model import Lock
 from deepep_bootstrap.plan import decisions, host_recipes

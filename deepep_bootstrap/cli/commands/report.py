@@ -173,9 +173,10 @@ def show_run(flags: Flags, screen: Screen, name: str, wanted: RunFilesWanted) ->
     page, xml = wanted.page, wanted.xml
     found, where = load.read_run(flags, name, read_tree(flags.root / "env"))
     if not flags.dry_run:
-        for path, text in ((page, render_html(found, time.time())), (xml, render_junit(found))):
-            if path:
-                write_file(path, text.encode())
+        if page:
+            write_file(page, render_html(found, time.time()).encode())
+        if xml:
+            write_file(xml, render_junit(found).encode())
     terminal.show_report(screen, found)
     screen.say(f"\nLogs and counters: {where}")
     for path in filter(None, (page, xml)):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from deepep_bootstrap.cli.consent import consent
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE
 from deepep_bootstrap.core.text import shortened
-from deepep_bootstrap.inventory.flags import Flags
+from deepep_bootstrap.inventory.flags import Flags, consent
 from deepep_bootstrap.inventory.survey import number, read_tree
 from deepep_bootstrap.prefix import history
 from deepep_bootstrap.prefix.access import reach

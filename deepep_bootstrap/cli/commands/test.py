@@ -14,13 +14,12 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis import assess, compare, reference_file, site_references
-from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules
+from deepep_bootstrap.analysis.assess import Assessment, AssessmentRules, judge_run
 from deepep_bootstrap.analysis.diagnosis import engine
 from deepep_bootstrap.analysis.diagnosis.engine import Diagnosis
 from deepep_bootstrap.analysis.node_lists import FAILING, NodeLists, list_nodes
 from deepep_bootstrap.analysis.results import model
 from deepep_bootstrap.analysis.tuning import shelf, sweep
-from deepep_bootstrap.analysis.verdict import judge_run
 from deepep_bootstrap.bootstrap.planning import look_at_hosts
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import OK, TROUBLE, VERDICT, Problem, Trouble, worst

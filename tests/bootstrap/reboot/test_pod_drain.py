@@ -18,7 +18,7 @@ from deepep_bootstrap.inventory.hostsfile import parse_hosts_file
 from deepep_bootstrap.kube import client, nodes
 from deepep_bootstrap.kube.client import Cluster
 from deepep_bootstrap.kube.nodes import Node, NodeLook
-from deepep_bootstrap.plan import kube_nodes
+from deepep_bootstrap.plan import host_recipes
 from deepep_bootstrap.plan.host_recipes import OK, REBOOT, Check, Preparation
 from deepep_bootstrap.plan.steps import UNCORDON, make_plan
 from tests.support.kube_api import LiveApi, live_api, make_node, make_pod, refusal, write_kubeconfig
@@ -162,7 +162,7 @@ def prepared(**states: dict[str, Check]) -> Preparation:
 )
 def test_a_host_with_a_kubelet_is_drained_or_left_alone(look: NodeLook, kubelet: bool, refused: str) -> None:
     facts = facts_of(n001={"kubelet": kubelet})
-    found = kube_nodes.refusal(look, "n001", facts["n001"])
+    found = host_recipes.node_refusal(look, "n001", facts["n001"])
     assert (refused in found, bool(found)) == (True, bool(refused))
     notes = make_plan(request(kubernetes=look), facts, prepared(n001=OPTIONS)).notes
     told = [note for note in notes if "Kubernetes" in note or "kubelet" in note]
