@@ -46,11 +46,17 @@ TELLS, LIKELY_MOST = 0.8, 0.79
 """A sign of this weight tells its cause by itself: nothing else prints its line. The most that is believed of a cause
 of which there is no such sign, whatever adds to it, unless a context decides."""
 
+KIND_FIRST = 0.5
+"""From here on what a first error says by itself goes before a cause that only lines tell which followed from it."""
+
 SHARED_MOST, SHARED_IN_CONTEXT, DECIDES = 0.7, 0.88, 0.3
 """The most that is believed of a cause of which there are only symptoms that many causes share (a timeout, an abort,
 an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or more, and so singles the cause out.
 Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_engine.py) are then given
 to no other with 0.8 and more, but for what those tests name."""
+
+RELAYED = re.compile(r"(?:slurmstepd: error: )?pyxis: {2,}")
+"""What stands before a line that one program prints out of another one's log."""
 
 WORD = re.compile(r"[^\W\d_]{3}")
 """What is left of a match beside a symptom in it is words of its own where there are three letters."""
@@ -174,7 +180,14 @@ def look_at(logs: Mapping[str, str], rules: CauseSet) -> Looked:
     parts = tuple(_log_end(log, spoken.ending) for log in read)
     failed = any(part.failure for part in parts)
     look = _Look(parts, spoken.ending, spoken.symptoms, failed)
-    return Looked(parts, tuple(each for cause in spoken.causes if (each := look.at(cause))), failed, spoken)
+    found = tuple(each for cause in spoken.causes if (each := look.at(cause)))
+    if failed and not found and all(part.errors.own is None for part in parts):
+        # Nothing else tells why: then a warning may, and is believed as little as what many causes show alike.
+        look = replace(look, ending=replace(spoken.ending, mild=()))
+        warned = (each for cause in spoken.causes if (each := look.at(cause)))
+        own = (each for each in warned if not each.follows)
+        found = tuple(replace(each, confidence=min(each.confidence, SHARED_MOST)) for each in own)
+    return Looked(parts, found, failed, spoken)
 
 
 def _spoken_of(logs: Sequence[Log], rules: CauseSet) -> CauseSet:
@@ -207,7 +220,27 @@ def conclude(looked: Looked) -> Diagnosis:
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
     first = first_error([part.errors for part in parts], rules, roots) if looked.failed or roots else None
-    return Diagnosis(findings_of(looked) or _in_general(first, parts, rules), notes, first)
+    return Diagnosis(_told(ranked, first, looked), notes, first)
+
+
+def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) -> tuple[Finding, ...]:
+    """Return the causes, the most likely first; before them, or where none is known, what the first error says by
+    itself."""
+    findings = tuple(_finding(each, looked.parts) for each in ranked)
+    if not findings:
+        return _in_general(first, looked.parts, looked.rules)
+    if first is None or not _only_follows(ranked[0], first, looked.rules.ending):
+        return findings
+    kinds = _in_general(first, looked.parts, looked.rules)
+    return (*(each for each in kinds if each.confidence >= KIND_FIRST), *findings)
+
+
+def _only_follows(found: _Found, first: FirstError, ending: Ending) -> bool:
+    """Return whether a cause is told by lines alone that follow from another failure (a launcher's, a plugin's), while
+    a program told an error of its own before: that says more."""
+    if not found.follows or found.told >= TELLS or not tells_error(first.evidence.text, ending):
+        return False
+    return all(hit.line + 1 != first.evidence.line for _, _, hit in found.signs)
 
 
 def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: CauseSet) -> tuple[Finding, ...]:
@@ -220,10 +253,11 @@ def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: Cause
     if line.line <= part.over:
         return ()
     frame = raised_in(part.log, line.line - 1)
-    found = next((each for each in rules.general if each.fits(line.text, frame)), None)
+    text = RELAYED.sub("", part.log.message(line.line - 1))
+    found = next((each for each in rules.general if each.fits(text, frame)), None)
     if found is None:
         return ()
-    title, fix = found.told(scrub(line.text))
+    title, fix = found.told(scrub(text))
     source = "the program's own words"
     return (Finding(found.slug, title, found.confidence, (line,), found.why, fix, source, found.checks, general=True),)
 
@@ -346,11 +380,14 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
-    start = max(_last(log, ending.well), _went_on(log, ending)) + 1
-    if start and (_failure(log, ending, start) or _died(log, ending, start)):
+    whole = _last(log, ending.whole) + 1
+    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, whole)
+    if start and (_failure(log, ending, start) or (start > whole and _died(log, ending, start))):
         start = 0
     over = _got_over(log, ending.together)
-    return _LogEnd(log, start, _failure(log, ending, start), over, LogErrors(log, start, ending))
+    errors = LogErrors(log, start, ending)
+    failure = _failure(log, ending, start) or (None if start else errors.told)
+    return _LogEnd(log, start, failure, over, errors)
 
 
 def _went_on(log: Log, ending: Ending) -> int:

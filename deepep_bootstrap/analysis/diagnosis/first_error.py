@@ -8,7 +8,7 @@ import functools
 import itertools
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -71,13 +71,33 @@ WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$")
 INVALID = re.compile(r"\d+ validation errors? for \w")
 """pydantic's heading: the line below says what is wrong."""
 
-WARNED = re.compile(r"CMake (?:Deprecation |Author )?Warning\b")
+CMAKE_HEAD = re.compile(r"\bCMake Error (?:at|in)\b")
+
+WARNING_HEAD = re.compile(r"CMake (?:Deprecation |Author )?Warning\b")
 """The head of a warning whose text stands indented below it."""
 
-WARNED_LINES = 20
+WARNING_LINES = 20
 """Lines that such a text may have."""
 
-OF_ANOTHER = re.compile(r"\bRayTaskError\(")
+EVENT = re.compile(r"\bWarning +[A-Z]\w+ ")
+"""An event of Kubernetes, whose message may go on below it."""
+
+COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:-]+(?: [A-Z0-9_()/%:-]+)?(?: +|$)){3,}")
+"""The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""
+
+ROW = re.compile(r"(?!.*\w: ).*\S {2,}\S")
+"""A row of one: gaps, and no message behind a colon."""
+
+TELLING = "MESSAGE"
+"""A column whose rows tell what happened, when it did."""
+
+ROWS = 200
+"""Lines that a table may have."""
+
+PROMPT = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) \S")
+"""A command that somebody typed."""
+
+OF_ANOTHER = re.compile(r"\bRayTaskError\(|\bCaught \w+ in \w+ (?:worker|replica|thread)\b")
 """An exception that only says whose it is: its own traceback goes on below."""
 
 DIGIT = re.compile(r"\d")
@@ -188,9 +208,10 @@ def scrubbed(first: FirstError, scrub: Callable[[str], str]) -> FirstError:
     )
 
 
-ERROR, WAITED, SLOW, FOLLOWED, WENT_ON = range(5)
-"""How near to the root a line is: an error of its own; the end of a wait; that something takes long; what follows from
-another's failure; what a program goes on after."""
+ERROR, WAITED, SLOW, WARNED, FOLLOWED, WENT_ON = range(6)
+"""How near to the root a line is: an error of its own; the end of a wait; that something takes long, or a traceback
+that ends before its exception; a warning that tells of an error; what follows from another's failure; what a program
+goes on after."""
 
 
 class ErrorLine(Struct, frozen=True):
@@ -217,20 +238,31 @@ class LogErrors:
         """The first line on which a program tells an error of its own, None where none does."""
         return next((each.hit.line for each in self.lines if each.grade == ERROR), None)
 
+    @property
+    def told(self) -> Hit | None:
+        """The first of them that a program marks as an error, and does not only describe in words that sound so."""
+        marked = (each.hit for each in self.lines if each.grade == ERROR)
+        return next((hit for hit in marked if _says(self.ending.errors, self.log.lines[hit.line][:2000])), None)
+
     @functools.cached_property
     def lines(self) -> tuple[ErrorLine, ...]:
         """These lines, in order."""
         log, ending = self.log, self.ending
         found: list[ErrorLine] = []
-        for line, hit in sorted(_hits(log, self.start, ending).items()):
+        hits = _hits(log, self.start, ending)
+        for line, hit in sorted(hits.items()):
             text = log.lines[line][:2000]
-            if any(_says(patterns, text) for patterns in (ending.mild, ending.noise, ending.fine)):
+            if _says(ending.noise, text) or _says(ending.fine, text):
                 continue
-            if _is_frame(text) or _is_trace(text) or _is_warned(log, line) or _is_code(log, line):
+            if _is_frame(text) or _is_command(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
             raised = log.lines[_exception(log, line)][:2000]
             grade = max(_grade(text, ending), _grade(raised, ending))
-            if _is_cut(log, line) or (grade == ERROR and _is_consequence(log, line, ending, found)):
+            if grade <= WARNED and _says(ending.mild, text):
+                grade = WARNED
+            elif _is_cut(log, line):
+                grade = max(grade, SLOW)
+            elif grade == ERROR and (_sums_up(log, line, hits) or _is_consequence(log, line, ending, found)):
                 grade = FOLLOWED
             time, stamp = _time(log, line)
             found.append(ErrorLine(grade, stamp, hit, time))
@@ -251,7 +283,7 @@ def first_error(
     known = [
         ErrorLine(ERROR, stamp, hit, time, place)
         for place, root in roots
-        if not _is_trace(logs[place].lines[root.line])
+        if not _is_command(logs[place].lines[root.line]) and not _is_row(logs[place], root.line)
         if not (lower and follows(logs[place].lines[root.line], rules.ending))
         for hit in [_raised(logs[place], root)]
         for time, stamp in [_time(logs[place], hit.line)]
@@ -289,7 +321,7 @@ def follows(line: str, ending: Ending) -> bool:
 def _hits(log: Log, start: int, ending: Ending) -> dict[int, Hit]:
     """Return the lines that fit a pattern of errors by their numbers."""
     hits: dict[int, Hit] = {}
-    for pattern in (*ending.badly, *ending.errors):
+    for pattern in (*ending.badly, *ending.errors, *ending.words):
         # What goes over the end of a line is looked for in words of causes, not in those of any error.
         for hit in log.find_whole(pattern, start):
             if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
@@ -337,18 +369,61 @@ def raised_in(log: Log, line: int) -> str:
     return ""
 
 
-def _is_trace(line: str) -> bool:
-    """Return whether a line is a command that a shell is about to run."""
-    return TRACE.match(bare(line)) is not None
+def _is_command(line: str) -> bool:
+    """Return whether a line is a command that a shell is about to run, or that somebody typed."""
+    return TRACE.match(bare(line)) is not None or PROMPT.match(line) is not None
+
+
+def _sums_up(log: Log, line: int, hits: Collection[int]) -> bool:
+    """Return whether a line only sums up what others tell: the heading of an error on the next line, a row of a
+    table."""
+    return _is_heading(log, line, hits) or _is_row(log, line)
+
+
+def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:
+    """Return whether a line ends in a colon, and the next one of its process tells the error."""
+    text = log.lines[line]
+    if not text.rstrip().endswith(":") or HEAD in text or EVENT.search(text):
+        return False
+    if CMAKE_HEAD.search(text):
+        return any(each in hits for each in _indented_below(log, line))
+    label = log.label(line)
+    below = range(line + 1, min(len(log.lines), line + BETWEEN))
+    return next((n for n in below if log.lines[n].strip() and log.label(n) == label), -1) in hits
+
+
+def _indented_below(log: Log, line: int) -> Iterator[int]:
+    """Yield the lines below one that belong to it: with more indent, or empty."""
+    indent = _indent(log.lines[line])
+    for number in range(line + 1, min(len(log.lines), line + FRAMES)):
+        if log.lines[number].strip() and _indent(log.lines[number]) <= indent:
+            return
+        yield number
+
+
+def _indent(line: str) -> int:
+    text = bare(line, keep_indent=True)
+    return len(text) - len(text.lstrip())
+
+
+def _is_row(log: Log, line: int) -> bool:
+    """Return whether a line is a row of a table of states: they are looked at when something failed already."""
+    for number in range(line, max(-1, line - ROWS), -1):
+        text = log.lines[number]
+        if COLUMNS.fullmatch(text):
+            return number != line and TELLING not in text
+        if ROW.match(text) is None:
+            return False
+    return False
 
 
 def _is_warned(log: Log, line: int) -> bool:
     """Return whether a line is of the indented text below the head of a warning."""
     label = log.label(line)
-    for number in range(line, max(-1, line - WARNED_LINES), -1):
+    for number in range(line, max(-1, line - WARNING_LINES), -1):
         text = bare(log.lines[number], keep_indent=True)
         if log.label(number) == label and text.strip() and not text.startswith(" "):
-            return number != line and WARNED.match(text) is not None
+            return number != line and WARNING_HEAD.match(text) is not None
     return False
 
 
@@ -449,7 +524,7 @@ def _ends_frames(text: str) -> bool:
     """Return whether a line ends the frames of a traceback: it is its exception."""
     frame = not text.strip() or text.startswith((" ", "\t")) or set(text.strip()) <= set("^~ ")
     frame = frame or WRAPPED.match(text) is not None
-    return not frame and OF_ANOTHER.search(text) is None
+    return not frame and HEAD not in text and OF_ANOTHER.search(text) is None
 
 
 def _behind(head: str, line: str) -> str:

@@ -41,6 +41,10 @@ LEVEL = re.compile(
 """What vLLM and others put before a message, and before each line of a traceback."""
 
 LONGEST_LABEL = 200
+
+LONGEST_MESSAGE, CONTINUED = 2000, 3
+"""Characters of a line that a message is read from, and lines that it may go on over."""
+
 OTHERS = 200
 """Lines on each side among which those of one process are looked for: a few of each of many ranks."""
 
@@ -154,6 +158,17 @@ class Log:
     def whole(self, line: int) -> str:
         """Return a line as it stands in the log."""
         return self.heads[line] + self.lines[line]
+
+    def message(self, line: int) -> str:
+        """Return what a line says without labels; of one that ends in a colon also the next lines of its process."""
+        text = bare(self.lines[line][:LONGEST_MESSAGE])
+        below = range(line + 1, min(len(self.lines), line + OTHERS))
+        own = (number for number in below if self.lines[number].strip() and self.label(number) == self.label(line))
+        for number in itertools.islice(own, CONTINUED):
+            if not text.endswith(":"):
+                break
+            text = f"{text} {bare(self.lines[number][:LONGEST_MESSAGE])}"
+        return text
 
     def last(self, pattern: Pattern, before: int | None = None) -> int:
         """Return the number of the last line that fits, of those `before` a line where one is given, -1 without one.

@@ -24,8 +24,9 @@ from deepep_bootstrap.core.toml import load_toml as read_toml
 WHAT = "{what}"
 """Stands in a title for the object that a line names."""
 
-WHAT_MOST = 120
-"""Characters of that object in a title: a path or a sentence is known by them."""
+WHAT_MOST, WHAT_HEAD = 180, 60
+"""Characters of that object in a title, and how many of them are its beginning where it is cut: a path or a sentence is
+known by them, and an error that was passed on from one program to the next says the reason at its end."""
 
 SOURCE_LINE = re.compile(r"\S+:\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN |(?:\[[\w./-]+:\d+\]|[\w.-]+:\d+\])\s*")
 """The process and the place in its source before a message, as NCCL and loggers of Python and C++ print them."""
@@ -255,16 +256,17 @@ class Harmless(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """The lines by which the end of a run is known: lines that say that it went well, those of a run that is `going`
-    on, those that it prints when all ranks have done a step `together`, and lines that say it did not; among these the
-    `fatal` ones, after which nothing goes on but what is tried `again`; the `noise` of programs that print what they
-    look for; and how `mild` lines look, warnings of a program that goes on: none shows a failure, and none is a sign
-    unless the sign is `warned`. For the first error of a failure also lines that tell `errors` where there was one;
-    lines that `followed` from another one's, the message of what was `thrown` and not caught, lines of a process that
-    only `waited` or are `slow`, `lesser` ones that a program goes on after, and such as are `fine` although they have
-    the words."""
+    """The lines by which the end of a run is known: lines that say that it went `well`, those of whoever runs the
+    `whole` job, those of a run that is `going` on, those that it prints when all ranks have done a step `together`, and
+    lines that say it did not; among these the `fatal` ones, after which nothing goes on but what is tried `again`; the
+    `noise` of programs that print what they look for; and how `mild` lines look, warnings of a program that goes on:
+    none shows a failure, and none is a sign unless the sign is `warned`, or nothing else tells why. For the first error
+    of a failure also lines that tell `errors`, and `words` that do where there was one; lines that `followed` from
+    another one's, the message of what was `thrown` and not caught, lines of a process that only `waited` or are `slow`,
+    `lesser` ones that a program goes on after, and such as are `fine` although they have the words."""
 
     well: tuple[Pattern, ...] = ()
+    whole: tuple[Pattern, ...] = ()
     going: tuple[Pattern, ...] = ()
     together: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
@@ -273,6 +275,7 @@ class Ending(Struct, frozen=True):
     noise: tuple[Pattern, ...] = ()
     mild: tuple[Pattern, ...] = ()
     errors: tuple[Pattern, ...] = ()
+    words: tuple[Pattern, ...] = ()
     thrown: tuple[Pattern, ...] = ()
     followed: tuple[Pattern, ...] = ()
     waited: tuple[Pattern, ...] = ()
@@ -318,7 +321,7 @@ class NamedKind(Struct, frozen=True):
 def _shown(text: str) -> str:
     """Return text as a title shows it: on one line, and not long."""
     words = " ".join(text.split()).rstrip(" :,;")
-    return words if len(words) <= WHAT_MOST else f"{words[: WHAT_MOST - 1]}…"
+    return words if len(words) <= WHAT_MOST else f"{words[:WHAT_HEAD]}…{words[WHAT_HEAD + 1 - WHAT_MOST :]}"
 
 
 class GeneralCause(Struct, frozen=True):

@@ -322,6 +322,44 @@ def test_what_a_run_got_over_is_a_note() -> None:
     assert told(text + well + "Fatal Python error: Segmentation fault\n")[0] == "ibgda-driver-config"
 
 
+def test_whoever_runs_the_whole_job_is_believed_that_it_went_well() -> None:
+    """A process may die of something at its exit; another program's good end takes back nothing."""
+    died = "Traceback (most recent call last):\nBrokenPipeError: [Errno 32] Broken pipe\n"
+    assert diagnose({"log": died + "Job 'raysubmit_8Hq2' succeeded\n"}, BOOK).first is None
+    assert diagnose({"log": died + "Successfully installed odd-1.0\n"}, BOOK).first
+    assert diagnose({"log": "Job 'raysubmit_8Hq2' succeeded\n" + died}, BOOK).first
+
+
+def test_what_a_program_marks_as_an_error_is_one_where_nothing_says_how_it_ended() -> None:
+    marked = 'time=2025-07-11T17:48:10Z level=ERROR msg="the odd library is not there"\n'
+    found = diagnose({"log": f"starting\n{marked}listening\n"}, BOOK)
+    assert found.failure
+    assert found.failure.line == 2
+    assert diagnose({"log": f"{marked}all tests passed\n"}, BOOK).first is None
+    assert diagnose({"log": "the size must be a number\nlistening\n"}, BOOK).first is None
+
+
+def test_a_warning_tells_the_cause_where_nothing_else_tells_of_an_error() -> None:
+    rules = load_causes(A_CAUSE + "sign = [{ find = 'could not load odd', weight = 0.95 }]\n", "own.toml", BOOK)
+    rules = join(BOOK, rules)
+    warned = "W0819 07:02:54.757556 1 rm.go:109] could not load odd.so\n"
+    ended = "Back-off restarting failed container\n"
+    (finding,) = diagnose({"log": warned + ended}, rules).findings
+    assert (finding.cause, finding.confidence) == ("a-cause", SHARED_MOST)
+    assert diagnose({"log": warned + "RuntimeError: 7 is no number of ours\n" + ended}, rules).known == ()
+
+
+def test_a_first_error_with_an_object_goes_before_what_only_followed() -> None:
+    log = (
+        "slurmstepd: error: pyxis: child 185257 failed with error code: 1\n"
+        "slurmstepd: error: pyxis:     zstd: /raid/cache/d9270b9c: Permission denied\n"
+        "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
+    )
+    found = diagnose({"log": log}, BOOK).findings
+    assert [each.cause for each in found][:2] == ["not-permitted", "slurm-spank-plugin"]
+    assert found[0].title == "a process may not use a path: /raid/cache/d9270b9c"
+
+
 def test_slowness_counts_in_a_run_that_ended_well() -> None:
     slow = read(CASES / "failing" / "nic-mapping-single-nic.log")
     assert told(slow) == ["nic-mapping-single-nic"]

@@ -238,6 +238,33 @@ CHAINED = """1: Traceback (most recent call last):
             "mpirun detected that one or more processes exited with non-zero status\n[n1:9] *** Process received signal ***\n[n1:9] Signal: Segmentation fault (11)\n",
             3,
         ),
+        # Headings, whose error is the next line of the same process or stands indented below them.
+        ("[E] Failed to initialize the executor:\nRuntimeError: odd\n", 2),
+        ("1: Failed to start it:\n0: all is well\n1: RuntimeError: odd\n", 3),
+        ("Failed to start it:\nby hand\nRuntimeError: odd\n", 1),
+        ("CMake Error at a.cmake:9 (message):\n\n  The compiler said\n    a.h(3): error: odd\n", 4),
+        ("CMake Error at a.cmake:9 (message):\n  odd\n\nRuntimeError: odd\n", 1),
+        # Rows of states, not those that tell what happened.
+        ("NAME   READY   STATUS   RESTARTS\nodd-0   0/1   Failed   2\nRuntimeError: odd\n", 3),
+        ("LAST SEEN   TYPE   REASON   MESSAGE\n5m   Warning   FailedMount   odd failed\nRuntimeError: odd\n", 2),
+        ("NAME   READY   STATUS\nslurmstepd: error: odd failed\nRuntimeError: odd\n", 2),
+        # What somebody typed.
+        ("$ grep -c 'fatal error: odd' log\nRuntimeError: odd\n", 2),
+        ("userx@n1:~/odd$ ./run --fail-on 'Assertion failed'\nRuntimeError: odd\n", 2),
+        ("[root@n1 ~]# journalctl | grep 'error: odd'\nRuntimeError: odd\n", 2),
+        # A warning, where nothing else tells of an error.
+        ("W0819 07:02:54.757542 1 a.go:9] could not load odd.so\nBack-off restarting failed container\n", 1),
+        ("W0819 07:02:54.757542 1 a.go:9] could not load odd.so\nRuntimeError: odd\n", 2),
+        # Forms that no pattern of a program knows, but their words.
+        ("/opt/a/run.sh: line 76: ODD: unbound variable\nexit code: 1\n", 1),
+        ("NET/ODD Unexpected number of rails. Expected 3 but got 2\nRuntimeError: odd\n", 1),
+        ("Error to get device. No valid odd devices found\nexit code: 1\n", 1),
+        ("nvcc warning : the value is out of range, ignored\nRuntimeError: odd\n", 2),
+        # The worker's own traceback goes on below.
+        (
+            "Traceback (most recent call last):\nKeyError: Caught KeyError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File \"a\", line 1, in f\nKeyError: 'odd'\n",
+            5,
+        ),
     ],
 )
 def test_a_summary_a_warning_or_a_consequence_is_not_first(text: str, line: int) -> None:
@@ -528,9 +555,10 @@ def test_an_object_is_told_short_on_one_line_and_without_secrets() -> None:
         assert finding.general
         return finding.title
 
-    long = told("RuntimeError: Check failed: " + "count > " * 90)
-    assert long.endswith(" count >…")
-    assert len(long) < 220
+    long = told("RuntimeError: Check failed: " + "count > " * 90 + "none")
+    assert "…" in long
+    assert long.endswith("count > none"), "the reason stands at the end of what was passed on"
+    assert len(long) < 280
     secret = told("RuntimeError: Check failed: odd://me:hunter2@host == 3 with password=hunter2")
     assert "odd://" in secret
     assert "hunter2" not in secret
