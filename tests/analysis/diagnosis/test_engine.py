@@ -352,12 +352,12 @@ def test_a_warning_tells_the_cause_where_nothing_else_tells_of_an_error() -> Non
 def test_a_first_error_with_an_object_goes_before_what_only_followed() -> None:
     log = (
         "slurmstepd: error: pyxis: child 185257 failed with error code: 1\n"
-        "slurmstepd: error: pyxis:     zstd: /raid/cache/d9270b9c: Permission denied\n"
+        "slurmstepd: error: pyxis:     zstd: /raid/layers/d9270b9c: Permission denied\n"
         "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
     )
     found = diagnose({"log": log}, BOOK).findings
     assert [each.cause for each in found][:2] == ["not-permitted", "slurm-spank-plugin"]
-    assert found[0].title == "a process may not use a path: /raid/cache/d9270b9c"
+    assert found[0].title == "a process may not use a path: /raid/layers/d9270b9c"
 
 
 def test_slowness_counts_in_a_run_that_ended_well() -> None:
