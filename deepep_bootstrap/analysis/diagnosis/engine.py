@@ -579,7 +579,8 @@ def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
         place, hit = found.context
         chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
     evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
-    return Finding(cause.slug, cause.title, found.told, evidence, cause.why, cause.fix, cause.source, cause.checks)
+    title, fix = cause.told([scrub(text) for _, _, text in lines]) if cause.named else (cause.title, cause.fix)
+    return Finding(cause.slug, title, found.told, evidence, cause.why, fix, cause.source, cause.checks)
 
 
 def _shown(log: Log, hit: Hit) -> Evidence:

@@ -227,10 +227,35 @@ class Context(Struct, frozen=True):
     near: Pattern | None = None
 
 
+class NamedKind(Struct, frozen=True):
+    """How a cause or a general kind is told where its line says more: a line that fits one of `find` gives `title`, in
+    which the text of that one's group stands for {what}. `fix`: what mends this one; "" where the whole's own says
+    it."""
+
+    find: tuple[Pattern, ...]
+    title: str
+    fix: str = ""
+
+    def told(self, line: str) -> str:
+        """Return the title for a line, "" where it does not fit, or says nothing in the place of {what}."""
+        for pattern in self.find:
+            found = pattern.regex.search(line)
+            what = _shown(found[1] or "") if found and WHAT in self.title else ""
+            if found and (what or WHAT not in self.title):
+                return self.title.replace(WHAT, what)
+        return ""
+
+
+def _shown(text: str) -> str:
+    """Return text as a title shows it: on one line, and not long."""
+    words = " ".join(text.split()).rstrip(" :,;")
+    return words if len(words) <= WHAT_MOST else f"{words[:WHAT_HEAD]}…{words[WHAT_HEAD + 1 - WHAT_MOST :]}"
+
+
 class Cause(Struct, frozen=True):
     """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a
     line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts
-    where the run ended well (slowness)."""
+    where the run ended well (slowness). The first of `named` that one of its lines fits tells it more closely."""
 
     slug: str
     title: str
@@ -244,6 +269,13 @@ class Cause(Struct, frozen=True):
     never: tuple[Pattern, ...] = ()
     hides: tuple[str, ...] = ()
     lasting: bool = False
+    named: tuple[NamedKind, ...] = ()
+
+    def told(self, lines: Sequence[str]) -> tuple[str, str]:
+        """Return the title and the fix, as the lines that show the cause tell it."""
+        forms = ((title, form) for form in self.named for line in lines if (title := form.told(line)))
+        title, form = next(forms, (self.title, None))
+        return title, form.fix if form and form.fix else self.fix
 
 
 class Harmless(Struct, frozen=True):
@@ -309,21 +341,6 @@ class Meaning(Struct, frozen=True):
     words: str
 
 
-class NamedKind(Struct, frozen=True):
-    """How a general kind is told where its line names the object: each of `find` has one group, which stands for {what}
-    in `title`. `fix`: what mends this one; "" where the kind's own says it."""
-
-    find: tuple[Pattern, ...]
-    title: str
-    fix: str = ""
-
-
-def _shown(text: str) -> str:
-    """Return text as a title shows it: on one line, and not long."""
-    words = " ".join(text.split()).rstrip(" :,;")
-    return words if len(words) <= WHAT_MOST else f"{words[:WHAT_HEAD]}…{words[WHAT_HEAD + 1 - WHAT_MOST :]}"
-
-
 class GeneralCause(Struct, frozen=True):
     """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
     nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in.
@@ -344,10 +361,8 @@ class GeneralCause(Struct, frozen=True):
         """Return the title and the fix for a line of this kind: with the object that the line names, or else with what
         the line says."""
         for form in self.named:
-            for pattern in form.find:
-                found = pattern.regex.search(line)
-                if found and (what := _shown(found[1] or "")):
-                    return form.title.replace(WHAT, what), form.fix or self.fix
+            if title := form.told(line):
+                return title, form.fix or self.fix
         return f"{self.title}: {_shown(FOLDERS.sub('', SOURCE_LINE.sub('', line)))}", self.fix
 
     def fits(self, line: str, frame: str = "") -> bool:
@@ -561,6 +576,7 @@ def _cause(table: Table) -> Cause:
         never=_patterns(table, "never"),
         hides=table.words("hides", NAME),
         lasting=table.take("lasting", bool, default=False),
+        named=tuple(map(_named, table.tables("named"))),
     )
     if not cause.signs:
         table.complain("sign", "is missing or empty", wanted="at least one [[cause.sign]] by which the cause is found")
@@ -641,7 +657,7 @@ def _general(table: Table) -> GeneralCause:
         table.take("checks", str, ""),
         _patterns(table, "never", everywhere=False),
         _patterns(table, "frame", everywhere=False),
-        tuple(map(_named, table.tables("named"))),
+        tuple(_named(each, of_object=True) for each in table.tables("named")),
     )
     if found.confidence > GENERAL_MOST:
         table.complain("confidence", "is out of range", str(found.confidence), f"{GENERAL_MOST} at most")
@@ -649,12 +665,13 @@ def _general(table: Table) -> GeneralCause:
     return found
 
 
-def _named(table: Table) -> NamedKind:
+def _named(table: Table, *, of_object: bool = False) -> NamedKind:
+    """Return how something is told by its line; with `of_object` always with what the line names."""
     found = NamedKind(_patterns(table, "find", everywhere=False), table.text("title", SOME), table.take("fix", str, ""))
-    if WHAT not in found.title:
+    if of_object and WHAT not in found.title:
         table.complain("title", f"does not say {WHAT}", found.title, f"a title with {WHAT}, the object of the line")
     for pattern in found.find:
-        if len(GROUP.findall(pattern.source)) != 1:
+        if WHAT in found.title and len(GROUP.findall(pattern.source)) != 1:
             table.complain(
                 "find", "needs one group, the object of the line", pattern.source, "one (…); others as (?:…)"
             )

@@ -549,6 +549,44 @@ def test_each_way_of_telling_a_kind_has_a_line() -> None:
         assert [pattern.source for pattern in forms if pattern not in first] == []
 
 
+NAMED_CAUSES = load_toml((CASES / "named-causes.toml").read_text(encoding="utf-8"), "named-causes.toml")
+
+
+def test_a_cause_is_told_as_closely_as_its_line_tells_it() -> None:
+    causes = {cause.slug: cause for cause in BOOK.causes if cause.named}
+    assert set(NAMED_CAUSES) == set(causes)
+    for slug, cause in causes.items():
+        told = {line: cause.told([line])[0] for line in NAMED_CAUSES[slug]}
+        assert told == NAMED_CAUSES[slug]
+        forms = [pattern for form in cause.named for pattern in form.find]
+        first = [next((each for each in forms if each.regex.search(line)), None) for line in told]
+        assert [each.source for each in forms if each not in first] == []
+        assert cause.told(["a line of another kind"]) == (cause.title, cause.fix)
+
+
+def test_a_cause_of_ones_own_is_told_with_its_object_and_without_secrets() -> None:
+    rules = load_causes(
+        A_CAUSE
+        + """sign = [{ find = 'the odd thing broke', weight = 0.9 }]
+named = [
+  { find = ['broke by (\\S+)'], title = "the odd thing broke: {what}", fix = "mend that" },
+  { find = ['broke in two'], title = "the odd thing is in two" },
+]
+""",
+        "own.toml",
+        BOOK,
+    )
+
+    def told(line: str) -> tuple[str, str]:
+        (finding,) = diagnose({"log": line}, rules).findings
+        return finding.title, finding.fix
+
+    assert told("the odd thing broke by hand") == ("the odd thing broke: hand", "mend that")
+    assert told("the odd thing broke in two") == ("the odd thing is in two", "f")
+    assert told("the odd thing broke") == ("t", "f")
+    assert "hunter2" not in told("the odd thing broke by odd://me:hunter2@host")[0]
+
+
 def test_an_object_is_told_short_on_one_line_and_without_secrets() -> None:
     def told(line: str) -> str:
         (finding,) = diagnose({"log": f"{line}\n"}, BOOK).findings
