@@ -27,6 +27,8 @@ OUTSIDER = (
     "outsider-2026-ninth",
     "outsider-2026-tenth",
     "outsider-2026-eleventh",
+    "outsider-2026-twelfth",
+    "outsider-2026-thirteenth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
