@@ -215,12 +215,18 @@ def conclude(looked: Looked) -> Diagnosis:
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in looked.found}))
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
-    if not looked.failed:
+    if not looked.failed and not _is_its_own_end(ranked, parts):
         # What counts whatever the end is an error of a run that ended well where its line says so.
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
     first = first_error([part.errors for part in parts], rules, roots) if looked.failed or roots else None
     return Diagnosis(_told(ranked, first, looked), notes, first)
+
+
+def _is_its_own_end(ranked: Sequence[_Found], parts: Sequence[_LogEnd]) -> bool:
+    """Return whether the first cause is told by a line of its own, in logs that do not say how they ended: they ended by
+    it."""
+    return bool(ranked) and ranked[0].told >= TELLS and not any(part.start for part in parts)
 
 
 def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) -> tuple[Finding, ...]:
@@ -385,9 +391,7 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     if start and (_failure(log, ending, start) or (start > whole and _died(log, ending, start))):
         start = 0
     over = _got_over(log, ending.together)
-    errors = LogErrors(log, start, ending)
-    failure = _failure(log, ending, start) or (None if start else errors.told)
-    return _LogEnd(log, start, failure, over, errors)
+    return _LogEnd(log, start, _failure(log, ending, start), over, LogErrors(log, start, ending))
 
 
 def _went_on(log: Log, ending: Ending) -> int:

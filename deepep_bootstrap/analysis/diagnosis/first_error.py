@@ -238,12 +238,6 @@ class LogErrors:
         """The first line on which a program tells an error of its own, None where none does."""
         return next((each.hit.line for each in self.lines if each.grade == ERROR), None)
 
-    @property
-    def told(self) -> Hit | None:
-        """The first of them that a program marks as an error, and does not only describe in words that sound so."""
-        marked = (each.hit for each in self.lines if each.grade == ERROR)
-        return next((hit for hit in marked if _says(self.ending.errors, self.log.lines[hit.line][:2000])), None)
-
     @functools.cached_property
     def lines(self) -> tuple[ErrorLine, ...]:
         """These lines, in order."""
@@ -288,7 +282,10 @@ def first_error(
         for hit in [_raised(logs[place], root)]
         for time, stamp in [_time(logs[place], hit.line)]
     ]
-    first = _earliest([*known, *(each for each in found if each.grade == (ERROR if known else grade))])
+    candidates = [*known, *(each for each in found if each.grade == (ERROR if known else grade))]
+    if not candidates:
+        return None
+    first = _earliest(candidates)
     log = logs[first.place]
     line = _exception(log, first.hit.line)
     text = bare(log.lines[line])[:LONGEST] or first.hit.text

@@ -330,13 +330,14 @@ def test_whoever_runs_the_whole_job_is_believed_that_it_went_well() -> None:
     assert diagnose({"log": "Job 'raysubmit_8Hq2' succeeded\n" + died}, BOOK).first
 
 
-def test_what_a_program_marks_as_an_error_is_one_where_nothing_says_how_it_ended() -> None:
-    marked = 'time=2025-07-11T17:48:10Z level=ERROR msg="the odd library is not there"\n'
-    found = diagnose({"log": f"starting\n{marked}listening\n"}, BOOK)
+def test_a_line_that_tells_a_cause_is_the_first_error_where_nothing_says_how_the_log_ended() -> None:
+    marked = "there are not enough slots available in the system to satisfy the 20\nlistening\n"
+    found = diagnose({"log": f"starting\n{marked}"}, BOOK)
+    assert [each.cause for each in found.findings] == ["openmpi-slots"]
     assert found.failure
     assert found.failure.line == 2
     assert diagnose({"log": f"{marked}all tests passed\n"}, BOOK).first is None
-    assert diagnose({"log": "the size must be a number\nlistening\n"}, BOOK).first is None
+    assert diagnose({"log": "level=ERROR the odd library is not there\nlistening\n"}, BOOK).first is None
 
 
 def test_a_warning_tells_the_cause_where_nothing_else_tells_of_an_error() -> None:
