@@ -560,9 +560,9 @@ def _rank(found: Sequence[_Found]) -> list[_Found]:
     least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
     top = max((each.confidence for each in weighed), default=0.0)
 
-    def order(each: _Found) -> tuple[float, tuple[int, int], str]:
+    def order(each: _Found) -> tuple[float, bool, tuple[int, int], str]:
         alike = each.confidence >= max(SURE, top - ALIKE)
-        return (0.0 if alike else 1 - each.confidence), each.first, each.cause.slug
+        return (0.0 if alike else 1 - each.confidence), each.told < TELLS, each.first, each.cause.slug
 
     return sorted((each for each in weighed if each.confidence >= least), key=order)
 
