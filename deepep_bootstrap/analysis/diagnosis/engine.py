@@ -224,8 +224,8 @@ def conclude(looked: Looked) -> Diagnosis:
 
 
 def _is_its_own_end(ranked: Sequence[_Found], parts: Sequence[_LogEnd]) -> bool:
-    """Return whether the first cause is told by a line of its own, in logs that do not say how they ended: they ended by
-    it."""
+    """Return whether the first cause is told by a line of its own, in logs that do not say how they ended: then they
+    ended by it."""
     return bool(ranked) and ranked[0].told >= TELLS and not any(part.start for part in parts)
 
 
