@@ -242,6 +242,10 @@ def _expand(entry: str, where: str) -> tuple[list[Host], list[Problem]]:
     pieces = nodeset.pieces(entry)
     if len(pieces) > nodeset.MOST_NAMES:
         return [], [Problem(where, "a bad node set", f"{len(pieces)} parts", f"at most {nodeset.MOST_NAMES} hosts")]
+    if entry.partition("=")[0] in CHECKS:
+        return [], [
+            Problem(where, "a setting without a host", entry[:80], f"{DEFAULTS} {entry[:80]}, on a line of its own")
+        ]
     for piece in pieces:
         named, wrong = _expand_piece(piece, where)
         hosts += named
